@@ -1,0 +1,48 @@
+# Needs Python >= 3.11 and make: whatever else a target uses is set up in $(VENV) first, once.
+PYTHON ?= python3
+VENV ?= .venv
+# A number of its own, so that a CPU build that lies at hand is taken; give TORCH=torch for the newest.
+TORCH ?= torch==2.13.0
+
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test lint types format bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*  ## /\1|/p' Makefile | awk -F'|' '{ printf "make %-8s%s\n", $$1, $$2 }'
+
+demo: $(VENV)/.core  ## the main job on text that every machine has: nothing is downloaded
+	$(BIN)/brimful demo
+
+test: lint types  ## all checks: lint, types, tests, doctests, code blocks of README and CONTRIBUTING
+	$(BIN)/pytest $(ARGS)
+
+lint: $(VENV)/.dev  ## rules and format, changing nothing
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(VENV)/.dev  ## strict types
+	$(BIN)/mypy
+
+format: $(VENV)/.dev  ## mend what can be mended by itself
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(VENV)/.dev  ## every benchmark, each beside the limit that it runs against
+	@for file in benchmarks/[!_]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean:  ## remove the environment and the caches
+	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+
+$(VENV)/.core: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("brimful needs Python >= 3.11; give PYTHON=..." if sys.version_info < (3, 11) else 0)'
+	@echo "setting up $(VENV), a minute or two"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -qq $(TORCH)
+	@$(BIN)/pip install -qq -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	@$(BIN)/pip install -qq -e '.[dev]'
+	@touch $@

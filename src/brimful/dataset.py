@@ -1,0 +1,602 @@
+"""The fluent face: what users write. Each method adds a stage; the stages do the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, TypedDict, Unpack, get_args
+
+import pyarrow as pa
+
+from brimful.encoders import encoder_for, missing_bos_eos
+from brimful.errors import require
+from brimful.iterator import ResumableIterator
+from brimful.plan import FixedSize, Policy, TokenBudget
+from brimful.plan.overlong import Overlong
+from brimful.planners import ByKey, ByPolicy, Planner
+from brimful.rows import Block, Recut, Sample
+from brimful.sources.files import FromFiles, ShardFunction
+from brimful.sources.iterable import FromIterable
+from brimful.sources.sequence import CachedIndex, FromSequence, SequenceIndex
+from brimful.sources.shard import OnError
+from brimful.sources.urls import Shards
+from brimful.stages.add_bos_eos import AddBosEos
+from brimful.stages.ahead import Ahead
+from brimful.stages.batched import Batched
+from brimful.stages.buffered import Buffered
+from brimful.stages.chunk import Chunk
+from brimful.stages.collated import Collated
+from brimful.stages.concat import Concat
+from brimful.stages.concat_chunk import ConcatChunk
+from brimful.stages.enumerate import Enumerate
+from brimful.stages.enumerate_items import EnumerateItems
+from brimful.stages.filter import Filter
+from brimful.stages.filter_map import FilterMap
+from brimful.stages.flat_map import FlatMap
+from brimful.stages.interleave import Interleave, Stop
+from brimful.stages.keyed import Keyed
+from brimful.stages.map import Map
+from brimful.stages.map_blocks import MapBlocks
+from brimful.stages.map_items import MapItems
+from brimful.stages.pack_chunk import PackChunk
+from brimful.stages.pad import Pad
+from brimful.stages.planned import Planned
+from brimful.stages.repeat import Repeat
+from brimful.stages.sampled import Sampled
+from brimful.stages.shuffle import Shuffle
+from brimful.stages.skip import Skip
+from brimful.stages.stride import Stride
+from brimful.stages.take import Take
+from brimful.stages.take_items import TakeItems
+from brimful.stages.tokenize import Tokenize
+from brimful.stream import Stage, running, upstreams
+from brimful.windows import Batch, Window
+
+
+class BatchOptions(TypedDict, total=False):
+    """What every method that makes batches takes.
+
+    length_column: the list column whose lengths are planned over, a pair of them for (source, target).
+    pad_values: what padding holds, by column; -100 in labels and 0 elsewhere by default.
+    pad_side: where padding goes, "right" or "left".
+    overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a batch
+        of its own). Counted in `.stats`.
+    drop_last: leave out incomplete batches: those below a fixed size, else the last cut of an epoch.
+    shuffle_batches: hand out a window's batches in a random order.
+    group: shuffle them in aligned groups of so many neighbours in cost.
+    seed: of that order.
+    collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of padded tensors.
+    """
+
+    length_column: str | tuple[str, str]
+    pad_values: Mapping[str, int] | None
+    pad_side: Literal["right", "left"]
+    overlong: Overlong
+    drop_last: bool
+    shuffle_batches: bool
+    group: int
+    seed: int
+    collate_fn: Callable[[list[Sample]], Any] | None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A stream of samples: a description, cheap and immutable. Iterating over it runs it from the start.
+
+    >>> dataset = from_sequence([{"x": 1}, {"x": 2}, {"x": 3}]).filter(lambda sample: sample["x"] != 2)
+    >>> list(dataset)
+    [{'x': 1}, {'x': 3}]
+    """
+
+    stage: Stage[Block]
+    repeats: bool = False
+
+    def __iter__(self) -> Iterator[Sample]:
+        return self.iter()
+
+    def iter(
+        self, state_dict: dict[str, Any] | None = None, *, allow: Collection[str] = ()
+    ) -> ResumableIterator[Sample]:
+        """An iterator over the samples, from the start or from a state that an iterator of this data set gave.
+
+        Args:
+            state_dict: what `state_dict()` returned; it is not changed.
+            allow: settings in which the state may differ: "urls", "weights".
+        Raises:
+            StateError: the state belongs to another pipeline, or the data read again are not those it was saved over.
+
+        >>> it = from_sequence([{"x": 1}, {"x": 2}]).iter()
+        >>> next(it)
+        {'x': 1}
+        >>> list(from_sequence([{"x": 1}, {"x": 2}]).iter(it.state_dict()))
+        [{'x': 2}]
+        """
+        return ResumableIterator(Sampled(self._endless), state_dict, allow)
+
+    def __len__(self) -> int:
+        if not isinstance(self.stage, FromSequence) or self.repeats:
+            raise TypeError(f"the length of this data set is not known: it is {self.kind}")
+        return len(self.stage.rows)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __add__(self, other: Dataset) -> Dataset:
+        return concat_datasets([self, other])
+
+    def __repr__(self) -> str:
+        return f"Dataset({' > '.join(name for name in _chain(self.stage))}{', repeat' if self.repeats else ''})"
+
+    @property
+    def kind(self) -> str:
+        """"indexed" (any sample at once), or "streamed" and the stage that made it so."""
+        chain = _chain(self.stage)
+        if isinstance(self.stage, FromSequence):
+            return "indexed"
+        return f"streamed (by {chain[1] if chain[0] == 'FromSequence' else chain[0]})"
+
+    # -- samples ---------------------------------------------------------------------------------------------------------
+
+    def map(self, fn: Callable[..., Sample], *, seed: int | None = None) -> Dataset:
+        """`fn(sample)` in place of each sample; with a seed `fn(sample, rng)`, a numpy generator keyed by the row.
+
+        Token columns arrive as numpy arrays that `fn` may change. Price: Python, once a sample; `map_blocks` is the fast
+        way.
+
+        >>> list(from_sequence([{"x": 1}]).map(lambda sample: {"y": sample["x"] + 1}))
+        [{'y': 2}]
+        """
+        return self._add(Map(self._keyed(seed), fn, seed is not None))
+
+    def filter(self, fn: Callable[..., bool], *, seed: int | None = None) -> Dataset:
+        """The samples for which `fn(sample)` is true; with a seed `fn(sample, rng)`."""
+        return self._add(Filter(self._keyed(seed), fn, seed is not None))
+
+    def filter_map(self, fn: Callable[..., Sample | None], *, seed: int | None = None) -> Dataset:
+        """`fn(sample)` in place of each sample, where it is not None; with a seed `fn(sample, rng)`."""
+        return self._add(FilterMap(self._keyed(seed), fn, seed is not None))
+
+    def flat_map(self, fn: Callable[..., Iterable[Sample]], *, seed: int | None = None) -> Dataset:
+        """All samples of `fn(sample)` in place of each sample; with a seed `fn(sample, rng)`."""
+        return self._add(Recut(FlatMap(self._keyed(seed), fn, seed is not None)))
+
+    def map_blocks(self, fn: Callable[[Block], Block]) -> Dataset:
+        """`fn(block)` in place of each pyarrow.RecordBatch of rows (1 to 4,096 of them): any columns, any number of rows.
+
+        `fn` must not depend on where blocks begin and end. Price: what `fn` costs; nothing a sample.
+        """
+        return self._add(Recut(MapBlocks(self.stage, fn)))
+
+    def tokenize(
+        self,
+        tokenizer: Any,
+        *,
+        column: str = "text",
+        output: str = "input_ids",
+        tokenizer_kwargs: Mapping[str, Any] | None = None,
+        max_workers: int = 1,
+    ) -> Dataset:
+        """Adds the tokens of a text column, int32, whole blocks at a time, ahead of use.
+
+        Args:
+            tokenizer: a tokenizers.Tokenizer, a transformers tokenizer, a tiktoken.Encoding, or a callable
+                list[str] -> list[list[int]]. It is never changed: threads work on clones.
+            tokenizer_kwargs: of a transformers call: truncation, max_length, add_special_tokens ...
+            max_workers: blocks tokenised at a time. A fast tokenizer uses all cores for one. 0: in the caller's thread.
+        Raises:
+            DataError: at a null, naming file and line.
+        Price: the tokenizer's own speed; up to max_workers + 2 blocks (of 4,096 rows or 1 MB) held.
+        """
+        return self._add(Tokenize(self.stage, encoder_for(tokenizer, tokenizer_kwargs), column, output, max_workers))
+
+    def add_bos_eos(
+        self, bos_token_id: int | None, eos_token_id: int | None, *, target_column: str = "input_ids"
+    ) -> Dataset:
+        """Puts a token before and one after the tokens of each sample (None: nothing).
+
+        >>> list(from_sequence([{"input_ids": [5, 6]}]).add_bos_eos(1, None))[0]["input_ids"].tolist()
+        [1, 5, 6]
+        """
+        return self._add(AddBosEos(self.stage, bos_token_id, eos_token_id, target_column))
+
+    def ensure_bos_eos(self, tokenizer: Any, *, target_column: str = "input_ids") -> Dataset:
+        """Adds what the tokenizer does not add itself; where BOS and EOS are one id, one EOS and never a second."""
+        bos, eos = missing_bos_eos(tokenizer)
+        return self if bos is None and eos is None else self.add_bos_eos(bos, eos, target_column=target_column)
+
+    def chunk(
+        self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",), drop_remainder: bool = True
+    ) -> Dataset:
+        """Each sample cut by itself; the rows have the target columns alone.
+
+        >>> samples = from_sequence([{"input_ids": list(range(10))}, {"input_ids": [10, 11]}])
+        >>> [sample["input_ids"].tolist() for sample in samples.chunk(6)]
+        [[0, 1, 2, 3, 4, 5]]
+        """
+        return self._add(Recut(Chunk(self.stage, chunk_length, tuple(target_columns), drop_remainder)))
+
+    def concat_chunk(self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",)) -> Dataset:
+        """All samples end to end, cut; the tail of an epoch that fills no chunk is dropped and counted.
+
+        >>> samples = from_sequence([{"input_ids": [0, 1, 2]}, {"input_ids": [3, 4]}])
+        >>> [sample["input_ids"].tolist() for sample in samples.concat_chunk(2)]
+        [[0, 1], [2, 3]]
+        """
+        return self._add(Recut(ConcatChunk(self.stage, tuple(target_columns), chunk_length)))
+
+    def pack_chunk(
+        self,
+        chunk_length: int,
+        *,
+        target_columns: Sequence[str] = ("input_ids",),
+        discard_long_samples: bool = False,
+    ) -> Dataset:
+        """Neighbouring samples joined as long as they fit; a longer one is cut to a chunk, or left out, and counted.
+
+        >>> samples = from_sequence([{"input_ids": [0, 1]}, {"input_ids": [2]}, {"input_ids": [3, 4]}])
+        >>> [sample["input_ids"].tolist() for sample in samples.pack_chunk(4)]
+        [[0, 1, 2], [3, 4]]
+        """
+        return self._add(Recut(PackChunk(self.stage, tuple(target_columns), chunk_length, discard_long_samples)))
+
+    def pad(self, pad_values: Mapping[str, int], chunk_length: int) -> Dataset:
+        """Fills each list of the columns in `pad_values` to `chunk_length` values."""
+        return self._add(Pad(self.stage, dict(pad_values), chunk_length))
+
+    def shuffle(self, buffer_size: int, *, seed: int = 42) -> Dataset:
+        """The rows of each window of `buffer_size` in a random order, another one each epoch.
+
+        Price: one and a half windows held; a resume reads the window again.
+        """
+        return self._add(Shuffle(self._windows(buffer_size), seed))
+
+    def take(self, n: int) -> Dataset:
+        """The first n samples; of a repeating data set, over as many epochs as that needs."""
+        return Dataset(Take(self._endless, n))
+
+    def skip(self, n: int) -> Dataset:
+        """All but the first n samples."""
+        return Dataset(Skip(self._endless, n))
+
+    def stride(self, interval: int, offset: int) -> Dataset:
+        """Sample i where i mod `interval` == `offset`."""
+        return Dataset(Stride(self._endless, interval, offset))
+
+    def enumerate(self, *, count_column: str = "step") -> Dataset:
+        """Adds the number of each sample in the stream, from 0, as a column; it goes on over epochs."""
+        return Dataset(Enumerate(self._endless, count_column))
+
+    def cache(self) -> Dataset:
+        """The samples of the first epoch, read once and kept in memory, in stream order: an indexed data set."""
+        return Dataset(FromSequence(CachedIndex(self.stage), shuffle=False, seed=0), self.repeats)
+
+    # -- batches ---------------------------------------------------------------------------------------------------------
+
+    def batch(
+        self,
+        size_or_policy: int | Policy,
+        *,
+        window: int | Literal["auto"] | None = None,
+        **options: Unpack[BatchOptions],
+    ) -> Batches:
+        """Batches of a fixed number of samples, or by a policy.
+
+        Args:
+            size_or_policy: an int: in arrival order, or with a window sorted by length inside it. A policy plans windows.
+            window: rows to plan over; "auto" (also None for a policy): what 1 % padding takes, capped at 256 MB.
+            options: see BatchOptions.
+
+        >>> samples = from_sequence([{"input_ids": [1]}, {"input_ids": [2, 3]}, {"input_ids": [4]}])
+        >>> [batch["input_ids"].tolist() for batch in samples.batch(2)]
+        [[[1, 0], [2, 3]], [[4]]]
+        """
+        if not isinstance(size_or_policy, int):
+            return self._batches(size_or_policy, window or "auto", **options)
+        if window is not None:
+            return self._batches(FixedSize(size_or_policy), window, **options)
+        policy = FixedSize(size_or_policy, sort=False)
+        return self._batches(policy, size_or_policy * max(1, 1024 // size_or_policy), **options)
+
+    def batch_by_tokens(
+        self,
+        max_tokens: int,
+        *,
+        window: int | Literal["auto"] = "auto",
+        pad_to_multiple_of: int = 1,
+        buckets: Sequence[int] | None = None,
+        **options: Unpack[BatchOptions],
+    ) -> Batches:
+        """Batches of at most `max_tokens` padded tokens: each window sorted by length and cut as full as that allows.
+
+        Args:
+            max_tokens: rows x padded length of a batch.
+            window: rows to plan over; "auto": what 1 % padding takes, capped at 256 MB.
+            pad_to_multiple_of: round each padded length up.
+            buckets: or round it up to one of these lengths.
+            options: see BatchOptions.
+        Price: one and a half windows held and one made ahead; about 15 ns a token.
+        Source: infinibatch (sorted read-ahead), fairseq (token budgets).
+        """
+        rounded = None if buckets is None else tuple(buckets)
+        policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=rounded)
+        return self._batches(policy, window, **options)
+
+    def batch_by(
+        self,
+        batch_size: int | Callable[[Sample], int],
+        key: Callable[[Sample], Any],
+        *,
+        boundary_key: Callable[[Sample], Any] | None = None,
+        window: int = 10_000,
+        **options: Unpack[BatchOptions],
+    ) -> Batches:
+        """Batches by functions of the samples: each window sorted by `key`, largest first, and cut.
+
+        Args:
+            batch_size: samples a batch, or a function of the longest sample of the batch that says how many.
+            key: what to sort by, usually the length.
+            boundary_key: a batch never spans two values of it.
+            window: rows to sort over.
+            options: see BatchOptions.
+        Price: Python, two or three calls a sample.
+        Source: infinibatch's BucketedReadaheadBatchIterator.
+        """
+        return self._batches(ByKey(batch_size, key, boundary_key), window, **options)
+
+    # -- within ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _endless(self) -> Stage[Block]:
+        return Repeat(self.stage) if self.repeats else self.stage
+
+    def _add(self, stage: Stage[Block]) -> Dataset:
+        return Dataset(stage, self.repeats)
+
+    def _keyed(self, seed: int | None) -> Stage[Block]:
+        return self.stage if seed is None else Keyed(self.stage, seed)
+
+    def _windows(
+        self, size: int, columns: tuple[str, ...] = (), required: bool = False, policy: Policy | None = None
+    ) -> Stage[Window]:
+        if isinstance(self.stage, FromSequence):
+            return Planned(self.stage, size, columns, required, policy)
+        return Ahead(Buffered(self.stage, size, columns, required, policy), 1, "window")
+
+    def _batches(
+        self,
+        plan: Policy | ByKey,
+        window: int | Literal["auto"],
+        *,
+        length_column: str | tuple[str, str] = "input_ids",
+        pad_values: Mapping[str, int] | None = None,
+        pad_side: Literal["right", "left"] = "right",
+        overlong: Overlong = "raise",
+        drop_last: bool = False,
+        shuffle_batches: bool = True,
+        group: int = 1,
+        seed: int = 42,
+        collate_fn: Callable[[list[Sample]], Any] | None = None,
+    ) -> Batches:
+        _one_of("pad_side", pad_side, "right", "left")
+        _one_of("overlong", overlong, *get_args(Overlong))
+        columns = (length_column,) if isinstance(length_column, str) else tuple(length_column)
+        in_order = isinstance(plan, FixedSize) and not plan.sort
+        planner: Planner = plan if isinstance(plan, ByKey) else ByPolicy(plan, overlong)
+        policy = None if isinstance(plan, ByKey) else plan
+        windows = self._windows(_window_rows(window), columns, required=policy is not None and not in_order, policy=policy)
+        batched = Batched(windows, planner, drop_last, shuffle_batches and not in_order, group, seed)
+        left = pad_side == "left"
+        return Batches(batched, Collated(batched, columns, dict(pad_values or {}), left, collate_fn), self.repeats)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A stream of batches: a description, cheap and immutable. Iterating over it runs it from the start.
+
+    A batch is a dict of int64 tensors: each list column padded to (B, L), `attention_mask` (B, L), `lengths` (B,), other
+    numbers stacked, anything else as a list.
+    """
+
+    planned: Stage[Batch]
+    stage: Stage[Any]
+    repeats: bool = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.iter()
+
+    def iter(self, state_dict: dict[str, Any] | None = None, *, allow: Collection[str] = ()) -> ResumableIterator[Any]:
+        """An iterator over the batches, from the start or from a state; see `Dataset.iter`."""
+        return ResumableIterator(self._endless, state_dict, allow)
+
+    def plans(self, epoch: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch as integers: sample numbers, padded lengths. Of indexed data no row is touched."""
+        with running(self.planned, self.planned.start(epoch)) as batches:
+            for batch, _ in batches:
+                yield batch
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"Batches({' > '.join(_chain(self.stage))}{', repeat' if self.repeats else ''})"
+
+    @cached_property
+    def _length(self) -> int:
+        length = _num_items(self._endless)
+        if length is None:
+            raise TypeError("the number of batches is not known: the data set is streamed, or repeats")
+        return length
+
+    def map(self, fn: Callable[[Any], Any]) -> Batches:
+        """`fn(batch)` in place of each batch."""
+        return replace(self, stage=MapItems(self.stage, fn))
+
+    def take(self, n: int) -> Batches:
+        """The first n batches; of a repeating data set, over as many epochs as that needs."""
+        return replace(self, stage=TakeItems(self._endless, n), repeats=False)
+
+    def enumerate(self) -> Batches:
+        """(number, batch) pairs, counted from 0 and on over epochs."""
+        return replace(self, stage=EnumerateItems(self._endless), repeats=False)
+
+    def prefetch(self, n: int) -> Batches:
+        """Up to n batches made ahead of use by a thread, over the ends of epochs too."""
+        return replace(self, stage=Ahead(self._endless, n, "prefetch"), repeats=False)
+
+    @property
+    def _endless(self) -> Stage[Any]:
+        return Repeat(self.stage) if self.repeats else self.stage
+
+
+# -- sources -------------------------------------------------------------------------------------------------------------
+
+
+def from_files(
+    urls: str | Sequence[str],
+    *,
+    format: str | ShardFunction = "auto",
+    columns: Sequence[str] | None = None,
+    schema: pa.Schema | Mapping[str, pa.DataType] | None = None,
+    repeat: bool = False,
+    shuffle_shards: bool = False,
+    n_active_shards: int = 10,
+    n_standby_shards: int = 2,
+    seed: int = 42,
+    on_error: OnError = "raise",
+    storage_options: Mapping[str, Any] | None = None,
+    timeout_seconds: float = 60.0,
+) -> Dataset:
+    """The samples of shards, several of which are read at once, a row of each in turn.
+
+    Args:
+        urls: names, on any file system that fsspec knows; `{00..99}` and globs expand, globs sorted.
+        format: "jsonl" or "text" (a row {"text": line} each), by extension where "auto", below .gz .zst .bz2 .lz4; or a
+            function of the open file that yields samples (then a resume reads what it skips).
+        columns: take these alone.
+        schema: the columns' types; else inferred from the first 1,000 rows of the first shard in list order. Later rows
+            are cast or are errors.
+        repeat: run the whole chain again and again, with the next epoch.
+        shuffle_shards: another order of the shards each epoch.
+        n_active_shards: shards read at once.
+        n_standby_shards: shards opened ahead.
+        on_error: "raise" names file and line; "skip" leaves a bad record out, counts it and logs file and line.
+        storage_options: for fsspec.
+        timeout_seconds: how long to wait for a shard before a TimeoutError names it.
+    Raises:
+        FileNotFoundError: (when run) a name or a glob matches nothing.
+        DataError: (when run) a bad record, with file and line.
+    State: about 30 bytes an open shard. A resume never parses what was consumed.
+    Price: about 1 MB an active or standby shard.
+    """
+    given = (urls,) if isinstance(urls, str) else tuple(urls)
+    if not given:
+        raise ValueError("urls must name at least one file (got none)")
+    kept = None if columns is None else tuple(columns)
+    typed = schema if schema is None or isinstance(schema, pa.Schema) else pa.schema(list(schema.items()))
+    stage = FromFiles(
+        Shards(given, dict(storage_options or {})),
+        format,
+        kept,
+        typed,
+        shuffle_shards,
+        n_active_shards,
+        n_standby_shards,
+        seed,
+        on_error,
+        timeout_seconds,
+    )
+    return Dataset(stage, repeat)
+
+
+def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False, seed: int = 42) -> Dataset:
+    """Samples in memory: a list of dicts or of strings ({"text": ...}), a Hugging Face map-style data set, a pa.Table.
+
+    An indexed data set: made columnar once, on first use. `shuffle` takes another order each epoch.
+
+    >>> list(from_sequence(["one", "two"]))
+    [{'text': 'one'}, {'text': 'two'}]
+    """
+    return Dataset(FromSequence(SequenceIndex(sequence), shuffle, seed), repeat)
+
+
+def from_iterable(iterable: Iterable[Sample | str], *, repeat: bool = False) -> Dataset:
+    """The samples of anything that can be iterated over again and gives the same ones each time.
+
+    State: a count. Price: a resume iterates over what it skips.
+    """
+    return Dataset(FromIterable(iterable), repeat)
+
+
+def interleave_datasets(
+    datasets: Sequence[Dataset], *, weights: Sequence[float] | None = None, stop: Stop = "first"
+) -> Dataset:
+    """Samples of each in fixed proportions, in stratified order.
+
+    Args:
+        weights: one a data set, by default equal.
+        stop: where one is due that has ended: "first" ends there; "all" goes on without it; "all_repeat" begins it again
+            until each has ended once.
+
+    >>> one, two = from_sequence(["H"] * 6), from_sequence(["K"] * 4)
+    >>> "".join(sample["text"] for sample in interleave_datasets([one, two], weights=[1.5, 1]))
+    'HKHKHHKHKH'
+    """
+    if not datasets:
+        raise ValueError("interleave_datasets needs at least one data set (got none)")
+    stages = tuple(dataset._endless for dataset in datasets)
+    return Dataset(Interleave(stages, tuple(weights) if weights is not None else (1.0,) * len(stages), stop))
+
+
+def concat_datasets(datasets: Sequence[Dataset]) -> Dataset:
+    """All samples of the first, then of the second, and so on; `a + b` for two.
+
+    >>> [sample["text"] for sample in from_sequence(["a"]) + from_sequence(["b"])]
+    ['a', 'b']
+    """
+    if not datasets:
+        raise ValueError("concat_datasets needs at least one data set (got none)")
+    for number, dataset in enumerate(datasets[:-1]):
+        if dataset.repeats:
+            raise ValueError(f"data set {number} repeats without end, so that none after it is reached; repeat only the last")
+    return Dataset(Concat(tuple(dataset.stage for dataset in datasets)), datasets[-1].repeats and len(datasets) == 1)
+
+
+def _one_of(name: str, value: str, *choices: str) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)} (got {value!r})")
+
+
+def _window_rows(window: int | Literal["auto"]) -> int:
+    if window == "auto":
+        return 0
+    if isinstance(window, str):
+        raise ValueError(f"window must be a number of rows or 'auto' (got {window!r})")
+    require("window", window, 1, "row")
+    return window
+
+
+def _chain(stage: Stage[Any]) -> list[str]:
+    """The names of a stage's chain, from its source on."""
+    below = upstreams(stage)
+    names = _chain(below[0]) if len(below) == 1 else [f"({' | '.join(' > '.join(_chain(one)) for one in below)})"] * bool(below)
+    return names if stage.transparent else [*names, type(stage).__name__]
+
+
+def _num_items(stage: Stage[Any]) -> int | None:
+    """How many items a stage of batches has, where indexed data say it."""
+    below = upstreams(stage)[0]
+    if isinstance(stage, Batched):
+        if not isinstance(below, Planned):
+            return None
+        with running(stage, stage.start(0)) as batches:
+            return sum(1 for _ in batches)
+    if isinstance(stage, Repeat):
+        return None
+    length = _num_items(below)
+    if isinstance(stage, TakeItems):
+        return stage.count if isinstance(below, Repeat) else None if length is None else min(stage.count, length)
+    return length

@@ -1,0 +1,38 @@
+"""Which samples make up which batch, decided on integers alone: lengths in, sample numbers and shapes out."""
+
+from brimful.plan.buckets import (
+    best_num_buckets,
+    exponential_buckets,
+    optimal_buckets,
+    quantile_buckets,
+    uniform_buckets,
+)
+from brimful.plan.budget import AttentionCost, CostBudget, FixedSize, TokenBudget
+from brimful.plan.overlong import Overlong, OverlongError, Pieces, plan_with, split_long
+from brimful.plan.pack import Packed
+from brimful.plan.plan import Plan, Policy, as_lengths
+from brimful.plan.static import StaticShapes
+from brimful.plan.window import window_rows
+
+__all__ = [
+    "AttentionCost",
+    "CostBudget",
+    "FixedSize",
+    "Overlong",
+    "OverlongError",
+    "Packed",
+    "Pieces",
+    "Plan",
+    "Policy",
+    "StaticShapes",
+    "TokenBudget",
+    "as_lengths",
+    "best_num_buckets",
+    "exponential_buckets",
+    "optimal_buckets",
+    "plan_with",
+    "quantile_buckets",
+    "split_long",
+    "uniform_buckets",
+    "window_rows",
+]

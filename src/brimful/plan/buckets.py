@@ -1,0 +1,205 @@
+"""Bucket lengths: the few lengths that batches are padded to, so that few shapes are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import sqrt
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from brimful.plan.plan import IntArray, at_least_one, one_length
+
+FloatArray = NDArray[np.float64]
+
+
+def optimal_buckets(
+    lengths: ArrayLike,
+    num_buckets: int,
+    *,
+    cost: Callable[[int], float] | None = None,
+    multiple_of: int = 1,
+    max_length: int | None = None,
+) -> list[int]:
+    """The bucket lengths, ascending, that pad these lengths at the least total cost, exactly.
+
+    Each bucket is one of the lengths, rounded up to a multiple; a sample costs what its bucket costs. There are fewer
+    than `num_buckets` only where more would gain nothing.
+
+    Args:
+        lengths: tokens of each sample, (n,); 10,000 drawn from a corpus cost .1 point of padding.
+        num_buckets: most buckets.
+        cost: cost(padded length) of one sample, never less for a longer one; by default the length.
+        multiple_of: buckets are multiples of it, in tokens.
+        max_length: the longest sample there is, in tokens, where `lengths` are only drawn: the last bucket holds it.
+    Raises:
+        ValueError: no lengths, a size below 1, a cost that falls, or a length over `max_length`.
+    Price: 12 ms for 32 buckets and 4,096 distinct lengths, and 10 ms per million samples to count them.
+    Source: f_k(j) = min_i f_{k-1}(i) + (P_j - P_i) c(v_j), P the samples up to a length: lower envelopes of lines.
+    Example:
+        >>> optimal_buckets([10, 11, 12, 50, 51, 100], 3)
+        [12, 51, 100]
+    """
+    at_least_one("multiple_of", multiple_of, "token")
+    values, counts = _histogram(_checked(lengths, num_buckets), multiple_of, max_length)
+    costs = np.array([value if cost is None else cost(value) for value in values.tolist()], dtype=np.float64)
+    _check_rising(values, costs)
+    mass = np.cumsum(counts).astype(np.float64)
+    best = mass * costs
+    layers = []
+    for _ in range(min(num_buckets, len(values)) - 1):
+        before = _cheapest_before(mass, best, costs)
+        best = best[before] + (mass - mass[before]) * costs
+        layers.append(before)
+    chain = [len(values) - 1]
+    for before in reversed(layers):
+        chain.append(int(before[chain[-1]]))
+    buckets: list[int] = values[sorted(set(chain))].tolist()
+    return buckets
+
+
+def uniform_buckets(max_length: int, num_buckets: int) -> list[int]:
+    """Bucket lengths at equal distances, ascending; the last is `max_length`.
+
+    Args:
+        max_length: the longest bucket, in tokens.
+        num_buckets: how many; fewer where distances, rounded up, reach `max_length` before.
+    Raises:
+        ValueError: either below 1.
+    Example:
+        >>> uniform_buckets(1024, 4)
+        [256, 512, 768, 1024]
+        >>> uniform_buckets(1000, 7)
+        [143, 286, 429, 572, 715, 858, 1000]
+    """
+    at_least_one("max_length", max_length, "token")
+    at_least_one("num_buckets", num_buckets, "bucket")
+    step = -(-max_length // num_buckets)
+    return sorted({min(step * k, max_length) for k in range(1, num_buckets + 1)})
+
+
+def quantile_buckets(lengths: ArrayLike, num_buckets: int) -> list[int]:
+    """Bucket lengths, ascending, that split the samples into equal shares: for comparison with `optimal_buckets`.
+
+    Args:
+        lengths: tokens of each sample, (n,).
+        num_buckets: how many; fewer where quantiles coincide.
+    Raises:
+        ValueError: no lengths, or fewer than 1 bucket.
+    Example:
+        >>> quantile_buckets([1, 2, 3, 4, 5, 60], 3)
+        [2, 4, 60]
+    """
+    lengths = _checked(lengths, num_buckets)
+    bounds = np.quantile(lengths, np.arange(1, num_buckets + 1) / num_buckets, method="inverted_cdf")
+    return sorted({max(1, int(bound)) for bound in bounds})
+
+
+def exponential_buckets(min_length: int, max_length: int, num_buckets: int) -> list[int]:
+    """Bucket lengths, ascending, at equal ratios: for comparison with `optimal_buckets`.
+
+    Args:
+        min_length: the shortest length there is, in tokens; the first bucket is one ratio above it.
+        max_length: the longest bucket, in tokens.
+        num_buckets: how many; fewer where rounded lengths coincide.
+    Raises:
+        ValueError: one of them below 1, or `min_length` over `max_length`.
+    Example:
+        >>> exponential_buckets(4, 512, 7)
+        [8, 16, 32, 64, 128, 256, 512]
+    """
+    at_least_one("min_length", min_length, "token")
+    at_least_one("num_buckets", num_buckets, "bucket")
+    if max_length < min_length:
+        raise ValueError(f"max_length must be at least min_length={min_length:,} (got {max_length:,})")
+    bounds = np.geomspace(min_length, max_length, num_buckets + 1)[1:]
+    return sorted({round(bound) for bound in bounds.tolist()})
+
+
+def best_num_buckets(run_seconds: float, compile_seconds: float, *, padding_constant: float = 1.4) -> int:
+    """How many buckets make run time and compile time together least: sqrt(1.4 run / compile).
+
+    K optimal buckets pad 1.4 / K of the slots and compile K times: run (1 + 1.4 / K) + K compile in all.
+
+    Args:
+        run_seconds: time of the whole run without padding.
+        compile_seconds: time to compile one shape.
+        padding_constant: padding times K; 1.4 on lengths of text.
+    Raises:
+        ValueError: one of them not positive.
+    Example:
+        >>> best_num_buckets(3600, 30)
+        13
+    """
+    if min(run_seconds, compile_seconds, padding_constant) <= 0:
+        found = f"{run_seconds}, {compile_seconds}, {padding_constant}"
+        raise ValueError(f"run_seconds, compile_seconds and padding_constant must be positive (got {found})")
+    return max(1, round(sqrt(padding_constant * run_seconds / compile_seconds)))
+
+
+def as_buckets(buckets: Sequence[int], max_tokens: int, multiple_of: int = 1) -> tuple[int, ...]:
+    """Buckets ascending and distinct, checked once for every policy.
+
+    Raises:
+        ValueError: none, below 1 token, over the budget, or not a multiple.
+    """
+    ascending = tuple(sorted({int(bucket) for bucket in buckets}))
+    if not ascending:
+        raise ValueError("buckets must be at least 1 length (got none)")
+    at_least_one("buckets", ascending[0], "token")
+    if ascending[-1] > max_tokens:
+        raise ValueError(f"buckets must be at most max_tokens={max_tokens:,} (got {ascending[-1]:,})")
+    for bucket in ascending:
+        if bucket % multiple_of:
+            raise ValueError(f"buckets must be multiples of pad_to_multiple_of={multiple_of:,} (got {bucket:,})")
+    return ascending
+
+
+def pad_to_buckets(lengths: IntArray, buckets: Sequence[int]) -> IntArray:
+    """The smallest bucket that is not smaller than each length; a length beyond every bucket stays as it is."""
+    bounds = np.array(buckets, dtype=np.int64)
+    where = np.searchsorted(bounds, lengths)
+    return np.where(where < len(bounds), bounds[np.minimum(where, len(bounds) - 1)], lengths)
+
+
+def _histogram(lengths: IntArray, multiple_of: int, max_length: int | None) -> tuple[IntArray, IntArray]:
+    """Distinct lengths rounded up, with their counts; and `max_length`, of no samples, where it is longer."""
+    longest = int(lengths.max()) if max_length is None else max_length
+    if longest < lengths.max():
+        raise ValueError(f"max_length must be at least the longest length, {lengths.max():,} (got {longest:,})")
+    rounded = np.maximum(-(-np.append(lengths, longest) // multiple_of), 1) * multiple_of
+    values, counts = np.unique(rounded, return_counts=True)
+    counts[-1] -= 1
+    return values, counts
+
+
+def _cheapest_before(mass: FloatArray, best: FloatArray, costs: FloatArray) -> IntArray:
+    """For each j the i <= j with the least best_i + (mass_j - mass_i) costs_j; i = j spends no further bucket.
+
+    The lines of all i, those after j too, as these are never below that of j: their lower envelope is the convex
+    hull of (mass, best), without the points that are not below the chord of their neighbours, till all are.
+    """
+    hull = np.arange(len(mass) - 1)
+    while True:
+        slopes = np.diff(best[hull]) / np.diff(mass[hull])
+        below = np.ones(len(hull), dtype=bool)
+        below[1:-1] = slopes[:-1] < slopes[1:]
+        if below.all():
+            return np.minimum(hull[np.searchsorted(slopes, costs)], np.arange(len(mass)))
+        hull = hull[below]
+
+
+def _checked(lengths: ArrayLike, num_buckets: int) -> IntArray:
+    at_least_one("num_buckets", num_buckets, "bucket")
+    array = one_length(lengths, "a set of buckets")
+    if not len(array):
+        raise ValueError("buckets need at least 1 length (got none)")
+    return array
+
+
+def _check_rising(values: IntArray, costs: FloatArray) -> None:
+    falls = np.flatnonzero(np.diff(costs) < 0)
+    if len(falls):
+        at = falls[0]
+        steps = ", ".join(f"cost({values[i]:,})={costs[i]:,}" for i in (at, at + 1))
+        raise ValueError(f"cost must never fall with length (got {steps})")

@@ -1,0 +1,191 @@
+"""What a plan is: which samples make up which batch, and the shape that each batch is padded to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan:
+    """Sample numbers, batch by batch, with the shape that each batch will have.
+
+    A batch becomes a tensor of `padded_sizes[i]` rows and `padded_lengths[i]` columns. The rows are as many as
+    its samples except under `StaticShapes`, which fills its last batch with zero-weight copies of a real row,
+    and `Packed`, where the samples of a batch share one row. With two lengths a sample (source, target) a batch
+    is two tensors, and `padded_lengths` has shape (num_batches, 2).
+
+    Args:
+        batches: sample numbers, one int64 array a batch.
+        padded_lengths: (num_batches,) or (num_batches, 2) int64, in tokens.
+        padded_sizes: (num_batches,) int64, in rows.
+        tokens: real tokens in the whole plan.
+    Price: 8 bytes a sample and about 150 bytes a batch.
+    Example:
+        >>> plan = Plan.of([3, 1, 2], [[0], [2, 1]])
+        >>> plan
+        Plan(2 batches, 2 shapes, 14.29% padding)
+        >>> plan.padded_lengths.tolist(), plan.padded_sizes.tolist()
+        ([3, 2], [1, 2])
+    """
+
+    batches: list[IntArray]
+    padded_lengths: IntArray
+    padded_sizes: IntArray
+    tokens: int
+
+    @classmethod
+    def of(
+        cls,
+        lengths: ArrayLike,
+        batches: Sequence[ArrayLike],
+        *,
+        padded_lengths: ArrayLike | None = None,
+        padded_sizes: ArrayLike | None = None,
+    ) -> Plan:
+        """The plan that has these batches, once it is sure that each sample is in exactly one of them.
+
+        It is all that a policy of one's own needs:
+
+        Args:
+            lengths: tokens of each sample, (n,) or (n, 2).
+            batches: sample numbers, one array or list a batch.
+            padded_lengths: by default a batch is padded to its longest sample, and to 1 token where that is empty.
+            padded_sizes: by default a tensor has as many rows as its batch has samples.
+        Raises:
+            ValueError: a sample is in no batch or in several, or a batch is empty.
+        Price: about 10 ms per million samples.
+        Example:
+            >>> @dataclass(frozen=True)
+            ... class EvenAndOdd:
+            ...     "Samples with even numbers in one batch, those with odd numbers in another."
+            ...     max_length = None
+            ...
+            ...     def plan(self, lengths):
+            ...         numbers = np.arange(len(lengths))
+            ...         return Plan.of(lengths, [numbers[::2], numbers[1::2]])
+            >>> EvenAndOdd().plan([5, 1, 4, 1])
+            Plan(2 batches, 2 shapes, 8.33% padding)
+        """
+        lengths = as_lengths(lengths)
+        arrays = [np.asarray(batch, dtype=np.int64) for batch in batches]
+        sizes = np.fromiter(map(len, arrays), np.int64, len(arrays))
+        members = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
+        _check_once_each(members, sizes, len(lengths))
+        if padded_lengths is None:
+            starts = np.cumsum(sizes) - sizes
+            padded_lengths = np.maximum(np.maximum.reduceat(lengths[members], starts), 1)
+        return cls(
+            batches=arrays,
+            padded_lengths=np.asarray(padded_lengths, dtype=np.int64),
+            padded_sizes=sizes if padded_sizes is None else np.asarray(padded_sizes, dtype=np.int64),
+            tokens=int(lengths.sum()),
+        )
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __repr__(self) -> str:
+        return f"Plan({len(self):,} batches, {self.num_shapes:,} shapes, {self.padding:.2%} padding)"
+
+    @property
+    def slots(self) -> int:
+        """Positions in all tensors, real and padded; with two lengths, those of both tensors."""
+        return int(widths(self.padded_lengths) @ self.padded_sizes)
+
+    @property
+    def padding(self) -> float:
+        """Share of padded slots: 1 - tokens / slots; 0.0 for an empty plan."""
+        return 1 - self.tokens / self.slots if self.slots else 0.0
+
+    @property
+    def num_shapes(self) -> int:
+        """Distinct (rows, padded length): what a compiler has to compile."""
+        return len(np.unique(np.column_stack([self.padded_sizes, self.padded_lengths]), axis=0))
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Whatever turns lengths into a plan: a frozen dataclass with these two members (`Plan.of` shows one).
+
+    A plan is a pure function of the lengths and the dataclass's fields. `max_length` is the longest sample, in
+    tokens, that the policy can place at all, None where any will do; for a longer one `plan` raises
+    `OverlongError`, and `plan_with` truncates it, drops it or gives it a batch of its own. Pairs have no single
+    longest length: there the `OverlongError` of `plan` says which cannot be placed.
+    """
+
+    @property
+    def max_length(self) -> int | None: ...
+
+    def plan(self, lengths: ArrayLike) -> Plan: ...
+
+
+def as_lengths(lengths: ArrayLike) -> IntArray:
+    """Lengths as int64, shape (n,) or (n, 2), checked once for every policy.
+
+    Raises:
+        ValueError: not integers, not that shape, or negative.
+    Example:
+        >>> as_lengths([3, 0]).tolist()
+        [3, 0]
+        >>> as_lengths([3, -1])
+        Traceback (most recent call last):
+        ValueError: lengths must not be negative (sample 1 has -1)
+    """
+    array = np.asarray(lengths)
+    if array.ndim not in (1, 2) or array.shape[1:] not in ((), (2,)):
+        raise ValueError(f"lengths must have shape (n,) or (n, 2) (got {array.shape})")
+    if array.size and array.dtype.kind not in "iu":
+        raise ValueError(f"lengths must be integers (got {array.dtype})")
+    array = array.astype(np.int64, copy=False)
+    if array.size and array.min() < 0:
+        sample = int(np.nonzero(array < 0)[0][0])
+        raise ValueError(f"lengths must not be negative (sample {sample:,} has {array[sample]})")
+    return array
+
+
+def one_length(lengths: ArrayLike, planner: str) -> IntArray:
+    """Lengths of shape (n,), for what cannot plan pairs.
+
+    Raises:
+        ValueError: two lengths a sample.
+    """
+    array = as_lengths(lengths)
+    if array.ndim == 2:
+        raise ValueError(f"{planner} takes one length a sample (got shape {array.shape}); TokenBudget takes two")
+    return array
+
+
+def widths(lengths: IntArray) -> IntArray:
+    """Slots in a row: the length, or the sum of a pair's two."""
+    return lengths if lengths.ndim == 1 else lengths.sum(axis=1)
+
+
+def at_least_one(name: str, value: int, unit: str) -> None:
+    """Check a setting at construction.
+
+    Raises:
+        TypeError: not an integer.
+        ValueError: below 1.
+    """
+    if index(value) < 1:
+        raise ValueError(f"{name} must be at least 1 {unit} (got {value:,})")
+
+
+def _check_once_each(members: IntArray, sizes: IntArray, num_samples: int) -> None:
+    if not sizes.all():
+        raise ValueError(f"batch {int(np.argmin(sizes)):,} is empty; leave it out")
+    if len(members) and (members.min() < 0 or members.max() >= num_samples):
+        found = f"{members.min():,} to {members.max():,}"
+        raise ValueError(f"sample numbers must be between 0 and {num_samples - 1:,} (got {found})")
+    counts = np.bincount(members, minlength=num_samples)
+    if (counts != 1).any():
+        sample = int(np.argmax(counts != 1))
+        raise ValueError(f"sample {sample:,} is in {counts[sample]:,} batches; a plan has each in exactly one")

@@ -1,0 +1,318 @@
+"""What row stages share: blocks to samples and back, and the two shapes that most of them have.
+
+`Blockwise` turns each block into one block and passes its state on. `Carried` cuts the stream anew (into chunks, into
+packs): it holds the rows that are not yet handed on and saves where they began, never the rows.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from brimful import random
+from brimful.errors import ORIGIN, DataError, StageError, StateError, where
+from brimful.ragged import EMPTY, column_of, concat, fingerprint, is_ragged, list_array, ragged, with_column
+from brimful.stream import BLOCK_ROWS, END, Stage, State, running
+
+Sample: TypeAlias = dict[str, Any]
+Block: TypeAlias = pa.RecordBatch
+
+HIDDEN: Final = "__"
+KEY: Final = "__key__"
+"""A hidden column of random 64-bit keys, for functions that draw random numbers."""
+
+
+def visible(block: Block) -> Block:
+    """The columns that users see: those whose name does not begin with two underscores."""
+    names = [name for name in block.schema.names if not name.startswith(HIDDEN)]
+    return block if len(names) == len(block.schema.names) else block.select(names)
+
+
+def samples(block: Block) -> list[Sample]:
+    """The rows of a block as dicts; lists of numbers as numpy arrays that the caller may write to.
+
+    >>> samples(from_samples([{"input_ids": [1, 2], "id": 7}]))
+    [{'input_ids': array([1, 2]), 'id': 7}]
+    """
+    names = [name for name in block.schema.names if not name.startswith(HIDDEN)]
+    if not names:
+        return [{} for _ in range(block.num_rows)]
+    columns = [_values(block.column(name)) for name in names]
+    return [dict(zip(names, row)) for row in zip(*columns)]
+
+
+def _values(array: pa.Array) -> list[Any]:
+    if not is_ragged(array.type) or array.null_count or pa.types.is_fixed_size_list(array.type):
+        return array.to_pylist()
+    if array.values.null_count:
+        return array.to_pylist()
+    bounds = array.offsets.to_pylist()
+    flat = np.array(array.values[bounds[0] : bounds[-1]].to_numpy(zero_copy_only=False))
+    first = bounds[0]
+    return [flat[start - first : end - first] for start, end in zip(bounds, bounds[1:])]
+
+
+def as_sample(row: Any) -> Sample:
+    """A row of a user's list: a dict as it is, a string as {"text": string}.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    if isinstance(row, str):
+        return {"text": row}
+    if not isinstance(row, dict):
+        raise TypeError(f"a sample must be a dict or a string (got {type(row).__name__})")
+    return row
+
+
+def from_samples(rows: Sequence[Sample]) -> Block:
+    """Dicts as a block: the columns in the order of their first appearance, absent values null.
+
+    Raises:
+        TypeError: where the values of a column have no common type, or a row is not a dict; the column is named.
+    """
+    names: dict[str, None] = {}
+    for row in rows:
+        if not isinstance(row, dict):
+            raise TypeError(f"a sample must be a dict (got {type(row).__name__})")
+        names.update(dict.fromkeys(row))
+    return pa.RecordBatch.from_arrays([_array(name, [row.get(name) for row in rows]) for name in names], list(names))
+
+
+def _array(name: str, values: list[Any]) -> pa.Array:
+    first = next((value for value in values if value is not None), None)
+    if hasattr(first, "__array__") and not np.isscalar(first):
+        arrays = [None if value is None else np.asarray(value) for value in values]
+        if all(array is not None and array.ndim == 1 for array in arrays):
+            offsets = np.concatenate(([0], np.cumsum([len(array) for array in arrays if array is not None])))
+            return list_array(np.concatenate(arrays), offsets)  # type: ignore[arg-type]
+        values = [None if array is None else array.tolist() for array in arrays]
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise TypeError(f"the values of column {name!r} have no common type: {error}") from error
+
+
+def cut(block: Block) -> Iterator[Block]:
+    """A block in pieces of at most 4,096 rows."""
+    for first in range(0, block.num_rows, BLOCK_ROWS):
+        yield block.slice(first, BLOCK_ROWS)
+
+
+def call(stage: str, fn: Callable[..., Any], block: Block, seeded: bool = False) -> Iterator[Any]:
+    """`fn(sample)` for each row of a block, `fn(sample, rng)` where seeded, by the keys in the block.
+
+    Raises:
+        StageError: what `fn` raised, with the row's place.
+    """
+    keys = column_of(block, KEY).to_pylist() if seeded else ()
+    for row, sample in enumerate(samples(block)):
+        try:
+            result = fn(sample, random.generator(keys[row])) if seeded else fn(sample)
+        except Exception as error:
+            message = f"{stage}({name_of(fn)}) failed at {where(block, row)}: {type(error).__name__}: {error}"
+            raise StageError(message) from error
+        yield result
+
+
+def name_of(fn: Any) -> str:
+    return str(getattr(fn, "__name__", type(fn).__name__))
+
+
+def rebuilt(stage: str, fn: Callable[..., Any], block: Block, results: list[Any], parents: NDArray[np.int64]) -> Block:
+    """The block of the samples that a user's function returned, each with the origin of its parent row."""
+    if not results:
+        return EMPTY
+    try:
+        out = from_samples(results)
+    except TypeError as error:
+        raise StageError(f"{stage}({name_of(fn)}) failed near {where(block, int(parents[0]))}: {error}") from error
+    return with_origin(out, block, parents)
+
+
+def with_origin(out: Block, block: Block, parents: NDArray[np.int64]) -> Block:
+    """`out` with the origins that the rows `parents` of `block` have."""
+    if block.schema.get_field_index(ORIGIN) < 0 or not out.num_rows:
+        return out
+    return with_column(out, ORIGIN, column_of(block, ORIGIN).take(pa.array(parents)))
+
+
+@dataclass(frozen=True)
+class Blockwise(Stage[Block]):
+    """Abstract: a block in, a block out, the state passed on. Blocks without rows are passed on as they are."""
+
+    upstream: Stage[Block]
+
+    def start(self, epoch: int) -> State:
+        return self.upstream.start(epoch)
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        with running(self.upstream, at) as items:
+            for block, after in items:
+                yield (self.apply(block) if block.num_rows else block), after
+
+    @abstractmethod
+    def apply(self, block: Block) -> Block:
+        """The block that one non-empty block becomes."""
+
+
+@dataclass(frozen=True)
+class Recut(Stage[Block]):
+    """Cuts long blocks (what a stage that makes many rows of one may yield) at 4,096 rows.
+
+    State: [upstream's state before the block, rows of it handed on].
+    """
+
+    upstream: Stage[Block]
+
+    def start(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), 0]
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        before, done = at
+        with running(self.upstream, before) as items:
+            for block, after in items:
+                for piece in cut(block.slice(done)) if block.num_rows else (block,):
+                    done += piece.num_rows
+                    ended = done >= block.num_rows
+                    yield piece, (END if after == END else [after, 0]) if ended else [before, done]
+                before, done = after, 0
+
+
+@dataclass(frozen=True)
+class Carried(Stage[Block]):
+    """Abstract: cuts the rows of the stream anew, holding those that no output has taken yet.
+
+    State: [upstream's state before the block in which the held rows begin, rows and then values of it that are done,
+    blocks read since, crc32 of the held rows]. A resume reads those blocks again, checks them and yields nothing for them.
+    """
+
+    upstream: Stage[Block]
+    target_columns: tuple[str, ...]
+
+    def start(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), 0, 0, 0, 0]
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        before, row, value, replay, crc = at
+        blocks: deque[tuple[State, int]] = deque()  # the state before each block that is held, and its rows
+        held = EMPTY
+        with running(self.upstream, before) as items:
+            for number, (block, after) in enumerate(items):
+                rows = self._target(block)
+                if not blocks:
+                    rows = without_front(rows, row, value)
+                held = concat([held, rows])
+                blocks.append((before, block.num_rows))
+                before = after
+                if number < replay:
+                    if number == replay - 1:
+                        check_replay(type(self).__name__, fingerprint(held), crc, str(at[0]))
+                    continue
+                out, rows_done, values_done = self.cut(held, after == END)
+                held = without_front(held, rows_done, values_done)
+                row, value = row + rows_done, values_done if rows_done else value + values_done
+                while len(blocks) > 1 and row >= blocks[0][1]:
+                    row -= blocks.popleft()[1]
+                if after == END:
+                    yield out, END
+                elif not held.num_rows:
+                    blocks.clear()
+                    row = value = 0
+                    yield out, [after, 0, 0, 0, 0]
+                else:
+                    yield out, [blocks[0][0], row, value, len(blocks), fingerprint(held)]
+
+    @abstractmethod
+    def cut(self, held: Block, last: bool) -> tuple[Block, int, int]:
+        """What the held rows give: a block, and how many rows, and then values of the next row, are done."""
+
+    def _target(self, block: Block) -> Block:
+        if not block.num_rows:
+            return EMPTY
+        sizes = [ragged(block, column).lengths for column in self.target_columns]
+        for column, size in zip(self.target_columns[1:], sizes[1:]):
+            differ = np.flatnonzero(size != sizes[0])
+            if len(differ):
+                row = int(differ[0])
+                raise DataError(
+                    f"columns {self.target_columns[0]!r} and {column!r} must be equally long "
+                    f"(got {sizes[0][row]:,} and {size[row]:,}; {where(block, row)})"
+                )
+        origin = [ORIGIN] if block.schema.get_field_index(ORIGIN) >= 0 else []
+        return block.select([*self.target_columns, *origin])
+
+
+def without_front(block: Block, rows: int, values: int) -> Block:
+    """A block without its first `rows` rows and, in the row after them, without the first `values` of each list."""
+    block = block.slice(rows)
+    if not values or not block.num_rows:
+        return block
+    for name in block.schema.names:
+        if name != ORIGIN:
+            column = ragged(block, name)
+            offsets = column.offsets.copy()
+            offsets[0] += values
+            block = with_column(block, name, list_array(column.values, offsets))
+    return block
+
+
+def check_replay(stage: str, ours: int, saved: int, at: str) -> None:
+    """Refuses to go on where the rows read again are not the rows that the state was saved over.
+
+    Raises:
+        StateError: naming the stage, its place and both checksums.
+    """
+    if ours != saved:
+        raise StateError(
+            f"{stage} read other rows than when this state was saved (crc32 {saved:08x} then, {ours:08x} now, at "
+            f"{at}): a shard was edited, a tokenizer changed, or a function of the pipeline is random; go on with the "
+            "data and code that saved it, or start anew"
+        )
+
+
+class Cursor:
+    """The rows of a stage in any portions. State: [the stage's state before the block at hand, rows of it taken]."""
+
+    def __init__(self, stage: Stage[Block], before: State, taken: int) -> None:
+        self._before, self._taken = before, taken
+        self._items = None if before == END else stage.items(before)
+        self._rest = EMPTY  # of the block at hand
+        self._after = before
+
+    @property
+    def state(self) -> list[State]:
+        return [self._before, self._taken]
+
+    def fill(self) -> int:
+        """How many rows are at hand, after reading on where there were none; 0 at the end."""
+        while not self._rest.num_rows and self._items is not None:
+            item = next(self._items, None)
+            if item is None:
+                self.close()
+                break
+            block, self._after = item
+            self._rest = block.slice(self._taken)
+            if not self._rest.num_rows:
+                self._before, self._taken = self._after, 0
+        return int(self._rest.num_rows)
+
+    def take(self, rows: int) -> Block:
+        """The next `rows` of the rows at hand."""
+        piece, self._rest = self._rest.slice(0, rows), self._rest.slice(rows)
+        self._taken += rows
+        if rows and not self._rest.num_rows:
+            self._before, self._taken = self._after, 0
+        return piece
+
+    def close(self) -> None:
+        if self._items is not None:
+            self._items.close()
+            self._items = None

@@ -1,0 +1,106 @@
+"""Samples in memory: a list of dicts or of strings, a Hugging Face map-style data set, an Arrow table."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from brimful import random
+from brimful.errors import ORIGIN, origins
+from brimful.ragged import EMPTY, concat, fingerprint, with_column
+from brimful.rows import Block, as_sample, from_samples
+from brimful.stream import BLOCK_ROWS, END, Stage, State, describe, place, running
+
+
+@dataclass(frozen=True, eq=False)
+class Index(ABC):
+    """Samples in memory: how many, how long, and any of them at once. Made columnar on first use."""
+
+    @abstractmethod
+    def load(self) -> Block:
+        """All rows as one block."""
+
+    @abstractmethod
+    def fingerprint(self) -> Any:
+        """What a state is held against."""
+
+    @cached_property
+    def block(self) -> Block:
+        return self.load()
+
+    def __len__(self) -> int:
+        return int(self.block.num_rows)
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceIndex(Index):
+    """A list of dicts or strings, a Hugging Face map-style data set, or an Arrow table."""
+
+    sequence: Any
+
+    def load(self) -> Block:
+        rows = self.sequence
+        if hasattr(rows, "with_format"):  # Hugging Face datasets
+            rows = rows.with_format("arrow")[:]
+        if isinstance(rows, pa.Table):
+            block = concat(rows.to_batches())
+        else:
+            pieces = (rows[first : first + BLOCK_ROWS] for first in range(0, len(rows), BLOCK_ROWS))
+            block = concat(from_samples([as_sample(row) for row in piece]) for piece in pieces)
+        if not block.num_rows:
+            return EMPTY
+        return with_column(block, ORIGIN, origins("sequence", np.arange(block.num_rows), "row"))
+
+    def fingerprint(self) -> dict[str, int]:
+        return {"rows": len(self), "crc32": fingerprint(self.block)}
+
+
+@dataclass(frozen=True, eq=False)
+class CachedIndex(Index):
+    """The rows of the first epoch of a chain, read once, kept in memory."""
+
+    upstream: Stage[Block]
+
+    def load(self) -> Block:
+        with running(self.upstream, self.upstream.start(0)) as items:
+            return concat(block for block, _ in items)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"cached": describe(self.upstream), "crc32": fingerprint(self.block)}
+
+
+@dataclass(frozen=True)
+class FromSequence(Stage[Block]):
+    """The rows of a sequence, in order or in another order each epoch. State: [epoch, rows handed on]."""
+
+    rows: Index
+    shuffle: bool
+    seed: int
+
+    def start(self, epoch: int) -> State:
+        return [epoch, 0]
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        epoch, done = at
+        count = len(self.rows)
+        order = self.order(epoch)
+        if not count:
+            yield EMPTY, END
+        for first in range(done, count, BLOCK_ROWS):
+            last = min(first + BLOCK_ROWS, count)
+            block = self.rows.block
+            block = block.slice(first, last - first) if order is None else block.take(pa.array(order[first:last]))
+            yield block, [epoch, last] if last < count else END
+
+    def order(self, epoch: int) -> NDArray[np.int64] | None:
+        """The order of an epoch; None: as they come."""
+        if not self.shuffle:
+            return None
+        return random.permutation(len(self.rows), random.key(self.seed, place(self), epoch))

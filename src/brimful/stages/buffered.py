@@ -1,0 +1,103 @@
+"""Rows to windows, streamed: holds the rows of a window and a half."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brimful.errors import require
+from brimful.plan import Policy
+from brimful.ragged import concat, fingerprint
+from brimful.rows import Block
+from brimful.stream import BLOCK_ROWS, END, Stage, State, running
+from brimful.windows import Window, auto_rows, rest_rows, token_counts, window_ends
+
+AUTO_BYTES: Final = 256 << 20
+"""The most that the rows of one window may take where its size is chosen for the user."""
+
+
+@dataclass(frozen=True)
+class Buffered(Stage[Window]):
+    """Windows of `size` rows, in arrival order; a last one shorter than half joins the one before it.
+
+    A size of 0 is resolved once, from the first rows of the epoch in which the stream began, to what `policy` needs for
+    1 % padding. State: [epoch, rows' state before the block in which the window begins, rows of it that came before,
+    number of the window, size]. A resume reads the rows of the window again.
+    """
+
+    upstream: Stage[Block]
+    size: int
+    length_columns: tuple[str, ...] = ()
+    lengths_required: bool = False
+    policy: Policy | None = None
+
+    def __post_init__(self) -> None:
+        require("window", self.size, 0, "row")
+
+    def start(self, epoch: int) -> State:
+        return [epoch, self.upstream.start(epoch), 0, 0, self.size]
+
+    def items(self, at: State) -> Generator[tuple[Window, State], None, None]:
+        epoch, before, skip, number, size = at
+        held: deque[tuple[State, int, Block]] = deque()  # the state before a block, rows of it that are gone, the rest
+        rows = 0
+        ended = False
+        with running(self.upstream, before) as items:
+            while True:
+                while not ended and rows < (size + rest_rows(size) if size else BLOCK_ROWS):
+                    item = next(items, None)
+                    if item is None:
+                        ended = True
+                        break
+                    block, after = item
+                    ended = after == END
+                    gone = min(skip, block.num_rows)
+                    skip -= gone
+                    if block.num_rows > gone:
+                        held.append((before, gone, block.slice(gone)))
+                        rows += block.num_rows - gone
+                    before = after
+                if not rows:
+                    return
+                if not size:
+                    size = self._resolve(concat([block for _, _, block in held]))
+                    continue
+                count = window_ends(rows, size)
+                window = self._window(epoch, number, concat(_pop(held, count)))
+                rows -= count
+                number += 1
+                if rows:
+                    start, gone, _ = held[0]
+                    yield window, [epoch, start, gone, number, size]
+                else:
+                    yield window, END
+                    return
+
+    def _window(self, epoch: int, number: int, block: Block) -> Window:
+        return Window(epoch, number, self._lengths(block), block, np.arange(block.num_rows), fingerprint(block))
+
+    def _lengths(self, block: Block) -> NDArray[np.int64]:
+        return token_counts(block, self.length_columns, self.lengths_required)
+
+    def _resolve(self, block: Block) -> int:
+        assert self.policy is not None
+        wanted = auto_rows(self.policy, self._lengths(block))
+        return max(1, min(wanted, AUTO_BYTES * block.num_rows // max(1, block.nbytes)))
+
+
+def _pop(held: deque[tuple[State, int, Block]], count: int) -> list[Block]:
+    """Takes `count` rows off the front."""
+    taken = []
+    while count:
+        before, gone, block = held.popleft()
+        piece = block.slice(0, count)
+        taken.append(piece)
+        count -= piece.num_rows
+        if piece.num_rows < block.num_rows:
+            held.appendleft((before, gone + piece.num_rows, block.slice(piece.num_rows)))
+    return taken

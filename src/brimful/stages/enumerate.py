@@ -1,0 +1,34 @@
+"""The number of each sample in the stream, as a column."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from brimful.ragged import with_column
+from brimful.rows import Block
+from brimful.stream import END, Stage, State, running
+
+
+@dataclass(frozen=True)
+class Enumerate(Stage[Block]):
+    """Adds a count from 0. State: [upstream's state, the next number]."""
+
+    upstream: Stage[Block]
+    count_column: str
+
+    def start(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), 0]
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        before, number = at
+        with running(self.upstream, before) as items:
+            for block, after in items:
+                numbers = np.arange(number, number + block.num_rows, dtype=np.int64)
+                number += block.num_rows
+                if block.num_rows:
+                    block = with_column(block, self.count_column, pa.array(numbers))
+                yield block, END if after == END else [after, number]

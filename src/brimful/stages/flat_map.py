@@ -1,0 +1,33 @@
+"""A user's function on each sample: any number of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import numpy as np
+
+from brimful.rows import Block, Blockwise, Sample, call, rebuilt
+
+
+@dataclass(frozen=True)
+class FlatMap(Blockwise):
+    """The samples of `fn(sample)`, one sample's after another's."""
+
+    fn: Callable[..., Iterable[Sample]]
+    seeded: bool
+
+    def apply(self, block: Block) -> Block:
+        results = list(call("flat_map", lambda sample: list(self.fn(sample)), block))
+        parents = np.repeat(np.arange(block.num_rows), [len(result) for result in results])
+        return rebuilt("flat_map", self.fn, block, [sample for result in results for sample in result], parents)
+
+    @property
+    def _list(self) -> Callable[..., list[Sample]]:
+        @wraps(self.fn)  # an error names the user's function
+        def collected(*args: Any) -> list[Sample]:
+            return list(self.fn(*args))
+
+        return collected

@@ -1,0 +1,124 @@
+"""Several data sets mixed in fixed proportions."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from brimful.plan.mix import due, stratified
+from brimful.ragged import EMPTY, concat
+from brimful.rows import Block, Cursor
+from brimful.stream import BLOCK_ROWS, END, Stage, State
+
+Stop = Literal["first", "all", "all_repeat"]
+
+
+@dataclass(frozen=True)
+class Interleave(Stage[Block]):
+    """Rows of each in stratified order (`plan.mix.due`); what happens where one is due that has ended is `stop`:
+
+    "first" ends there; "all" leaves it out and goes on with the others; "all_repeat" begins it again, with its next
+    epoch, until each has ended once. State: [epoch, [rows served, its epoch, 1 if it has ended once, state before its
+    block, rows of the block served] of each].
+    """
+
+    upstreams: tuple[Stage[Block], ...]
+    weights: tuple[float, ...]
+    stop: Stop
+
+    def __post_init__(self) -> None:
+        if self.stop not in get_args(Stop):
+            raise ValueError(f"stop must be one of {', '.join(get_args(Stop))} (got {self.stop!r})")
+        if len(self.weights) != len(self.upstreams):
+            raise ValueError(f"there must be a weight for each of {len(self.upstreams)} data sets (got {len(self.weights)})")
+        if not all(0 < weight < float("inf") for weight in self.weights):
+            raise ValueError(f"weights must be positive (got {', '.join(f'{weight:g}' for weight in self.weights)})")
+
+    def start(self, epoch: int) -> State:
+        return [epoch, [[0, epoch, 0, upstream.start(epoch), 0] for upstream in self.upstreams]]
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        epoch, states = at
+        with ExitStack() as stack:
+            sources = []
+            for upstream, weight, state in zip(self.upstreams, self.weights, states, strict=True):
+                sources.append(_Source(upstream, weight, *state))
+                stack.enter_context(closing(sources[-1]))
+            if not self._settle(sources):
+                yield EMPTY, END
+                return
+            more = True
+            while more:
+                block = _serve(sources)
+                state = [epoch, [source.state for source in sources]]
+                try:
+                    more, failure = self._settle(sources), None
+                except Exception as error:  # raised once the rows before it are out
+                    failure = error
+                yield block, state if more else END
+                if failure is not None:
+                    raise failure
+
+    def _settle(self, sources: list[_Source]) -> bool:
+        """Goes by `stop` until a source is due that has a row; False where none will have one."""
+        while alive := [source for source in sources if not source.left_out]:
+            source = alive[due([one.served for one in alive], [one.weight for one in alive])]
+            if source.cursor.fill():
+                return True
+            if self.stop == "first":
+                return False
+            if self.stop == "all" or source.barren:
+                source.left_out = True
+                continue
+            source.ended = True
+            if all(one.ended for one in alive):
+                return False
+            source.begin_again()
+        return False
+
+
+class _Source:
+    """One of the data sets: how much it gave, and where it is."""
+
+    def __init__(
+        self, upstream: Stage[Block], weight: float, served: int, epoch: int, ended: int, before: State, done: int
+    ) -> None:
+        self.upstream, self.weight, self.served, self.epoch, self.ended = upstream, weight, served, epoch, bool(ended)
+        self.cursor = Cursor(upstream, before, done)
+        self.left_out = False
+        self.barren = False  # begun again, and the new epoch has given no row so far
+
+    @property
+    def state(self) -> State:
+        return [self.served, self.epoch, int(self.ended), *self.cursor.state]
+
+    def begin_again(self) -> None:
+        self.cursor.close()
+        self.epoch += 1
+        self.cursor = Cursor(self.upstream, self.upstream.start(self.epoch), 0)
+        self.barren = True
+
+    def take(self, rows: int) -> Block:
+        self.served += rows
+        self.barren = self.barren and not rows
+        return self.cursor.take(rows)
+
+    def close(self) -> None:
+        self.cursor.close()
+
+
+def _serve(sources: list[_Source]) -> Block:
+    """The next rows in their order, up to where a source without a row at hand is due."""
+    alive = [source for source in sources if not source.left_out]
+    at_hand = [source.cursor.fill() for source in alive]
+    owners = stratified([one.served for one in alive], at_hand, [one.weight for one in alive])[:BLOCK_ROWS]
+    counts = np.bincount(owners, minlength=len(alive))
+    block = concat([source.take(int(rows)) for source, rows in zip(alive, counts, strict=True)])
+    places = np.empty(len(owners), dtype=np.int64)
+    places[np.argsort(owners, kind="stable")] = np.arange(len(owners))
+    return block.take(pa.array(places))

@@ -1,0 +1,58 @@
+"""Windows of indexed data: lengths now, rows on demand; any window can be computed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brimful.errors import require
+from brimful.plan import Policy
+from brimful.sources.sequence import FromSequence
+from brimful.stream import END, Stage, State
+from brimful.windows import Window, auto_rows, token_counts, window_ends
+
+
+@dataclass(frozen=True)
+class Planned(Stage[Window]):
+    """Windows of `size` rows of a sequence in memory (0: what `policy` needs for 1 % padding).
+
+    State: [epoch, number of the window].
+    """
+
+    upstream: FromSequence
+    size: int
+    length_columns: tuple[str, ...] = ()
+    lengths_required: bool = False
+    policy: Policy | None = None
+
+    def __post_init__(self) -> None:
+        require("window", self.size, 0, "row")
+
+    def start(self, epoch: int) -> State:
+        return [epoch, 0]
+
+    def items(self, at: State) -> Generator[tuple[Window, State], None, None]:
+        epoch, number = at
+        index = self.upstream.rows
+        count = len(index)
+        if not count:
+            return
+        lengths = token_counts(index.block, self.length_columns, self.lengths_required)
+        size = min(self.size or self._resolve(lengths), count)
+        order = self.upstream.order(epoch)
+        rows = np.arange(count) if order is None else order
+        first = number * size
+        while first < count:
+            last = first + window_ends(count - first, size)
+            numbers = rows[first:last]
+            window = Window(epoch, number, lengths[numbers], index.block, numbers, 0)
+            number += 1
+            yield window, [epoch, number] if last < count else END
+            first = last
+
+    def _resolve(self, lengths: NDArray[np.int64]) -> int:
+        assert self.policy is not None
+        return auto_rows(self.policy, lengths)

@@ -1,0 +1,35 @@
+"""Blocks to samples: one dict a row."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from brimful.ragged import fingerprint
+from brimful.rows import Block, Sample, check_replay, samples
+from brimful.stream import END, Stage, State, running
+
+
+@dataclass(frozen=True)
+class Sampled(Stage[Sample]):
+    """The rows of each block as dicts. State: [upstream's state before the block, rows of it handed on, its crc32]."""
+
+    upstream: Stage[Block]
+
+    def start(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), 0, 0]
+
+    def items(self, at: State) -> Generator[tuple[Sample, State], None, None]:
+        before, done, saved = at
+        with running(self.upstream, before) as items:
+            for block, after in items:
+                crc = fingerprint(block)
+                if done:
+                    check_replay("Sampled", crc, saved, f"{done:,} rows into a block")
+                rows = samples(block.slice(done))
+                for row, sample in enumerate(rows, start=done + 1):
+                    if row < block.num_rows:
+                        yield sample, [before, row, crc]
+                    else:
+                        yield sample, END if after == END else [after, 0, 0]
+                before, done = after, 0

@@ -1,0 +1,56 @@
+"""Text to tokens: whole blocks at a time, the next ones in background threads."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from brimful.background import map_ahead
+from brimful.encoders import Encoder
+from brimful.errors import DataError, StageError, require, where
+from brimful.ragged import column_of, list_array, with_column
+from brimful.rows import Block
+from brimful.stream import Stage, State, running, runtime
+
+
+@dataclass(frozen=True)
+class Tokenize(Stage[Block]):
+    """Adds the tokens (int32) of a text column; the state is passed on. One clone of the tokenizer a thread."""
+
+    upstream: Stage[Block]
+    encoder: Encoder
+    column: str
+    output: str
+    max_workers: int = runtime(1)
+
+    def __post_init__(self) -> None:
+        require("max_workers", self.max_workers, 0)
+
+    def start(self, epoch: int) -> State:
+        return self.upstream.start(epoch)
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        with running(self.upstream, at) as items:
+            if self.max_workers == 0:
+                yield from ((self._apply(block), after) for block, after in items)
+            else:
+                yield from map_ahead(self._apply, items, self.max_workers, ahead=2, name="tokenize")
+
+    def _apply(self, block: Block) -> Block:
+        if not block.num_rows:
+            return block
+        texts = column_of(block, self.column)
+        if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
+            raise DataError(f"tokenize: column {self.column!r} must be text (got {texts.type}; {where(block, 0)})")
+        if texts.null_count:
+            row = int(np.flatnonzero(texts.is_null().to_numpy(zero_copy_only=False))[0])
+            raise DataError(f"tokenize: column {self.column!r} is null ({where(block, row)}); filter it out or fill it")
+        try:
+            tokens = self.encoder(texts.to_pylist())
+        except Exception as error:
+            raise StageError(f"tokenize failed near {where(block, 0)}: {type(error).__name__}: {error}") from error
+        return with_column(block, self.output, list_array(tokens.values, tokens.offsets))

@@ -1,0 +1,138 @@
+"""The core: a stage, and items that carry the state after them.
+
+    Stage[T]   start(epoch) -> State                        the place before the first item of that epoch
+               items(at: State) -> Iterator[(T, State)]     each item with the state from which the rest follows
+    State      plain JSON: lists, ints, strings; positions only, never changed once yielded
+
+The law, for every item k with state s_k: `list(stage.items(s_k)) == items[k+1:]`, on a fresh object and through JSON.
+Because each item travels with its own state, whatever lies between producer and consumer (a thread, a queue, a process)
+adds nothing to it: a checkpoint is the state of the last item that the consumer took.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar, cast
+
+from brimful.errors import StateError
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+State: TypeAlias = Any  # plain JSON
+
+END: Final = "end"
+"""The state after the last item of an epoch: nothing follows it."""
+
+BLOCK_ROWS: Final = 4096
+BLOCK_BYTES: Final = 1 << 20
+VERSION: Final = 1
+
+
+class Stage(ABC, Generic[T_co]):
+    """A description of a stream: a frozen dataclass with two methods, and no state of its own.
+
+    Each input item leads to at least one output item, if need be with 0 rows, so that states advance under a filter
+    that drops everything. Upstream items are read through `running`, which closes them with the reader.
+    """
+
+    transparent: ClassVar[bool] = False
+    """Whether the stage changes neither items nor states (reading ahead): headers and places pass it over."""
+
+    @abstractmethod
+    def start(self, epoch: int) -> State:
+        """The state before the first item of an epoch."""
+
+    @abstractmethod
+    def items(self, at: State) -> Generator[tuple[T_co, State], None, None]:
+        """The items that follow the state `at` (never END), each with the state after it."""
+
+
+@contextmanager
+def running(stage: Stage[T], at: State) -> Iterator[Iterator[tuple[T, State]]]:
+    """The items of `stage` that follow `at`, closed on the way out, by the thread that ran them."""
+    if at == END:
+        yield iter(())
+    else:
+        with closing(stage.items(at)) as items:
+            yield items
+
+
+# -- headers: what a state must agree on with the pipeline that it is given to -------------------------------------------
+
+
+def runtime(default: Any = dataclasses.MISSING) -> Any:
+    """A dataclass field that does not change the order of the data (workers, prefetch, timeouts): it is never compared."""
+    return dataclasses.field(default=default, metadata={"runtime": True})
+
+
+def describe(value: Any) -> Any:
+    """A stage, or a setting of one, as plain JSON: every setting by value, less those marked `runtime`.
+
+    An object with a method `fingerprint()` stands as what that returns; a function stands as its name.
+
+    >>> from brimful.plan import TokenBudget
+    >>> describe(TokenBudget(512))["max_tokens"]
+    512
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [describe(item) for item in (sorted(value) if isinstance(value, (set, frozenset)) else value)]
+    if isinstance(value, dict):
+        return {str(name): describe(item) for name, item in value.items()}
+    if hasattr(value, "fingerprint"):
+        return value.fingerprint()
+    if isinstance(value, Stage) and value.transparent:
+        return describe(upstreams(value)[0])
+    if dataclasses.is_dataclass(value):
+        compared = [field for field in dataclasses.fields(value) if not field.metadata.get("runtime")]
+        return {"type": type(value).__name__} | {
+            field.name: describe(getattr(value, field.name)) for field in compared
+        }
+    return str(getattr(value, "__name__", type(value).__name__))
+
+
+def check_header(saved: Any, ours: Any, allow: frozenset[str] = frozenset(), path: str = "") -> None:
+    """Refuses a state whose header differs from the pipeline's, naming the setting and both values.
+
+    Raises:
+        StateError: at the first difference, except at settings named in `allow`.
+    """
+    if isinstance(saved, dict) and isinstance(ours, dict) and saved.get("type") == ours.get("type"):
+        here = f"{path}{ours['type']}." if "type" in ours else path
+        for name in [*ours, *(name for name in saved if name not in ours)]:
+            if name not in allow:
+                check_header(saved.get(name), ours.get(name), allow, here if name == "upstream" else f"{here}{name}")
+    elif isinstance(saved, list) and isinstance(ours, list) and len(saved) == len(ours):
+        for number, (one, other) in enumerate(zip(saved, ours)):
+            check_header(one, other, allow, f"{path}[{number}]")
+    elif saved != ours:
+        name = path.rstrip(".") or "pipeline"
+        raise StateError(
+            f"this state belongs to another pipeline: {name} was {_brief(saved)} when it was saved and is "
+            f"{_brief(ours)} here; use the pipeline that saved it"
+        )
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, dict) and "type" in value:
+        return str(value["type"])
+    return repr(value)
+
+
+def place(stage: Stage[Any]) -> int:
+    """A stage's place in the chain: how many stages that change the order lie below it.
+
+    Part of the key of every random choice, so that two stages with one seed differ.
+    """
+    return max((place(below) + (not below.transparent) for below in upstreams(stage)), default=0)
+
+
+def upstreams(stage: Stage[Any]) -> list[Stage[Any]]:
+    """The stages that a stage reads from: its fields that are stages, or tuples of them."""
+    values = [getattr(stage, field.name) for field in dataclasses.fields(cast(Any, stage))]
+    several = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [value for group in several for value in group if isinstance(value, Stage)]

@@ -1,0 +1,80 @@
+"""What README and CONTRIBUTING show is true.
+
+Their ```python blocks run in order, in one namespace and an empty working folder; one that stands in an HTML comment
+runs too, unseen by the reader: the place for set-up. Commands in ```console blocks exist, with the options given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Snippet(NamedTuple):
+    page: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks(page: str, language: str) -> Iterator[Snippet]:
+    """The fenced blocks of a page in a language, each with the number of its first line."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for fence in FENCE.finditer(text):
+        if fence[1] == language:
+            yield Snippet(page, text.count("\n", 0, fence.start(2)) + 1, fence[2])
+
+
+def commands(program: str) -> list[Snippet]:
+    """The lines `$ program ...` of the console blocks, each as what follows the program's name."""
+    return [
+        Snippet(page, number, line.removeprefix(f"$ {program}").strip())
+        for page in ("README.md", "CONTRIBUTING.md")
+        for _, first, text in blocks(page, "console")
+        for number, line in enumerate(text.splitlines(), first)
+        if line.startswith(f"$ {program}")
+    ]
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_code_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for _, line, text in blocks(page, "python"):
+        # blank lines in front, so that a traceback names the page and its line
+        exec(compile("\n" * (line - 1) + text, ROOT / page, "exec"), namespace)
+
+
+@pytest.mark.parametrize("command", commands("brimful"), ids=str)
+def test_commands_exist(command: Snippet) -> None:
+    from typer.main import get_command
+    from typer.testing import CliRunner
+
+    from brimful.cli import app
+
+    found: Any = get_command(app)
+    path, words = [], command.text.split()
+    while hasattr(found, "commands") and words and not words[0].startswith("-"):
+        path.append(words.pop(0))
+        assert path[-1] in found.commands, f"no command `brimful {' '.join(path)}`"
+        found = found.commands[path[-1]]
+    known = {option for parameter in found.params for option in parameter.opts + parameter.secondary_opts}
+    used = {word.split("=")[0] for word in words if word.startswith("-")}
+    assert used <= known | {"--help"}
+    assert CliRunner().invoke(app, [*path, "--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize("command", commands("make"), ids=str)
+def test_make_targets_exist(command: Snippet) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"^([a-z]+):", makefile, re.MULTILINE)
+    assert {word for word in command.text.split() if "=" not in word} <= set(targets)
