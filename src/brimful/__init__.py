@@ -1,15 +1,15 @@
 """brimful fills every batch to the brim: shards of text in, full batches for PyTorch out, and a position to go on from.
 
-    import brimful as bf
+import brimful as bf
 
-    batches = (
-        bf.from_files("corpus/*.jsonl.gz", shuffle_shards=True, repeat=True)
-        .tokenize(tokenizer)
-        .batch_by_tokens(16_384)
-    )
-    it = batches.iter()
-    batch = next(it)            # input_ids, attention_mask (B, L) int64; lengths (B,)
-    state = it.state_dict()     # a few integers; batches.iter(state) goes on exactly here
+batches = (
+    bf.from_files("corpus/*.jsonl.gz", shuffle_shards=True, repeat=True)
+    .tokenize(tokenizer)
+    .batch_by_tokens(16_384)
+)
+it = batches.iter()
+batch = next(it)            # input_ids, attention_mask (B, L) int64; lengths (B,)
+state = it.state_dict()     # a few integers; batches.iter(state) goes on exactly here
 """
 
 from brimful.dataset import (

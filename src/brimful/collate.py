@@ -18,9 +18,7 @@ PAD_VALUES: Final = {"labels": -100}
 """What padding holds where the user says nothing; 0 in every other column."""
 
 
-def padded(
-    batch: Batch, length_columns: tuple[str, ...], pad_values: Mapping[str, int], left: bool
-) -> dict[str, Any]:
+def padded(batch: Batch, length_columns: tuple[str, ...], pad_values: Mapping[str, int], left: bool) -> dict[str, Any]:
     """A batch as padded tensors.
 
     Shapes: each list column (B, L), integers as int64; a list column that is as long as the first length column shares

@@ -130,7 +130,7 @@ class Dataset:
 
     @property
     def kind(self) -> str:
-        """"indexed" (any sample at once), or "streamed" and the stage that made it so."""
+        """ "indexed" (any sample at once), or "streamed" and the stage that made it so."""
         chain = _chain(self.stage)
         if isinstance(self.stage, FromSequence):
             return "indexed"
@@ -384,7 +384,9 @@ class Dataset:
         in_order = isinstance(plan, FixedSize) and not plan.sort
         planner: Planner = plan if isinstance(plan, ByKey) else ByPolicy(plan, overlong)
         policy = None if isinstance(plan, ByKey) else plan
-        windows = self._windows(_window_rows(window), columns, required=policy is not None and not in_order, policy=policy)
+        windows = self._windows(
+            _window_rows(window), columns, required=policy is not None and not in_order, policy=policy
+        )
         batched = Batched(windows, planner, drop_last, shuffle_batches and not in_order, group, seed)
         left = pad_side == "left"
         return Batches(batched, Collated(batched, columns, dict(pad_values or {}), left, collate_fn), self.repeats)
@@ -561,7 +563,9 @@ def concat_datasets(datasets: Sequence[Dataset]) -> Dataset:
         raise ValueError("concat_datasets needs at least one data set (got none)")
     for number, dataset in enumerate(datasets[:-1]):
         if dataset.repeats:
-            raise ValueError(f"data set {number} repeats without end, so that none after it is reached; repeat only the last")
+            raise ValueError(
+                f"data set {number} repeats without end, so that none after it is reached; repeat only the last"
+            )
     return Dataset(Concat(tuple(dataset.stage for dataset in datasets)), datasets[-1].repeats and len(datasets) == 1)
 
 
@@ -571,10 +575,9 @@ def _one_of(name: str, value: str, *choices: str) -> None:
 
 
 def _window_rows(window: int | Literal["auto"]) -> int:
-    if window == "auto":
-        return 0
     if isinstance(window, str):
-        raise ValueError(f"window must be a number of rows or 'auto' (got {window!r})")
+        _one_of("window", window, "auto")
+        return 0
     require("window", window, 1, "row")
     return window
 
@@ -582,7 +585,11 @@ def _window_rows(window: int | Literal["auto"]) -> int:
 def _chain(stage: Stage[Any]) -> list[str]:
     """The names of a stage's chain, from its source on."""
     below = upstreams(stage)
-    names = _chain(below[0]) if len(below) == 1 else [f"({' | '.join(' > '.join(_chain(one)) for one in below)})"] * bool(below)
+    names = (
+        _chain(below[0])
+        if len(below) == 1
+        else [f"({' | '.join(' > '.join(_chain(one)) for one in below)})"] * bool(below)
+    )
     return names if stage.transparent else [*names, type(stage).__name__]
 
 

@@ -135,7 +135,9 @@ def encoder_for(tokenizer: Any, kwargs: Mapping[str, Any] | None = None) -> Enco
         raise ValueError("padding belongs to the batch: leave it out of tokenizer_kwargs")
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if hasattr(backend, "encode_batch_fast"):
-        if backend is not tokenizer:  # transformers: the call decides on truncation, not what an earlier call left behind
+        if (
+            backend is not tokenizer
+        ):  # transformers: the call decides on truncation, not what an earlier call left behind
             settings.setdefault("truncation", False)
             if tokenizer.model_max_length < _NO_LIMIT:
                 settings.setdefault("max_length", tokenizer.model_max_length)

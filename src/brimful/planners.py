@@ -43,14 +43,14 @@ class ByPolicy(Planner):
             raise DataError(f"{error} ({where(window.block, int(window.rows[error.sample]))})") from error
         for name, number in counts.items():
             if first and number:
-                count(name, number, f"overlong: {number:,} samples of a window {name} (longer than {self.policy} takes)")
+                count(
+                    name, number, f"overlong: {number:,} samples of a window {name} (longer than {self.policy} takes)"
+                )
         return plan
 
     def complete(self, plan: Plan, last: bool) -> NDArray[np.bool_]:
         """Batches of full size; where the policy has no fixed size, all but the last cut of the epoch."""
-        if isinstance(self.policy, FixedSize):
-            return _sizes(plan) == self.policy.n
-        return ~(last & (np.arange(len(plan)) == len(plan) - 1))
+        return _complete(plan, self.policy.n if isinstance(self.policy, FixedSize) else None, last)
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,7 @@ class ByKey(Planner):
         return Plan.of(window.lengths, batches)
 
     def complete(self, plan: Plan, last: bool) -> NDArray[np.bool_]:
-        if isinstance(self.batch_size, int):
-            return _sizes(plan) == self.batch_size
-        return ~(last & (np.arange(len(plan)) == len(plan) - 1))
+        return _complete(plan, self.batch_size if isinstance(self.batch_size, int) else None, last)
 
     def _size(self, longest: Sample) -> int:
         size = self.batch_size if isinstance(self.batch_size, int) else int(self.batch_size(longest))
@@ -94,5 +92,10 @@ class ByKey(Planner):
         return size
 
 
-def _sizes(plan: Plan) -> NDArray[np.int64]:
-    return np.fromiter(map(len, plan.batches), np.int64, len(plan))
+def _complete(plan: Plan, size: int | None, last: bool) -> NDArray[np.bool_]:
+    complete = np.ones(len(plan), dtype=bool)
+    if size is not None:
+        complete = np.fromiter(map(len, plan.batches), np.int64, len(plan)) == size
+    elif last and len(plan):
+        complete[-1] = False
+    return complete

@@ -6,7 +6,6 @@ Nothing here runs Python once a sample: that would cost 10 to 100 times more.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -33,7 +32,7 @@ class Ragged(NamedTuple):
 def is_ragged(kind: pa.DataType) -> bool:
     """Whether a column is a list of numbers (or of booleans)."""
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return lists and pa.types.is_primitive(kind.value_type)
+    return bool(lists and pa.types.is_primitive(kind.value_type))
 
 
 def ragged(block: pa.RecordBatch, column: str) -> Ragged:
@@ -70,7 +69,9 @@ def column_of(block: pa.RecordBatch, column: str) -> pa.Array:
 
 def _numpy(values: pa.Array, block: pa.RecordBatch, column: str) -> NDArray[Any]:
     if values.null_count:
-        raise DataError(f"column {column!r} has a null inside a list (near {where(block, 0)}); filter it out or fill it")
+        raise DataError(
+            f"column {column!r} has a null inside a list (near {where(block, 0)}); filter it out or fill it"
+        )
     result: NDArray[Any] = values.to_numpy(zero_copy_only=False)
     return result
 
@@ -193,11 +194,6 @@ def with_column(block: pa.RecordBatch, name: str, values: pa.Array) -> pa.Record
     return block.append_column(name, values) if index < 0 else block.set_column(index, name, values)
 
 
-def nbytes_of(block: pa.RecordBatch) -> int:
-    """Bytes that the rows of a block take, whatever larger buffers they are slices of."""
-    return int(block.nbytes)
-
-
 def fingerprint(block: pa.RecordBatch) -> int:
     """A crc32 of what a replay of these rows must reproduce: the lengths of every list, string and binary column with a
     value from the middle of each list, and the values of every fixed-width column.
@@ -237,11 +233,8 @@ def _has_offsets(kind: pa.DataType) -> bool:
 
 
 def _offsets(array: pa.Array) -> NDArray[np.int64]:
-    wide = any(test(array.type) for test in (pa.types.is_large_string, pa.types.is_large_binary, pa.types.is_large_list))
+    wide = any(
+        test(array.type) for test in (pa.types.is_large_string, pa.types.is_large_binary, pa.types.is_large_list)
+    )
     raw = np.frombuffer(array.buffers()[1], dtype=np.int64 if wide else np.int32)
     return raw[array.offset : array.offset + len(array) + 1].astype(np.int64)
-
-
-def starts_of(counts: Sequence[int]) -> list[int]:
-    """Where each of several runs of `counts` things begins, and where the last one ends."""
-    return list(accumulate(counts, initial=0))

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -49,14 +50,13 @@ def samples(block: Block) -> list[Sample]:
 
 
 def _values(array: pa.Array) -> list[Any]:
-    if not is_ragged(array.type) or array.null_count or pa.types.is_fixed_size_list(array.type):
-        return array.to_pylist()
-    if array.values.null_count:
-        return array.to_pylist()
+    flat_list = is_ragged(array.type) and not pa.types.is_fixed_size_list(array.type)
+    if not flat_list or array.null_count or array.values.null_count:
+        return list(array.to_pylist())
     bounds = array.offsets.to_pylist()
     flat = np.array(array.values[bounds[0] : bounds[-1]].to_numpy(zero_copy_only=False))
     first = bounds[0]
-    return [flat[start - first : end - first] for start, end in zip(bounds, bounds[1:])]
+    return [flat[start - first : end - first] for start, end in pairwise(bounds)]
 
 
 def as_sample(row: Any) -> Sample:

@@ -89,9 +89,7 @@ def describe(value: Any) -> Any:
         return describe(upstreams(value)[0])
     if dataclasses.is_dataclass(value):
         compared = [field for field in dataclasses.fields(value) if not field.metadata.get("runtime")]
-        return {"type": type(value).__name__} | {
-            field.name: describe(getattr(value, field.name)) for field in compared
-        }
+        return {"type": type(value).__name__} | {field.name: describe(getattr(value, field.name)) for field in compared}
     return str(getattr(value, "__name__", type(value).__name__))
 
 

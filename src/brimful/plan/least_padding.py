@@ -25,13 +25,16 @@ def cut_fewest(padded: IntArray, rows: Rows) -> IntArray:
     greedy cut. These ranges do not overlap, so that the programme is one small matrix a batch: 30 us.
     """
     reach = np.arange(len(padded)) + rows_at(padded, rows)
-    runs = _run_starts(padded)
+    begins_run = np.diff(padded, prepend=-1) != 0
     places, slots = np.array([len(padded)]), np.zeros(1, np.int64)
     layers = []
-    for latest in cut_greedy(padded, rows)[::-1]:
-        ends, earliest = places, np.searchsorted(reach, places)
-        inside = runs[np.searchsorted(runs, earliest[0]) : np.searchsorted(runs, latest)]
-        places = _thinned(np.unique(np.concatenate([earliest, inside, [latest]])))
+    for latest in cut_greedy(padded, rows)[::-1].tolist():
+        ends, begins_full = places, np.searchsorted(reach, places)
+        earliest = begins_full[0]
+        of_use = begins_run[earliest : latest + 1].copy()
+        of_use[begins_full - earliest] = True
+        of_use[-1] = True
+        places = _thinned(earliest + np.flatnonzero(of_use))
         totals = padded[places, None] * (ends - places[:, None]) + slots
         totals[ends > reach[places, None]] = _IMPOSSIBLE
         choices = totals.argmin(axis=1)
@@ -71,7 +74,7 @@ def _places(padded: IntArray, rows: Rows) -> IntArray:
     reach = np.arange(len(padded)) + rows_at(padded, rows)
     greedy = cut_greedy(padded, rows)
     tried = np.zeros(len(padded) + 1, dtype=bool)
-    new = np.concatenate([_run_starts(padded), greedy, [len(padded)]])
+    new = np.concatenate([np.flatnonzero(np.diff(padded, prepend=-1)), greedy, [len(padded)]])
     while len(new):
         tried[new] = True
         if np.count_nonzero(tried) > _PLACES_PER_BATCH * len(greedy):
@@ -79,10 +82,6 @@ def _places(padded: IntArray, rows: Rows) -> IntArray:
         begins_full = np.searchsorted(reach, new)
         new = begins_full[~tried[begins_full]]
     return np.flatnonzero(tried)
-
-
-def _run_starts(padded: IntArray) -> IntArray:
-    return np.flatnonzero(np.diff(padded, prepend=-1))
 
 
 def _thinned(places: IntArray) -> IntArray:

@@ -37,10 +37,12 @@ def stratified(served: Sequence[int], at_hand: Sequence[int], weights: Sequence[
         '101101101'
     """
     times = [
-        (count + 0.5 + np.arange(rows + 1)) / weight for count, rows, weight in zip(served, at_hand, weights, strict=True)
+        (count + 0.5 + np.arange(rows + 1)) / weight
+        for count, rows, weight in zip(served, at_hand, weights, strict=True)
     ]
     owners = np.repeat(np.arange(len(times)), at_hand)
     flat = np.concatenate([own[:-1] for own in times])
     horizon = min((float(own[-1]), source) for source, own in enumerate(times))
     decided = (flat < horizon[0]) | ((flat == horizon[0]) & (owners < horizon[1]))
-    return owners[decided][np.lexsort((owners[decided], flat[decided]))]
+    order: IntArray = owners[decided][np.lexsort((owners[decided], flat[decided]))]
+    return order

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brimful.plan.cut import longest_first
+from brimful.plan.cut import ascending, cut_at, longest_first
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, Plan, at_least_one, one_length
 
@@ -53,14 +52,12 @@ class Packed:
         refuse_overlong(lengths, fits, max_length=self.row_length, limit=limit, remedy=remedy)
         order = longest_first(lengths)
         rows = _best_fit(np.maximum(lengths[order], 1), self.row_length)
-        num_rows = rows.max(initial=-1) + 1
-        packed = order[np.argsort(rows, kind="stable")]
-        ends = np.cumsum(np.bincount(rows, minlength=num_rows)).tolist()
-        return Plan.of(
-            lengths,
-            [packed[start:end] for start, end in pairwise([0, *ends])],
-            padded_lengths=np.full(num_rows, self.row_length),
-            padded_sizes=np.ones(num_rows, np.int64),
+        sizes = np.bincount(rows)
+        return Plan(
+            batches=cut_at(order[ascending(rows)], np.cumsum(sizes) - sizes),
+            padded_lengths=np.full(len(sizes), self.row_length),
+            padded_sizes=np.ones(len(sizes), np.int64),
+            tokens=int(lengths.sum()),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, BinaryIO, Final, get_args
 
@@ -56,7 +56,9 @@ class FromFiles(Stage[Block]):
             raise ValueError(f"on_error must be one of {', '.join(get_args(OnError))} (got {self.on_error!r})")
         known = ("auto", *sorted(set(FORMATS.values())))
         if isinstance(self.format, str) and self.format not in known:
-            raise ValueError(f"format must be one of {', '.join(known)}, or a function of the open file (got {self.format!r})")
+            raise ValueError(
+                f"format must be one of {', '.join(known)}, or a function of the open file (got {self.format!r})"
+            )
 
     def start(self, epoch: int) -> State:
         return [epoch, 0, []]
@@ -74,9 +76,7 @@ class FromFiles(Stage[Block]):
                 read = lambda: self._reader(shard, position)  # noqa: E731
                 return OpenShard(number, read, position, workers, shard.url, self.timeout_seconds)
 
-            rotation = Rotation(
-                open_shard, len(order), begun, positions, self.n_active_shards, self.n_standby_shards
-            )
+            rotation = Rotation(open_shard, len(order), begun, positions, self.n_active_shards, self.n_standby_shards)
             try:
                 while ready := rotation.fill(rounds, size):
                     empty = False

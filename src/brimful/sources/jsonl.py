@@ -92,7 +92,8 @@ def _blank_sizes(lines: Lines) -> NDArray[np.int64]:
     data = np.frombuffer(lines.data, dtype=np.uint8)
     newline = data[lines.ends - 1] == 10
     before = data[np.maximum(lines.ends - 2, 0)] == 13
-    return newline + (newline & before & (lines.ends > 1)).astype(np.int64)
+    sizes: NDArray[np.int64] = newline + (newline & before & (lines.ends > 1)).astype(np.int64)
+    return sizes
 
 
 def decode(line: bytes) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from brimful.errors import require
 from brimful.background import read_ahead
+from brimful.errors import require
 from brimful.stream import Stage, State, runtime
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.errors import require
 from brimful import random
+from brimful.errors import require
 from brimful.plan import Plan
 from brimful.planners import Planner
 from brimful.rows import check_replay

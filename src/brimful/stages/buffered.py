@@ -87,7 +87,8 @@ class Buffered(Stage[Window]):
     def _resolve(self, block: Block) -> int:
         assert self.policy is not None
         wanted = auto_rows(self.policy, self._lengths(block))
-        return max(1, min(wanted, AUTO_BYTES * block.num_rows // max(1, block.nbytes)))
+        affordable = AUTO_BYTES * block.num_rows // max(1, int(block.nbytes))
+        return max(1, min(wanted, int(affordable)))
 
 
 def _pop(held: deque[tuple[State, int, Block]], count: int) -> list[Block]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from brimful.rows import KEY, Block, Blockwise, Sample, call
+from brimful.rows import KEY, Block, Blockwise, call
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,9 @@ class Interleave(Stage[Block]):
         if self.stop not in get_args(Stop):
             raise ValueError(f"stop must be one of {', '.join(get_args(Stop))} (got {self.stop!r})")
         if len(self.weights) != len(self.upstreams):
-            raise ValueError(f"there must be a weight for each of {len(self.upstreams)} data sets (got {len(self.weights)})")
+            raise ValueError(
+                f"there must be a weight for each of {len(self.upstreams)} data sets (got {len(self.weights)})"
+            )
         if not all(0 < weight < float("inf") for weight in self.weights):
             raise ValueError(f"weights must be positive (got {', '.join(f'{weight:g}' for weight in self.weights)})")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
 from brimful import random
 from brimful.ragged import with_column
 from brimful.rows import KEY, Block
 from brimful.stream import END, Stage, State, place, running
+
 
 @dataclass(frozen=True)
 class Keyed(Stage[Block]):

@@ -23,7 +23,9 @@ class MapBlocks(Blockwise):
         try:
             out = self.fn(visible(block))
         except Exception as error:
-            message = f"map_blocks({name}) failed in the block from {where(block, 0)} on: {type(error).__name__}: {error}"
+            message = (
+                f"map_blocks({name}) failed in the block from {where(block, 0)} on: {type(error).__name__}: {error}"
+            )
             raise StageError(message) from error
         if not isinstance(out, pa.RecordBatch):
             raise StageError(f"map_blocks({name}) must return a pyarrow.RecordBatch (got {type(out).__name__})")
