@@ -1,7 +1,7 @@
 # Needs Python >= 3.11 and make: whatever else a target uses is set up in $(VENV) first, once.
 PYTHON ?= python3
 VENV ?= .venv
-# A number of its own, so that a CPU build that lies at hand is taken; give TORCH=torch for the newest.
+# One release by name, so that pip prefers a CPU build of it that lies at hand; TORCH=torch takes the newest there is.
 TORCH ?= torch==2.13.0
 
 BIN := $(VENV)/bin
@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*  ## /\1|/p' Makefile | awk -F'|' '{ printf "make %-8s%s\n", $$1, $$2 }'
 
-demo: $(VENV)/.core  ## the main job on text that every machine has: nothing is downloaded
+demo: $(VENV)/.core  ## the main job on text that every machine has; downloads no data
 	$(BIN)/brimful demo
 
 test: lint types  ## all checks: lint, types, tests, doctests, code blocks of README and CONTRIBUTING

@@ -10,7 +10,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from brimful.ragged import Ragged, is_ragged, mask, pad, ragged
+from brimful.ragged import attention_mask, is_ragged, pad
 from brimful.rows import HIDDEN, samples
 from brimful.windows import Batch
 
@@ -26,24 +26,31 @@ def padded(batch: Batch, length_columns: tuple[str, ...], pad_values: Mapping[st
     columns; numbers (B,); anything else a list.
     Price: about 6 ns a slot for int64 ids and mask.
     """
-    block, rows = batch.window.block, batch.window.rows[batch.numbers]
+    window, rows = batch.window, batch.window.rows[batch.numbers]
     widths = batch.padded_length if isinstance(batch.padded_length, tuple) else (batch.padded_length,)
-    given = {name: width for name, width in zip(length_columns, widths, strict=True) if name in block.schema.names}
-    sizes = {name: np.minimum(_sizes(ragged(block, name), rows), width) for name, width in given.items()}
+    given = {
+        name: width for name, width in zip(length_columns, widths, strict=True) if name in window.block.schema.names
+    }
+    sizes = {name: np.minimum(window.ragged(name).spans(rows)[1], width) for name, width in given.items()}
     out: dict[str, Any] = {}
-    for name, array in zip(block.schema.names, block.columns, strict=True):
+    for field, array in zip(window.block.schema, window.block.columns, strict=True):
+        name = field.name
         if name.startswith(HIDDEN):
             continue
-        if is_ragged(array.type) and not array.null_count:
-            column = ragged(block, name)
-            width = given.get(name) or _width(_sizes(column, rows), sizes, given)
+        if is_ragged(field.type) and not array.null_count:
+            column = window.ragged(name)
+            starts, counts = column.spans(rows)
+            width = given.get(name) or _width(counts, sizes, given)
             fill = pad_values.get(name, PAD_VALUES.get(name, 0))
-            out[name] = torch.from_numpy(pad(column, rows, width, fill, _wide(column.values.dtype), left))
+            dtype = _wide(column.values.dtype)
+            out[name] = torch.from_numpy(
+                pad(column.values, starts, np.minimum(counts, width), width, fill, dtype, left)
+            )
         else:
             out[name] = _stacked(array.take(pa.array(rows)))
     if given:
         first = next(iter(given))
-        out["attention_mask"] = torch.from_numpy(mask(sizes[first], given[first], left).astype(np.int64))
+        out["attention_mask"] = torch.from_numpy(attention_mask(sizes[first], given[first], left))
         out["lengths"] = torch.from_numpy(np.stack(list(sizes.values()), axis=1) if len(sizes) > 1 else sizes[first])
     return out
 
@@ -51,11 +58,6 @@ def padded(batch: Batch, length_columns: tuple[str, ...], pad_values: Mapping[st
 def by_function(batch: Batch, collate_fn: Callable[[list[dict[str, Any]]], Any]) -> Any:
     """A batch through a function of the user's, such as a Hugging Face collator. Price: Python, once a sample."""
     return collate_fn(samples(batch.window.take(batch.numbers)))
-
-
-def _sizes(column: Ragged, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    sizes: NDArray[np.int64] = column.offsets[1:][rows] - column.offsets[:-1][rows]
-    return sizes
 
 
 def _width(own: NDArray[np.int64], sizes: Mapping[str, NDArray[np.int64]], given: Mapping[str, int]) -> int:

@@ -63,7 +63,7 @@ class Stats(Mapping[str, Any]):
             self._shapes.add(shape)
             self.batches += 1
             self.samples += len(item["lengths"])
-            self.tokens += int(item["lengths"].sum())
+            self.tokens += int(item["lengths"].numpy().sum())
             self.slots += shape[0] * shape[1]
         else:
             self.samples += 1

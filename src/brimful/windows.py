@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.plan import Policy, window_rows
-from brimful.ragged import lengths
+from brimful.ragged import Ragged, lengths, ragged
 from brimful.rows import Block
 
 
@@ -23,6 +23,7 @@ class Window:
         block: the rows, among others where the window is part of something larger in memory.
         rows: which row of `block` each sample is, int64 (n,).
         crc32: what a replay must reproduce; 0 where the header says it already.
+        columns: list columns of `block` looked up so far; windows of one block share them.
     """
 
     epoch: int
@@ -31,9 +32,16 @@ class Window:
     block: Block
     rows: NDArray[np.int64]
     crc32: int
+    columns: dict[str, Ragged] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def ragged(self, column: str) -> Ragged:
+        """A list column of `block`, looked up once."""
+        if column not in self.columns:
+            self.columns[column] = ragged(self.block, column)
+        return self.columns[column]
 
     def take(self, numbers: NDArray[np.int64]) -> Block:
         """The rows of some samples, in the order given. Price: about 5 ns a token."""

@@ -41,7 +41,7 @@ def optimal_buckets(
         [12, 51, 100]
     """
     at_least_one("multiple_of", multiple_of, "token")
-    values, counts = _histogram(_checked(lengths, num_buckets), multiple_of, max_length)
+    values, counts = _histogram(_checked("optimal_buckets", lengths, num_buckets), multiple_of, max_length)
     costs = np.array([value if cost is None else cost(value) for value in values.tolist()], dtype=np.float64)
     _check_rising(values, costs)
     mass = np.cumsum(counts).astype(np.float64)
@@ -90,7 +90,7 @@ def quantile_buckets(lengths: ArrayLike, num_buckets: int) -> list[int]:
         >>> quantile_buckets([1, 2, 3, 4, 5, 60], 3)
         [2, 4, 60]
     """
-    lengths = _checked(lengths, num_buckets)
+    lengths = _checked("quantile_buckets", lengths, num_buckets)
     bounds = np.quantile(lengths, np.arange(1, num_buckets + 1) / num_buckets, method="inverted_cdf")
     return sorted({max(1, int(bound)) for bound in bounds})
 
@@ -189,11 +189,11 @@ def _cheapest_before(mass: FloatArray, best: FloatArray, costs: FloatArray) -> I
         hull = hull[below]
 
 
-def _checked(lengths: ArrayLike, num_buckets: int) -> IntArray:
+def _checked(name: str, lengths: ArrayLike, num_buckets: int) -> IntArray:
     at_least_one("num_buckets", num_buckets, "bucket")
-    array = one_length(lengths, "a set of buckets")
+    array = one_length(lengths, name)
     if not len(array):
-        raise ValueError("buckets need at least 1 length (got none)")
+        raise ValueError(f"{name} needs at least 1 length (got none)")
     return array
 
 

@@ -32,7 +32,9 @@ class Pad(Blockwise):
                     f"pad: column {name!r} has {column.lengths[long[0]]:,} values ({where(block, int(long[0]))}), more than "
                     f"chunk_length={self.chunk_length:,}; chunk, truncate or filter it"
                 )
-            padded = kernels.pad(column, rows, self.chunk_length, value, column.values.dtype)
+            padded = kernels.pad(
+                column.values, *column.spans(rows), self.chunk_length, value, column.values.dtype, left=False
+            )
             offsets = np.arange(block.num_rows + 1) * self.chunk_length
             block = with_column(block, name, list_array(padded.ravel(), offsets))
         return block

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from brimful.errors import require
 from brimful.plan import Policy
+from brimful.ragged import Ragged
 from brimful.sources.sequence import FromSequence
 from brimful.stream import END, Stage, State
 from brimful.windows import Window, auto_rows, token_counts, window_ends
@@ -45,10 +46,11 @@ class Planned(Stage[Window]):
         order = self.upstream.order(epoch)
         rows = np.arange(count) if order is None else order
         first = number * size
+        columns: dict[str, Ragged] = {}
         while first < count:
             last = first + window_ends(count - first, size)
             numbers = rows[first:last]
-            window = Window(epoch, number, lengths[numbers], index.block, numbers, 0)
+            window = Window(epoch, number, lengths[numbers], index.block, numbers, 0, columns)
             number += 1
             yield window, [epoch, number] if last < count else END
             first = last

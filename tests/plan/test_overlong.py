@@ -1,0 +1,117 @@
+"""Samples that no policy can place: four words for a plan, and cutting them in pieces."""
+
+from __future__ import annotations
+
+import pickle
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brimful.plan import FixedSize, OverlongError, Packed, Plan, Policy, TokenBudget, plan_with, split_long
+
+WORDS = ["raise", "truncate", "drop", "alone"]
+POLICIES = [TokenBudget(30), TokenBudget(30, pad_to_multiple_of=8), TokenBudget(30, buckets=[5, 20]), Packed(20)]
+
+
+def batches(plan: Plan) -> list[list[int]]:
+    return [batch.tolist() for batch in plan.batches]
+
+
+def test_the_error_knows_the_sample() -> None:
+    with pytest.raises(OverlongError) as caught:
+        plan_with(TokenBudget(60), [50, 70, 10, 80], "raise")
+    error = caught.value
+    assert (error.sample, error.length, error.max_length, error.samples) == (1, 70, 60, (1, 3))
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), vars(again)) == (str(error), vars(error))
+
+
+def test_truncated_samples_are_planned_as_the_longest_there_may_be() -> None:
+    plan, counts = plan_with(TokenBudget(60), [50, 70, 10, 80], "truncate")
+    assert batches(plan) == [[1], [3], [0], [2]]
+    assert plan.padded_lengths.tolist() == [60, 60, 50, 10]
+    assert plan.padding == 0.0
+    assert counts == {"truncated": 2, "dropped": 0, "alone": 0}
+
+
+def test_dropped_samples_are_in_no_batch() -> None:
+    plan, counts = plan_with(TokenBudget(60), [70, 50, 80, 10], "drop")
+    assert batches(plan) == [[1], [3]]
+    assert plan.tokens == 60
+    assert counts == {"truncated": 0, "dropped": 2, "alone": 0}
+
+
+def test_samples_alone_come_first_and_keep_their_length() -> None:
+    plan, counts = plan_with(TokenBudget(60), [50, 70, 10, 80], "alone")
+    assert batches(plan) == [[1], [3], [0], [2]]
+    assert plan.padded_lengths.tolist() == [70, 80, 50, 10]
+    assert (plan.tokens, plan.padding) == (210, 0.0)
+    assert counts == {"truncated": 0, "dropped": 0, "alone": 2}
+
+
+def test_pairs_are_dropped_and_placed_alone_by_their_padded_shape() -> None:
+    pairs = [[16, 8], [17, 8], [9, 9], [40, 0], [1, 1]]
+    policy = TokenBudget(32, pad_to_multiple_of=8)
+    plan, counts = plan_with(policy, pairs, "drop")
+    assert sorted(np.concatenate(plan.batches).tolist()) == [0, 1, 2, 4]
+    assert counts["dropped"] == 1
+    plan, counts = plan_with(policy, pairs, "alone")
+    assert plan.padded_lengths[0].tolist() == [40, 0]
+    assert counts["alone"] == 1
+    plan, counts = plan_with(TokenBudget(24, pad_to_multiple_of=8), pairs, "drop")
+    assert sorted(np.concatenate(plan.batches).tolist()) == [0, 4]
+    assert counts["dropped"] == 3
+    assert plan_with(policy, [[1, 1]], "drop")[1]["dropped"] == 0
+    with pytest.raises(ValueError, match="overlong='truncate' takes one length a sample; for pairs choose raise, drop"):
+        plan_with(policy, pairs, "truncate")
+
+
+@given(st.sampled_from(POLICIES), st.lists(st.integers(0, 40), max_size=25), st.sampled_from(WORDS[1:]))
+@settings(max_examples=80, deadline=None)
+def test_every_sample_is_planned_or_counted(policy: Policy, lengths: list[int], word: str) -> None:
+    plan, counts = plan_with(policy, lengths, word)  # type: ignore[arg-type]
+    assert policy.max_length is not None
+    too_long = {number for number, length in enumerate(lengths) if length > policy.max_length}
+    members = sorted(np.concatenate([[], *plan.batches]).tolist())
+    assert members == [number for number in range(len(lengths)) if word != "drop" or number not in too_long]
+    assert counts == {"truncated": 0, "dropped": 0, "alone": 0} | {
+        {"truncate": "truncated", "drop": "dropped", "alone": "alone"}[word]: len(too_long)
+    }
+    if not too_long:
+        assert batches(plan) == batches(policy.plan(lengths))
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_where_all_fit_every_word_gives_the_same_plan(word: str) -> None:
+    for policy in (TokenBudget(60), FixedSize(2)):
+        plan, counts = plan_with(policy, [50, 30, 20, 20, 30, 20], word)  # type: ignore[arg-type]
+        assert batches(plan) == batches(policy.plan([50, 30, 20, 20, 30, 20]))
+        assert not any(counts.values())
+
+
+def test_an_unknown_word_is_refused() -> None:
+    message = "overlong must be one of raise, truncate, drop, alone (got 'split')"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        plan_with(TokenBudget(60), [1], "split")  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(0, 30), max_size=20), st.integers(1, 12))
+@settings(max_examples=60)
+def test_pieces_are_the_samples_in_order(lengths: list[int], max_length: int) -> None:
+    pieces = split_long(lengths, max_length)
+    expected = [
+        (sample, start, min(max_length, length - start))
+        for sample, length in enumerate(lengths)
+        for start in range(0, max(length, 1), max_length)
+    ]
+    assert list(zip(*(field.tolist() for field in pieces), strict=True)) == expected
+
+
+def test_pieces_of_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^max_length must be at least 1 token \(got 0\)$"):
+        split_long([1], 0)
+    with pytest.raises(ValueError, match=r"^split_long takes one length a sample \(got shape \(1, 2\)\)"):
+        split_long([[1, 2]], 4)
