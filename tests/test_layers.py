@@ -12,7 +12,7 @@ LAYERS = {  # a module imports what has a smaller number; the modules of one fol
     "cli": 13, "__main__": 13,
     "demo": 12, "report": 12,
     "__init__": 11,
-    "integrations": 10, "testing": 10,
+    "integrations": 10, "read": 10, "testing": 10,
     "dataset": 9,
     "batches": 8,
     "loader": 7,

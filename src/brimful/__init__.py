@@ -12,25 +12,26 @@ batch = next(it)            # input_ids, attention_mask (B, L) int64; lengths (B
 state = it.state_dict()     # a few integers; batches.iter(state) goes on exactly here
 """
 
-from brimful.dataset import (
-    Batches,
-    Dataset,
-    concat_datasets,
-    from_files,
-    from_iterable,
-    from_sequence,
-    interleave_datasets,
-)
+from brimful.batches import Batches
+from brimful.dataset import Dataset, concat_datasets, interleave_datasets
 from brimful.errors import BrokenError, DataError, StageError, StateError
 from brimful.plan import (
     AttentionCost,
     CostBudget,
     FixedSize,
     OverlongError,
+    Packed,
     Plan,
     Policy,
+    StaticShapes,
     TokenBudget,
+    best_num_buckets,
+    exponential_buckets,
+    optimal_buckets,
+    quantile_buckets,
+    uniform_buckets,
 )
+from brimful.read import from_files, from_iterable, from_sequence
 
 __version__ = "0.1.0"
 
@@ -43,14 +44,21 @@ __all__ = [
     "Dataset",
     "FixedSize",
     "OverlongError",
+    "Packed",
     "Plan",
     "Policy",
     "StageError",
     "StateError",
+    "StaticShapes",
     "TokenBudget",
+    "best_num_buckets",
     "concat_datasets",
+    "exponential_buckets",
     "from_files",
     "from_iterable",
     "from_sequence",
     "interleave_datasets",
+    "optimal_buckets",
+    "quantile_buckets",
+    "uniform_buckets",
 ]

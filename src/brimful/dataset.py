@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Literal, TypedDict, Unpack, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, Unpack
 
-import pyarrow as pa
-
+from brimful.batches import Batches, BatchOptions, PackOptions, batches_of, packs_of, windows_of
 from brimful.encoders import encoder_for, missing_bos_eos
-from brimful.errors import require
 from brimful.iterator import ResumableIterator
-from brimful.plan import FixedSize, Policy, TokenBudget
-from brimful.plan.overlong import Overlong
-from brimful.planners import ByKey, ByPolicy, Planner
+from brimful.plan import FixedSize, Packed, Policy, TokenBudget
+from brimful.planners import ByKey
 from brimful.rows import Block, Recut, Sample
-from brimful.sources.files import FromFiles, ShardFunction
-from brimful.sources.iterable import FromIterable
-from brimful.sources.sequence import CachedIndex, FromSequence, SequenceIndex
-from brimful.sources.shard import OnError
-from brimful.sources.urls import Shards
+from brimful.sources.sequence import CachedIndex, FromSequence
 from brimful.stages.add_bos_eos import AddBosEos
-from brimful.stages.ahead import Ahead
-from brimful.stages.batched import Batched
-from brimful.stages.buffered import Buffered
 from brimful.stages.chunk import Chunk
-from brimful.stages.collated import Collated
 from brimful.stages.concat import Concat
 from brimful.stages.concat_chunk import ConcatChunk
 from brimful.stages.enumerate import Enumerate
-from brimful.stages.enumerate_items import EnumerateItems
 from brimful.stages.filter import Filter
 from brimful.stages.filter_map import FilterMap
 from brimful.stages.flat_map import FlatMap
@@ -38,46 +25,16 @@ from brimful.stages.interleave import Interleave, Stop
 from brimful.stages.keyed import Keyed
 from brimful.stages.map import Map
 from brimful.stages.map_blocks import MapBlocks
-from brimful.stages.map_items import MapItems
 from brimful.stages.pack_chunk import PackChunk
 from brimful.stages.pad import Pad
-from brimful.stages.planned import Planned
 from brimful.stages.repeat import Repeat
 from brimful.stages.sampled import Sampled
 from brimful.stages.shuffle import Shuffle
 from brimful.stages.skip import Skip
 from brimful.stages.stride import Stride
 from brimful.stages.take import Take
-from brimful.stages.take_items import TakeItems
 from brimful.stages.tokenize import Tokenize
-from brimful.stream import Stage, running, upstreams
-from brimful.windows import Batch, Window
-
-
-class BatchOptions(TypedDict, total=False):
-    """What every method that makes batches takes.
-
-    length_column: the list column whose lengths are planned over, a pair of them for (source, target).
-    pad_values: what padding holds, by column; -100 in labels and 0 elsewhere by default.
-    pad_side: where padding goes, "right" or "left".
-    overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a batch
-        of its own). Counted in `.stats`.
-    drop_last: leave out incomplete batches: those below a fixed size, else the last cut of an epoch.
-    shuffle_batches: hand out a window's batches in a random order.
-    group: shuffle them in aligned groups of so many neighbours in cost.
-    seed: of that order.
-    collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of padded tensors.
-    """
-
-    length_column: str | tuple[str, str]
-    pad_values: Mapping[str, int] | None
-    pad_side: Literal["right", "left"]
-    overlong: Overlong
-    drop_last: bool
-    shuffle_batches: bool
-    group: int
-    seed: int
-    collate_fn: Callable[[list[Sample]], Any] | None
+from brimful.stream import Stage, chain
 
 
 @dataclass(frozen=True)
@@ -126,15 +83,15 @@ class Dataset:
         return concat_datasets([self, other])
 
     def __repr__(self) -> str:
-        return f"Dataset({' > '.join(name for name in _chain(self.stage))}{', repeat' if self.repeats else ''})"
+        return f"Dataset({' > '.join(name for name in chain(self.stage))}{', repeat' if self.repeats else ''})"
 
     @property
     def kind(self) -> str:
-        """ "indexed" (any sample at once), or "streamed" and the stage that made it so."""
-        chain = _chain(self.stage)
+        """Either "indexed" (any sample at once), or "streamed" and the stage that made it so."""
         if isinstance(self.stage, FromSequence):
             return "indexed"
-        return f"streamed (by {chain[1] if chain[0] == 'FromSequence' else chain[0]})"
+        names = chain(self.stage)
+        return f"streamed (by {names[1] if names[0] == 'FromSequence' else names[0]})"
 
     # -- samples ---------------------------------------------------------------------------------------------------------
 
@@ -249,7 +206,7 @@ class Dataset:
 
         Price: one and a half windows held; a resume reads the window again.
         """
-        return self._add(Shuffle(self._windows(buffer_size), seed))
+        return self._add(Shuffle(windows_of(self.stage, buffer_size), seed))
 
     def take(self, n: int) -> Dataset:
         """The first n samples; of a repeating data set, over as many epochs as that needs."""
@@ -292,11 +249,11 @@ class Dataset:
         [[[1, 0], [2, 3]], [[4]]]
         """
         if not isinstance(size_or_policy, int):
-            return self._batches(size_or_policy, window or "auto", **options)
+            return self._batched(size_or_policy, window or "auto", **options)
         if window is not None:
-            return self._batches(FixedSize(size_or_policy), window, **options)
+            return self._batched(FixedSize(size_or_policy), window, **options)
         policy = FixedSize(size_or_policy, sort=False)
-        return self._batches(policy, size_or_policy * max(1, 1024 // size_or_policy), **options)
+        return self._batched(policy, size_or_policy * max(1, 1024 // size_or_policy), **options)
 
     def batch_by_tokens(
         self,
@@ -320,7 +277,7 @@ class Dataset:
         """
         rounded = None if buckets is None else tuple(buckets)
         policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=rounded)
-        return self._batches(policy, window, **options)
+        return self._batched(policy, window, **options)
 
     def batch_by(
         self,
@@ -342,7 +299,38 @@ class Dataset:
         Price: Python, two or three calls a sample.
         Source: infinibatch's BucketedReadaheadBatchIterator.
         """
-        return self._batches(ByKey(batch_size, key, boundary_key), window, **options)
+        return self._batched(ByKey(batch_size, key, boundary_key), window, **options)
+
+    def pack(
+        self,
+        row_length: int,
+        *,
+        rows: int = 1,
+        window: int | Literal["auto"] = "auto",
+        overlong: Literal["raise", "truncate", "drop", "split"] = "raise",
+        hf_flash_attention: bool = False,
+        **options: Unpack[PackOptions],
+    ) -> Batches:
+        """Rows of exactly `row_length` tokens, filled with whole samples by best fit: next to nothing is padded.
+
+        Args:
+            row_length: tokens in a row.
+            rows: rows in a batch.
+            window: samples to plan over; "auto": what fills 200 rows, where .3 % is wasted.
+            overlong: what becomes of a sample longer than a row: "raise", "truncate", "drop", or "split" (cut into pieces).
+            hf_flash_attention: name the boundaries as transformers' flash attention does.
+            options: see PackOptions.
+        Shapes: `input_ids`, `labels`, `position_ids`, `segment_ids` (rows, row_length) int64; `cu_seqlens` (n + 1,) int32;
+            `max_seqlen` int. See `brimful.collate.packed`.
+        Source: best-fit decreasing in a window; no bin stays open from one to the next.
+
+        >>> samples = from_sequence([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6]}])
+        >>> next(iter(samples.pack(4)))["input_ids"].tolist()
+        [[1, 2, 3, 6]]
+        """
+        return packs_of(
+            self.stage, self.repeats, Packed(row_length), rows, window, overlong, hf_flash_attention, **options
+        )
 
     # -- within ----------------------------------------------------------------------------------------------------------
 
@@ -353,184 +341,11 @@ class Dataset:
     def _add(self, stage: Stage[Block]) -> Dataset:
         return Dataset(stage, self.repeats)
 
+    def _batched(self, plan: Policy | ByKey, window: int | Literal["auto"], **options: Unpack[BatchOptions]) -> Batches:
+        return batches_of(self.stage, self.repeats, plan, window, **options)
+
     def _keyed(self, seed: int | None) -> Stage[Block]:
         return self.stage if seed is None else Keyed(self.stage, seed)
-
-    def _windows(
-        self, size: int, columns: tuple[str, ...] = (), required: bool = False, policy: Policy | None = None
-    ) -> Stage[Window]:
-        if isinstance(self.stage, FromSequence):
-            return Planned(self.stage, size, columns, required, policy)
-        return Ahead(Buffered(self.stage, size, columns, required, policy), 1, "window")
-
-    def _batches(
-        self,
-        plan: Policy | ByKey,
-        window: int | Literal["auto"],
-        *,
-        length_column: str | tuple[str, str] = "input_ids",
-        pad_values: Mapping[str, int] | None = None,
-        pad_side: Literal["right", "left"] = "right",
-        overlong: Overlong = "raise",
-        drop_last: bool = False,
-        shuffle_batches: bool = True,
-        group: int = 1,
-        seed: int = 42,
-        collate_fn: Callable[[list[Sample]], Any] | None = None,
-    ) -> Batches:
-        _one_of("pad_side", pad_side, "right", "left")
-        _one_of("overlong", overlong, *get_args(Overlong))
-        columns = (length_column,) if isinstance(length_column, str) else tuple(length_column)
-        in_order = isinstance(plan, FixedSize) and not plan.sort
-        planner: Planner = plan if isinstance(plan, ByKey) else ByPolicy(plan, overlong)
-        policy = None if isinstance(plan, ByKey) else plan
-        windows = self._windows(
-            _window_rows(window), columns, required=policy is not None and not in_order, policy=policy
-        )
-        batched = Batched(windows, planner, drop_last, shuffle_batches and not in_order, group, seed)
-        left = pad_side == "left"
-        return Batches(batched, Collated(batched, columns, dict(pad_values or {}), left, collate_fn), self.repeats)
-
-
-@dataclass(frozen=True)
-class Batches:
-    """A stream of batches: a description, cheap and immutable. Iterating over it runs it from the start.
-
-    A batch is a dict of int64 tensors: each list column padded to (B, L), `attention_mask` (B, L), `lengths` (B,), other
-    numbers stacked, anything else as a list.
-    """
-
-    planned: Stage[Batch]
-    stage: Stage[Any]
-    repeats: bool = False
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.iter()
-
-    def iter(self, state_dict: dict[str, Any] | None = None, *, allow: Collection[str] = ()) -> ResumableIterator[Any]:
-        """An iterator over the batches, from the start or from a state; see `Dataset.iter`."""
-        return ResumableIterator(self._endless, state_dict, allow)
-
-    def plans(self, epoch: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch as integers: sample numbers, padded lengths. Of indexed data no row is touched."""
-        with running(self.planned, self.planned.start(epoch)) as batches:
-            for batch, _ in batches:
-                yield batch
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __repr__(self) -> str:
-        return f"Batches({' > '.join(_chain(self.stage))}{', repeat' if self.repeats else ''})"
-
-    @cached_property
-    def _length(self) -> int:
-        length = _num_items(self._endless)
-        if length is None:
-            raise TypeError("the number of batches is not known: the data set is streamed, or repeats")
-        return length
-
-    def map(self, fn: Callable[[Any], Any]) -> Batches:
-        """`fn(batch)` in place of each batch."""
-        return replace(self, stage=MapItems(self.stage, fn))
-
-    def take(self, n: int) -> Batches:
-        """The first n batches; of a repeating data set, over as many epochs as that needs."""
-        return replace(self, stage=TakeItems(self._endless, n), repeats=False)
-
-    def enumerate(self) -> Batches:
-        """(number, batch) pairs, counted from 0 and on over epochs."""
-        return replace(self, stage=EnumerateItems(self._endless), repeats=False)
-
-    def prefetch(self, n: int) -> Batches:
-        """Up to n batches made ahead of use by a thread, over the ends of epochs too."""
-        return replace(self, stage=Ahead(self._endless, n, "prefetch"), repeats=False)
-
-    @property
-    def _endless(self) -> Stage[Any]:
-        return Repeat(self.stage) if self.repeats else self.stage
-
-
-# -- sources -------------------------------------------------------------------------------------------------------------
-
-
-def from_files(
-    urls: str | Sequence[str],
-    *,
-    format: str | ShardFunction = "auto",
-    columns: Sequence[str] | None = None,
-    schema: pa.Schema | Mapping[str, pa.DataType] | None = None,
-    repeat: bool = False,
-    shuffle_shards: bool = False,
-    n_active_shards: int = 10,
-    n_standby_shards: int = 2,
-    seed: int = 42,
-    on_error: OnError = "raise",
-    storage_options: Mapping[str, Any] | None = None,
-    timeout_seconds: float = 60.0,
-) -> Dataset:
-    """The samples of shards, several of which are read at once, a row of each in turn.
-
-    Args:
-        urls: names, on any file system that fsspec knows; `{00..99}` and globs expand, globs sorted.
-        format: "jsonl" or "text" (a row {"text": line} each), by extension where "auto", below .gz .zst .bz2 .lz4; or a
-            function of the open file that yields samples (then a resume reads what it skips).
-        columns: take these alone.
-        schema: the columns' types; else inferred from the first 1,000 rows of the first shard in list order. Later rows
-            are cast or are errors.
-        repeat: run the whole chain again and again, with the next epoch.
-        shuffle_shards: another order of the shards each epoch.
-        n_active_shards: shards read at once.
-        n_standby_shards: shards opened ahead.
-        on_error: "raise" names file and line; "skip" leaves a bad record out, counts it and logs file and line.
-        storage_options: for fsspec.
-        timeout_seconds: how long to wait for a shard before a TimeoutError names it.
-    Raises:
-        FileNotFoundError: (when run) a name or a glob matches nothing.
-        DataError: (when run) a bad record, with file and line.
-    State: about 30 bytes an open shard. A resume never parses what was consumed.
-    Price: about 1 MB an active or standby shard.
-    """
-    given = (urls,) if isinstance(urls, str) else tuple(urls)
-    if not given:
-        raise ValueError("urls must name at least one file (got none)")
-    kept = None if columns is None else tuple(columns)
-    typed = schema if schema is None or isinstance(schema, pa.Schema) else pa.schema(list(schema.items()))
-    stage = FromFiles(
-        Shards(given, dict(storage_options or {})),
-        format,
-        kept,
-        typed,
-        shuffle_shards,
-        n_active_shards,
-        n_standby_shards,
-        seed,
-        on_error,
-        timeout_seconds,
-    )
-    return Dataset(stage, repeat)
-
-
-def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False, seed: int = 42) -> Dataset:
-    """Samples in memory: a list of dicts or of strings ({"text": ...}), a Hugging Face map-style data set, a pa.Table.
-
-    An indexed data set: made columnar once, on first use. `shuffle` takes another order each epoch.
-
-    >>> list(from_sequence(["one", "two"]))
-    [{'text': 'one'}, {'text': 'two'}]
-    """
-    return Dataset(FromSequence(SequenceIndex(sequence), shuffle, seed), repeat)
-
-
-def from_iterable(iterable: Iterable[Sample | str], *, repeat: bool = False) -> Dataset:
-    """The samples of anything that can be iterated over again and gives the same ones each time.
-
-    State: a count. Price: a resume iterates over what it skips.
-    """
-    return Dataset(FromIterable(iterable), repeat)
 
 
 def interleave_datasets(
@@ -567,43 +382,3 @@ def concat_datasets(datasets: Sequence[Dataset]) -> Dataset:
                 f"data set {number} repeats without end, so that none after it is reached; repeat only the last"
             )
     return Dataset(Concat(tuple(dataset.stage for dataset in datasets)), datasets[-1].repeats and len(datasets) == 1)
-
-
-def _one_of(name: str, value: str, *choices: str) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)} (got {value!r})")
-
-
-def _window_rows(window: int | Literal["auto"]) -> int:
-    if isinstance(window, str):
-        _one_of("window", window, "auto")
-        return 0
-    require("window", window, 1, "row")
-    return window
-
-
-def _chain(stage: Stage[Any]) -> list[str]:
-    """The names of a stage's chain, from its source on."""
-    below = upstreams(stage)
-    names = (
-        _chain(below[0])
-        if len(below) == 1
-        else [f"({' | '.join(' > '.join(_chain(one)) for one in below)})"] * bool(below)
-    )
-    return names if stage.transparent else [*names, type(stage).__name__]
-
-
-def _num_items(stage: Stage[Any]) -> int | None:
-    """How many items a stage of batches has, where indexed data say it."""
-    below = upstreams(stage)[0]
-    if isinstance(stage, Batched):
-        if not isinstance(below, Planned):
-            return None
-        with running(stage, stage.start(0)) as batches:
-            return sum(1 for _ in batches)
-    if isinstance(stage, Repeat):
-        return None
-    length = _num_items(below)
-    if isinstance(stage, TakeItems):
-        return stage.count if isinstance(below, Repeat) else None if length is None else min(stage.count, length)
-    return length

@@ -49,6 +49,12 @@ def require(name: str, value: float, least: float, unit: str = "") -> None:
         raise ValueError(f"{name} must be at least {least:,}{unit and ' ' + unit} (got {value:,})")
 
 
+def one_of(name: str, value: str, *choices: str) -> None:
+    """Refuses a word that is none of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)} (got {value!r})")
+
+
 # -- where a row came from ---------------------------------------------------------------------------------------------
 
 _names: list[tuple[str, str]] = []

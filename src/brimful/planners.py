@@ -1,31 +1,34 @@
-"""Windows to plans: by a policy over lengths, or by a user's functions of the samples."""
+"""Windows to batches, as integers: by a policy over lengths, by packing, or by a user's functions of the samples."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.errors import DataError, count, where
-from brimful.plan import FixedSize, OverlongError, Plan, Policy, plan_with
-from brimful.plan.overlong import Overlong
+from brimful import random
+from brimful.errors import DataError, count, require, where
+from brimful.plan import FixedSize, Overlong, OverlongError, Packed, Plan, Policy, plan_with, split_long
 from brimful.rows import Sample, call, samples
-from brimful.windows import Window
+from brimful.windows import Batch, Packs, Window
+
+Planned: TypeAlias = Sequence[Batch] | Sequence[Packs]
 
 
 class Planner(ABC):
-    """Plans a window; what it leaves out or cuts is counted in `.stats` where `first` says so (not in a replay)."""
+    """Plans a window. `key` is that of its random choices; `first` says that nothing of the window has been handed on:
+    then what is left out or cut is counted in `.stats`."""
 
     @abstractmethod
-    def plan(self, window: Window, first: bool) -> Plan:
-        """The window's batches."""
+    def batches(self, window: Window, key: int, first: bool) -> Planned:
+        """The window's batches, in the order of their cost."""
 
     @abstractmethod
-    def complete(self, plan: Plan, last: bool) -> NDArray[np.bool_]:
+    def complete(self, batches: Planned, last: bool) -> NDArray[np.bool_]:
         """Which batches `drop_last` keeps; `last` where no window follows."""
 
 
@@ -36,21 +39,52 @@ class ByPolicy(Planner):
     policy: Policy
     overlong: Overlong
 
-    def plan(self, window: Window, first: bool) -> Plan:
-        try:
-            plan, counts = plan_with(self.policy, window.lengths, self.overlong)
-        except OverlongError as error:
-            raise DataError(f"{error} ({where(window.block, int(window.rows[error.sample]))})") from error
-        for name, number in counts.items():
-            if first and number:
-                count(
-                    name, number, f"overlong: {number:,} samples of a window {name} (longer than {self.policy} takes)"
-                )
-        return plan
+    def batches(self, window: Window, key: int, first: bool) -> Planned:
+        plan = _placed(window, self.policy, self.overlong, first)
+        lengths = plan.padded_lengths.tolist()
+        padded = [tuple(length) for length in lengths] if plan.padded_lengths.ndim > 1 else lengths
+        return [Batch(window, *batch) for batch in zip(plan.batches, padded, plan.padded_sizes.tolist(), strict=True)]
 
-    def complete(self, plan: Plan, last: bool) -> NDArray[np.bool_]:
+    def complete(self, batches: Planned, last: bool) -> NDArray[np.bool_]:
         """Batches of full size; where the policy has no fixed size, all but the last cut of the epoch."""
-        return _complete(plan, self.policy.n if isinstance(self.policy, FixedSize) else None, last)
+        return _full(batches, self.policy.n if isinstance(self.policy, FixedSize) else None, last)
+
+
+@dataclass(frozen=True)
+class ByPacking(Planner):
+    """Rows filled by best fit, `num_rows` of them a batch, in a random order where `shuffle` says so: as planned, rows of
+    few long samples come before rows of many short ones."""
+
+    policy: Packed
+    num_rows: int
+    overlong: Literal["raise", "truncate", "drop", "split"]
+    shuffle: bool
+
+    def __post_init__(self) -> None:
+        require("rows", self.num_rows, 1, "row")
+
+    def batches(self, window: Window, key: int, first: bool) -> Planned:
+        row_length = self.policy.row_length
+        if self.overlong == "split":
+            numbers, starts, lengths = split_long(window.lengths, row_length)
+            plan = self.policy.plan(lengths)
+        else:
+            plan = _placed(window, self.policy, self.overlong, first)
+            lengths = np.minimum(window.lengths, row_length)
+            numbers, starts = np.arange(len(window)), np.zeros(len(window), dtype=np.int64)
+        order = random.permutation(len(plan), key) if self.shuffle else np.arange(len(plan))
+        batches = []
+        for at in range(0, len(order), self.num_rows):
+            rows = [plan.batches[row] for row in order[at : at + self.num_rows]]
+            pieces = np.concatenate(rows)
+            owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+            batches.append(
+                Packs(window, numbers[pieces], starts[pieces], lengths[pieces], owners, len(rows), row_length)
+            )
+        return batches
+
+    def complete(self, batches: Planned, last: bool) -> NDArray[np.bool_]:
+        return np.array([batch.padded_size == self.num_rows for batch in batches], dtype=bool)
 
 
 @dataclass(frozen=True)
@@ -65,37 +99,47 @@ class ByKey(Planner):
     key: Callable[[Sample], Any]
     boundary_key: Callable[[Sample], Any] | None
 
-    def plan(self, window: Window, first: bool) -> Plan:
+    def batches(self, window: Window, key: int, first: bool) -> Planned:
         block = window.take(np.arange(len(window)))
         rows = samples(block)
         keys = list(call("batch_by", self.key, block))
+        bounds = list(call("batch_by", self.boundary_key, block)) if self.boundary_key else [None] * len(rows)
         order = sorted(range(len(rows)), key=keys.__getitem__, reverse=True)
-        bounds = [self.boundary_key(rows[row]) if self.boundary_key else None for row in order]
         batches, start = [], 0
         while start < len(order):
-            size = self._size(rows[order[start]])
-            stop = next(
-                (i for i in range(start, min(start + size, len(order))) if bounds[i] != bounds[start]),
-                min(start + size, len(order)),
-            )
-            batches.append(order[start:stop])
+            stop = min(start + self._size(rows[order[start]]), len(order))
+            bound = bounds[order[start]]
+            stop = next((at for at in range(start, stop) if bounds[order[at]] != bound), stop)
+            numbers = np.array(order[start:stop])
+            longest = tuple(np.maximum(window.lengths[numbers].max(axis=0, initial=1), 1).ravel().tolist())
+            batches.append(Batch(window, numbers, longest if len(longest) > 1 else longest[0], len(numbers)))
             start = stop
-        return Plan.of(window.lengths, batches)
+        return batches
 
-    def complete(self, plan: Plan, last: bool) -> NDArray[np.bool_]:
-        return _complete(plan, self.batch_size if isinstance(self.batch_size, int) else None, last)
+    def complete(self, batches: Planned, last: bool) -> NDArray[np.bool_]:
+        return _full(batches, self.batch_size if isinstance(self.batch_size, int) else None, last)
 
     def _size(self, longest: Sample) -> int:
         size = self.batch_size if isinstance(self.batch_size, int) else int(self.batch_size(longest))
-        if size < 1:
-            raise ValueError(f"batch_size must give at least 1 sample (got {size})")
+        require("batch_size", size, 1, "sample")
         return size
 
 
-def _complete(plan: Plan, size: int | None, last: bool) -> NDArray[np.bool_]:
-    complete = np.ones(len(plan), dtype=bool)
+def _placed(window: Window, policy: Policy, overlong: Overlong, first: bool) -> Plan:
+    try:
+        plan, counts = plan_with(policy, window.lengths, overlong)
+    except OverlongError as error:
+        raise DataError(f"{error} ({where(window.block, int(window.rows[error.sample]))})") from error
+    for name, number in counts.items():
+        if first and number:
+            count(name, number, f"overlong: {number:,} samples of a window {name}, longer than {policy} takes")
+    return plan
+
+
+def _full(batches: Planned, size: int | None, last: bool) -> NDArray[np.bool_]:
+    full = np.ones(len(batches), dtype=bool)
     if size is not None:
-        complete = np.fromiter(map(len, plan.batches), np.int64, len(plan)) == size
-    elif last and len(plan):
-        complete[-1] = False
-    return complete
+        full[:] = [len(batch) == size for batch in batches]
+    elif last and len(batches):
+        full[-1] = False
+    return full

@@ -95,16 +95,11 @@ def lengths(block: pa.RecordBatch, columns: Sequence[str]) -> NDArray[np.int64]:
     return counts[0] if len(counts) == 1 else np.stack(counts, axis=1)
 
 
-def select(column: Ragged, rows: NDArray[np.int64], counts: NDArray[np.int64] | None = None) -> Ragged:
-    """Rows of a ragged column, in the order given, each cut to its first `counts` values, as a new flat array.
-
-    Price: about 5 ns a value.
-    """
-    starts, sizes = column.spans(rows)
-    counts = sizes if counts is None else counts
+def gather(values: NDArray[Any], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> Ragged:
+    """Runs of `counts` values from `starts` on, end to end in a new flat array. Price: about 5 ns a value."""
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
     index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
-    return Ragged(column.values[index], offsets)
+    return Ragged(values[index], offsets)
 
 
 def surround(column: Ragged, before: int | None, after: int | None) -> Ragged:

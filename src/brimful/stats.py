@@ -53,21 +53,25 @@ class Stats(Mapping[str, Any]):
         return f"Stats({', '.join(f'{name}={value:,.6g}' for name, value in self.items())})"
 
     def took(self, item: Any) -> None:
-        """Counts one item: a sample, or a batch (a dict with `lengths`)."""
+        """Counts one item: a sample, or a batch (known by its attention_mask or segment_ids)."""
         if isinstance(item, tuple):  # an enumerated batch
             item = item[-1]
         if not isinstance(item, Mapping):
             return
-        if "attention_mask" in item and "lengths" in item:
-            shape = tuple(item["attention_mask"].shape)
-            self._shapes.add(shape)
-            self.batches += 1
-            self.samples += len(item["lengths"])
-            self.tokens += int(item["lengths"].numpy().sum())
-            self.slots += shape[0] * shape[1]
-        else:
+        slots = item.get("attention_mask", item.get("segment_ids"))
+        if not hasattr(slots, "shape"):
             self.samples += 1
             self.tokens += len(item.get("input_ids", ()))
+            return
+        shape = tuple(slots.shape)
+        lengths = item["lengths"].numpy() if "lengths" in item else slots.sum(1).numpy()
+        if "sample_weights" in item:
+            lengths = lengths[item["sample_weights"].numpy() > 0]
+        self._shapes.add(shape)
+        self.batches += 1
+        self.samples += len(lengths)
+        self.tokens += int(lengths.sum())
+        self.slots += shape[0] * shape[1]
 
     @staticmethod
     def _names() -> tuple[str, ...]:

@@ -134,3 +134,12 @@ def upstreams(stage: Stage[Any]) -> list[Stage[Any]]:
     values = [getattr(stage, field.name) for field in dataclasses.fields(cast(Any, stage))]
     several = [value if isinstance(value, tuple) else (value,) for value in values]
     return [value for group in several for value in group if isinstance(value, Stage)]
+
+
+def chain(stage: Stage[Any]) -> list[str]:
+    """The names of the stages that a stage reads through, from its source on; branches in brackets."""
+    below = upstreams(stage)
+    names = chain(below[0]) if len(below) == 1 else []
+    if len(below) > 1:
+        names = [f"({' | '.join(' > '.join(chain(one)) for one in below)})"]
+    return names if stage.transparent else [*names, type(stage).__name__]

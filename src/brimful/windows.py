@@ -97,4 +97,31 @@ class Batch:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sample, int64 (b,) or (b, d)."""
         return self.window.lengths[self.numbers]
+
+
+@dataclass(frozen=True, eq=False)
+class Packs:
+    """Which pieces of the samples of a window make up some rows of one length, end to end: still integers.
+
+    Args:
+        window: the window that the numbers refer to.
+        numbers: the sample of each piece, int64 (n,), row after row.
+        starts: where in its sample each piece begins, int64 (n,).
+        lengths: tokens of each piece, int64 (n,).
+        rows: the row of each piece, int64 (n,), ascending.
+        padded_size: how many rows there are.
+        padded_length: tokens in a row.
+    """
+
+    window: Window
+    numbers: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    padded_size: int
+    padded_length: int
+
+    def __len__(self) -> int:
+        return len(self.numbers)

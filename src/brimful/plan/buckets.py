@@ -134,7 +134,7 @@ def best_num_buckets(run_seconds: float, compile_seconds: float, *, padding_cons
     if min(run_seconds, compile_seconds, padding_constant) <= 0:
         found = f"{run_seconds}, {compile_seconds}, {padding_constant}"
         raise ValueError(f"run_seconds, compile_seconds and padding_constant must be positive (got {found})")
-    return max(1, round(sqrt(padding_constant * run_seconds / compile_seconds)))
+    return max(1, round(sqrt(padding_constant * run_seconds / compile_seconds + 0.25)))  # the best whole number
 
 
 def as_buckets(buckets: Sequence[int], max_tokens: int, multiple_of: int = 1) -> tuple[int, ...]:
@@ -163,14 +163,15 @@ def pad_to_buckets(lengths: IntArray, buckets: Sequence[int]) -> IntArray:
 
 
 def _histogram(lengths: IntArray, multiple_of: int, max_length: int | None) -> tuple[IntArray, IntArray]:
-    """Distinct lengths rounded up, with their counts; and `max_length`, of no samples, where it is longer."""
+    """Distinct lengths rounded up, `max_length` among them, with their counts.
+
+    The longest counts once too often: it is a bucket whatever its count.
+    """
     longest = int(lengths.max()) if max_length is None else max_length
     if longest < lengths.max():
         raise ValueError(f"max_length must be at least the longest length, {lengths.max():,} (got {longest:,})")
     rounded = np.maximum(-(-np.append(lengths, longest) // multiple_of), 1) * multiple_of
-    values, counts = np.unique(rounded, return_counts=True)
-    counts[-1] -= 1
-    return values, counts
+    return np.unique(rounded, return_counts=True)
 
 
 def _cheapest_before(mass: FloatArray, best: FloatArray, costs: FloatArray) -> IntArray:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from brimful.errors import count, require
-from brimful.ragged import list_array, ragged
+from brimful.ragged import gather, list_array, ragged
 from brimful.rows import Block, Blockwise, with_origin
 
 
@@ -33,12 +33,7 @@ class Chunk(Blockwise):
         parents = np.repeat(np.arange(len(sizes)), chunks)
         firsts = (np.arange(len(parents)) - np.repeat(np.cumsum(chunks) - chunks, chunks)) * self.chunk_length
         counts = np.minimum(sizes[parents] - firsts, self.chunk_length)
-        arrays = []
-        for column in columns:
-            starts = column.offsets[:-1][parents] + firsts
-            offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-            index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
-            arrays.append(list_array(column.values[index], offsets))
+        arrays = [list_array(*gather(column.values, column.offsets[parents] + firsts, counts)) for column in columns]
         dropped = int(sizes.sum() - counts.sum())
         count("dropped_tokens", dropped, f"chunk({self.chunk_length}) drops the tokens after the last whole chunk")
         return with_origin(pa.RecordBatch.from_arrays(arrays, list(self.target_columns)), block, parents)

@@ -6,19 +6,21 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from brimful.stream import Stage, State, running, runtime
-from brimful.windows import Batch
+from brimful.stream import Stage, State, running
+from brimful.windows import Batch, Packs
 
 
 @dataclass(frozen=True)
 class Collated(Stage[Any]):
-    """Each batch as a dict of padded tensors, or what `collate_fn` makes of its samples; the state is passed on."""
+    """Each batch as a dict of tensors, or what `collate_fn` makes of its samples; the state is passed on."""
 
-    upstream: Stage[Batch]
+    upstream: Stage[Batch | Packs]
     length_columns: tuple[str, ...]
     pad_values: dict[str, int]
-    left: bool
-    collate_fn: Callable[[list[dict[str, Any]]], Any] | None = runtime(None)
+    left: bool = False
+    weighted: bool = False
+    hf_flash_attention: bool = False
+    collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None
 
     def start(self, epoch: int) -> State:
         return self.upstream.start(epoch)
@@ -30,5 +32,8 @@ class Collated(Stage[Any]):
             for batch, after in batches:
                 if self.collate_fn is not None:
                     yield collate.by_function(batch, self.collate_fn), after
+                elif isinstance(batch, Packs):
+                    column = self.length_columns[0]
+                    yield collate.packed(batch, column, self.pad_values, self.hf_flash_attention), after
                 else:
-                    yield collate.padded(batch, self.length_columns, self.pad_values, self.left), after
+                    yield collate.padded(batch, self.length_columns, self.pad_values, self.left, self.weighted), after

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from brimful.errors import count, require
-from brimful.ragged import EMPTY, list_array, ragged, select
+from brimful.ragged import EMPTY, gather, list_array, ragged
 from brimful.rows import Block, Carried, with_origin
 
 
@@ -34,8 +34,8 @@ class PackChunk(Carried):
         totals = np.add.reduceat(counts[:done], firsts) if len(firsts) else np.zeros(0, dtype=np.int64)
         kept = totals > 0
         bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum(totals[kept])))
-        rows = np.arange(done)
-        arrays = [list_array(select(column, rows, counts[:done]).values, bounds) for column in columns]
+        flat = [gather(column.values, column.offsets[:done], counts[:done]).values for column in columns]
+        arrays = [list_array(values, bounds) for values in flat]
         out = pa.RecordBatch.from_arrays(arrays, list(self.target_columns))
         return with_origin(out, held, firsts[kept]), done, 0
 

@@ -1,0 +1,223 @@
+"""Batches: what iterating, counting, mapping and prefetching them means, and how rows become them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, TypedDict, get_args
+
+from brimful.errors import one_of, require
+from brimful.iterator import ResumableIterator
+from brimful.plan import FixedSize, Overlong, Packed, Policy, StaticShapes
+from brimful.planners import ByKey, ByPacking, ByPolicy, Planner
+from brimful.rows import Block, Sample
+from brimful.sources.sequence import FromSequence
+from brimful.stages.ahead import Ahead
+from brimful.stages.batched import Batched
+from brimful.stages.buffered import Buffered
+from brimful.stages.collated import Collated
+from brimful.stages.enumerate_items import EnumerateItems
+from brimful.stages.map_items import MapItems
+from brimful.stages.planned import Planned
+from brimful.stages.repeat import Repeat
+from brimful.stages.take_items import TakeItems
+from brimful.stream import Stage, chain, running, upstreams
+from brimful.windows import Batch, Packs, Window
+
+
+class BatchOptions(TypedDict, total=False):
+    """What every method that makes batches takes.
+
+    length_column: the list column whose lengths are planned over, a pair of them for (source, target).
+    pad_values: what padding holds, by column; -100 in labels and 0 elsewhere by default.
+    pad_side: where padding goes, "right" or "left".
+    overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a batch
+        of its own). Counted in `.stats`.
+    drop_last: leave out incomplete batches: those below a fixed size, else the last cut of an epoch.
+    shuffle_batches: hand out a window's batches in a random order.
+    group: shuffle them in aligned groups of so many neighbours in cost.
+    seed: of that order.
+    collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of padded tensors.
+    """
+
+    length_column: str | tuple[str, str]
+    pad_values: Mapping[str, int] | None
+    pad_side: Literal["right", "left"]
+    overlong: Overlong
+    drop_last: bool
+    shuffle_batches: bool
+    group: int
+    seed: int
+    collate_fn: Callable[[list[Sample]], Any] | None
+
+
+class PackOptions(TypedDict, total=False):
+    """What `pack` takes of BatchOptions; `drop_last` leaves out batches of fewer rows."""
+
+    length_column: str
+    pad_values: Mapping[str, int] | None
+    drop_last: bool
+    shuffle_batches: bool
+    group: int
+    seed: int
+    collate_fn: Callable[[list[Sample]], Any] | None
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A stream of batches: a description, cheap and immutable. Iterating over it runs it from the start.
+
+    A batch is a dict of int64 tensors: each list column padded to (B, L), `attention_mask` (B, L), `lengths` (B,), other
+    numbers stacked, anything else as a list.
+    """
+
+    planned: Stage[Batch | Packs]
+    stage: Stage[Any]
+    repeats: bool = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.iter()
+
+    def iter(self, state_dict: dict[str, Any] | None = None, *, allow: Collection[str] = ()) -> ResumableIterator[Any]:
+        """An iterator over the batches, from the start or from a state; see `Dataset.iter`."""
+        return ResumableIterator(self._endless, state_dict, allow)
+
+    def plans(self, epoch: int = 0) -> Iterator[Batch | Packs]:
+        """The batches of an epoch as integers: sample numbers, padded lengths. Of indexed data no row is touched."""
+        with running(self.planned, self.planned.start(epoch)) as batches:
+            for batch, _ in batches:
+                yield batch
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"Batches({' > '.join(chain(self.stage))}{', repeat' if self.repeats else ''})"
+
+    @cached_property
+    def _length(self) -> int:
+        length = _num_items(self._endless)
+        if length is None:
+            raise TypeError("the number of batches is not known: the data set is streamed, or repeats")
+        return length
+
+    def map(self, fn: Callable[[Any], Any]) -> Batches:
+        """`fn(batch)` in place of each batch."""
+        return replace(self, stage=MapItems(self.stage, fn))
+
+    def take(self, n: int) -> Batches:
+        """The first n batches; of a repeating data set, over as many epochs as that needs."""
+        return replace(self, stage=TakeItems(self._endless, n), repeats=False)
+
+    def enumerate(self) -> Batches:
+        """(number, batch) pairs, counted from 0 and on over epochs."""
+        return replace(self, stage=EnumerateItems(self._endless), repeats=False)
+
+    def prefetch(self, n: int) -> Batches:
+        """Up to n batches made ahead of use by a thread, over the ends of epochs too."""
+        return replace(self, stage=Ahead(self._endless, n, "prefetch"), repeats=False)
+
+    @property
+    def _endless(self) -> Stage[Any]:
+        return Repeat(self.stage) if self.repeats else self.stage
+
+
+def batches_of(
+    stage: Stage[Block],
+    repeats: bool,
+    plan: Policy | ByKey,
+    window: int | Literal["auto"],
+    *,
+    length_column: str | tuple[str, str] = "input_ids",
+    pad_values: Mapping[str, int] | None = None,
+    pad_side: Literal["right", "left"] = "right",
+    overlong: Overlong = "raise",
+    drop_last: bool = False,
+    shuffle_batches: bool = True,
+    group: int = 1,
+    seed: int = 42,
+    collate_fn: Callable[[list[Sample]], Any] | None = None,
+) -> Batches:
+    """Rows to padded batches, by a policy or by functions of the samples; see BatchOptions."""
+    one_of("pad_side", pad_side, "right", "left")
+    one_of("overlong", overlong, *get_args(Overlong))
+    columns = (length_column,) if isinstance(length_column, str) else tuple(length_column)
+    in_order = isinstance(plan, FixedSize) and not plan.sort
+    policy = None if isinstance(plan, ByKey) else plan
+    windows = windows_of(stage, _rows(window), columns, required=policy is not None and not in_order, policy=policy)
+    planner: Planner = plan if isinstance(plan, ByKey) else ByPolicy(plan, overlong)
+    batched = Batched(windows, planner, drop_last, shuffle_batches and not in_order, group, seed)
+    static = isinstance(plan, StaticShapes)
+    collated = Collated(batched, columns, dict(pad_values or {}), pad_side == "left", static, collate_fn=collate_fn)
+    return Batches(batched, collated, repeats)
+
+
+def packs_of(
+    stage: Stage[Block],
+    repeats: bool,
+    policy: Packed,
+    num_rows: int,
+    window: int | Literal["auto"],
+    overlong: Literal["raise", "truncate", "drop", "split"],
+    hf_flash_attention: bool,
+    *,
+    length_column: str = "input_ids",
+    pad_values: Mapping[str, int] | None = None,
+    drop_last: bool = False,
+    shuffle_batches: bool = True,
+    group: int = 1,
+    seed: int = 42,
+    collate_fn: Callable[[list[Sample]], Any] | None = None,
+) -> Batches:
+    """Rows of samples to rows of packed tokens; see PackOptions."""
+    one_of("overlong", overlong, "raise", "truncate", "drop", "split")
+    windows = windows_of(stage, _rows(window), (length_column,), required=True, policy=policy)
+    batched = Batched(
+        windows, ByPacking(policy, num_rows, overlong, shuffle_batches), drop_last, shuffle_batches, group, seed
+    )
+    collated = Collated(
+        batched, (length_column,), dict(pad_values or {}), hf_flash_attention=hf_flash_attention, collate_fn=collate_fn
+    )
+    return Batches(batched, collated, repeats)
+
+
+def windows_of(
+    stage: Stage[Block],
+    size: int,
+    columns: tuple[str, ...] = (),
+    *,
+    required: bool = False,
+    policy: Policy | None = None,
+) -> Stage[Window]:
+    """Windows of `size` rows (0: what the policy needs): of indexed data as they stand, of a stream one ahead of use."""
+    if isinstance(stage, FromSequence):
+        return Planned(stage, size, columns, required, policy)
+    return Ahead(Buffered(stage, size, columns, required, policy), 1, "window")
+
+
+def _rows(window: int | Literal["auto"]) -> int:
+    if isinstance(window, str):
+        one_of("window", window, "auto")
+        return 0
+    require("window", window, 1, "row")
+    return window
+
+
+def _num_items(stage: Stage[Any]) -> int | None:
+    """How many items a stage of batches has, where indexed data say it."""
+    below = upstreams(stage)[0]
+    if isinstance(stage, Batched):
+        if not isinstance(below, Planned):
+            return None
+        with running(stage, stage.start(0)) as batches:
+            return sum(1 for _ in batches)
+    if isinstance(stage, Repeat):
+        return None
+    length = _num_items(below)
+    if isinstance(stage, TakeItems):
+        return stage.count if isinstance(below, Repeat) else None if length is None else min(stage.count, length)
+    return length
