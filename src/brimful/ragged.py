@@ -95,6 +95,13 @@ def lengths(block: pa.RecordBatch, columns: Sequence[str]) -> NDArray[np.int64]:
     return counts[0] if len(counts) == 1 else np.stack(counts, axis=1)
 
 
+def token_counts(block: pa.RecordBatch, columns: Sequence[str], required: bool) -> NDArray[np.int64]:
+    """Lengths of the rows, int64 (n,) or (n, d); zeros where the columns are absent and not required."""
+    if not required and not (columns and set(columns) <= set(block.schema.names)):
+        return np.zeros(block.num_rows, dtype=np.int64)
+    return lengths(block, columns)
+
+
 def gather(values: NDArray[Any], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> Ragged:
     """Runs of `counts` values from `starts` on, end to end in a new flat array. Price: about 5 ns a value."""
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
@@ -227,7 +234,7 @@ def with_column(block: pa.RecordBatch, name: str, values: pa.Array) -> pa.Record
 
 def fingerprint(block: pa.RecordBatch) -> int:
     """A crc32 of what a replay of these rows must reproduce: the lengths of every list, string and binary column with a
-    value from the middle of each list, and the values of every fixed-width column.
+    value from the middle of each list that has one, and the values of every fixed-width column.
 
     Price: about 20 ns a row and column; the rows' tokens are not read.
     """
@@ -239,8 +246,8 @@ def fingerprint(block: pa.RecordBatch) -> int:
         if array.null_count == 0 and is_ragged(array.type):
             column = ragged(block, name)
             crc = crc32(column.lengths.tobytes(), crc)
-            middles = column.offsets[:-1] + column.lengths // 2
-            crc = crc32(column.values.take(middles, mode="clip").tobytes() if len(column.values) else b"", crc)
+            middles = (column.offsets[:-1] + column.lengths // 2)[column.lengths > 0]
+            crc = crc32(column.values[middles].tobytes(), crc)
         elif _has_offsets(array.type):
             crc = crc32(np.diff(_offsets(array)).tobytes(), crc)
         elif pa.types.is_primitive(array.type):

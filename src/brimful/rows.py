@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -202,33 +202,35 @@ class Carried(Stage[Block]):
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         before, row, value, replay, crc = at
-        blocks: deque[tuple[State, int]] = deque()  # the state before each block that is held, and its rows
-        held = EMPTY
+        held: deque[_Held] = deque()
         with running(self.upstream, before) as items:
-            for number, (block, after) in enumerate(items):
+            for block, after in items:
                 rows = self._target(block)
-                if not blocks:
-                    rows = without_front(rows, row, value)
-                held = concat([held, rows])
-                blocks.append((before, block.num_rows))
+                held.append(_Held(before, block.num_rows, rows if held else without_front(rows, row, value)))
                 before = after
-                if number < replay:
-                    if number == replay - 1:
-                        check_replay(type(self).__name__, fingerprint(held), crc, str(at[0]))
+                if replay:
+                    replay -= 1
+                    if not replay:
+                        self._check(held, crc, at)
                     continue
-                out, rows_done, values_done = self.cut(held, after == END)
-                held = without_front(held, rows_done, values_done)
-                row, value = row + rows_done, values_done if rows_done else value + values_done
-                while len(blocks) > 1 and row >= blocks[0][1]:
-                    row -= blocks.popleft()[1]
+                out, rows_done, values_done = self.cut(_rows_of(held), after == END)
+                value = values_done if rows_done else value + values_done
+                _drop_front(held, rows_done, values_done)
                 if after == END:
                     yield out, END
-                elif not held.num_rows:
-                    blocks.clear()
+                elif held:
+                    row = held[0].num_rows - held[0].rest.num_rows
+                    yield out, [held[0].before, row, value, len(held), fingerprint(_rows_of(held))]
+                else:
                     row = value = 0
                     yield out, [after, 0, 0, 0, 0]
-                else:
-                    yield out, [blocks[0][0], row, value, len(blocks), fingerprint(held)]
+            if replay:
+                self._check(held, crc, at)
+            elif held and before != END:  # upstream ended without saying so in advance
+                yield self.cut(_rows_of(held), True)[0], END
+
+    def _check(self, held: deque[_Held], crc: int, at: State) -> None:
+        check_replay(type(self).__name__, fingerprint(_rows_of(held)), crc, str(at[0]))
 
     @abstractmethod
     def cut(self, held: Block, last: bool) -> tuple[Block, int, int]:
@@ -248,6 +250,29 @@ class Carried(Stage[Block]):
                 )
         origin = [ORIGIN] if block.schema.get_field_index(ORIGIN) >= 0 else []
         return block.select([*self.target_columns, *origin])
+
+
+class _Held(NamedTuple):
+    """A block of which some rows are held: the state before it, its rows, and what is left of them.
+
+    They are joined anew each time: types that only the rows before them had must not outlive those.
+    """
+
+    before: State
+    num_rows: int
+    rest: Block
+
+
+def _rows_of(held: Iterable[_Held]) -> Block:
+    return concat(block.rest for block in held)
+
+
+def _drop_front(held: deque[_Held], rows: int, values: int) -> None:
+    """Forgets the first `rows` held rows, and the first `values` of each list in the row after them."""
+    while held and rows >= held[0].rest.num_rows:
+        rows -= held.popleft().rest.num_rows
+    if held:
+        held[0] = held[0]._replace(rest=without_front(held[0].rest, rows, values))
 
 
 def without_front(block: Block, rows: int, values: int) -> Block:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.plan import Policy, window_rows
-from brimful.ragged import Ragged, lengths, ragged
+from brimful.ragged import Ragged, ragged
 from brimful.rows import Block
 
 
@@ -46,13 +46,6 @@ class Window:
     def take(self, numbers: NDArray[np.int64]) -> Block:
         """The rows of some samples, in the order given. Price: about 5 ns a token."""
         return self.block.take(pa.array(self.rows[numbers]))
-
-
-def token_counts(block: Block, columns: tuple[str, ...], required: bool) -> NDArray[np.int64]:
-    """Lengths of the rows, int64 (n,) or (n, d); zeros where the columns are absent and not required."""
-    if not required and not (columns and set(columns) <= set(block.schema.names)):
-        return np.zeros(block.num_rows, dtype=np.int64)
-    return lengths(block, columns)
 
 
 def window_ends(count: int, size: int) -> int:

@@ -215,9 +215,7 @@ def test_a_plan_that_loses_or_repeats_a_sample_is_refused(batches: list[list[int
         Plan.of([1, 2, 3], batches)
 
 
-@pytest.mark.parametrize(
-    "policy", [StaticShapes([8], 16), Packed(16)], ids=["StaticShapes", "Packed"]
-)
+@pytest.mark.parametrize("policy", [StaticShapes([8], 16), Packed(16)], ids=["StaticShapes", "Packed"])
 def test_what_cannot_plan_pairs_says_so(policy: Policy) -> None:
     message = f"{type(policy).__name__} takes one length a sample (got shape (1, 2)); TokenBudget takes two"
     with pytest.raises(ValueError, match=re.escape(message)):

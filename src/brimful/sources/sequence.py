@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from brimful import random
 from brimful.errors import ORIGIN, origins
-from brimful.ragged import EMPTY, concat, fingerprint, with_column
+from brimful.ragged import EMPTY, concat, fingerprint, token_counts, with_column
 from brimful.rows import Block, as_sample, from_samples
 from brimful.stream import BLOCK_ROWS, END, Stage, State, describe, place, running
 
@@ -26,6 +26,10 @@ class Index(ABC):
     @abstractmethod
     def load(self) -> Block:
         """All rows as one block."""
+
+    @abstractmethod
+    def lengths(self, columns: Sequence[str], required: bool) -> NDArray[np.int64]:
+        """Tokens of each row, int64 (n,) or (n, d); zeros where the columns are absent and not required."""
 
     @abstractmethod
     def fingerprint(self) -> Any:
@@ -58,6 +62,9 @@ class SequenceIndex(Index):
             return EMPTY
         return with_column(block, ORIGIN, origins("sequence", np.arange(block.num_rows), "row"))
 
+    def lengths(self, columns: Sequence[str], required: bool) -> NDArray[np.int64]:
+        return token_counts(self.block, columns, required)
+
     def fingerprint(self) -> dict[str, int]:
         return {"rows": len(self), "crc32": fingerprint(self.block)}
 
@@ -71,6 +78,9 @@ class CachedIndex(Index):
     def load(self) -> Block:
         with running(self.upstream, self.upstream.start(0)) as items:
             return concat(block for block, _ in items)
+
+    def lengths(self, columns: Sequence[str], required: bool) -> NDArray[np.int64]:
+        return token_counts(self.block, columns, required)
 
     def fingerprint(self) -> dict[str, Any]:
         return {"cached": describe(self.upstream), "crc32": fingerprint(self.block)}

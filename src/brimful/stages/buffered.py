@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from brimful.errors import require
 from brimful.plan import Policy
-from brimful.ragged import concat, fingerprint
+from brimful.ragged import concat, fingerprint, token_counts
 from brimful.rows import Block
 from brimful.stream import BLOCK_ROWS, END, Stage, State, running
-from brimful.windows import Window, auto_rows, rest_rows, token_counts, window_ends
+from brimful.windows import Window, auto_rows, rest_rows, window_ends
 
 AUTO_BYTES: Final = 256 << 20
 """The most that the rows of one window may take where its size is chosen for the user."""

@@ -20,7 +20,7 @@ class FlatMap(Blockwise):
     seeded: bool
 
     def apply(self, block: Block) -> Block:
-        results = list(call("flat_map", lambda sample: list(self.fn(sample)), block))
+        results = list(call("flat_map", self._list, block, self.seeded))
         parents = np.repeat(np.arange(block.num_rows), [len(result) for result in results])
         return rebuilt("flat_map", self.fn, block, [sample for result in results for sample in result], parents)
 

@@ -13,7 +13,7 @@ from brimful.plan import Policy
 from brimful.ragged import Ragged
 from brimful.sources.sequence import FromSequence
 from brimful.stream import END, Stage, State
-from brimful.windows import Window, auto_rows, token_counts, window_ends
+from brimful.windows import Window, auto_rows, window_ends
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Planned(Stage[Window]):
         count = len(index)
         if not count:
             return
-        lengths = token_counts(index.block, self.length_columns, self.lengths_required)
+        lengths = index.lengths(self.length_columns, self.lengths_required)
         size = min(self.size or self._resolve(lengths), count)
         order = self.upstream.order(epoch)
         rows = np.arange(count) if order is None else order

@@ -16,28 +16,27 @@ T = TypeVar("T")
 class Repeat(Stage[T]):
     """Epoch after epoch without an end, unless an epoch has no item with a row: then a warning, and the end.
 
-    State: [epoch, upstream's state in it].
+    State: [epoch, upstream's state in it, 1 if the epoch has given a row].
     """
 
     upstream: Stage[T]
 
     def start(self, epoch: int) -> State:
-        return [epoch, self.upstream.start(epoch)]
+        return [epoch, self.upstream.start(epoch), 0]
 
     def items(self, at: State) -> Generator[tuple[T, State], None, None]:
-        epoch, before = at
-        filled = before != self.upstream.start(epoch)
+        epoch, before, filled = at
         while True:
             with running(self.upstream, before) as items:
                 for item, after in items:
-                    filled = filled or _rows(item) > 0
-                    yield item, [epoch, after]
+                    filled = int(filled or _rows(item) > 0)
+                    yield item, [epoch, after, filled]
             if not filled:
                 logger.warning("repeat: epoch %d has no sample; the stream ends here", epoch)
                 return
             epoch += 1
             before = self.upstream.start(epoch)
-            filled = False
+            filled = 0
 
 
 def _rows(item: Any) -> int:

@@ -1,0 +1,41 @@
+"""The command line: `brimful demo`, `brimful run`, `brimful state show`. A file a command; what is heavy is imported
+when a command needs it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from brimful import __version__
+from brimful.cli import demo, run, state
+
+app = typer.Typer(
+    help="Full batches for PyTorch from samples of very different lengths: little padding, few shapes, exact resume.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"brimful {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Options of all commands."""
+
+
+app.command()(demo.demo)
+app.command()(run.run)
+
+states = typer.Typer(help="Saved positions.", no_args_is_help=True)
+states.command()(state.show)
+app.add_typer(states, name="state")

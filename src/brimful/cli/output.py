@@ -1,0 +1,83 @@
+"""What commands say, and where: results to stdout; progress and errors to stderr, an error as one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Final, Protocol
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from brimful.errors import StageError
+
+LINE_SECONDS: Final = 10.0
+"""How often progress is said where no terminal shows a bar."""
+
+
+class Update(Protocol):
+    """Takes how many batches were done since the last call, and a function that says how things stand."""
+
+    def __call__(self, advance: int, status: Callable[[], str]) -> None: ...
+
+
+def stdout() -> Console:
+    return Console(highlight=False)
+
+
+def stderr() -> Console:
+    return Console(highlight=False, stderr=True)
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """What the user can mend becomes one line on stderr and exit code 2; anything else stays a traceback."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError, StageError) as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        typer.echo(f"brimful: {text}", err=True)
+        raise typer.Exit(2) from error
+
+
+@contextmanager
+def progress(total: int | None) -> Iterator[Update]:
+    """A bar on a terminal, `total` batches long (None: it shows only that something moves); else a line every 10 s."""
+    console = stderr()
+    if not console.is_terminal:
+        yield _every(LINE_SECONDS, lambda _, status: console.print(status))
+        return
+    columns = BarColumn(bar_width=10), TextColumn("{task.fields[status]}")
+    with Progress(*columns, console=console, refresh_per_second=4, transient=True) as bar:
+        task = bar.add_task("", total=total, status="")
+        yield _every(0.25, lambda advance, status: bar.update(task, advance=advance, status=status))
+
+
+def _every(seconds: float, show: Callable[[int, str], None]) -> Update:
+    """Shows what has gathered at most once in so many seconds."""
+    due, gathered = perf_counter() + seconds, 0
+
+    def update(advance: int, status: Callable[[], str]) -> None:
+        nonlocal due, gathered
+        gathered += advance
+        if perf_counter() >= due:
+            show(gathered, status())
+            due, gathered = perf_counter() + seconds, 0
+
+    return update
+
+
+def thousands(number: float) -> str:
+    """A large number in three digits.
+
+    >>> thousands(950), thousands(12_345), thousands(1_234_567)
+    ('950', '12.3 k', '1.23 M')
+    """
+    for scale, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= scale:
+            return f"{number / scale:.3g}{unit}"
+    return f"{number:.0f}"

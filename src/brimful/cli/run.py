@@ -1,0 +1,237 @@
+"""`brimful run`: the batches of a user's own files, counted, and a place to go on from."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, Final, Literal, cast
+
+import typer
+from rich import box
+from rich.table import Table
+
+from brimful import Batches, from_files
+from brimful.cli.digests import DigestFile
+from brimful.cli.epochs import BEGINNING, Epochs, Place
+from brimful.cli.output import clear_errors, progress, stderr, stdout, thousands
+from brimful.cli.saved import save_json
+from brimful.cli.tokenizer import load_tokenizer, tokenized
+from brimful.errors import require
+from brimful.stats import LEFT_OUT, Stats
+
+COUNTED: Final = ("samples", "tokens", "slots", "seconds_waited", *LEFT_OUT)
+
+
+def run(
+    urls: Annotated[
+        list[str],
+        typer.Argument(help="JSONL or text files, also .gz .zst .bz2 .lz4: paths, s3://, https://, globs, {00..99}."),
+    ],
+    tokenizer: Annotated[
+        str, typer.Option(help="A tokenizer.json, a folder or name for transformers, or tiktoken:NAME.", metavar="T")
+    ],
+    column: Annotated[str, typer.Option(help="The column of text; no other is read.")] = "text",
+    max_tokens: Annotated[int, typer.Option(help="Tokens in a batch at most, with padding: rows x length.")] = 16_384,
+    max_length: Annotated[
+        int, typer.Option(help="Tokens of a sample at most; the rest is cut off. 0: no limit.")
+    ] = 512,
+    window: Annotated[
+        str, typer.Option(help="Samples to sort by length at a time. auto: what 1 % padding takes.", metavar="N|auto")
+    ] = "auto",
+    shuffle: Annotated[int, typer.Option(help="Samples in the shuffle buffer; shuffles the files too. 0: off.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of all random choices. Each epoch makes its own.")] = 42,
+    epochs: Annotated[int, typer.Option(help="Times to go through the files.")] = 1,
+    limit: Annotated[int | None, typer.Option(help="Batches after which this call stops.")] = None,
+    step_seconds: Annotated[
+        float, typer.Option(help="Seconds to wait after each batch, as a training step would.", metavar="SECONDS")
+    ] = 0.0,
+    on_error: Annotated[
+        str, typer.Option(help="At a record that cannot be read: stop, or count and log it.", metavar="raise|skip")
+    ] = "raise",
+    state: Annotated[
+        Path | None, typer.Option(help="Keep the place in this file; go on from it if it is there.", metavar="FILE")
+    ] = None,
+    save_every: Annotated[int, typer.Option(help="Batches between two saves of the state.")] = 100,
+    digests: Annotated[
+        Path | None,
+        typer.Option(help="Write a line a batch: number, shape, digest. Equal files: equal batches.", metavar="FILE"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The summary as a line of JSON.")] = False,
+) -> None:
+    """Stream batches of your own files: how fast, how full, and an exact place to go on from.
+
+    Tokenises on the fly and fills batches up to a budget of tokens, as training would. Shows samples, tokens a second,
+    padding, and the share of the time spent waiting for data (with --step-seconds: what a training would wait).
+
+    With --state the place is saved every few batches, at the end, and on Ctrl-C or SIGTERM. The same command then goes
+    on from there exactly, also after kill -9.
+
+    Example: brimful run 'corpus/*.jsonl.gz' --tokenizer gpt2 --shuffle 10000 --state run.json
+    """
+    with clear_errors():
+        _check(max_tokens, max_length, shuffle, epochs, limit, step_seconds, save_every)
+        begin = Place.load(state) if state else BEGINNING
+        loaded = load_tokenizer(tokenizer)
+
+        def batches(epoch: int) -> Batches:
+            files = from_files(
+                urls,
+                columns=[column],
+                shuffle_shards=shuffle > 0,
+                seed=seed + epoch,
+                on_error=cast(Literal["raise", "skip"], on_error),
+            )
+            tokens = tokenized(files, loaded, column, max_length)
+            shuffled = tokens.shuffle(shuffle, seed=seed + epoch) if shuffle else tokens
+            rows = cast(Literal["auto"], int(window) if window.isdecimal() else window)
+            return shuffled.batch_by_tokens(max_tokens, window=rows, seed=seed + epoch).prefetch(2)
+
+        stream = Epochs(batches, epochs, begin)
+        if begin.batches:
+            stderr().print(f"going on after batch {begin.batches:,} (epoch {begin.epoch + 1}), as {state} says")
+        with DigestFile(digests, begin.batches) if digests else nullcontext() as lines:
+
+            def save() -> None:
+                if lines is not None:
+                    lines.flush()
+                if state is not None:
+                    save_json(state, stream.place()._asdict())
+
+            save()  # a path that cannot be written is known before the work
+            import torch  # noqa: F401  so is torch, before the clock starts
+
+            counts = Counts(stream.stats)
+            with _noted_signals() as signals, progress(limit) as update, closing(stream.run()) as taken:
+                for batch in taken:
+                    counts.took(batch)
+                    if lines is not None:
+                        lines.add(batch)
+                    time.sleep(step_seconds)
+                    update(1, counts.status)
+                    if signals or counts.batches == limit:
+                        break
+                    if counts.batches % save_every == 0:
+                        save()
+                save()
+        _report(counts, as_json)
+        if state is not None:
+            stderr().print(_verdict(stream.place(), state, counts.batches, signals, counts.batches == limit))
+    if signals:
+        raise typer.Exit(128 + signals[0])
+
+
+class Counts:
+    """What one call has streamed, over epochs."""
+
+    def __init__(self, stats: list[Stats]) -> None:
+        self._stats = stats
+        self._shapes: set[tuple[int, ...]] = set()
+        self._began = time.perf_counter()
+        self.batches = 0
+
+    def took(self, batch: Mapping[str, Any]) -> None:
+        self.batches += 1
+        self._shapes.add(tuple(batch["attention_mask"].shape))
+
+    def summary(self) -> dict[str, Any]:
+        """All counts, by name; sorted as they are to be read."""
+        seconds = time.perf_counter() - self._began
+        total = {name: sum(stats[name] for stats in self._stats) for name in COUNTED}
+        return {
+            "batches": self.batches,
+            "num_shapes": len(self._shapes),
+            "samples": total["samples"],
+            "tokens": total["tokens"],
+            "slots": total["slots"],
+            "padding": 1 - total["tokens"] / total["slots"] if total["slots"] else 0.0,
+            "seconds": seconds,
+            "seconds_waited": total["seconds_waited"],
+            "stall_share": total["seconds_waited"] / seconds,
+            "tokens_per_second": total["tokens"] / seconds,
+            **{name: total[name] for name in LEFT_OUT},
+        }
+
+    def status(self) -> str:
+        now = self.summary()
+        return (
+            f"{thousands(now['samples'])} samples, {self.batches:,} batches, {thousands(now['tokens_per_second'])} tok/s, "
+            f"pad {now['padding']:.1%}, wait {now['stall_share']:.0%}"
+        )
+
+
+def _check(
+    max_tokens: int,
+    max_length: int,
+    shuffle: int,
+    epochs: int,
+    limit: int | None,
+    step_seconds: float,
+    save_every: int,
+) -> None:
+    require("--max-tokens", max_tokens, 1, "token")
+    require("--max-length", max_length, 0, "token")
+    require("--shuffle", shuffle, 0, "sample")
+    require("--epochs", epochs, 1, "epoch")
+    require("--limit", 1 if limit is None else limit, 1, "batch")
+    require("--step-seconds", step_seconds, 0, "second")
+    require("--save-every", save_every, 1, "batch")
+    if max_length > max_tokens:
+        raise ValueError(f"--max-length must be at most --max-tokens={max_tokens:,} (got {max_length:,})")
+
+
+@contextmanager
+def _noted_signals() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM as numbers in a list, so that a loop ends after a whole batch; the second acts as ever."""
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        signal.signal(number, previous[number])
+        os.write(2, b"\nstopping after this batch; once more to stop at once\n")
+
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in previous:
+        signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _report(counts: Counts, as_json: bool) -> None:
+    """The summary on stdout: a table for people, a line of JSON for programs."""
+    summary = counts.summary()
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    table = Table(box=box.SIMPLE, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    table.add_row("samples", f"{summary['samples']:,}")
+    table.add_row("tokens", f"{summary['tokens']:,}", f"{summary['tokens_per_second']:,.0f} a second")
+    table.add_row("batches", f"{summary['batches']:,}", f"{summary['num_shapes']:,} shapes")
+    table.add_row("padding", f"{summary['padding']:.2%}", f"of {summary['slots']:,} slots")
+    table.add_row("time", f"{summary['seconds']:.2f} s")
+    table.add_row("waiting for data", f"{summary['stall_share']:.1%}", f"{summary['seconds_waited']:.2f} s")
+    for name in LEFT_OUT:
+        if summary[name]:
+            table.add_row(name.replace("_", " "), f"{summary[name]:,}")
+    stdout().print(table)
+
+
+def _verdict(place: Place, path: Path, batches: int, signals: Sequence[int], limited: bool) -> str:
+    """Where the run stands, and how to go on."""
+    if signals or limited:
+        cause = f"stopped by {signal.Signals(signals[0]).name}" if signals else "stopped by --limit"
+        return f"{cause} after batch {place.batches:,}; the same command goes on from {path}"
+    if place.batches and not batches:
+        return f"nothing is left: {path} is at the end, after batch {place.batches:,}; remove it to begin again"
+    return f"finished after batch {place.batches:,}; {path} is at the end"

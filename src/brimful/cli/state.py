@@ -1,0 +1,74 @@
+"""`brimful state show`: a saved state in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from brimful.cli.output import clear_errors, stdout
+from brimful.cli.saved import is_state, load_json
+
+
+def show(
+    file: Annotated[Path, typer.Argument(help="JSON of a state_dict(), or a file of `brimful run --state`.")],
+) -> None:
+    """Print a saved state: its version, the pipeline it belongs to (a line a stage), and its position.
+
+    Example: brimful state show run.json
+    """
+    with clear_errors():
+        saved = load_json(file)
+        state = _find(saved)
+        if state is None:
+            raise ValueError(
+                f"{file} holds no state: neither a dict of version, header and position nor one of those under a name"
+            )
+    console = stdout()
+    for name, value in saved.items() if saved is not state else ():
+        if value is not state:
+            console.print(f"{name:9} {value}", markup=False)
+    console.print(f"version   {state['version']}", markup=False)
+    console.print("pipeline", markup=False)
+    for depth, line in _stages(state["header"], 0):
+        console.print(f"{'  ' * depth}  {line}", markup=False, soft_wrap=True)
+    position = json.dumps(state["position"], separators=(",", ":"))
+    ended = " (the end: nothing follows)" if state["position"] == "end" else ""
+    console.print(f"position  {position}{ended}", markup=False, soft_wrap=True)
+    console.print(f"size      {len(json.dumps(state)):,} bytes, {len(position):,} of them the position", markup=False)
+
+
+def _find(saved: Any) -> dict[str, Any] | None:
+    """The state in what a file holds: itself, or under one of its names."""
+    inside = list(saved.values()) if isinstance(saved, dict) else []
+    return next((value for value in [saved, *inside] if is_state(value)), None)
+
+
+def _stages(header: dict[str, Any], depth: int) -> Iterator[tuple[int, str]]:
+    """The stages of a pipeline from its source on, as (depth, line); the branches of a mix lie one deeper."""
+    if "upstream" in header:
+        yield from _stages(header["upstream"], depth)
+    for branch in header.get("upstreams", ()):
+        yield from _stages(branch, depth + 1)
+    settings = {name: value for name, value in header.items() if name not in ("type", "upstream", "upstreams")}
+    yield depth, f"{header['type']}{_settings(settings)}"
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    """Settings as a call would write them, less those that are not set.
+
+    >>> _settings({"size": 300, "policy": {"type": "TokenBudget", "max_tokens": 60}, "buckets": None})
+    '(size=300, policy=TokenBudget(max_tokens=60))'
+    """
+    given = [f"{name}={_value(value)}" for name, value in settings.items() if value not in (None, [], {})]
+    return f"({', '.join(given)})" if given else ""
+
+
+def _value(value: Any) -> str:
+    if not isinstance(value, dict):
+        return repr(value)
+    inner = {name: inside for name, inside in value.items() if name != "type"}
+    return f"{value.get('type', '')}{_settings(inner) or '()'}"

@@ -1,0 +1,62 @@
+"""Tokenizers by name: a file, a folder, a name on the Hugging Face hub, or tiktoken's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brimful import Dataset
+
+
+@dataclass(frozen=True)
+class Truncate:
+    """Cuts the tokens of a block's rows: a function for `map_blocks`, compared by its settings on resume."""
+
+    max_length: int
+
+    def __call__(self, block: pa.RecordBatch) -> pa.RecordBatch:
+        column = block.schema.get_field_index("input_ids")
+        return block.set_column(column, "input_ids", pc.list_slice(block.column(column), 0, self.max_length))
+
+
+def tokenized(dataset: Dataset, tokenizer: Any, column: str, max_length: int) -> Dataset:
+    """The tokens of a text column, at most `max_length` a sample (0: all), by whatever `load_tokenizer` returned."""
+    if hasattr(tokenizer, "encode_ordinary_batch"):  # tiktoken has no truncation of its own
+        tokens = dataset.tokenize(tokenizer, column=column)
+        return tokens.map_blocks(Truncate(max_length)) if max_length else tokens
+    truncation = {"truncation": True, "max_length": max_length} if max_length else {"truncation": False}
+    return dataset.tokenize(tokenizer, column=column, tokenizer_kwargs=truncation)
+
+
+def load_tokenizer(name: str) -> Any:
+    """A tokenizer by name.
+
+    Args:
+        name: a tokenizer.json; a folder or a name for transformers; or tiktoken:NAME.
+    Raises:
+        ValueError: there is none, or it cannot be read; or the library that it needs is not installed.
+    """
+    try:
+        if name.startswith("tiktoken:"):
+            import tiktoken
+
+            return tiktoken.get_encoding(name.removeprefix("tiktoken:"))
+        if Path(name).is_file():
+            from tokenizers import Tokenizer
+
+            return Tokenizer.from_file(name)
+        if name.endswith(".json"):
+            raise FileNotFoundError("there is no such file")
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(name)
+    except ImportError as error:
+        extra = "tiktoken" if name.startswith("tiktoken:") else "transformers"
+        raise ValueError(f"tokenizer {name!r} needs {extra}: pip install 'brimful[{extra}]'") from error
+    except Exception as error:  # tokenizers raises plain Exception, the others what their downloads raise
+        first = str(error).strip().split("\n")[0]
+        raise ValueError(f"tokenizer {name!r} cannot be loaded: {first or type(error).__name__}") from error

@@ -1,0 +1,486 @@
+"""How to draw every stage: data for it to run over, settings for it to run with, and chains of them.
+
+A new stage gets one line, under what it reads; `test_law.py` does the rest.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeAlias, TypeVar
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from brimful.encoders import encoder_for
+from brimful.errors import ORIGIN, origins
+from brimful.plan import CostBudget, FixedSize, Policy, StaticShapes, TokenBudget
+from brimful.planners import ByKey, ByPolicy
+from brimful.ragged import EMPTY
+from brimful.rows import Block, Recut, Sample
+from brimful.sources.files import FromFiles
+from brimful.sources.iterable import FromIterable
+from brimful.sources.sequence import CachedIndex, FromSequence, SequenceIndex
+from brimful.sources.urls import Shards
+from brimful.stages.add_bos_eos import AddBosEos
+from brimful.stages.ahead import Ahead
+from brimful.stages.batched import Batched
+from brimful.stages.buffered import Buffered
+from brimful.stages.chunk import Chunk
+from brimful.stages.collated import Collated
+from brimful.stages.concat import Concat
+from brimful.stages.concat_chunk import ConcatChunk
+from brimful.stages.enumerate import Enumerate
+from brimful.stages.enumerate_items import EnumerateItems
+from brimful.stages.filter import Filter
+from brimful.stages.filter_map import FilterMap
+from brimful.stages.flat_map import FlatMap
+from brimful.stages.interleave import Interleave
+from brimful.stages.keyed import Keyed
+from brimful.stages.map import Map
+from brimful.stages.map_blocks import MapBlocks
+from brimful.stages.map_items import MapItems
+from brimful.stages.pack_chunk import PackChunk
+from brimful.stages.pad import Pad
+from brimful.stages.planned import Planned
+from brimful.stages.repeat import Repeat
+from brimful.stages.sampled import Sampled
+from brimful.stages.shuffle import Shuffle
+from brimful.stages.skip import Skip
+from brimful.stages.stride import Stride
+from brimful.stages.take import Take
+from brimful.stages.take_items import TakeItems
+from brimful.stages.tokenize import Tokenize
+from brimful.stream import END, Stage, State
+
+T = TypeVar("T")
+Make: TypeAlias = Callable[[], Stage[Any]]
+"""Makes a stage from scratch, with all that it reads from: the same one each time."""
+Link: TypeAlias = Callable[..., Stage[Any]]
+"""Puts a stage on another."""
+
+# -- data ----------------------------------------------------------------------------------------------------------------
+
+LONG: Final = 30
+lengths = st.lists(st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7, LONG]), max_size=12)
+"""Of the samples of a small data set: none, one, many; empty ones, long ones."""
+
+
+def sample(number: int, length: int) -> Sample:
+    """Sample `number`: its values tell it apart from all others."""
+    tokens = [100 * number + place for place in range(length)]
+    text = "".join(chr(ord("a") + (number + place) % 26) for place in range(length))
+    return {"id": number, "text": text, "input_ids": tokens, "labels": tokens}
+
+
+def samples_of(lengths: Iterable[int], first: int = 0) -> list[Sample]:
+    return [sample(number, length) for number, length in enumerate(lengths, first)]
+
+
+@dataclass(frozen=True)
+class Blocks(Stage[Block]):
+    """Rows in blocks of given sizes, what is left in a last one; an epoch's rows begin one later than the last one's."""
+
+    lengths: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
+
+    def fingerprint(self) -> str:
+        return f"Blocks({self.lengths})"
+
+    def start(self, epoch: int) -> State:
+        return [epoch, 0]
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        epoch, number = at
+        rows = samples_of(self.lengths, first=1000 * epoch)
+        rows = rows[epoch:] + rows[:epoch]
+        schema = [("id", pa.int64()), ("text", pa.string()), ("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))]
+        block = pa.RecordBatch.from_pylist(rows, pa.schema(schema))
+        block = block.append_column(ORIGIN, origins("blocks", np.arange(len(rows)), "row"))
+        ends = np.minimum(np.cumsum([*self.sizes, len(rows)]), len(rows)).tolist()
+        for which in range(number, len(ends)):
+            first = ends[which - 1] if which else 0
+            piece = block.slice(first, ends[which] - first)
+            piece = EMPTY if not piece.num_rows and which % 2 else piece
+            yield piece, [epoch, which + 1] if which + 1 < len(ends) else END
+
+
+sizes = st.lists(st.integers(0, 4), max_size=8).map(tuple)
+blocks = st.builds(lambda lengths, sizes: lambda: Blocks(tuple(lengths), sizes), lengths, sizes)
+
+
+@contextmanager
+def small(rows: int, size: int = 1 << 20) -> Iterator[None]:
+    """Blocks, buffers and reads so small that little data has many of them."""
+    limits = {"BLOCK_ROWS": rows, "ROWS": rows, "BLOCK_BYTES": size, "BUFFER_BYTES": size, "READ_BYTES": max(1, size // 4)}
+    modules = [module for name, module in sys.modules.items() if name.startswith("brimful")]
+    patches = [patch.object(module, name, limits[name]) for module in modules for name in limits.keys() & vars(module).keys()]
+    try:
+        for one in patches:
+            one.start()
+        yield
+    finally:
+        for one in patches:
+            one.stop()
+
+
+# -- files ---------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def folder() -> Path:
+    """A temporary folder; it goes when the process ends."""
+    keep = tempfile.TemporaryDirectory(prefix="brimful-")
+    _kept.append(keep)
+    return Path(keep.name)
+
+
+_kept: Final[list[tempfile.TemporaryDirectory[str]]] = []
+
+
+def shard(text: bytes, extension: str) -> str:
+    """The name of a file of this content."""
+    path = folder() / f"{hashlib.sha256(text).hexdigest()[:16]}{extension}"
+    if not path.exists():
+        compress: dict[str, Callable[[bytes], bytes]] = {
+            ".gz": lambda data: gzip.compress(data, mtime=0),
+            ".zst": lambda data: bytes(pa.Codec("zstd").compress(data, asbytes=True)),
+        }
+        path.write_bytes(compress.get(path.suffix, bytes)(text))
+    return str(path)
+
+
+def json_lines(samples: list[Sample], blank: int = 0, newline: str = "\n", last_newline: bool = True) -> bytes:
+    """Samples as lines, with a blank line after every `blank` of them."""
+    lines = []
+    for number, one in enumerate(samples, 1):
+        lines.append(json.dumps(one))
+        lines += [""] * (blank > 0 and number % blank == 0)
+    text = newline.join(lines) + newline * (last_newline and bool(lines))
+    return text.encode()
+
+
+def read_json(file: BinaryIO) -> Iterator[Sample]:
+    """A format of a user's own."""
+    for line in file.read().splitlines():
+        if line.strip():
+            yield json.loads(line)
+
+
+@st.composite
+def files(draw: st.DrawFn) -> Make:
+    """Shards of JSON lines: empty ones, blank lines, compressed, with bad lines that are skipped."""
+    urls, number = [], 0
+    bad = draw(st.booleans())
+    for counts in draw(st.lists(lengths, min_size=1, max_size=5)):
+        text = json_lines(
+            samples_of(counts, number),
+            draw(st.integers(0, 3)),
+            draw(st.sampled_from(["\n", "\r\n"])),
+            draw(st.booleans()),
+        )
+        text = draw(st.sampled_from([b"{bad\n", b"\xff\n\n"])) + text if bad and draw(st.booleans()) else text
+        urls.append(shard(text, draw(st.sampled_from([".jsonl", ".jsonl.gz", ".jsonl.zst"]))))
+        number += len(counts)
+    settings = draw(
+        st.fixed_dictionaries(
+            {
+                "format": st.sampled_from(["auto", "jsonl"] if bad else ["auto", "jsonl", read_json]),
+                "columns": st.sampled_from([None, ("text", "input_ids")]),
+                "shuffle_shards": st.booleans(),
+                "n_active_shards": st.integers(1, 4),
+                "n_standby_shards": st.integers(0, 2),
+                "seed": st.integers(0, 1),
+                "on_error": st.just("skip" if bad else "raise"),
+            }
+        )
+    )
+    schema = pa.schema(
+        [("id", pa.int64()), ("text", pa.string()), ("input_ids", pa.list_(pa.int64())), ("labels", pa.list_(pa.int64()))]
+    )
+    return lambda: FromFiles(Shards(tuple(urls)), schema=schema, **settings)
+
+
+# -- functions of a user's -----------------------------------------------------------------------------------------------
+
+
+def longer(sample: Sample) -> Sample:
+    return {**sample, "input_ids": np.append(sample["input_ids"], np.int32(7)).astype(np.int32)}
+
+
+def noisy(sample: Sample, rng: np.random.Generator) -> Sample:
+    return {**sample, "noise": int(rng.integers(1000))}
+
+
+def is_odd(sample: Sample) -> bool:
+    return len(sample["input_ids"]) % 2 == 1
+
+
+def coin(sample: Sample, rng: np.random.Generator) -> bool:
+    return bool(rng.random() < 0.5)
+
+
+def never(sample: Sample) -> bool:
+    return False
+
+
+def tokens_if_any(sample: Sample) -> Sample | None:
+    return {"input_ids": sample["input_ids"], "text": "some"} if len(sample["input_ids"]) else None
+
+
+def noisy_or_none(sample: Sample, rng: np.random.Generator) -> Sample | None:
+    return noisy(sample, rng) if rng.random() < 0.5 else None
+
+
+def copies(sample: Sample) -> Iterator[Sample]:
+    for copy in range(len(sample["input_ids"]) % 4):
+        yield {**sample, "copy": copy}
+
+
+def random_copies(sample: Sample, rng: np.random.Generator) -> list[Sample]:
+    return [{**sample, "copy": copy} for copy in range(rng.integers(4))]
+
+
+def every_row_thrice(block: Block) -> Block:
+    return block.take(pa.array(np.repeat(np.arange(block.num_rows), 3)))
+
+
+def tokens_only(block: Block) -> Block:
+    return block.select(["input_ids"])
+
+
+def no_rows(block: Block) -> Block:
+    return block.slice(0, 0)
+
+
+def length(sample: Sample) -> int:
+    return len(sample["input_ids"])
+
+
+def by_length(longest: Sample) -> int:
+    return 1 + 8 // (1 + len(longest["input_ids"]))
+
+
+def first_letter(sample: Sample) -> str:
+    return str(sample.get("text", ""))[:1]
+
+
+def letters(texts: list[str]) -> list[list[int]]:
+    return [list(text.encode()) for text in texts]
+
+
+def tagged(item: Any) -> Any:
+    return {"tag": item}
+
+
+# -- stages: for each class, how to draw its settings --------------------------------------------------------------------
+
+
+def on(cls: type[Stage[Any]], **settings: Any) -> SearchStrategy[Link]:
+    """Stages of a class on an upstream that is given later; settings are strategies, or values."""
+    drawn = {name: value if isinstance(value, SearchStrategy) else st.just(value) for name, value in settings.items()}
+    return st.fixed_dictionaries(drawn).map(lambda kwargs: lambda upstream: cls(upstream, **kwargs))
+
+
+def keyed(cls: type[Stage[Any]], plain: Any, seeded: Any) -> SearchStrategy[Link]:
+    """Stages that call a user's function: as it is, or with a generator keyed by the row."""
+    seeds = st.integers(0, 1)
+    return st.one_of(
+        *(on(cls, fn=fn, seeded=False) for fn in plain),
+        seeds.map(lambda seed: lambda upstream: cls(Keyed(upstream, seed), seeded, True)),  # type: ignore[call-arg]
+    )
+
+
+few = st.integers(1, 6)
+count = st.integers(0, 12)
+seeds = st.integers(0, 2)
+targets = ("input_ids",)
+policies: SearchStrategy[Policy] = st.one_of(
+    st.builds(FixedSize, few, sort=st.booleans()),
+    st.builds(TokenBudget, st.integers(4, 20), pad_to_multiple_of=st.integers(1, 4)),
+    st.just(TokenBudget(16, buckets=(2, 8))),
+    st.just(CostBudget(lambda batch, length: batch * length**2, 64)),
+    st.just(StaticShapes((2, 8), 16)),
+)
+planners = st.one_of(
+    st.builds(ByPolicy, policies, st.sampled_from(["truncate", "drop", "alone"])),
+    st.builds(ByKey, st.sampled_from([1, 3, by_length]), st.just(length), st.sampled_from([None, first_letter])),
+)
+windowed: dict[str, Any] = {"size": few, "length_columns": ("input_ids",), "lengths_required": True}
+automatic: dict[str, Any] = windowed | {"size": 0, "policy": FixedSize(1)}
+
+SOURCES: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {
+    FromFiles: files(),
+    FromIterable: lengths.map(lambda counts: lambda: FromIterable(samples_of(counts))),
+    FromSequence: st.one_of(
+        st.builds(
+            lambda counts, shuffle, seed: lambda: FromSequence(SequenceIndex(samples_of(counts)), shuffle, seed),
+            lengths,
+            st.booleans(),
+            seeds,
+        ),
+        blocks.map(lambda make: lambda: FromSequence(CachedIndex(make()), False, 0)),
+    ),
+}
+ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
+    AddBosEos: on(AddBosEos, bos_token_id=st.sampled_from([None, 1]), eos_token_id=2, column="input_ids"),
+    Chunk: on(Chunk, chunk_length=few, target_columns=targets, drop_remainder=st.booleans()),
+    ConcatChunk: on(ConcatChunk, target_columns=targets, chunk_length=few),
+    Enumerate: on(Enumerate, count_column="step"),
+    Filter: keyed(Filter, [is_odd, never], coin),
+    FilterMap: keyed(FilterMap, [tokens_if_any], noisy_or_none),
+    FlatMap: keyed(FlatMap, [copies], random_copies),
+    Keyed: on(Keyed, seed=seeds),
+    Map: keyed(Map, [longer], noisy),
+    MapBlocks: on(MapBlocks, fn=st.sampled_from([every_row_thrice, tokens_only, no_rows])),
+    PackChunk: on(PackChunk, target_columns=targets, chunk_length=few, discard_long_samples=st.booleans()),
+    Pad: on(Pad, pad_values={"input_ids": 0}, chunk_length=100 * LONG),
+    Recut: on(Recut),
+    Skip: on(Skip, count=count),
+    Stride: st.one_of(on(Stride, interval=3, offset=st.integers(0, 2)), on(Stride, interval=1, offset=0)),
+    Take: on(Take, count=count),
+    Tokenize: on(
+        Tokenize,
+        encoder=encoder_for(letters),
+        column="text",
+        output=st.sampled_from(["input_ids", "tokens"]),
+        max_workers=st.integers(0, 2),
+    ),
+}
+SEVERAL: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # several streams of rows to one
+    Concat: st.just(lambda *upstreams: Concat(upstreams)),
+    Interleave: st.builds(
+        lambda weights, stop: lambda *upstreams: Interleave(upstreams, tuple(weights[: len(upstreams)]), stop),
+        st.lists(st.sampled_from([1, 1.5, 2, 7.0]), min_size=3, max_size=3),
+        st.sampled_from(["first", "all", "all_repeat"]),
+    ),
+}
+WINDOWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to windows
+    Buffered: st.one_of(on(Buffered, **windowed), on(Buffered, **automatic)),
+    Planned: st.one_of(on(Planned, **windowed), on(Planned, **automatic)),
+}
+SHUFFLES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {Shuffle: on(Shuffle, seed=seeds)}  # windows to rows
+BATCHES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # windows to batches
+    Batched: on(
+        Batched,
+        planner=planners,
+        drop_last=st.booleans(),
+        shuffle_batches=st.booleans(),
+        group=st.integers(1, 3),
+        seed=seeds,
+    ),
+}
+TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to what is trained on
+    Collated: on(
+        Collated,
+        length_columns=("input_ids",),
+        pad_values={"input_ids": 9},
+        left=st.booleans(),
+        collate_fn=st.sampled_from([None, list]),
+    ),
+}
+SAMPLES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {Sampled: on(Sampled)}  # rows to dicts
+ITEMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # anything to anything
+    Ahead: on(Ahead, depth=few, name="test"),
+    EnumerateItems: on(EnumerateItems),
+    MapItems: on(MapItems, fn=tagged),
+    Repeat: on(Repeat),
+    TakeItems: on(TakeItems, count=count),
+}
+STAGES: Final = {*SOURCES, *ROWS, *SEVERAL, *WINDOWS, *SHUFFLES, *BATCHES, *TENSORS, *SAMPLES, *ITEMS}
+CUTTERS: Final = {Chunk, ConcatChunk, PackChunk, MapBlocks}
+"""After these a sample has no text."""
+
+
+# -- chains --------------------------------------------------------------------------------------------------------------
+
+
+def chain(make: Make, *links: Link) -> Make:
+    def made() -> Stage[Any]:
+        stage = make()
+        for link in links:
+            stage = link(stage)
+        return stage
+
+    return made
+
+
+def joined(makes: list[Make], link: Link) -> Make:
+    return lambda: link(*(make() for make in makes))
+
+
+def sources() -> SearchStrategy[Make]:
+    return st.one_of(blocks, blocks, SOURCES[FromSequence], SOURCES[FromIterable], SOURCES[FromFiles])
+
+
+@st.composite
+def row_links(draw: st.DrawFn) -> list[Link]:
+    """A few stages from rows to rows, shuffles among them."""
+    links, seen = [], set()
+    for cls in draw(st.lists(st.sampled_from([*ROWS, Shuffle, Ahead, Repeat]), max_size=4)):
+        if cls is Tokenize and seen & CUTTERS:
+            continue
+        seen.add(cls)
+        if cls is Shuffle:
+            links += [draw(WINDOWS[Buffered]), draw(SHUFFLES[Shuffle])]
+        elif cls is Repeat:
+            links += [draw(ITEMS[Repeat]), draw(ROWS[Take])]
+        else:
+            links.append(draw((ROWS | ITEMS)[cls]))
+    return links
+
+
+def rows() -> SearchStrategy[Make]:
+    """Chains that end in rows."""
+    straight = st.builds(lambda make, links: chain(make, *links), sources(), row_links())
+    mixed = st.builds(
+        lambda makes, link, links: chain(joined(makes, link), *links),
+        st.lists(straight, min_size=1, max_size=3),
+        st.one_of(*SEVERAL.values()),
+        row_links(),
+    )
+    return st.one_of(straight, straight, mixed)
+
+
+def windows() -> SearchStrategy[Make]:
+    """Chains that end in windows."""
+    return st.one_of(
+        st.builds(chain, rows(), WINDOWS[Buffered]),
+        st.builds(chain, SOURCES[FromSequence], WINDOWS[Planned]),
+    )
+
+
+def batches() -> SearchStrategy[Make]:
+    """Chains that end in batches: of integers, or of tensors."""
+    planned = st.builds(chain, windows(), BATCHES[Batched])
+    return st.one_of(planned, st.builds(chain, planned, TENSORS[Collated]))
+
+
+def alone(cls: type[Stage[Any]]) -> SearchStrategy[Make]:
+    """A stage on the least that it needs."""
+    if cls in SOURCES:
+        return SOURCES[cls]
+    if cls in SEVERAL:
+        return st.builds(joined, st.lists(blocks, min_size=1, max_size=3), SEVERAL[cls])
+    if cls is Planned:
+        return st.builds(chain, SOURCES[FromSequence], WINDOWS[Planned])
+    if cls in ROWS | WINDOWS | SAMPLES:
+        return st.builds(chain, blocks, (ROWS | WINDOWS | SAMPLES)[cls])
+    below = st.builds(chain, blocks, WINDOWS[Buffered])
+    if cls in SHUFFLES | BATCHES:
+        return st.builds(chain, below, (SHUFFLES | BATCHES)[cls])
+    planned = st.builds(chain, below, BATCHES[Batched])
+    if cls in TENSORS:
+        return st.builds(chain, planned, TENSORS[cls])
+    return st.builds(chain, st.one_of(blocks, planned), ITEMS[cls])
