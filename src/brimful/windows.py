@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -20,32 +22,47 @@ class Window:
     Args:
         epoch, number: which window of which epoch: the counter of its random choices.
         lengths: tokens of each sample, int64 (n,) or (n, d).
-        block: the rows, among others where the window is part of something larger in memory.
-        rows: which row of `block` each sample is, int64 (n,).
+        locate: gives a block that holds the samples and, int64 (n,), which row of it each of them is; called once, when
+            the first of them is wanted.
         crc32: what a replay must reproduce; 0 where the header says it already.
-        columns: list columns of `block` looked up so far; windows of one block share them.
     """
 
     epoch: int
     number: int
     lengths: NDArray[np.int64]
-    block: Block
-    rows: NDArray[np.int64]
-    crc32: int
-    columns: dict[str, Ragged] = field(default_factory=dict)
+    locate: Callable[[], tuple[Block, NDArray[np.int64]]]
+    crc32: int = 0
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.lengths)
+
+    @property
+    def block(self) -> Block:
+        """The rows of the samples, among others where they lie in something larger in memory."""
+        return self._located[0]
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Which row of `block` each sample is."""
+        return self._located[1]
 
     def ragged(self, column: str) -> Ragged:
         """A list column of `block`, looked up once."""
-        if column not in self.columns:
-            self.columns[column] = ragged(self.block, column)
-        return self.columns[column]
+        if column not in self._columns:
+            self._columns[column] = ragged(self.block, column)
+        return self._columns[column]
 
     def take(self, numbers: NDArray[np.int64]) -> Block:
         """The rows of some samples, in the order given. Price: about 5 ns a token."""
         return self.block.take(pa.array(self.rows[numbers]))
+
+    @cached_property
+    def _located(self) -> tuple[Block, NDArray[np.int64]]:
+        return self.locate()
+
+    @cached_property
+    def _columns(self) -> dict[str, Ragged]:
+        return {}
 
 
 def window_ends(count: int, size: int) -> int:

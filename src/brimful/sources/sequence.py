@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,42 +13,21 @@ from numpy.typing import NDArray
 
 from brimful import random
 from brimful.errors import ORIGIN, origins
+from brimful.order import Order
 from brimful.ragged import EMPTY, concat, fingerprint, token_counts, with_column
 from brimful.rows import Block, as_sample, from_samples
+from brimful.sources.index import Index
 from brimful.stream import BLOCK_ROWS, END, Stage, State, describe, place, running
 
 
 @dataclass(frozen=True, eq=False)
-class Index(ABC):
-    """Samples in memory: how many, how long, and any of them at once. Made columnar on first use."""
-
-    @abstractmethod
-    def load(self) -> Block:
-        """All rows as one block."""
-
-    @abstractmethod
-    def lengths(self, columns: Sequence[str], required: bool) -> NDArray[np.int64]:
-        """Tokens of each row, int64 (n,) or (n, d); zeros where the columns are absent and not required."""
-
-    @abstractmethod
-    def fingerprint(self) -> Any:
-        """What a state is held against."""
-
-    @cached_property
-    def block(self) -> Block:
-        return self.load()
-
-    def __len__(self) -> int:
-        return int(self.block.num_rows)
-
-
-@dataclass(frozen=True, eq=False)
 class SequenceIndex(Index):
-    """A list of dicts or strings, a Hugging Face map-style data set, or an Arrow table."""
+    """A list of dicts or strings, a Hugging Face map-style data set, or an Arrow table; columnar from the first use on."""
 
     sequence: Any
 
-    def load(self) -> Block:
+    @cached_property
+    def block(self) -> Block:
         rows = self.sequence
         if hasattr(rows, "with_format"):  # Hugging Face datasets
             rows = rows.with_format("arrow")[:]
@@ -62,8 +40,14 @@ class SequenceIndex(Index):
             return EMPTY
         return with_column(block, ORIGIN, origins("sequence", np.arange(block.num_rows), "row"))
 
-    def lengths(self, columns: Sequence[str], required: bool) -> NDArray[np.int64]:
+    def __len__(self) -> int:
+        return int(self.block.num_rows)
+
+    def lengths(self, columns: Sequence[str], required: bool) -> NDArray[Any]:
         return token_counts(self.block, columns, required)
+
+    def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
+        return self.block, numbers
 
     def fingerprint(self) -> dict[str, int]:
         return {"rows": len(self), "crc32": fingerprint(self.block)}
@@ -75,12 +59,19 @@ class CachedIndex(Index):
 
     upstream: Stage[Block]
 
-    def load(self) -> Block:
+    @cached_property
+    def block(self) -> Block:
         with running(self.upstream, self.upstream.start(0)) as items:
             return concat(block for block, _ in items)
 
-    def lengths(self, columns: Sequence[str], required: bool) -> NDArray[np.int64]:
+    def __len__(self) -> int:
+        return int(self.block.num_rows)
+
+    def lengths(self, columns: Sequence[str], required: bool) -> NDArray[Any]:
         return token_counts(self.block, columns, required)
+
+    def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
+        return self.block, numbers
 
     def fingerprint(self) -> dict[str, Any]:
         return {"cached": describe(self.upstream), "crc32": fingerprint(self.block)}
@@ -88,7 +79,7 @@ class CachedIndex(Index):
 
 @dataclass(frozen=True)
 class FromSequence(Stage[Block]):
-    """The rows of a sequence, in order or in another order each epoch. State: [epoch, rows handed on]."""
+    """The samples of an index, as they are or in another order each epoch. State: [epoch, samples handed on]."""
 
     rows: Index
     shuffle: bool
@@ -105,12 +96,9 @@ class FromSequence(Stage[Block]):
             yield EMPTY, END
         for first in range(done, count, BLOCK_ROWS):
             last = min(first + BLOCK_ROWS, count)
-            block = self.rows.block
-            block = block.slice(first, last - first) if order is None else block.take(pa.array(order[first:last]))
-            yield block, [epoch, last] if last < count else END
+            block, rows = self.rows.locate(order.rows(first, last))
+            yield block.take(pa.array(rows)), [epoch, last] if last < count else END
 
-    def order(self, epoch: int) -> NDArray[np.int64] | None:
-        """The order of an epoch; None: as they come."""
-        if not self.shuffle:
-            return None
-        return random.permutation(len(self.rows), random.key(self.seed, place(self), epoch))
+    def order(self, epoch: int) -> Order:
+        """The order of an epoch."""
+        return Order(len(self.rows), random.key(self.seed, place(self), epoch) if self.shuffle else None)

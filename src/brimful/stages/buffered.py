@@ -79,7 +79,8 @@ class Buffered(Stage[Window]):
                     return
 
     def _window(self, epoch: int, number: int, block: Block) -> Window:
-        return Window(epoch, number, self._lengths(block), block, np.arange(block.num_rows), fingerprint(block))
+        rows = np.arange(block.num_rows)
+        return Window(epoch, number, self._lengths(block), lambda: (block, rows), fingerprint(block))
 
     def _lengths(self, block: Block) -> NDArray[np.int64]:
         return token_counts(block, self.length_columns, self.lengths_required)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brimful.errors import require
 from brimful.plan import Policy
-from brimful.ragged import Ragged
 from brimful.sources.sequence import FromSequence
 from brimful.stream import END, Stage, State
 from brimful.windows import Window, auto_rows, window_ends
@@ -18,7 +18,7 @@ from brimful.windows import Window, auto_rows, window_ends
 
 @dataclass(frozen=True)
 class Planned(Stage[Window]):
-    """Windows of `size` rows of a sequence in memory (0: what `policy` needs for 1 % padding).
+    """Windows of `size` rows of an index (0: what `policy` needs for 1 % padding).
 
     State: [epoch, number of the window].
     """
@@ -44,13 +44,12 @@ class Planned(Stage[Window]):
         lengths = index.lengths(self.length_columns, self.lengths_required)
         size = min(self.size or self._resolve(lengths), count)
         order = self.upstream.order(epoch)
-        rows = np.arange(count) if order is None else order
         first = number * size
-        columns: dict[str, Ragged] = {}
         while first < count:
             last = first + window_ends(count - first, size)
-            numbers = rows[first:last]
-            window = Window(epoch, number, lengths[numbers], index.block, numbers, 0, columns)
+            numbers = order.rows(first, last)
+            sizes = np.asarray(lengths[numbers], dtype=np.int64)
+            window = Window(epoch, number, sizes, partial(index.locate, numbers))
             number += 1
             yield window, [epoch, number] if last < count else END
             first = last
