@@ -16,11 +16,11 @@ LAYERS = {  # a module imports what has a smaller number; the modules of one fol
     "dataset": 9,
     "batches": 8,
     "loader": 7,
-    "device": 6, "distributed": 6, "grouping": 6, "memory": 6,
+    "device": 6, "grouping": 6, "memory": 6,
     "stages": 5,
     "collate": 4, "planners": 4,
     "sources": 3, "windows": 3,
-    "encoders": 2, "iterator": 2, "order": 2, "rows": 2,
+    "distributed": 2, "encoders": 2, "iterator": 2, "order": 2, "rows": 2,
     "ragged": 1, "stats": 1, "stream": 1,
     "background": 0, "errors": 0, "plan": 0, "random": 0,
 }  # fmt: skip

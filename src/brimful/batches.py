@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from brimful.errors import one_of, require
 from brimful.iterator import ResumableIterator
@@ -21,9 +21,13 @@ from brimful.stages.enumerate_items import EnumerateItems
 from brimful.stages.map_items import MapItems
 from brimful.stages.planned import Planned
 from brimful.stages.repeat import Repeat
+from brimful.stages.sharded import Sharded, Uneven
 from brimful.stages.take_items import TakeItems
-from brimful.stream import Stage, chain, running, upstreams
+from brimful.stream import Stage, chain, running, substituted, upstreams
 from brimful.windows import Batch, Packs, Window
+
+if TYPE_CHECKING:
+    from brimful.loader import Loader
 
 
 class BatchOptions(TypedDict, total=False):
@@ -79,9 +83,44 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         return self.iter()
 
-    def iter(self, state_dict: dict[str, Any] | None = None, *, allow: Collection[str] = ()) -> ResumableIterator[Any]:
-        """An iterator over the batches, from the start or from a state; see `Dataset.iter`."""
-        return ResumableIterator(self._endless, state_dict, allow)
+    def iter(
+        self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0, allow: Collection[str] = ()
+    ) -> ResumableIterator[Any]:
+        """An iterator over the batches, from the start of an epoch or from a state; see `Dataset.iter`."""
+        return ResumableIterator(self._endless, state_dict, allow, epoch)
+
+    def loader(self) -> Loader:
+        """An IterableDataset of an epoch at a time, with state_dict, load_state_dict and set_epoch, for trainers."""
+        from brimful.loader import Loader  # a subclass of torch's, which descriptions do without
+
+        return Loader(self)
+
+    def shard(
+        self,
+        rank: int | None = None,
+        world_size: int | None = None,
+        *,
+        group: Any = None,
+        uneven: Uneven = "pad",
+    ) -> Batches:
+        """The batches of one data-parallel rank: of each step's `world_size` batches the one at `rank`.
+
+        The order of all batches does not depend on the world size, nor does a state: one saved by 8 ranks resumes on 1,
+        2, 4 or 16. Each batch carries `weight` and `is_filler`. Resolved when iterated.
+
+        Args:
+            rank, world_size: the data-parallel ones; by default of `group`, else of torch.distributed, else of the
+                environment, else this process is the only one.
+            group: a process group or a one-dimensional device mesh.
+            uneven: where the last step has too few batches: "pad" (a filler: one real row again, weight 0), "drop" the
+                step, "wrap" to the epoch's first batches, or "error".
+        Raises:
+            ValueError: (when iterated) streamed data at a world size above 1: its ranks would have to read everything.
+        """
+        one_of("uneven", uneven, *get_args(Uneven))
+        streamed = not isinstance(upstreams(self.planned)[0], Planned)
+        sharded = Sharded(self.planned, rank, world_size, group, uneven, streamed)
+        return Batches(sharded, substituted(self.stage, self.planned, sharded), self.repeats)
 
     def plans(self, epoch: int = 0) -> Iterator[Batch | Packs]:
         """The batches of an epoch as integers: sample numbers, padded lengths. Of indexed data no row is touched."""
@@ -218,6 +257,8 @@ def _num_items(stage: Stage[Any]) -> int | None:
     if isinstance(stage, Repeat):
         return None
     length = _num_items(below)
+    if isinstance(stage, Sharded):
+        return None if length is None else stage.num_steps(length)
     if isinstance(stage, TakeItems):
         return stage.count if isinstance(below, Repeat) else None if length is None else min(stage.count, length)
     return length

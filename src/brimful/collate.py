@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Final
 
 import numpy as np
@@ -126,6 +126,16 @@ def _apart(
     """Labels that no token of another sample is asked to predict, and none in padding."""
     labels[torch.from_numpy(~filled | (places.reshape(filled.shape) == 0))] = _fill("labels", pad_values)
     return labels
+
+
+def weighed(tensors: Any, weight: float, pad_values: Mapping[str, int]) -> Any:
+    """A data-parallel rank's batch (a dict) with `weight` and `is_filler`; a filler asks for no label."""
+    if not isinstance(tensors, MutableMapping):
+        return tensors
+    tensors |= {"weight": weight, "is_filler": weight == 0}
+    if not weight and "labels" in tensors:
+        tensors["labels"] = torch.full_like(tensors["labels"], _fill("labels", pad_values))
+    return tensors
 
 
 def by_function(batch: Batch | Packs, collate_fn: Callable[[list[dict[str, Any]]], Any]) -> Any:

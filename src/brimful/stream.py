@@ -143,3 +143,12 @@ def chain(stage: Stage[Any]) -> list[str]:
     if len(below) > 1:
         names = [f"({' | '.join(' > '.join(chain(one)) for one in below)})"]
     return names if stage.transparent else [*names, type(stage).__name__]
+
+
+def substituted(stage: Stage[Any], old: Stage[Any], new: Stage[Any]) -> Stage[Any]:
+    """A chain of stages with one of them replaced."""
+    if stage is old:
+        return new
+    (below,) = upstreams(stage)
+    replaced: Stage[Any] = dataclasses.replace(cast(Any, stage), upstream=substituted(below, old, new))
+    return replaced

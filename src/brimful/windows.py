@@ -95,12 +95,14 @@ class Batch:
         numbers: sample numbers, int64 (b,).
         padded_length: tokens, an int; a tuple of ints for several lengths a sample.
         padded_size: rows of the tensors; more than b where the batch is filled up to a static shape.
+        weight: of a data-parallel rank's batch; 0.0 for a filler.
     """
 
     window: Window
     numbers: NDArray[np.int64]
     padded_length: int | tuple[int, ...]
     padded_size: int
+    weight: float | None = None
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -123,6 +125,7 @@ class Packs:
         rows: the row of each piece, int64 (n,), ascending.
         padded_size: how many rows there are.
         padded_length: tokens in a row.
+        weight: of a data-parallel rank's batch; 0.0 for a filler.
     """
 
     window: Window
@@ -132,6 +135,7 @@ class Packs:
     rows: NDArray[np.int64]
     padded_size: int
     padded_length: int
+    weight: float | None = None
 
     def __len__(self) -> int:
         return len(self.numbers)

@@ -31,9 +31,10 @@ class Collated(Stage[Any]):
         with running(self.upstream, at) as batches:
             for batch, after in batches:
                 if self.collate_fn is not None:
-                    yield collate.by_function(batch, self.collate_fn), after
+                    tensors = collate.by_function(batch, self.collate_fn)
                 elif isinstance(batch, Packs):
                     column = self.length_columns[0]
-                    yield collate.packed(batch, column, self.pad_values, self.hf_flash_attention), after
+                    tensors = collate.packed(batch, column, self.pad_values, self.hf_flash_attention)
                 else:
-                    yield collate.padded(batch, self.length_columns, self.pad_values, self.left, self.weighted), after
+                    tensors = collate.padded(batch, self.length_columns, self.pad_values, self.left, self.weighted)
+                yield tensors if batch.weight is None else collate.weighed(tensors, batch.weight, self.pad_values), after

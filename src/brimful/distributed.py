@@ -1,0 +1,57 @@
+"""Which data-parallel rank this process is."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+
+class Rank(NamedTuple):
+    """A data-parallel rank, and how many there are."""
+
+    rank: int
+    world_size: int
+
+
+def resolve(rank: int | None = None, world_size: int | None = None, group: Any = None) -> Rank:
+    """The *data-parallel* rank: from arguments, from a process group or device mesh, else from torch.distributed where it
+    is initialised, else from RANK and WORLD_SIZE in the environment, else the only one.
+
+    Raises:
+        ValueError: one of rank and world_size without the other, a rank outside the world, or an environment that says
+            WORLD_SIZE > 1 and not which RANK.
+
+    >>> resolve(1, 4)
+    Rank(rank=1, world_size=4)
+    """
+    if (rank is None) != (world_size is None):
+        raise ValueError(f"rank and world_size go together (got rank={rank}, world_size={world_size})")
+    if rank is None or world_size is None:
+        rank, world_size = _of_group(group) if group is not None else _of_process()
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must be at least 0 and below world_size={world_size} (got {rank})")
+    return Rank(rank, world_size)
+
+
+def _of_group(group: Any) -> tuple[int, int]:
+    if hasattr(group, "get_local_rank"):  # a DeviceMesh; of several dimensions, name the data-parallel one: mesh["dp"]
+        if group.ndim != 1:
+            raise ValueError(f"the device mesh has {group.ndim} dimensions; pass the data-parallel one, such as mesh['dp']")
+        return group.get_local_rank(), group.size()
+    import torch.distributed as dist
+
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def _of_process() -> tuple[int, int]:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size > 1 and "RANK" not in os.environ:
+        raise ValueError(
+            f"WORLD_SIZE={world_size} in the environment, but no RANK: give shard(rank=..., world_size=...), a process "
+            "group, or initialise torch.distributed first"
+        )
+    return (int(os.environ["RANK"]) if world_size > 1 else 0), world_size

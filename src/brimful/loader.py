@@ -1,0 +1,77 @@
+"""An epoch at a time, as trainers want it: the loader that DataLoader-shaped code takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from brimful.batches import Batches
+from brimful.errors import StateError
+from brimful.iterator import ResumableIterator
+from brimful.stream import END
+
+
+class Loader(IterableDataset[Any]):
+    """Each iteration is one epoch of the batches: the next one, or the one that `set_epoch` names.
+
+    A checkpoint taken after the last batch of an epoch starts the next one. Read by this process, with `prefetch` and
+    tokenising in threads: hand it to the trainer as it is, or to a DataLoader with batch_size=None and num_workers=0.
+
+    >>> import brimful as bf
+    >>> loader = bf.from_sequence([{"input_ids": [1]}, {"input_ids": [2]}], shuffle=True).batch(1).loader()
+    >>> [[batch["input_ids"].item() for batch in loader] for epoch in range(2)]
+    [[1, 2], [2, 1]]
+    """
+
+    def __init__(self, batches: Batches) -> None:
+        super().__init__()
+        self.batches = batches
+        self.epoch = 0
+        self._running: ResumableIterator[Any] | None = None
+        self._restored: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        if get_worker_info() is not None:
+            raise RuntimeError(
+                "this loader reads in the process that iterates over it: in DataLoader workers each would read everything. "
+                "Use DataLoader(loader, batch_size=None, num_workers=0); brimful works ahead in threads (prefetch)"
+            )
+        restored, self._restored = self._restored, None
+        if self._running is not None:
+            self._running.close()
+        first = True
+        while True:
+            self._running = running = self.batches.iter(restored, epoch=self.epoch)
+            with running:
+                for batch in running:
+                    first = False
+                    yield batch
+            self.epoch, self._running = self.epoch + 1, None
+            if restored is None or not first:
+                return
+            restored = None  # what was restored had nothing left: the next epoch begins
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch the next iteration runs; the one that was restored keeps its position, another starts anew."""
+        if epoch != self.epoch:
+            self.epoch, self._restored = epoch, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain JSON: the epoch and the place after the last batch that was taken."""
+        if self._restored is not None or self._running is None:
+            return {"epoch": self.epoch, "iterator": self._restored}
+        state = self._running.state_dict()
+        ended = state["position"] == END
+        return {"epoch": self.epoch + ended, "iterator": None if ended else state}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from a state at the next iteration. The state is checked against the pipeline then."""
+        if not isinstance(state_dict, dict) or state_dict.keys() != {"epoch", "iterator"}:
+            raise StateError(f"a loader's state is a dict of epoch and iterator (got {state_dict!r:.80})")
+        self.epoch, self._restored = state_dict["epoch"], state_dict["iterator"]
+        self._running = None
