@@ -1,0 +1,108 @@
+"""What trainers expect of a loader: epochs, states, and no duplicates in workers."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import brimful as bf
+from brimful.errors import StateError
+from brimful.loader import Loader
+
+
+def make(count: int = 12) -> Loader:
+    return bf.from_sequence([{"input_ids": [number]} for number in range(count)], shuffle=True).batch(2).loader()
+
+
+def flat(batches: object) -> list[int]:
+    return [number for batch in batches for number in batch["input_ids"].flatten().tolist()]  # type: ignore[attr-defined]
+
+
+def test_each_iteration_is_the_next_epoch_in_another_order() -> None:
+    loader = make()
+    one, two = flat(loader), flat(loader)
+    assert sorted(one) == sorted(two) == list(range(12))
+    assert one != two
+    loader.set_epoch(0)
+    assert flat(loader) == one
+    assert len(loader) == 6
+
+
+@pytest.mark.parametrize("taken", range(7))
+def test_a_state_goes_on_where_it_was_taken_and_at_the_end_with_the_next_epoch(taken: int) -> None:
+    loader = make()
+    whole = [flat(loader) for _ in range(3)]
+    loader.set_epoch(1)
+    batches = iter(loader)
+    for _ in range(taken):
+        next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    for _ in range(2):  # a state may be loaded twice
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert json.loads(json.dumps(resumed.state_dict())) == state, "loading is not moving"
+        first = flat(resumed)
+        assert first == (whole[1][2 * taken :] if taken < 6 else whole[2])
+        assert flat(resumed) == (whole[2] if taken < 6 else flat(iter_epoch(3)))
+
+
+def iter_epoch(epoch: int) -> Loader:
+    loader = make()
+    loader.set_epoch(epoch)
+    return loader
+
+
+def test_a_restored_epoch_keeps_its_position_and_another_starts_anew() -> None:
+    loader = make()
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    kept, anew = make(), make()
+    kept.load_state_dict(state)
+    kept.set_epoch(0)
+    assert len(flat(kept)) == 10
+    anew.load_state_dict(state)
+    anew.set_epoch(1)
+    assert len(flat(anew)) == 12
+
+
+def test_a_state_after_the_loop_is_that_of_the_next_epoch() -> None:
+    loader = make()
+    flat(loader)
+    assert loader.state_dict() == {"epoch": 1, "iterator": None}
+
+
+def test_leaving_a_loop_closes_what_it_ran() -> None:
+    loader = make()
+    for _ in loader:
+        break
+    assert len(flat(loader)) == 12
+
+
+def test_states_survive_torch_save(tmp_path: object) -> None:
+    loader = make()
+    next(iter(loader))
+    path = f"{tmp_path}/state.pt"
+    torch.save(loader.state_dict(), path)
+    assert torch.load(path, weights_only=True) == loader.state_dict()
+
+
+def test_workers_are_refused_rather_than_given_everything() -> None:
+    data = DataLoader(make(), batch_size=None, num_workers=1, multiprocessing_context="forkserver")
+    with pytest.raises(RuntimeError, match="this loader reads in the process that iterates over it"):
+        next(iter(data))
+    assert len(list(DataLoader(make(), batch_size=None))) == 6
+
+
+def test_a_foreign_state_is_refused() -> None:
+    with pytest.raises(StateError, match="a loader's state is a dict of epoch and iterator"):
+        make().load_state_dict({"step": 3})
+
+
+def test_an_empty_data_set_has_empty_epochs(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert list(make(0)) == []
