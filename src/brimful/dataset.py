@@ -41,7 +41,8 @@ from brimful.stream import Stage, chain
 class Dataset:
     """A stream of samples: a description, cheap and immutable. Iterating over it runs it from the start.
 
-    >>> dataset = from_sequence([{"x": 1}, {"x": 2}, {"x": 3}]).filter(lambda sample: sample["x"] != 2)
+    >>> import brimful as bf
+    >>> dataset = bf.from_sequence([{"x": 1}, {"x": 2}, {"x": 3}]).filter(lambda sample: sample["x"] != 2)
     >>> list(dataset)
     [{'x': 1}, {'x': 3}]
     """
@@ -63,10 +64,11 @@ class Dataset:
         Raises:
             StateError: the state belongs to another pipeline, or the data read again are not those it was saved over.
 
-        >>> it = from_sequence([{"x": 1}, {"x": 2}]).iter()
+        >>> import brimful as bf
+        >>> it = bf.from_sequence([{"x": 1}, {"x": 2}]).iter()
         >>> next(it)
         {'x': 1}
-        >>> list(from_sequence([{"x": 1}, {"x": 2}]).iter(it.state_dict()))
+        >>> list(bf.from_sequence([{"x": 1}, {"x": 2}]).iter(it.state_dict()))
         [{'x': 2}]
         """
         return ResumableIterator(Sampled(self._endless), state_dict, allow)
@@ -101,7 +103,8 @@ class Dataset:
         Token columns arrive as numpy arrays that `fn` may change. Price: Python, once a sample; `map_blocks` is the fast
         way.
 
-        >>> list(from_sequence([{"x": 1}]).map(lambda sample: {"y": sample["x"] + 1}))
+        >>> import brimful as bf
+        >>> list(bf.from_sequence([{"x": 1}]).map(lambda sample: {"y": sample["x"] + 1}))
         [{'y': 2}]
         """
         return self._add(Map(self._keyed(seed), fn, seed is not None))
@@ -152,7 +155,8 @@ class Dataset:
     ) -> Dataset:
         """Puts a token before and one after the tokens of each sample (None: nothing).
 
-        >>> list(from_sequence([{"input_ids": [5, 6]}]).add_bos_eos(1, None))[0]["input_ids"].tolist()
+        >>> import brimful as bf
+        >>> list(bf.from_sequence([{"input_ids": [5, 6]}]).add_bos_eos(1, None))[0]["input_ids"].tolist()
         [1, 5, 6]
         """
         return self._add(AddBosEos(self.stage, bos_token_id, eos_token_id, target_column))
@@ -167,7 +171,8 @@ class Dataset:
     ) -> Dataset:
         """Each sample cut by itself; the rows have the target columns alone.
 
-        >>> samples = from_sequence([{"input_ids": list(range(10))}, {"input_ids": [10, 11]}])
+        >>> import brimful as bf
+        >>> samples = bf.from_sequence([{"input_ids": list(range(10))}, {"input_ids": [10, 11]}])
         >>> [sample["input_ids"].tolist() for sample in samples.chunk(6)]
         [[0, 1, 2, 3, 4, 5]]
         """
@@ -176,7 +181,8 @@ class Dataset:
     def concat_chunk(self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",)) -> Dataset:
         """All samples end to end, cut; the tail of an epoch that fills no chunk is dropped and counted.
 
-        >>> samples = from_sequence([{"input_ids": [0, 1, 2]}, {"input_ids": [3, 4]}])
+        >>> import brimful as bf
+        >>> samples = bf.from_sequence([{"input_ids": [0, 1, 2]}, {"input_ids": [3, 4]}])
         >>> [sample["input_ids"].tolist() for sample in samples.concat_chunk(2)]
         [[0, 1], [2, 3]]
         """
@@ -191,7 +197,8 @@ class Dataset:
     ) -> Dataset:
         """Neighbouring samples joined as long as they fit; a longer one is cut to a chunk, or left out, and counted.
 
-        >>> samples = from_sequence([{"input_ids": [0, 1]}, {"input_ids": [2]}, {"input_ids": [3, 4]}])
+        >>> import brimful as bf
+        >>> samples = bf.from_sequence([{"input_ids": [0, 1]}, {"input_ids": [2]}, {"input_ids": [3, 4]}])
         >>> [sample["input_ids"].tolist() for sample in samples.pack_chunk(4)]
         [[0, 1, 2], [3, 4]]
         """
@@ -244,7 +251,8 @@ class Dataset:
             window: rows to plan over; "auto" (also None for a policy): what 1 % padding takes, capped at 256 MB.
             options: see BatchOptions.
 
-        >>> samples = from_sequence([{"input_ids": [1]}, {"input_ids": [2, 3]}, {"input_ids": [4]}])
+        >>> import brimful as bf
+        >>> samples = bf.from_sequence([{"input_ids": [1]}, {"input_ids": [2, 3]}, {"input_ids": [4]}])
         >>> [batch["input_ids"].tolist() for batch in samples.batch(2)]
         [[[1, 0], [2, 3]], [[4]]]
         """
@@ -324,7 +332,8 @@ class Dataset:
             `max_seqlen` int. See `brimful.collate.packed`.
         Source: best-fit decreasing in a window; no bin stays open from one to the next.
 
-        >>> samples = from_sequence([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6]}])
+        >>> import brimful as bf
+        >>> samples = bf.from_sequence([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6]}])
         >>> next(iter(samples.pack(4)))["input_ids"].tolist()
         [[1, 2, 3, 6]]
         """
@@ -358,8 +367,9 @@ def interleave_datasets(
         stop: where one is due that has ended: "first" ends there; "all" goes on without it; "all_repeat" begins it again
             until each has ended once.
 
-    >>> one, two = from_sequence(["H"] * 6), from_sequence(["K"] * 4)
-    >>> "".join(sample["text"] for sample in interleave_datasets([one, two], weights=[1.5, 1]))
+    >>> import brimful as bf
+    >>> one, two = bf.from_sequence(["H"] * 6), bf.from_sequence(["K"] * 4)
+    >>> "".join(sample["text"] for sample in bf.interleave_datasets([one, two], weights=[1.5, 1]))
     'HKHKHHKHKH'
     """
     if not datasets:
@@ -371,7 +381,8 @@ def interleave_datasets(
 def concat_datasets(datasets: Sequence[Dataset]) -> Dataset:
     """All samples of the first, then of the second, and so on; `a + b` for two.
 
-    >>> [sample["text"] for sample in from_sequence(["a"]) + from_sequence(["b"])]
+    >>> import brimful as bf
+    >>> [sample["text"] for sample in bf.from_sequence(["a"]) + bf.from_sequence(["b"])]
     ['a', 'b']
     """
     if not datasets:

@@ -20,9 +20,9 @@ class Loader(IterableDataset[Any]):
     tokenising in threads: hand it to the trainer as it is, or to a DataLoader with batch_size=None and num_workers=0.
 
     >>> import brimful as bf
-    >>> loader = bf.from_sequence([{"input_ids": [1]}, {"input_ids": [2]}], shuffle=True).batch(1).loader()
+    >>> loader = bf.from_sequence([{"input_ids": [1]}, {"input_ids": [2]}]).batch(1).loader()
     >>> [[batch["input_ids"].item() for batch in loader] for epoch in range(2)]
-    [[1, 2], [2, 1]]
+    [[1, 2], [1, 2]]
     """
 
     def __init__(self, batches: Batches) -> None:
