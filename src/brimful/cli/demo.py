@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import platform
 import signal
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 import typer
@@ -26,6 +27,9 @@ from brimful.cli.output import clear_errors, progress, stdout, thousands
 from brimful.errors import require
 from brimful.stats import Stats
 
+if TYPE_CHECKING:
+    from brimful.cli.training import Step
+
 MAX_LENGTH: Final = 512
 MAX_TOKENS: Final = 8192
 
@@ -39,13 +43,13 @@ def demo(
 ) -> None:
     """The whole job in a minute: stream, pad, train, be killed, go on exactly. Nothing is downloaded.
 
-    The text is the source of Python's standard library. The exit code is 1 if the batches after the kill were not those
-    of an unbroken run.
+    The text is the source of Python's standard library. The exit code is 1 if
+    the batches after the kill were not those of an unbroken run.
 
     Example: brimful demo --steps 100
     """
     with clear_errors():
-        require("--steps", steps, 4, "step")
+        require("--steps", steps, 4, "steps")
         require("--megabytes", megabytes, 0.1, "MB")
         console = stdout()
         with _workplace(folder) as place:
@@ -105,17 +109,17 @@ def _stream(console: Console, corpus: Corpus, tokenizer: Path) -> None:
         f"brimful, {MAX_TOKENS:,} tokens": tokens.batch_by_tokens(MAX_TOKENS),
     }
     table = Table(box=box.SIMPLE)
-    for name in ("batches of", "batches", "samples", "tokens/s", "shapes", "padding"):
+    for name in ("batches of", "batches", "tokens", "slots", "padding", "tokens/s"):
         table.add_column(name, justify="left" if name == "batches of" else "right")
     for name, batches in ways.items():
         lengths, stats, seconds = _epoch(batches, name, corpus.documents)
         table.add_row(
             name,
             f"{stats.batches:,}",
-            f"{stats.samples:,}",
-            thousands(stats.tokens / seconds),
-            f"{stats.num_shapes:,}",
+            f"{stats.tokens:,}",
+            f"{stats.slots:,}",
             f"{stats.padding:.1%}",
+            thousands(stats.tokens / seconds),
         )
     console.print(table)
     console.print(f"   lengths in tokens, cut at {MAX_LENGTH}:")
@@ -157,48 +161,73 @@ def histogram(lengths: NDArray[np.int64], block: str, width: int = 40) -> list[s
 
 def _train(console: Console, place: Path, corpus: Corpus, tokenizer: Path, steps: int) -> bool:
     """Trains unbroken, then killed and started again; whether the batches were the same."""
+    import torch
+
     from brimful.cli import training
 
     save_every, kill_at = max(1, steps // 6), steps * 5 // 8
-    saved = kill_at // save_every * save_every - (kill_at % save_every == 0) * save_every
     logs = {name: place / f"{name}.tsv" for name in ("unbroken", "killed", "resumed")}
-    keeps: dict[str, Any] = {"checkpoint": place / "checkpoint.pt", "save_every": save_every}
+    settings: dict[str, Any] = {"checkpoint": place / "checkpoint.pt", "save_every": save_every}
 
     _heading(console, 3, f"Training: a 2-layer transformer, {steps} steps")
     training.train(corpus.urls, tokenizer, steps, logs["unbroken"], save_every=save_every)
 
     _heading(console, 4, f"The same in a process of its own, that kills itself (SIGKILL) in step {kill_at}")
-    first = _process(training.train, corpus.urls, tokenizer, steps, logs["killed"], **keeps, kill_at=kill_at)
-    console.print(f"   killed: exit code {first}. Saved after step {saved}: model, optimizer, place in the data")
+    first = _process(training.train, corpus.urls, tokenizer, steps, logs["killed"], **settings, kill_at=kill_at)
+    saved = torch.load(settings["checkpoint"])
+    size = len(json.dumps(saved["data"]["position"]))
+    console.print(
+        f"   exit code {first}. What was saved last is step {saved['step']}; its place in the data: {size} bytes"
+    )
 
-    _heading(console, 5, f"A new process goes on from what was saved, at step {saved + 1}")
-    second = _process(training.train, corpus.urls, tokenizer, steps, logs["resumed"], **keeps)
+    _heading(console, 5, "A new process goes on from there")
+    second = _process(training.train, corpus.urls, tokenizer, steps, logs["resumed"], **settings)
     if (first, second) != (-signal.SIGKILL, 0):
         raise ChildProcessError(f"exit codes must be {-signal.SIGKILL:d} and 0 (got {first} and {second})")
 
-    unbroken, killed, resumed = (training.read_log(log) for log in logs.values())
-    expected = [*range(1, kill_at + 1), *range(saved + 1, steps + 1)]
-    compared = list(zip(expected, [*killed, *resumed], strict=True))
-    differ = [number for number, step in compared if step[:2] != unbroken[number - 1][:2]]
     _heading(console, 6, "Verdict")
+    unbroken, *broken = (training.read_log(log) for log in logs.values())
+    return _verdict(console, unbroken, broken[0], broken[1], saved["step"], kill_at)
+
+
+def _verdict(
+    console: Console, unbroken: list[Step], killed: list[Step], resumed: list[Step], saved: int, kill_at: int
+) -> bool:
+    """Whether the steps up to the kill and those after what was saved had the batches of the unbroken run."""
+    expected = [*unbroken[:kill_at], *unbroken[saved:]]
+    found = [*killed, *resumed]
+    differ = [one.number for one, other in zip(expected, found) if one[:2] != other[:2]]
+    same = not differ and len(expected) == len(found)
     console.print(
-        f"   batches compared  {len(compared)}: steps 1-{kill_at} until the kill, {saved + 1}-{steps} after it"
+        f"   batches compared  {len(found)}: of steps 1-{kill_at} until the kill, {saved + 1}-{len(unbroken)} after"
     )
     console.print(f"   last loss         unbroken {unbroken[-1].loss:.4f}, killed and resumed {resumed[-1].loss:.4f}")
-    if differ:
-        console.print(f"   [bold red]DIFFERENT[/]         {len(differ)} batches, the first in step {differ[0]}")
-    else:
+    if same:
         console.print("   [bold green]IDENTICAL[/]         each batch is, bit by bit, that of the unbroken run")
-    return not differ
+    else:
+        console.print(
+            f"   [bold red]DIFFERENT[/]         batches of steps {differ}; {len(expected) - len(found)} are missing"
+        )
+    return same
 
 
 def _process(target: Callable[..., None], *args: Any, **settings: Any) -> int | None:
     """Runs a function in a new interpreter; its exit code, negative where a signal ended it."""
     sys.stdout.flush()
-    process = multiprocessing.get_context("spawn").Process(target=target, args=args, kwargs=settings, daemon=True)
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=_deaf, args=(target, *args), kwargs=settings, daemon=True)
     process.start()
-    process.join()
+    try:
+        process.join()
+    finally:
+        process.kill()
     return process.exitcode
+
+
+def _deaf(target: Callable[..., None], *args: Any, **settings: Any) -> None:
+    """Ctrl-C goes to the parent, which ends this process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    target(*args, **settings)
 
 
 def _heading(console: Console, number: int, text: str) -> None:

@@ -61,8 +61,9 @@ class Epochs:
 
     def run(self) -> Generator[dict[str, Any], None, None]:
         """The batches. To be run once, and closed."""
-        for self._epoch in range(self._epoch, self._count):
-            with self._batches(self._epoch).iter(self._data) as self._iterator:
+        for epoch in range(self._epoch, self._count):
+            self._epoch = epoch
+            with self._batches(epoch).iter(self._data) as self._iterator:
                 self.stats.append(self._iterator.stats)
                 for batch in self._iterator:
                     self._taken += 1

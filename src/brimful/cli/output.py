@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Final, Protocol
@@ -29,6 +29,11 @@ def stdout() -> Console:
 
 def stderr() -> Console:
     return Console(highlight=False, stderr=True)
+
+
+def note(text: str) -> None:
+    """A line on stderr, as it is: paths and numbers are not broken in two."""
+    typer.echo(text, err=True)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from rich.table import Table
 from brimful import Batches, from_files
 from brimful.cli.digests import DigestFile
 from brimful.cli.epochs import BEGINNING, Epochs, Place
-from brimful.cli.output import clear_errors, progress, stderr, stdout, thousands
+from brimful.cli.output import clear_errors, note, progress, stdout, thousands
 from brimful.cli.saved import save_json
 from brimful.cli.tokenizer import load_tokenizer, tokenized
 from brimful.errors import require
@@ -66,17 +66,19 @@ def run(
 ) -> None:
     """Stream batches of your own files: how fast, how full, and an exact place to go on from.
 
-    Tokenises on the fly and fills batches up to a budget of tokens, as training would. Shows samples, tokens a second,
-    padding, and the share of the time spent waiting for data (with --step-seconds: what a training would wait).
+    Tokenises on the fly and fills batches up to a budget of tokens, as training
+    would. Shows samples, tokens a second, padding, and the share of the time
+    spent waiting for data (with --step-seconds: what a training would wait).
 
-    With --state the place is saved every few batches, at the end, and on Ctrl-C or SIGTERM. The same command then goes
-    on from there exactly, also after kill -9.
+    With --state the place is saved every few batches, at the end, and on Ctrl-C
+    or SIGTERM. The same command then goes on from there, also after kill -9.
 
-    Example: brimful run 'corpus/*.jsonl.gz' --tokenizer gpt2 --shuffle 10000 --state run.json
+    Example: brimful run 'a/*.jsonl.gz' --tokenizer gpt2 --state place.json
     """
     with clear_errors():
         _check(max_tokens, max_length, shuffle, epochs, limit, step_seconds, save_every)
         begin = Place.load(state) if state else BEGINNING
+        rows = _window(window)
         loaded = load_tokenizer(tokenizer)
 
         def batches(epoch: int) -> Batches:
@@ -89,41 +91,54 @@ def run(
             )
             tokens = tokenized(files, loaded, column, max_length)
             shuffled = tokens.shuffle(shuffle, seed=seed + epoch) if shuffle else tokens
-            rows = cast(Literal["auto"], int(window) if window.isdecimal() else window)
             return shuffled.batch_by_tokens(max_tokens, window=rows, seed=seed + epoch).prefetch(2)
 
         stream = Epochs(batches, epochs, begin)
         if begin.batches:
-            stderr().print(f"going on after batch {begin.batches:,} (epoch {begin.epoch + 1}), as {state} says")
-        with DigestFile(digests, begin.batches) if digests else nullcontext() as lines:
-
-            def save() -> None:
-                if lines is not None:
-                    lines.flush()
-                if state is not None:
-                    save_json(state, stream.place()._asdict())
-
-            save()  # a path that cannot be written is known before the work
-            import torch  # noqa: F401  so is torch, before the clock starts
-
-            counts = Counts(stream.stats)
-            with _noted_signals() as signals, progress(limit) as update, closing(stream.run()) as taken:
-                for batch in taken:
-                    counts.took(batch)
-                    if lines is not None:
-                        lines.add(batch)
-                    time.sleep(step_seconds)
-                    update(1, counts.status)
-                    if signals or counts.batches == limit:
-                        break
-                    if counts.batches % save_every == 0:
-                        save()
-                save()
+            note(f"going on after batch {begin.batches:,} (epoch {begin.epoch + 1}), as {state} says")
+        counts, signals = _take(stream, begin, state, save_every, digests, limit, step_seconds)
         _report(counts, as_json)
         if state is not None:
-            stderr().print(_verdict(stream.place(), state, counts.batches, signals, counts.batches == limit))
+            note(_verdict(stream.place(), state, counts.batches, signals, counts.batches == limit))
     if signals:
         raise typer.Exit(128 + signals[0])
+
+
+def _take(
+    stream: Epochs,
+    begin: Place,
+    state: Path | None,
+    save_every: int,
+    digests: Path | None,
+    limit: int | None,
+    step_seconds: float,
+) -> tuple[Counts, list[int]]:
+    """Takes the batches, saves the place; the counts, and the signals that ended it before its end."""
+    with DigestFile(digests, begin.batches) if digests else nullcontext() as lines:
+
+        def save() -> None:
+            if lines is not None:
+                lines.flush()
+            if state is not None:
+                save_json(state, stream.place()._asdict())
+
+        save()  # a file that cannot be written is known before the work
+        import torch  # noqa: F401  and torch imported before the clock starts
+
+        counts = Counts(stream.stats)
+        with _noted_signals() as signals, progress(limit) as update, closing(stream.run()) as taken:
+            for batch in taken:
+                counts.took(batch)
+                if lines is not None:
+                    lines.add(batch)
+                time.sleep(step_seconds)
+                update(1, counts.status)
+                if signals or counts.batches == limit:
+                    break
+                if counts.batches % save_every == 0:
+                    save()
+            save()
+    return counts, signals
 
 
 class Counts:
@@ -175,14 +190,22 @@ def _check(
     save_every: int,
 ) -> None:
     require("--max-tokens", max_tokens, 1, "token")
-    require("--max-length", max_length, 0, "token")
-    require("--shuffle", shuffle, 0, "sample")
+    require("--max-length", max_length, 0, "tokens")
+    require("--shuffle", shuffle, 0, "samples")
     require("--epochs", epochs, 1, "epoch")
     require("--limit", 1 if limit is None else limit, 1, "batch")
-    require("--step-seconds", step_seconds, 0, "second")
+    require("--step-seconds", step_seconds, 0, "seconds")
     require("--save-every", save_every, 1, "batch")
     if max_length > max_tokens:
         raise ValueError(f"--max-length must be at most --max-tokens={max_tokens:,} (got {max_length:,})")
+
+
+def _window(window: str) -> int | Literal["auto"]:
+    if window == "auto":
+        return "auto"
+    if not window.isdecimal():
+        raise ValueError(f"--window must be a number of samples or auto (got {window!r})")
+    return int(window)
 
 
 @contextmanager
@@ -190,14 +213,14 @@ def _noted_signals() -> Iterator[list[int]]:
     """Ctrl-C and SIGTERM as numbers in a list, so that a loop ends after a whole batch; the second acts as ever."""
     noted: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def noted_once(number: int, frame: FrameType | None) -> None:
         noted.append(number)
         signal.signal(number, previous[number])
         os.write(2, b"\nstopping after this batch; once more to stop at once\n")
 
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in previous:
-        signal.signal(number, note)
+        signal.signal(number, noted_once)
     try:
         yield noted
     finally:

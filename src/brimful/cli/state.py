@@ -11,6 +11,7 @@ import typer
 
 from brimful.cli.output import clear_errors, stdout
 from brimful.cli.saved import is_state, load_json
+from brimful.stream import END
 
 
 def show(
@@ -36,8 +37,8 @@ def show(
     for depth, line in _stages(state["header"], 0):
         console.print(f"{'  ' * depth}  {line}", markup=False, soft_wrap=True)
     position = json.dumps(state["position"], separators=(",", ":"))
-    ended = " (the end: nothing follows)" if state["position"] == "end" else ""
-    console.print(f"position  {position}{ended}", markup=False, soft_wrap=True)
+    words = "the end: nothing follows" if state["position"] == END else position
+    console.print(f"position  {words}", markup=False, soft_wrap=True)
     console.print(f"size      {len(json.dumps(state)):,} bytes, {len(position):,} of them the position", markup=False)
 
 

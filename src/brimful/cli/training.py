@@ -6,7 +6,7 @@ import io
 import os
 import signal
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from brimful.cli.saved import write_whole
 
 WIDTH: Final = 64
 MAX_LENGTH: Final = 256
-MAX_TOKENS: Final = 2048
+MAX_TOKENS: Final = 1024
 
 
 class Step(NamedTuple):
@@ -71,23 +71,25 @@ def train(
 ) -> None:
     """Trains up to step `steps`, from the checkpoint if there is one; model, optimizer and place in the data are one file.
 
-    Prints the loss now and then.
+    Prints the mean loss of every `save_every` steps. One thread: several would wait for one another on a busy machine.
 
     Args:
         log: gets a line a step: number, digest of the batch, loss.
         kill_at: in the middle of this step the process kills itself: no handler runs, nothing is flushed.
     """
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     model = TinyModel(Tokenizer.from_file(str(tokenizer)).get_vocab_size())
     for weight in (model.tokens.weight, model.positions.weight):
-        nn.init.normal_(weight, std=0.02)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        nn.init.normal_(weight, std=0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95))
     done, data = 0, None
     if checkpoint is not None and checkpoint.exists():
         saved = torch.load(checkpoint)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         done, data = saved["step"], saved["data"]
+    losses: list[float] = []
     with pipeline(urls, tokenizer).iter(data) as batches, log.open("w") as lines:
         while done < steps:
             batch = next(batches)
@@ -95,7 +97,7 @@ def train(
             logits = model(batch["input_ids"][:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             done += 1
             step = Step(done, digest(batch), loss.item())
             lines.write("\t".join(map(str, step)) + "\n")
@@ -103,13 +105,22 @@ def train(
             if done == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.step()
-            if done % save_every == 0 or done == 1:
-                print(f"   step {done:4}   loss {step.loss:.3f}", flush=True)
-            if checkpoint is not None and done % save_every == 0:
-                content = io.BytesIO()
-                training = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                torch.save({**training, "step": done, "data": batches.state_dict()}, content)
-                write_whole(checkpoint, content.getvalue())
+            losses.append(step.loss)
+            if done % save_every == 0:
+                print(
+                    f"   steps {done - len(losses) + 1:3} to {done:3}   loss {sum(losses) / len(losses):.3f}",
+                    flush=True,
+                )
+                losses.clear()
+                if checkpoint is not None:
+                    _save(checkpoint, model, optimizer, done, batches.state_dict())
+
+
+def _save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, data: dict[str, Any]) -> None:
+    """Everything in one file, written whole: after a kill all of it is of the same step."""
+    content = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "data": data}, content)
+    write_whole(path, content.getvalue())
 
 
 def read_log(path: Path) -> list[Step]:

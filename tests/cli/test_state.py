@@ -1,0 +1,55 @@
+"""`brimful state show`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import brimful as bf
+from tests.cli.commands import Corpus, invoke, refusal
+
+
+def test_shows_where_a_run_is(corpus: Corpus, tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    words = ["run", corpus.urls, "--tokenizer", corpus.tokenizer, "--max-tokens", 512, "--state", state]
+    assert invoke(*words, "--limit", 3).exit_code == 0
+    lines = invoke("state", "show", state).stdout.splitlines()
+    assert lines[:3] == ["epoch     0", "batches   3", "version   1"]
+    stages = [line.split("(")[0].strip() for line in lines[lines.index("pipeline") + 1 : -2]]
+    assert stages == ["FromFiles", "Tokenize", "Buffered", "Batched", "Collated"]
+    assert json.loads(lines[-2].removeprefix("position  ")) == json.loads(state.read_bytes())["data"]["position"]
+    assert invoke(*words).exit_code == 0
+    assert "position  the end: nothing follows" in invoke("state", "show", state).stdout
+
+
+def test_shows_a_state_dict_with_its_branches(tmp_path: Path) -> None:
+    mixed = bf.interleave_datasets([bf.from_sequence(["a"] * 9), bf.from_sequence(["b"] * 9).skip(2)])
+    it = mixed.iter()
+    next(it)
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps(it.state_dict()))
+    output = invoke("state", "show", path).stdout
+    assert output.startswith("version   1\npipeline\n")
+    sources = [line for line in output.splitlines() if "FromSequence" in line]
+    assert [len(line) - len(line.lstrip()) for line in sources] == [4, 4]
+    assert "    Skip(" in output
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("not JSON", "holds no state: it is not JSON"),
+        ("[]", "neither a dict of version, header and position nor one of those under a name"),
+        ('{"a": {"version": 1}}', "holds no state: neither"),
+    ],
+)
+def test_refuses_what_is_no_state(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "state.json"
+    path.write_text(content)
+    assert message in refusal("state", "show", path)
+
+
+def test_refuses_a_file_that_is_not_there() -> None:
+    assert "No such file or directory: '/nowhere.json'" in refusal("state", "show", "/nowhere.json")
