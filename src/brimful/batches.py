@@ -239,9 +239,10 @@ def windows_of(
 
 
 def _rows(window: int | Literal["auto"]) -> int:
-    if isinstance(window, str):
-        one_of("window", window, "auto")
+    if window == "auto":
         return 0
+    if not isinstance(window, int):
+        raise ValueError(f"window must be a number of rows or 'auto' (got {window!r})")
     require("window", window, 1, "row")
     return window
 

@@ -129,7 +129,7 @@ def _placed(window: Window, policy: Policy, overlong: Overlong, first: bool) -> 
     try:
         plan, counts = plan_with(policy, window.lengths, overlong)
     except OverlongError as error:
-        raise DataError(f"{error} ({where(window.block, int(window.rows[error.sample]))})") from error
+        raise DataError(error.located(where(window.block, int(window.rows[error.sample])))) from error
     for name, number in counts.items():
         if first and number:
             count(name, number, f"overlong: {number:,} samples of a window {name}, longer than {policy} takes")

@@ -175,35 +175,35 @@ def test_a_size_that_is_no_integer_is_refused() -> None:
         (
             TokenBudget(8192),
             [1, 2, 3, 9120, 10_000],
-            "sample 3 has 9,120 tokens, which cannot fit max_tokens=8,192; truncate or filter it, or raise the budget",
+            "a sample of 9,120 tokens (sample 3) cannot fit max_tokens=8,192; truncate or filter it, or raise the budget",
         ),
         (
             TokenBudget(60, pad_to_multiple_of=16),
             [48, 49],
-            "sample 1 has 49 tokens, which cannot fit max_tokens=60 in multiples of 16;"
+            "a sample of 49 tokens (sample 1) cannot fit max_tokens=60 in multiples of 16;"
             " truncate or filter it, or raise the budget",
         ),
         (
             TokenBudget(8192, buckets=[512, 1024]),
             [1025],
-            "sample 0 has 1,025 tokens, which cannot fit max_tokens=8,192 in buckets of at most 1,024;"
+            "a sample of 1,025 tokens (sample 0) cannot fit max_tokens=8,192 in buckets of at most 1,024;"
             " truncate or filter it, or raise the budget or add a longer bucket",
         ),
         (
             TokenBudget(60),
             [[30, 30], [31, 30]],
-            "sample 1 has 31 + 30 tokens, which cannot fit max_tokens=60; truncate or filter it, or raise the budget",
+            "a sample of 31 + 30 tokens (sample 1) cannot fit max_tokens=60; truncate or filter it, or raise the budget",
         ),
         (
             TokenBudget(60, buckets=[20]),
             [[21, 1]],
-            "sample 0 has 21 + 1 tokens, which cannot fit max_tokens=60 in buckets of at most 20;"
+            "a sample of 21 + 1 tokens (sample 0) cannot fit max_tokens=60 in buckets of at most 20;"
             " truncate or filter it, or raise the budget or add a longer bucket",
         ),
         (
             CostBudget(AttentionCost(quadratic=1), 930),
             [30, 31],
-            "sample 1 has 31 tokens, which cannot fit limit=930 (at most 30 tokens);"
+            "a sample of 31 tokens (sample 1) cannot fit limit=930 (at most 30 tokens);"
             " truncate or filter it, or raise the limit",
         ),
     ],

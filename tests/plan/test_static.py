@@ -61,5 +61,5 @@ def test_shapes_that_hold_nothing_are_refused(make: Callable[[], object], messag
 
 def test_a_sample_longer_than_every_bucket_is_an_error() -> None:
     assert StaticShapes([8, 4], 100).max_length == 8
-    with pytest.raises(OverlongError, match=r"^sample 1 has 9 tokens, which cannot fit .* buckets of at most 8;"):
+    with pytest.raises(OverlongError, match=r"^a sample of 9 tokens \(sample 1\) cannot fit .* buckets of at most 8;"):
         StaticShapes([8, 4], 100).plan([8, 9])

@@ -1,5 +1,5 @@
-"""The command line: `brimful demo`, `brimful run`, `brimful state show`. A file a command; what is heavy is imported
-when a command needs it."""
+"""The command line: `brimful demo`, `run`, `report`, `state show`. A file a command; what is heavy is imported when a
+command needs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from brimful import __version__
-from brimful.cli import demo, run, state
+from brimful.cli import demo, report, run, state
 
 app = typer.Typer(
     help="Full batches for PyTorch from samples of very different lengths: little padding, few shapes, exact resume.",
@@ -35,6 +35,7 @@ def main(
 
 app.command()(demo.demo)
 app.command()(run.run)
+app.command()(report.report)
 
 states = typer.Typer(help="Saved positions.", no_args_is_help=True)
 states.command()(state.show)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,12 +48,12 @@ class Epochs:
     """The batches of each epoch in turn, from a place on.
 
     Args:
-        batches: the pipeline of an epoch.
+        batches: the pipeline, which does not repeat by itself.
         count: epochs.
         begin: the place to begin at.
     """
 
-    def __init__(self, batches: Callable[[int], Batches], count: int, begin: Place) -> None:
+    def __init__(self, batches: Batches, count: int, begin: Place) -> None:
         self.stats: list[Stats] = []
         self._batches, self._count = batches, count
         self._epoch, self._taken, self._data = begin
@@ -63,7 +63,7 @@ class Epochs:
         """The batches. To be run once, and closed."""
         for epoch in range(self._epoch, self._count):
             self._epoch = epoch
-            with self._batches(epoch).iter(self._data) as self._iterator:
+            with self._batches.iter(self._data, epoch=epoch) as self._iterator:
                 self.stats.append(self._iterator.stats)
                 for batch in self._iterator:
                     self._taken += 1

@@ -16,7 +16,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from brimful import Batches, from_files
+from brimful import from_files
 from brimful.cli.digests import DigestFile
 from brimful.cli.epochs import BEGINNING, Epochs, Place
 from brimful.cli.output import clear_errors, note, progress, stdout, thousands
@@ -45,7 +45,7 @@ def run(
         str, typer.Option(help="Samples to sort by length at a time. auto: what 1 % padding takes.", metavar="N|auto")
     ] = "auto",
     shuffle: Annotated[int, typer.Option(help="Samples in the shuffle buffer; shuffles the files too. 0: off.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of all random choices. Each epoch makes its own.")] = 42,
+    seed: Annotated[int, typer.Option(help="Of all random choices; each epoch makes its own.")] = 42,
     epochs: Annotated[int, typer.Option(help="Times to go through the files.")] = 1,
     limit: Annotated[int | None, typer.Option(help="Batches after which this call stops.")] = None,
     step_seconds: Annotated[
@@ -81,18 +81,16 @@ def run(
         rows = _window(window)
         loaded = load_tokenizer(tokenizer)
 
-        def batches(epoch: int) -> Batches:
-            files = from_files(
-                urls,
-                columns=[column],
-                shuffle_shards=shuffle > 0,
-                seed=seed + epoch,
-                on_error=cast(Literal["raise", "skip"], on_error),
-            )
-            tokens = tokenized(files, loaded, column, max_length)
-            shuffled = tokens.shuffle(shuffle, seed=seed + epoch) if shuffle else tokens
-            return shuffled.batch_by_tokens(max_tokens, window=rows, seed=seed + epoch).prefetch(2)
-
+        files = from_files(
+            urls,
+            columns=[column],
+            shuffle_shards=shuffle > 0,
+            seed=seed,
+            on_error=cast(Literal["raise", "skip"], on_error),
+        )
+        tokens = tokenized(files, loaded, column, max_length)
+        shuffled = tokens.shuffle(shuffle, seed=seed) if shuffle else tokens
+        batches = shuffled.batch_by_tokens(max_tokens, window=rows, seed=seed).prefetch(2)
         stream = Epochs(batches, epochs, begin)
         if begin.batches:
             note(f"going on after batch {begin.batches:,} (epoch {begin.epoch + 1}), as {state} says")

@@ -16,7 +16,7 @@ class OverlongError(ValueError):
     """A sample cannot be placed: `sample` is the number of the first such one, `length` its tokens.
 
     `samples` are the numbers of all of them. With two lengths a sample, `length` is their sum. `max_length` is
-    the policy's, in tokens. Whoever knows file and line adds them.
+    the policy's, in tokens.
     """
 
     def __init__(
@@ -33,6 +33,10 @@ class OverlongError(ValueError):
         self.length = length
         self.max_length = max_length
         self.samples = samples
+
+    def located(self, place: str) -> str:
+        """The message with a place, such as file and line, for the sample's number."""
+        return str(self).replace(f"(sample {self.sample:,})", f"({place})", 1)
 
 
 class Pieces(NamedTuple):
@@ -61,7 +65,7 @@ def refuse_overlong(
     samples = np.flatnonzero(~fits).tolist()
     tokens = " + ".join(f"{length:,}" for length in np.atleast_1d(lengths[samples[0]]))
     raise OverlongError(
-        f"sample {samples[0]:,} has {tokens} tokens, which cannot fit {limit}; truncate or filter it, or {remedy}",
+        f"a sample of {tokens} tokens (sample {samples[0]:,}) cannot fit {limit}; truncate or filter it, or {remedy}",
         sample=samples[0],
         length=int(lengths[samples[0]].sum()),
         max_length=max_length,

@@ -14,7 +14,7 @@ from brimful.errors import require
 from brimful.plan import Policy
 from brimful.ragged import concat, fingerprint, token_counts
 from brimful.rows import Block
-from brimful.stream import BLOCK_ROWS, END, Stage, State, running
+from brimful.stream import BLOCK_ROWS, END, Stage, State, running, runtime
 from brimful.windows import Window, auto_rows, rest_rows, window_ends
 
 AUTO_BYTES: Final = 256 << 20
@@ -34,7 +34,7 @@ class Buffered(Stage[Window]):
     size: int
     length_columns: tuple[str, ...] = ()
     lengths_required: bool = False
-    policy: Policy | None = None
+    policy: Policy | None = runtime(None)
 
     def __post_init__(self) -> None:
         require("window", self.size, 0, "row")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from brimful.errors import require
 from brimful.plan import Policy
 from brimful.sources.sequence import FromSequence
-from brimful.stream import END, Stage, State
+from brimful.stream import END, Stage, State, runtime
 from brimful.windows import Window, auto_rows, window_ends
 
 
@@ -27,7 +27,7 @@ class Planned(Stage[Window]):
     size: int
     length_columns: tuple[str, ...] = ()
     lengths_required: bool = False
-    policy: Policy | None = None
+    policy: Policy | None = runtime(None)
 
     def __post_init__(self) -> None:
         require("window", self.size, 0, "row")

@@ -1,0 +1,136 @@
+"""`brimful report`: what padding costs under each policy, over the user's own lengths."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from brimful import from_files
+from brimful.cli.output import clear_errors, progress, stdout, thousands
+from brimful.cli.tokenizer import load_tokenizer, tokenized
+from brimful.errors import require
+from brimful.report import Lengths, Report, Settings, compare, count_tokens, read_lengths, to_html, to_json
+from brimful.report.lengths import SUFFIXES
+from brimful.report.words import notes, spread_of, summary, window_of
+
+MAX_LENGTH = 512
+
+
+def report(
+    urls: Annotated[
+        list[str],
+        typer.Argument(help="Files of text, as `brimful run` takes them; or .npy, .parquet files of lengths."),
+    ],
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="For text: a tokenizer.json, a folder or name for transformers, or tiktoken:NAME.", metavar="T"
+        ),
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(help="The column of text [text]; in .parquet files of lengths [length], or of tokens.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens in a batch at most, with padding: rows x length.")] = 16_384,
+    max_length: Annotated[
+        int | None,
+        typer.Option(help="Tokens of a sample at most; the rest is cut off. 0: no limit. [text: 512, lengths: 0]"),
+    ] = None,
+    row_length: Annotated[
+        int | None, typer.Option(help="Tokens in a packed row. [--max-length, or the longest]")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Samples in a batch of fixed size.")] = 32,
+    sample: Annotated[int, typer.Option(help="Samples to look at, from the first on. 0: all.")] = 200_000,
+    hidden_size: Annotated[int, typer.Option(help="Width of the model: what attention costs beside the rest.")] = 768,
+    compile_seconds: Annotated[float, typer.Option(help="Seconds to compile one shape.", metavar="SECONDS")] = 30.0,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with charts, whole in itself.", metavar="FILE")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="All of it as a line of JSON.")] = False,
+) -> None:
+    """What padding costs under each policy, on your own data, and which to use.
+
+    Counts the tokens of your samples, then plans batches of them by each policy,
+    as the loader would: padding, batches, shapes, and what they cost. No model,
+    no GPU. Of lengths that are known already it takes a second.
+
+    Example: brimful report 'a/*.jsonl.gz' --tokenizer gpt2 --html report.html
+    """
+    with clear_errors():
+        require("--sample", sample, 0, "samples")
+        require("--max-length", max_length or 0, 0, "tokens")
+        cut = max_length if max_length is not None else MAX_LENGTH if tokenizer else 0
+        row = row_length if row_length is not None else cut or None
+        settings = Settings(max_tokens, batch_size, row, cut or None, hidden_size, compile_seconds)
+        source = ", ".join(urls)
+        if tokenizer is not None:
+            lengths = _count(urls, tokenizer, column or "text", cut, sample)
+            source += f" by {tokenizer}"
+        elif all(url.endswith(SUFFIXES) for url in urls):
+            lengths = read_lengths(urls, sample, column=column or "length")
+        else:
+            raise ValueError(
+                f"{next(url for url in urls if not url.endswith(SUFFIXES))} holds no lengths: name a tokenizer with "
+                "--tokenizer to count them, or give .npy or .parquet files of lengths"
+            )
+        if not len(lengths.values):
+            raise ValueError(f"there are no samples in {source}: nothing to plan")
+        found = compare(lengths.values, settings, source=source, more=lengths.more)
+        if html is not None:
+            html.write_text(to_html(found), "utf-8")
+        if as_json:
+            typer.echo(json.dumps(to_json(found)))
+        else:
+            show(stdout(), found)
+            if html is not None:
+                typer.echo(f"\n{html} shows it with charts.")
+
+
+def _count(urls: list[str], tokenizer: str, column: str, max_length: int, sample: int) -> Lengths:
+    """The lengths of text, with a progress bar."""
+    dataset = tokenized(from_files(urls, columns=[column]), load_tokenizer(tokenizer), column, max_length)
+    done = 0
+    with progress(sample or None) as update:
+
+        def counted(samples: int, tokens: int) -> None:
+            nonlocal done
+            update(samples - done, lambda: f"{thousands(samples)} samples, {thousands(tokens)} tokens")
+            done = samples
+
+        return count_tokens(dataset, sample, counted=counted)
+
+
+def show(console: Console, report: Report) -> None:
+    """The table, how to read it, and what to use, in 80 columns."""
+    console.print(summary(report), markup=False)
+    console.print(spread_of(report), markup=False)
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("policy", "window", "padding", "batches", "shapes", "tokens/\nbatch", "cost"):
+        table.add_column(name, justify="left" if name == "policy" else "right", vertical="bottom", no_wrap=True)
+    advised = {advice.policy for advice in report.advice}
+    for place, outcome in enumerate(report.outcomes):
+        table.add_row(
+            outcome.name,
+            window_of(outcome),
+            f"{outcome.padding * 100:.2f} %",
+            f"{outcome.batches:,}",
+            f"{outcome.shapes:,}{'*' if outcome.too_many_shapes else ' '}",
+            f"{outcome.tokens_per_batch:,.0f}",
+            f"{outcome.cost:.2f}x",
+            style="bold" if place in advised else None,
+        )
+    console.print(table)
+    for name, text in notes(report).items():
+        note = Table.grid(padding=(0, 1))
+        note.add_column(width=12, style="dim")
+        note.add_column(style="dim")
+        note.add_row(name, text)
+        console.print(note)
+    for advice in report.advice:
+        console.print(f"\n[bold]{advice.sentence}[/]")
+        console.print(f"  {advice.code}", markup=False, soft_wrap=True)
