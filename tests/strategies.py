@@ -23,16 +23,16 @@ import pyarrow as pa
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+import brimful as bf
 from brimful.encoders import encoder_for
 from brimful.errors import ORIGIN, origins
-from brimful.plan import CostBudget, FixedSize, Policy, StaticShapes, TokenBudget
-from brimful.planners import ByKey, ByPolicy
+from brimful.plan import CostBudget, FixedSize, Packed, Policy, StaticShapes, TokenBudget
+from brimful.planners import ByKey, ByPacking, ByPolicy
 from brimful.ragged import EMPTY
 from brimful.rows import Block, Recut, Sample
 from brimful.sources.files import FromFiles
 from brimful.sources.iterable import FromIterable
-from brimful.sources.sequence import CachedIndex, FromSequence, SequenceIndex
-from brimful.sources.urls import Shards
+from brimful.sources.sequence import FromSequence
 from brimful.stages.add_bos_eos import AddBosEos
 from brimful.stages.ahead import Ahead
 from brimful.stages.batched import Batched
@@ -56,6 +56,7 @@ from brimful.stages.pad import Pad
 from brimful.stages.planned import Planned
 from brimful.stages.repeat import Repeat
 from brimful.stages.sampled import Sampled
+from brimful.stages.sharded import Sharded
 from brimful.stages.shuffle import Shuffle
 from brimful.stages.skip import Skip
 from brimful.stages.stride import Stride
@@ -72,7 +73,7 @@ Link: TypeAlias = Callable[..., Stage[Any]]
 
 # -- data ----------------------------------------------------------------------------------------------------------------
 
-LONG: Final = 30
+LONG: Final = 12
 lengths = st.lists(st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7, LONG]), max_size=12)
 """Of the samples of a small data set: none, one, many; empty ones, long ones."""
 
@@ -209,10 +210,14 @@ def files(draw: st.DrawFn) -> Make:
     schema = pa.schema(
         [("id", pa.int64()), ("text", pa.string()), ("input_ids", pa.list_(pa.int64())), ("labels", pa.list_(pa.int64()))]
     )
-    return lambda: FromFiles(Shards(tuple(urls)), schema=schema, **settings)
+    return lambda: bf.from_files(urls, schema=schema, **settings).stage
 
 
 # -- functions of a user's -----------------------------------------------------------------------------------------------
+
+
+def in_even_epochs(sample: Sample) -> bool:
+    return sample["id"] // 1000 % 2 == 0
 
 
 def longer(sample: Sample) -> Sample:
@@ -314,6 +319,13 @@ policies: SearchStrategy[Policy] = st.one_of(
     st.just(StaticShapes((2, 8), 16)),
 )
 planners = st.one_of(
+    st.builds(
+        ByPacking,
+        st.builds(Packed, st.integers(1, 8)),
+        st.integers(1, 3),
+        st.sampled_from(["truncate", "drop", "split"]),
+        st.booleans(),
+    ),
     st.builds(ByPolicy, policies, st.sampled_from(["truncate", "drop", "alone"])),
     st.builds(ByKey, st.sampled_from([1, 3, by_length]), st.just(length), st.sampled_from([None, first_letter])),
 )
@@ -322,15 +334,15 @@ automatic: dict[str, Any] = windowed | {"size": 0, "policy": FixedSize(1)}
 
 SOURCES: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {
     FromFiles: files(),
-    FromIterable: lengths.map(lambda counts: lambda: FromIterable(samples_of(counts))),
+    FromIterable: lengths.map(lambda counts: lambda: bf.from_iterable(samples_of(counts)).stage),
     FromSequence: st.one_of(
         st.builds(
-            lambda counts, shuffle, seed: lambda: FromSequence(SequenceIndex(samples_of(counts)), shuffle, seed),
+            lambda counts, shuffle, seed: lambda: bf.from_sequence(samples_of(counts), shuffle=shuffle, seed=seed).stage,
             lengths,
             st.booleans(),
             seeds,
         ),
-        blocks.map(lambda make: lambda: FromSequence(CachedIndex(make()), False, 0)),
+        blocks.map(lambda make: lambda: bf.Dataset(make()).cache().stage),
     ),
 }
 ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
@@ -345,7 +357,7 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
     Map: keyed(Map, [longer], noisy),
     MapBlocks: on(MapBlocks, fn=st.sampled_from([every_row_thrice, tokens_only, no_rows])),
     PackChunk: on(PackChunk, target_columns=targets, chunk_length=few, discard_long_samples=st.booleans()),
-    Pad: on(Pad, pad_values={"input_ids": 0}, chunk_length=100 * LONG),
+    Pad: on(Pad, pad_values={"input_ids": 0}, chunk_length=3 * LONG),
     Recut: on(Recut),
     Skip: on(Skip, count=count),
     Stride: st.one_of(on(Stride, interval=3, offset=st.integers(0, 2)), on(Stride, interval=1, offset=0)),
@@ -381,6 +393,13 @@ BATCHES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # windows to b
         seed=seeds,
     ),
 }
+SHARES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to batches
+    Sharded: st.builds(
+        lambda rank, uneven: lambda upstream: Sharded(upstream, *rank, uneven=uneven),
+        st.sampled_from([(0, 1), (0, 2), (1, 2), (2, 3)]),
+        st.sampled_from(["pad", "drop", "wrap"]),
+    ),
+}
 TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to what is trained on
     Collated: on(
         Collated,
@@ -398,9 +417,9 @@ ITEMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # anything to an
     Repeat: on(Repeat),
     TakeItems: on(TakeItems, count=count),
 }
-STAGES: Final = {*SOURCES, *ROWS, *SEVERAL, *WINDOWS, *SHUFFLES, *BATCHES, *TENSORS, *SAMPLES, *ITEMS}
+STAGES: Final = {*SOURCES, *ROWS, *SEVERAL, *WINDOWS, *SHUFFLES, *BATCHES, *SHARES, *TENSORS, *SAMPLES, *ITEMS}
 CUTTERS: Final = {Chunk, ConcatChunk, PackChunk, MapBlocks}
-"""After these a sample has no text."""
+"""After these a sample may have no text."""
 
 
 # -- chains --------------------------------------------------------------------------------------------------------------
@@ -425,13 +444,13 @@ def sources() -> SearchStrategy[Make]:
 
 
 @st.composite
-def row_links(draw: st.DrawFn) -> list[Link]:
-    """A few stages from rows to rows, shuffles among them."""
-    links, seen = [], set()
+def row_links(draw: st.DrawFn, seen: frozenset[type[Stage[Any]]] = frozenset()) -> list[Link]:
+    """A few stages from rows to rows, shuffles among them; `seen`: what may lie below."""
+    links = []
     for cls in draw(st.lists(st.sampled_from([*ROWS, Shuffle, Ahead, Repeat]), max_size=4)):
-        if cls is Tokenize and seen & CUTTERS:
+        if (cls is Tokenize and seen & CUTTERS) or (cls is Pad and Pad in seen):
             continue
-        seen.add(cls)
+        seen |= {cls}
         if cls is Shuffle:
             links += [draw(WINDOWS[Buffered]), draw(SHUFFLES[Shuffle])]
         elif cls is Repeat:
@@ -448,7 +467,7 @@ def rows() -> SearchStrategy[Make]:
         lambda makes, link, links: chain(joined(makes, link), *links),
         st.lists(straight, min_size=1, max_size=3),
         st.one_of(*SEVERAL.values()),
-        row_links(),
+        row_links(frozenset({*CUTTERS, Pad})),
     )
     return st.one_of(straight, straight, mixed)
 
@@ -464,7 +483,8 @@ def windows() -> SearchStrategy[Make]:
 def batches() -> SearchStrategy[Make]:
     """Chains that end in batches: of integers, or of tensors."""
     planned = st.builds(chain, windows(), BATCHES[Batched])
-    return st.one_of(planned, st.builds(chain, planned, TENSORS[Collated]))
+    shared = st.one_of(planned, planned, st.builds(chain, planned, SHARES[Sharded]))
+    return st.one_of(shared, st.builds(chain, shared, TENSORS[Collated]))
 
 
 def alone(cls: type[Stage[Any]]) -> SearchStrategy[Make]:
@@ -481,6 +501,6 @@ def alone(cls: type[Stage[Any]]) -> SearchStrategy[Make]:
     if cls in SHUFFLES | BATCHES:
         return st.builds(chain, below, (SHUFFLES | BATCHES)[cls])
     planned = st.builds(chain, below, BATCHES[Batched])
-    if cls in TENSORS:
-        return st.builds(chain, planned, TENSORS[cls])
+    if cls in TENSORS | SHARES:
+        return st.builds(chain, planned, (TENSORS | SHARES)[cls])
     return st.builds(chain, st.one_of(blocks, planned), ITEMS[cls])

@@ -1,15 +1,264 @@
-from __future__ import annotations
-from typing import Any
-import pytest
-from hypothesis import given, settings, strategies as st, HealthCheck
-from brimful.stream import Stage
-from brimful.testing import assert_exact_resume
-from tests import strategies as s
+"""The law: what follows the state of item k is items k + 1 and on, for every stage, alone and in random chains."""
 
-@pytest.mark.parametrize("cls", sorted(s.STAGES, key=lambda c: c.__name__), ids=lambda c: c.__name__)
-@given(data=st.data(), rows=st.integers(1, 5), size=st.sampled_from([16, 64, 256, 1 << 20]))
-@settings(max_examples=60, deadline=None)
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pkgutil
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import brimful as bf
+import brimful.rows
+import brimful.sources
+import brimful.stages
+from brimful.rows import Block
+from brimful.sources.files import FromFiles
+from brimful.stages.batched import Batched
+from brimful.stages.buffered import Buffered
+from brimful.stages.chunk import Chunk
+from brimful.stages.concat import Concat
+from brimful.stages.concat_chunk import ConcatChunk
+from brimful.stages.filter import Filter
+from brimful.stages.interleave import Interleave
+from brimful.stages.pack_chunk import PackChunk
+from brimful.stages.take import Take
+from brimful.stream import Stage, running
+from brimful.testing import assert_exact_resume, first_difference
+from brimful.windows import Window
+from tests import strategies as draw
+
+sizes = st.sampled_from([16, 64, 256, 1 << 20])
+SLOW = {FromFiles, *draw.ITEMS}
+
+
+def examples(count: int) -> Callable[[Any], Any]:
+    """So many examples, or more where the profile asks for more."""
+    return settings(max_examples=max(count, settings.default.max_examples if settings.default.max_examples > 100 else 0))
+
+
+def stages() -> set[type[Stage[Any]]]:
+    """Every stage of ours that can be made."""
+    for package in (brimful.stages, brimful.sources):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    found: set[type[Stage[Any]]] = set()
+    waiting: list[type[Any]] = [Stage]
+    while waiting:
+        subclasses = waiting.pop().__subclasses__()
+        waiting += subclasses
+        found |= {cls for cls in subclasses if cls.__module__.startswith("brimful.") and not inspect.isabstract(cls)}
+    return found
+
+
+def test_every_stage_has_a_strategy() -> None:
+    missing = sorted(cls.__name__ for cls in stages() - draw.STAGES)
+    assert not missing, f"give {', '.join(missing)} a line in tests/strategies.py"
+
+
+@pytest.mark.parametrize("cls", sorted(draw.STAGES, key=lambda cls: cls.__name__), ids=lambda cls: cls.__name__)
+@given(data=st.data(), rows=st.integers(1, 5), size=sizes)
+@examples(30)
 def test_law_of_each_stage(cls: type[Stage[Any]], data: st.DataObject, rows: int, size: int) -> None:
-    make = data.draw(s.alone(cls))
-    with s.small(rows, size):
-        assert_exact_resume(make, max_items=40, max_resumes=40)
+    make = data.draw(draw.alone(cls))
+    with draw.small(rows, size):
+        assert_exact_resume(make, max_items=20, max_resumes=7 if cls in SLOW else 20)
+
+
+@given(make=st.one_of(draw.rows(), draw.windows(), draw.batches()), rows=st.integers(1, 5), size=sizes)
+@examples(80)
+def test_law_of_random_chains(make: draw.Make, rows: int, size: int) -> None:
+    with draw.small(rows, size):
+        assert_exact_resume(make, max_items=30, max_resumes=8)
+
+
+@given(make=draw.rows(), repeat=st.booleans(), rows=st.integers(1, 5), size=sizes)
+@examples(20)
+def test_law_of_data_sets(make: draw.Make, repeat: bool, rows: int, size: int) -> None:
+    with draw.small(rows, size):
+        assert_exact_resume(lambda: bf.Dataset(make(), repeat), epochs=(), max_items=25, max_resumes=6)
+
+
+@given(make=draw.rows(), data=st.data(), rows=st.integers(1, 5), size=sizes)
+@examples(20)
+def test_law_of_batches(make: draw.Make, data: st.DataObject, rows: int, size: int) -> None:
+    policy = data.draw(draw.policies)
+    ahead, repeat = data.draw(st.integers(0, 3)), data.draw(st.booleans())
+
+    def batches() -> bf.Batches:
+        made = bf.Dataset(make(), repeat).batch(policy, window=4, overlong="truncate")
+        return made.prefetch(ahead).enumerate().take(30) if ahead else made
+
+    with draw.small(rows, size):
+        assert_exact_resume(batches, epochs=(), max_items=25, max_resumes=6)
+
+
+@pytest.mark.parametrize("cls", [Chunk, ConcatChunk, PackChunk])
+@given(data=st.data(), rows=st.integers(1, 5))
+@examples(30)
+def test_law_of_columns_that_are_cut_together(cls: type[Stage[Any]], data: st.DataObject, rows: int) -> None:
+    link = data.draw(draw.on(cls, target_columns=("input_ids", "labels"), chunk_length=draw.few, **EXTRA[cls]))
+    make = draw.chain(data.draw(draw.blocks), link)
+    with draw.small(rows):
+        assert_exact_resume(make, max_items=30, max_resumes=30)
+
+
+EXTRA: dict[type[Stage[Any]], dict[str, Any]] = {
+    Chunk: {"drop_remainder": st.booleans()},
+    ConcatChunk: {},
+    PackChunk: {"discard_long_samples": st.booleans()},
+}
+
+
+# -- blocks: where they begin and end changes nothing but where blocks begin and end ---------------------------------------
+
+
+def rows_of(item: Any) -> Iterator[Any]:
+    """What a stream says, without how it was cut."""
+    if isinstance(item, Block):
+        yield from item.to_pylist()
+    elif isinstance(item, Window):
+        yield item.number, item.lengths.tolist(), *item.take(np.arange(len(item))).to_pylist()
+    else:
+        yield item.numbers.tolist(), item.padded_length, item.padded_size, *rows_of(item.window)
+
+
+def content(make: draw.Make, epoch: int = 1) -> list[Any]:
+    stage = make()
+    with running(stage, stage.start(epoch)) as items:
+        return list(islice((row for item, _ in items for row in rows_of(item)), 300))
+
+
+CHAINS: st.SearchStrategy[list[draw.Link]] = st.one_of(
+    draw.row_links(),
+    st.builds(lambda links, *more: [*links, *more], draw.row_links(), draw.WINDOWS[Buffered]),
+    st.builds(
+        lambda links, *more: [*links, *more],
+        draw.row_links(),
+        draw.WINDOWS[Buffered],
+        draw.BATCHES[Batched],
+    ),
+)
+
+
+@given(lengths=draw.lengths, some=draw.sizes, other=draw.sizes, links=CHAINS)
+@examples(80)
+def test_blocks_never_change_what_a_chain_gives(
+    lengths: list[int], some: tuple[int, ...], other: tuple[int, ...], links: list[draw.Link]
+) -> None:
+    one, two = (draw.chain(lambda cut=cut: draw.Blocks(tuple(lengths), cut), *links) for cut in (some, other))  # type: ignore[misc]
+    difference = first_difference(content(one), content(two))
+    assert difference is None, difference
+
+
+@given(data=st.data(), link=st.one_of(*draw.SEVERAL.values()))
+@examples(60)
+def test_blocks_never_change_what_several_streams_give(data: st.DataObject, link: draw.Link) -> None:
+    lengths = data.draw(st.lists(draw.lengths, min_size=1, max_size=3))
+    one, two = (
+        draw.joined([lambda n=n, cut=data.draw(draw.sizes): draw.Blocks(tuple(n), cut) for n in lengths], link)  # type: ignore[misc]
+        for _ in range(2)
+    )
+    difference = first_difference(content(one), content(two))
+    assert difference is None, difference
+
+
+@given(make=st.one_of(*draw.SOURCES.values()), rows=st.integers(1, 5), size=sizes)
+@examples(60)
+def test_block_and_read_sizes_never_change_what_a_source_gives(make: draw.Make, rows: int, size: int) -> None:
+    with draw.small(rows, size):
+        found = content(make)
+    assert found == content(make)
+
+
+# -- what random examples rarely meet -------------------------------------------------------------------------------------
+
+
+def typed(kind: pa.DataType, *rows: list[int]) -> Stage[Block]:
+    return bf.from_sequence(pa.table({"input_ids": pa.array(rows, pa.list_(kind))})).stage
+
+
+@pytest.mark.parametrize("cls", [ConcatChunk, PackChunk])
+def test_a_type_is_not_remembered_after_the_rows_that_had_it(cls: type[Any]) -> None:
+    def make() -> Stage[Any]:
+        rows = Concat((typed(pa.int64(), [1, 2, 3]), typed(pa.int32(), [4, 5], [6]), typed(pa.int32(), [7], [8, 9])))
+        return cls(rows, ("input_ids",), 2, *[False] * (cls is PackChunk))  # type: ignore[no-any-return]
+
+    with draw.small(1):
+        assert_exact_resume(make)
+
+
+def test_held_rows_come_out_where_upstream_ends_without_saying_so() -> None:
+    def make() -> Stage[Any]:
+        rows = Concat((draw.Blocks((1, 1, 1)), Take(draw.Blocks((1,)), 0)))
+        return PackChunk(rows, ("input_ids",), 2, False)
+
+    assert [row["input_ids"] for row in content(make, 0)] == [[0, 100], [200]]
+    assert_exact_resume(make)
+
+
+def test_an_empty_epoch_is_empty_also_where_it_is_resumed() -> None:
+    assert_exact_resume(lambda: bf.Dataset(draw.Blocks((), (0, 0)), repeats=True))
+    assert_exact_resume(lambda: bf.Dataset(draw.Blocks((2, 3), (0, 1, 0))).filter(draw.never).take(5))
+
+
+def test_an_empty_list_at_the_end_of_a_block_is_the_same_wherever_the_block_lies_in_memory() -> None:
+    lengths = [2, 0, 3, 0, 0, 1, 0]
+    url = draw.shard(draw.json_lines(draw.samples_of(lengths)), ".jsonl")
+    for size in (1 << 20, 40):
+        with draw.small(2, size):
+            assert_exact_resume(lambda: bf.from_files(url).shuffle(3))
+
+
+def test_interleaving_goes_on_where_a_data_set_has_ended() -> None:
+    def make() -> Stage[Any]:
+        return Interleave((draw.Blocks((1,) * 3), draw.Blocks((1,) * 9), draw.Blocks(())), (1.0, 1.0, 2.0), "all")
+
+    with draw.small(2):
+        assert len(content(make)) == 12
+        assert_exact_resume(make)
+
+
+def test_state_stays_small_over_a_thousand_shards_and_a_wide_shuffle() -> None:
+    urls = [draw.shard(draw.json_lines(draw.samples_of([3, 1], 2 * number)), ".jsonl") for number in range(1000)]
+    samples = bf.from_files(urls, shuffle_shards=True, n_active_shards=10, repeat=True)
+    pipeline = samples.tokenize(draw.letters).shuffle(100_000).batch_by_tokens(16)
+    sizes = []
+    with pipeline.iter() as it:
+        for _ in range(500):
+            next(it)
+            sizes.append(len(json.dumps(it.state_dict())))
+    assert max(sizes) < 4096
+    with samples.iter() as it:
+        for _ in range(500):
+            next(it)
+            sizes.append(len(json.dumps(it.state_dict())))
+    assert max(sizes) < 4096
+
+
+def test_a_data_set_that_interleaving_left_out_stays_left_out() -> None:
+    def make() -> Stage[Any]:
+        seldom = Filter(draw.Blocks((1, 2, 0)), draw.in_even_epochs, False)
+        return Interleave((draw.Blocks((1,) * 6), seldom), (1.0, 1.0), "all_repeat")
+
+    with draw.small(1):
+        assert_exact_resume(make)
+
+
+def test_an_automatic_window_is_judged_by_the_same_rows_however_they_are_cut() -> None:
+    lengths = (1, 9, 9, 9, 9, 1, 1, 1) * 500
+    found = set()
+    for cut in ((3,) * 2000, (7,) * 2000, ()):
+        stage = Buffered(draw.Blocks(lengths, cut), 0, ("input_ids",), True, bf.TokenBudget(16))
+        with draw.small(4), running(stage, stage.start(0)) as items:
+            found.add(len(next(items)[0]))
+    assert len(found) == 1
+    assert found < set(range(len(lengths)))

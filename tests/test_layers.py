@@ -9,23 +9,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LAYERS = {  # a module imports what has a smaller number; the modules of one folder may import one another
-    "__main__": 14, "cli": 13,
-    "demo": 12, "report": 12,
-    "__init__": 11,
-    "integrations": 10, "read": 10, "testing": 10,
-    "dataset": 9,
-    "batches": 8,
-    "loader": 7,
-    "device": 6, "grouping": 6, "memory": 6,
-    "stages": 5,
-    "collate": 4, "planners": 4,
+    "__main__": 15, "cli": 14,
+    "demo": 13, "report": 13,
+    "__init__": 12,
+    "integrations": 11, "read": 11, "testing": 11,
+    "dataset": 10,
+    "batches": 9,
+    "loader": 8,
+    "device": 7, "grouping": 7, "memory": 7, "sampler": 7,
+    "stages": 6,
+    "collate": 5,
+    "columns": 4, "planners": 4, "store": 4,
     "sources": 3, "windows": 3,
     "distributed": 2, "encoders": 2, "iterator": 2, "order": 2, "rows": 2,
     "ragged": 1, "stats": 1, "stream": 1,
     "background": 0, "errors": 0, "plan": 0, "random": 0,
 }  # fmt: skip
 APART = {"stages", "integrations"}  # folders whose modules do not import one another
-TORCH = {"cli", "collate", "demo", "device", "distributed", "grouping", "integrations", "loader", "memory"}
+TORCH = {"cli", "collate", "columns", "demo", "device", "distributed", "grouping", "integrations", "loader", "memory"}
 
 PACKAGE = Path(__file__).parents[1] / "src" / "brimful"
 MODULES = {

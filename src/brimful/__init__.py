@@ -31,12 +31,14 @@ from brimful.plan import (
     quantile_buckets,
     uniform_buckets,
 )
-from brimful.read import from_files, from_iterable, from_sequence
+from brimful.read import from_files, from_iterable, from_sequence, from_store
+from brimful.sampler import BatchSampler
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AttentionCost",
+    "BatchSampler",
     "Batches",
     "BrokenError",
     "CostBudget",
@@ -57,6 +59,7 @@ __all__ = [
     "from_files",
     "from_iterable",
     "from_sequence",
+    "from_store",
     "interleave_datasets",
     "optimal_buckets",
     "quantile_buckets",

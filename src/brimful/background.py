@@ -1,34 +1,39 @@
 """Threads that read ahead: bounded, closed by whoever started them, never waited for without an end.
 
-All are daemon threads: a read that is stuck in the operating system cannot keep the interpreter from exiting.
+All are daemon threads: a read that is stuck in the operating system cannot keep the interpreter from exiting. Those
+that are not stuck end before it does: one that is in the middle of native code then would abort the process.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from contextvars import copy_context
 from typing import Any, Final, Generic, TypeVar
+from weakref import WeakSet
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 JOIN_SECONDS: Final = 5.0
-"""How long `close` waits for a thread that is in the middle of something before it leaves it to end by itself."""
+"""How long `close` waits for threads that are in the middle of something before it leaves them to end by themselves."""
 
 
 class Workers:
     """A few daemon threads that run functions in the order in which they were submitted; a context manager."""
 
     def __init__(self, number: int, name: str) -> None:
+        self.threads: list[threading.Thread] = []
         self._tasks: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._ready = threading.Condition()
         self._closed = False
-        self._threads: list[threading.Thread] = []
         self._number, self._name = number, name
+        _running.add(self)
 
     def submit(self, fn: Callable[..., R], *args: Any) -> Future[R]:
         future: Future[R] = Future()
@@ -37,27 +42,28 @@ class Workers:
             assert not self._closed
             self._tasks.append((future, lambda: context.run(fn, *args)))
             self._ready.notify()
-            if len(self._threads) < self._number:
+            if len(self.threads) < self._number:
                 thread = threading.Thread(target=self._work, name=f"brimful-{self._name}", daemon=True)
-                self._threads.append(thread)
+                self.threads.append(thread)
                 thread.start()
         return future
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Cancels what has not begun."""
         with self._ready:
             self._closed = True
             for future, _ in self._tasks:
                 future.cancel()
             self._tasks.clear()
             self._ready.notify_all()
-        for thread in self._threads:
-            thread.join(JOIN_SECONDS)
 
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self.stop()
+        if kind is None or not issubclass(kind, TimeoutError):  # which says that a thread is stuck
+            _join(self.threads)
 
     def _work(self) -> None:
         while True:
@@ -85,13 +91,12 @@ def map_ahead(
 
     An error of `items` is raised after the results of what came before it.
     """
-    source = iter(items)
     failure: Exception | None = None
     with Workers(max_workers, name) as workers:
         pending: deque[tuple[Future[R], Any]] = deque()
         while True:
             try:
-                item, state = next(source)
+                item, state = next(items)
             except StopIteration:
                 break
             except Exception as error:
@@ -112,73 +117,90 @@ def _settled(pending: tuple[Future[R], Any]) -> tuple[R, Any]:
     return future.result(), state
 
 
+def read_ahead(start: Callable[[], Generator[T, None, None]], depth: int, name: str) -> Generator[T, None, None]:
+    """The items of the generator that `start` makes, run by a thread of its own, up to `depth` of them early.
+
+    The thread that runs the generator also closes it. An exception in it reaches the consumer in its place.
+    """
+    channel = _Channel(start, depth, name)
+    try:
+        yield from channel.items()
+    finally:
+        channel.stop()
+        _join(channel.threads)
+
+
 class _Channel(Generic[T]):
-    """A bounded queue with an end: `put` says whether anyone still listens, `get` raises what the producer raised."""
+    """A generator run by a thread, and a bounded queue of its items with an end, or an error, after the last."""
 
-    def __init__(self, capacity: int) -> None:
-        self._items: deque[T] = deque()
+    def __init__(self, start: Callable[[], Generator[T, None, None]], capacity: int, name: str) -> None:
+        self._start, self._capacity = start, capacity
+        self._queue: deque[T] = deque()
         self._changed = threading.Condition()
-        self._capacity = capacity
-        self._ended = self._abandoned = False
+        self._ended = self._stopped = False
         self._error: BaseException | None = None
+        context = copy_context()
+        self.threads = [threading.Thread(target=context.run, args=(self._work,), name=f"brimful-{name}", daemon=True)]
+        _running.add(self)
+        self.threads[0].start()
 
-    def put(self, item: T) -> bool:
-        with self._changed:
-            while len(self._items) >= self._capacity and not self._abandoned:
-                self._changed.wait()
-            self._items.append(item)
-            self._changed.notify_all()
-            return not self._abandoned
-
-    def end(self, error: BaseException | None = None) -> None:
-        with self._changed:
-            self._ended, self._error = True, error
-            self._changed.notify_all()
-
-    def abandon(self) -> None:
-        with self._changed:
-            self._abandoned = True
-            self._items.clear()
-            self._changed.notify_all()
-
-    def get(self) -> Generator[T, None, None]:
+    def items(self) -> Generator[T, None, None]:
         while True:
             with self._changed:
-                while not self._items and not self._ended:
+                while not self._queue and not self._ended:
                     self._changed.wait()
-                if not self._items:
+                if not self._queue:
                     break
-                item = self._items.popleft()
+                item = self._queue.popleft()
                 self._changed.notify_all()
             yield item
             del item
         if self._error is not None:
             raise self._error
 
+    def stop(self) -> None:
+        """Lets the thread close the generator at its next item."""
+        with self._changed:
+            self._stopped = True
+            self._queue.clear()
+            self._changed.notify_all()
 
-def read_ahead(start: Callable[[], Generator[T, None, None]], depth: int, name: str) -> Generator[T, None, None]:
-    """The items of the generator that `start` makes, run by a thread of its own, up to `depth` of them early.
-
-    The thread that runs the generator also closes it. An exception in it reaches the consumer in its place.
-    """
-    channel: _Channel[T] = _Channel(depth)
-
-    def work() -> None:
+    def _work(self) -> None:
         try:
-            with closing(start()) as items:
+            with closing(self._start()) as items:
                 for item in items:
-                    if not channel.put(item):
+                    if not self._put(item):
                         break
                     del item
         except BaseException as error:
-            channel.end(error)
-        else:
-            channel.end()
+            self._error = error
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
 
-    thread = threading.Thread(target=copy_context().run, args=(work,), name=f"brimful-{name}", daemon=True)
-    thread.start()
-    try:
-        yield from channel.get()
-    finally:
-        channel.abandon()
-        thread.join(JOIN_SECONDS)
+    def _put(self, item: T) -> bool:
+        """Whether anyone still listens."""
+        with self._changed:
+            while len(self._queue) >= self._capacity and not self._stopped:
+                self._changed.wait()
+            self._queue.append(item)
+            self._changed.notify_all()
+            return not self._stopped
+
+
+_running: WeakSet[Workers | _Channel[Any]] = WeakSet()
+
+
+def _join(threads: Iterable[threading.Thread]) -> None:
+    until = time.monotonic() + JOIN_SECONDS
+    for thread in threads:
+        if thread is not threading.current_thread():  # where the garbage collector closes an iterator
+            thread.join(max(0.0, until - time.monotonic()))
+
+
+@atexit.register
+def _end() -> None:
+    running = list(_running)
+    for one in running:
+        one.stop()
+    _join(thread for one in running for thread in one.threads)

@@ -16,7 +16,7 @@ from brimful.sources.sequence import FromSequence
 from brimful.stages.ahead import Ahead
 from brimful.stages.batched import Batched
 from brimful.stages.buffered import Buffered
-from brimful.stages.collated import Collated
+from brimful.stages.collated import Collated, Layout
 from brimful.stages.enumerate_items import EnumerateItems
 from brimful.stages.map_items import MapItems
 from brimful.stages.planned import Planned
@@ -36,18 +36,23 @@ class BatchOptions(TypedDict, total=False):
     length_column: the list column whose lengths are planned over, a pair of them for (source, target).
     pad_values: what padding holds, by column; -100 in labels and 0 elsewhere by default.
     pad_side: where padding goes, "right" or "left".
+    layout: "padded", or "nested": tensors of layout torch.jagged, which hold no padding.
+    dtypes: types other than int64 for integers and a column's own for the rest, by the names of what is in a batch:
+        {"input_ids": "int32", "attention_mask": "bool"}.
     overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a batch
         of its own). Counted in `.stats`.
     drop_last: leave out incomplete batches: those below a fixed size, else the last cut of an epoch.
     shuffle_batches: hand out a window's batches in a random order.
     group: shuffle them in aligned groups of so many neighbours in cost.
     seed: of that order.
-    collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of padded tensors.
+    collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of tensors.
     """
 
     length_column: str | tuple[str, str]
-    pad_values: Mapping[str, int] | None
+    pad_values: Mapping[str, float] | None
     pad_side: Literal["right", "left"]
+    layout: Layout
+    dtypes: Mapping[str, Any] | None
     overlong: Overlong
     drop_last: bool
     shuffle_batches: bool
@@ -60,7 +65,8 @@ class PackOptions(TypedDict, total=False):
     """What `pack` takes of BatchOptions; `drop_last` leaves out batches of fewer rows."""
 
     length_column: str
-    pad_values: Mapping[str, int] | None
+    pad_values: Mapping[str, float] | None
+    dtypes: Mapping[str, Any] | None
     drop_last: bool
     shuffle_batches: bool
     group: int
@@ -73,7 +79,7 @@ class Batches:
     """A stream of batches: a description, cheap and immutable. Iterating over it runs it from the start.
 
     A batch is a dict of int64 tensors: each list column padded to (B, L), `attention_mask` (B, L), `lengths` (B,), other
-    numbers stacked, anything else as a list.
+    numbers stacked, anything else as a list; see `brimful.collate` for nested and packed ones.
     """
 
     planned: Stage[Batch | Packs]
@@ -172,8 +178,10 @@ def batches_of(
     window: int | Literal["auto"],
     *,
     length_column: str | tuple[str, str] = "input_ids",
-    pad_values: Mapping[str, int] | None = None,
+    pad_values: Mapping[str, float] | None = None,
     pad_side: Literal["right", "left"] = "right",
+    layout: Layout = "padded",
+    dtypes: Mapping[str, Any] | None = None,
     overlong: Overlong = "raise",
     drop_last: bool = False,
     shuffle_batches: bool = True,
@@ -191,7 +199,17 @@ def batches_of(
     planner: Planner = plan if isinstance(plan, ByKey) else ByPolicy(plan, overlong)
     batched = Batched(windows, planner, drop_last, shuffle_batches and not in_order, group, seed)
     static = isinstance(plan, StaticShapes)
-    collated = Collated(batched, columns, dict(pad_values or {}), pad_side == "left", static, collate_fn=collate_fn)
+    collated = Collated(
+        batched,
+        columns,
+        dict(pad_values or {}),
+        pad_side == "left",
+        static,
+        collate_fn=collate_fn,
+        layout=layout,
+        dtypes=_names(dtypes),
+        few_shapes=static or getattr(plan, "buckets", None) is not None or getattr(plan, "pad_to_multiple_of", 1) > 1,
+    )
     return Batches(batched, collated, repeats)
 
 
@@ -205,7 +223,8 @@ def packs_of(
     hf_flash_attention: bool,
     *,
     length_column: str = "input_ids",
-    pad_values: Mapping[str, int] | None = None,
+    pad_values: Mapping[str, float] | None = None,
+    dtypes: Mapping[str, Any] | None = None,
     drop_last: bool = False,
     shuffle_batches: bool = True,
     group: int = 1,
@@ -219,7 +238,12 @@ def packs_of(
         windows, ByPacking(policy, num_rows, overlong, shuffle_batches), drop_last, shuffle_batches, group, seed
     )
     collated = Collated(
-        batched, (length_column,), dict(pad_values or {}), hf_flash_attention=hf_flash_attention, collate_fn=collate_fn
+        batched,
+        (length_column,),
+        dict(pad_values or {}),
+        hf_flash_attention=hf_flash_attention,
+        collate_fn=collate_fn,
+        dtypes=_names(dtypes),
     )
     return Batches(batched, collated, repeats)
 
@@ -245,6 +269,11 @@ def _rows(window: int | Literal["auto"]) -> int:
         raise ValueError(f"window must be a number of rows or 'auto' (got {window!r})")
     require("window", window, 1, "row")
     return window
+
+
+def _names(dtypes: Mapping[str, Any] | None) -> dict[str, str]:
+    """Types by name, as a header holds them: "int32" also for torch.int32."""
+    return {name: str(dtype).removeprefix("torch.") for name, dtype in (dtypes or {}).items()}
 
 
 def _num_items(stage: Stage[Any]) -> int | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack
+
+from numpy.typing import NDArray
 
 from brimful.batches import Batches, BatchOptions, PackOptions, batches_of, packs_of, windows_of
 from brimful.encoders import encoder_for, missing_bos_eos
@@ -34,6 +37,7 @@ from brimful.stages.skip import Skip
 from brimful.stages.stride import Stride
 from brimful.stages.take import Take
 from brimful.stages.tokenize import Tokenize
+from brimful.store.index import stored
 from brimful.stream import Stage, chain
 
 
@@ -231,9 +235,42 @@ class Dataset:
         """Adds the number of each sample in the stream, from 0, as a column; it goes on over epochs."""
         return Dataset(Enumerate(self._endless, count_column))
 
-    def cache(self) -> Dataset:
-        """The samples of the first epoch, read once and kept in memory, in stream order: an indexed data set."""
-        return Dataset(FromSequence(CachedIndex(self.stage), shuffle=False, seed=0), self.repeats)
+    def cache(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        version: str | None = None,
+        timeout_seconds: float = 600.0,
+    ) -> Dataset:
+        """The samples of the first epoch, read once and kept, in stream order: an indexed data set.
+
+        Args:
+            path: None: in memory. A folder: a token store, complete before the first sample is handed out, or the finished
+                one of the same pipeline that is there already; what was interrupted goes on where it stopped.
+            version: of the functions in the chain, which a store cannot tell apart: another one when they change.
+            timeout_seconds: how long to wait for another writer of the store that makes no progress.
+        Raises:
+            ValueError: functions without a version; a folder of other things.
+            StateError: (when run) another pipeline wrote the store; the setting and both its values are named.
+            TimeoutError: (when run) the other writer, which is named, makes no progress.
+        Price: on disk 2 bytes a token where the vocabulary has at most 65,536, else 4, and 4 bytes a row.
+        """
+        rows = CachedIndex(self.stage) if path is None else stored(self.stage, path, version, timeout_seconds)
+        return Dataset(FromSequence(rows, shuffle=False, seed=0), self.repeats)
+
+    def lengths(self, column: str = "input_ids") -> NDArray[Any]:
+        """The number of tokens of each sample, integers (n,), in the order of the data: of a store, memory-mapped.
+
+        Raises:
+            TypeError: the data set is streamed.
+            DataError: there is no such list column, or it has nulls.
+
+        >>> from_sequence([{"input_ids": [1, 2]}, {"input_ids": [3]}]).lengths().tolist()
+        [2, 1]
+        """
+        if not isinstance(self.stage, FromSequence):
+            raise TypeError(f"the lengths of this data set are not known: it is {self.kind}; cache it")
+        return self.stage.rows.lengths((column,), required=True)
 
     # -- batches ---------------------------------------------------------------------------------------------------------
 

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import hashlib
 import itertools
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
+from tokenizers import Tokenizer
 
+from brimful.errors import require
 from brimful.ragged import Ragged
+from brimful.stream import describe
 
 
 @dataclass(frozen=True, eq=False)
 class Encoder(ABC):
-    """A tokenizer with its settings. The user's object is never changed: a thread works on a clone of its own."""
-
-    tokenizer: Any
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Abstract: a tokenizer with its settings, both as they were when it was made; the user's object is never changed."""
 
     @abstractmethod
     def encode(self, texts: list[str]) -> Iterable[Sequence[int]]:
         """The tokens of each text."""
 
     @abstractmethod
-    def describe(self) -> tuple[Any, ...]:
+    def depends_on(self) -> tuple[Any, ...]:
         """What the tokens depend on: vocabulary, rules, settings."""
 
     def fingerprint(self) -> str:
@@ -38,10 +40,20 @@ class Encoder(ABC):
 
     @cached_property
     def _fingerprint(self) -> str:
-        return hashlib.sha256(repr(self.describe()).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr(self.depends_on()).encode()).hexdigest()[:16]
+
+    @cached_property
+    def _local(self) -> threading.local:
+        return threading.local()
+
+    def _clone(self, make: Callable[[], Any]) -> Any:
+        """The tokenizer of this thread: one that is shared refuses ("Already borrowed"), or mixes up its settings."""
+        if not hasattr(self._local, "clone"):
+            self._local.clone = make()
+        return self._local.clone
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"tokenizer": self.tokenizer, "kwargs": self.kwargs}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def __call__(self, texts: list[str]) -> Ragged:
         """The tokens of each text, int32, flat.
@@ -49,73 +61,98 @@ class Encoder(ABC):
         Price: the tokenizer's own, and about 25 ns a token to copy them out of Python lists.
         """
         rows = list(self.encode(texts))
+        if len(rows) != len(texts):
+            raise ValueError(f"the tokenizer returned {len(rows):,} results for {len(texts):,} texts")
         counts = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
         flat = itertools.chain.from_iterable(rows)
         return Ragged(np.fromiter(flat, dtype=np.int32, count=int(offsets[-1])), offsets)
 
 
+@dataclass(frozen=True, eq=False)
 class FastEncoder(Encoder):
     """`tokenizers.Tokenizer`: whole blocks through `encode_batch_fast`, on all cores, without the interpreter's lock."""
 
+    serialized: str
+    truncation: dict[str, Any] | None
+    add_special_tokens: bool
+    split_special_tokens: bool
+
     @cached_property
     def _prepared(self) -> str:
-        """A clone with the settings made on it, as JSON: truncation by the keywords, else its own; never padding."""
-        clone = type(self.tokenizer).from_str(self.tokenizer.to_str())
-        clone.no_padding()
-        if self.kwargs.get("truncation"):
-            if "max_length" not in self.kwargs:
-                raise ValueError("truncation needs max_length, in tokens: tokenizer_kwargs={'max_length': 512, ...}")
-            clone.enable_truncation(self.kwargs["max_length"])
-        elif "truncation" in self.kwargs:
-            clone.no_truncation()
-        return str(clone.to_str())
-
-    @cached_property
-    def _clones(self) -> threading.local:
-        return threading.local()
+        return _serialized(self.serialized, self.truncation)
 
     def encode(self, texts: list[str]) -> Iterable[Sequence[int]]:
-        clone = getattr(self._clones, "tokenizer", None)
-        if clone is None:
-            clone = self._clones.tokenizer = type(self.tokenizer).from_str(self._prepared)
-        special = self.kwargs.get("add_special_tokens", True)
-        return [encoding.ids for encoding in clone.encode_batch_fast(texts, add_special_tokens=special)]
+        clone = self._clone(self._make)
+        return [encoding.ids for encoding in clone.encode_batch_fast(texts, add_special_tokens=self.add_special_tokens)]
 
-    def describe(self) -> tuple[Any, ...]:
-        return self._prepared, self.kwargs.get("add_special_tokens", True)
+    def depends_on(self) -> tuple[Any, ...]:
+        return self._prepared, self.add_special_tokens, self.split_special_tokens
+
+    def _make(self) -> Any:
+        clone = Tokenizer.from_str(self._prepared)
+        clone.encode_special_tokens = self.split_special_tokens  # the one setting that is not serialized
+        return clone
 
 
+@dataclass(frozen=True, eq=False)
+class TransformersEncoder(Encoder):
+    """A `transformers` tokenizer called as it is: a slow one, or a fast one with keywords of its own."""
+
+    tokenizer: Any
+    kwargs: dict[str, Any]
+
+    def encode(self, texts: list[str]) -> Iterable[Sequence[int]]:
+        clone = self._clone(lambda: copy.deepcopy(self.tokenizer))
+        return cast(Iterable[Sequence[int]], clone(texts, **self.kwargs)["input_ids"])
+
+    def depends_on(self) -> tuple[Any, ...]:
+        tokenizer = self.tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        rules = sorted(tokenizer.get_vocab().items()) if backend is None else _serialized(backend.to_str(), None)
+        settings = {
+            name: value
+            for name, value in tokenizer.init_kwargs.items()
+            if isinstance(value, (bool, int, float, str)) and not name.endswith(("_file", "_path"))
+        }
+        return type(tokenizer).__name__, rules, sorted(settings.items()), describe(self.kwargs)
+
+
+@dataclass(frozen=True, eq=False)
 class TiktokenEncoder(Encoder):
     """A `tiktoken.Encoding`, on all cores. Text that looks like a special token is text, unless the keywords say else."""
 
+    tokenizer: Any
+    kwargs: dict[str, Any]
+
     def encode(self, texts: list[str]) -> Iterable[Sequence[int]]:
         encode = self.tokenizer.encode_batch if self.kwargs else self.tokenizer.encode_ordinary_batch
-        rows: list[list[int]] = encode(texts, num_threads=os.cpu_count() or 1, **self.kwargs)
-        return rows
+        return cast(Iterable[Sequence[int]], encode(texts, num_threads=os.cpu_count() or 1, **self.kwargs))
 
-    def describe(self) -> tuple[Any, ...]:
-        ranks = hashlib.sha256(b"\0".join(sorted(self.tokenizer.token_byte_values()))).hexdigest()
-        return self.tokenizer.name, self.tokenizer.n_vocab, ranks, sorted(self.kwargs.items())
+    def depends_on(self) -> tuple[Any, ...]:
+        tokenizer = self.tokenizer  # tiktoken's README builds on these three
+        ranks, special = sorted(tokenizer._mergeable_ranks.items()), sorted(tokenizer._special_tokens.items())
+        return tokenizer._pat_str, ranks, special, describe(self.kwargs)
 
 
+@dataclass(frozen=True, eq=False)
 class CallableEncoder(Encoder):
-    """Any callable list[str] -> list[list[int]]; also a slow transformers tokenizer, whose answer is a dict."""
+    """Any callable list[str] -> list[list[int]], or to a dict of them under `input_ids`. A state knows it by its name."""
+
+    fn: Callable[..., Any]
+    kwargs: dict[str, Any]
 
     def encode(self, texts: list[str]) -> Iterable[Sequence[int]]:
-        rows = self.tokenizer(texts, **self.kwargs)
-        rows = rows["input_ids"] if hasattr(rows, "keys") else rows
-        if len(rows) != len(texts):
-            raise ValueError(f"the tokenizer returned {len(rows):,} results for {len(texts):,} texts")
-        return cast(Iterable[Sequence[int]], rows)
+        rows = self.fn(texts, **self.kwargs)
+        return cast(Iterable[Sequence[int]], rows["input_ids"] if isinstance(rows, Mapping) else rows)
 
-    def describe(self) -> tuple[Any, ...]:
-        vocabulary = sorted(self.tokenizer.get_vocab().items()) if hasattr(self.tokenizer, "get_vocab") else None
-        name = getattr(self.tokenizer, "__name__", type(self.tokenizer).__name__)
-        return name, vocabulary, sorted(self.kwargs.items())
+    def depends_on(self) -> tuple[Any, ...]:
+        return getattr(self.fn, "__name__", type(self.fn).__name__), describe(self.kwargs)
 
 
-_FAST_KEYWORDS = {"truncation", "max_length", "add_special_tokens"}
+_FAST: Final = {"truncation", "max_length", "add_special_tokens", "split_special_tokens"}
+_TIKTOKEN: Final = {"allowed_special", "disallowed_special"}
+_NO_LIMIT: Final = 10**9
 
 
 def encoder_for(tokenizer: Any, kwargs: Mapping[str, Any] | None = None) -> Encoder:
@@ -125,7 +162,7 @@ def encoder_for(tokenizer: Any, kwargs: Mapping[str, Any] | None = None) -> Enco
 
     Raises:
         TypeError: for anything else.
-        ValueError: for a keyword that the tokenizer does not take, and for padding.
+        ValueError: for a keyword that the tokenizer does not take, for padding, and for truncation to no length.
 
     >>> encoder_for(lambda texts: [[len(text)] for text in texts])(["a", "bc"]).values.tolist()
     [1, 2]
@@ -133,30 +170,62 @@ def encoder_for(tokenizer: Any, kwargs: Mapping[str, Any] | None = None) -> Enco
     settings = dict(kwargs or {})
     if settings.pop("padding", None):
         raise ValueError("padding belongs to the batch: leave it out of tokenizer_kwargs")
-    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    if hasattr(backend, "encode_batch_fast"):
-        if (
-            backend is not tokenizer
-        ):  # transformers: the call decides on truncation, not what an earlier call left behind
-            settings.setdefault("truncation", False)
-            if tokenizer.model_max_length < _NO_LIMIT:
-                settings.setdefault("max_length", tokenizer.model_max_length)
-        if settings.keys() <= _FAST_KEYWORDS:
-            return FastEncoder(backend, settings)
-        if backend is tokenizer:
-            unknown = ", ".join(sorted(settings.keys() - _FAST_KEYWORDS))
-            raise ValueError(f"unknown tokenizer_kwargs for tokenizers.Tokenizer: {unknown}")
+    if isinstance(tokenizer, Tokenizer):
+        _refuse_unknown("tokenizers.Tokenizer", settings, _FAST)
+        own = tokenizer.truncation
+        side = own["direction"].lower() if own else "right"
+        return _fast(tokenizer, settings, own, side, None, tokenizer.encode_special_tokens)
+    if hasattr(tokenizer, "model_max_length"):  # transformers
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if not isinstance(backend, Tokenizer) or settings.keys() - _FAST:
+            return TransformersEncoder(copy.deepcopy(tokenizer), settings)
+        limit = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
+        return _fast(backend, settings, None, tokenizer.truncation_side, limit, tokenizer.split_special_tokens)
     if hasattr(tokenizer, "encode_ordinary_batch"):
+        _refuse_unknown("tiktoken.Encoding", settings, _TIKTOKEN)
         return TiktokenEncoder(tokenizer, settings)
     if callable(tokenizer):
         return CallableEncoder(tokenizer, settings)
     raise TypeError(
-        f"a tokenizer must be from tokenizers, transformers or tiktoken, or a callable list[str] -> list[list[int]] "
+        "a tokenizer must be from tokenizers, transformers or tiktoken, or a callable list[str] -> list[list[int]] "
         f"(got {type(tokenizer).__name__})"
     )
 
 
-_NO_LIMIT = 10**9
+def _fast(
+    tokenizer: Any, settings: dict[str, Any], own: dict[str, Any] | None, side: str, limit: int | None, split: bool
+) -> FastEncoder:
+    """With transformers' rules of truncation: a max_length alone asks for it; without one it is the model's `limit`."""
+    special = settings.get("add_special_tokens", True)
+    wanted, max_length = settings.get("truncation"), settings.get("max_length")
+    if wanted is None and max_length is None:
+        truncation = own
+    elif wanted is False or getattr(wanted, "value", wanted) == "do_not_truncate":
+        truncation = None
+    else:
+        max_length = limit if max_length is None else max_length
+        if max_length is None:
+            raise ValueError("truncation needs max_length, in tokens: tokenizer_kwargs={'max_length': 512, ...}")
+        require("max_length", max_length, tokenizer.num_special_tokens_to_add(False) if special else 1, "token")
+        truncation = {"max_length": max_length, "direction": side}
+    return FastEncoder(tokenizer.to_str(), truncation, special, settings.get("split_special_tokens", split))
+
+
+def _refuse_unknown(name: str, settings: dict[str, Any], known: set[str]) -> None:
+    if unknown := sorted(settings.keys() - known):
+        raise ValueError(
+            f"unknown tokenizer_kwargs for {name}: {', '.join(unknown)} (it takes {', '.join(sorted(known))})"
+        )
+
+
+def _serialized(tokenizer: str, truncation: dict[str, Any] | None) -> str:
+    """A tokenizer with this truncation, and without the padding that an earlier call may have left behind."""
+    clone = Tokenizer.from_str(tokenizer)
+    clone.no_padding()
+    clone.no_truncation()
+    if truncation is not None:
+        clone.enable_truncation(**truncation)
+    return str(clone.to_str())
 
 
 def missing_bos_eos(tokenizer: Any) -> tuple[int | None, int | None]:
@@ -171,7 +240,7 @@ def missing_bos_eos(tokenizer: Any) -> tuple[int | None, int | None]:
             "name the ids with add_bos_eos"
         )
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    ids = tokenizer(["Hello world!"])["input_ids"][0]
+    ids = encoder_for(tokenizer)(["Hello world!"]).values.tolist()
     has_bos, has_eos = ids[:1] == [bos], ids[-1:] == [eos]
     if bos == eos:
         return None, None if has_bos or has_eos else eos

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
+from collections import Counter, deque
 from contextvars import ContextVar
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -90,9 +90,13 @@ def where(block: pa.RecordBatch, row: int) -> str:
 
 
 class Tally:
-    """Counts what stages left out or cut (`skipped`, `dropped_tokens` ...); shared by the threads of one iterator."""
+    """Counts what stages left out or cut (`skipped`, `dropped_tokens` ...); shared by the threads of one iterator.
+
+    `made` queues what each batch on its way to the consumer holds, in the order in which they were made.
+    """
 
     def __init__(self) -> None:
+        self.made: deque[Any] = deque()
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 

@@ -45,6 +45,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
         began = perf_counter()
         try:
             if self._items is None:
+                self.stats.began()
                 self._items = self._context.run(self._stage.items, self._state)
             item, self._state = self._context.run(next, self._items)
             self.stats.seconds_waited += perf_counter() - began

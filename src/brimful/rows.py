@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from brimful import random
 from brimful.errors import ORIGIN, DataError, StageError, StateError, where
-from brimful.ragged import EMPTY, column_of, concat, fingerprint, is_ragged, list_array, ragged, with_column
+from brimful.ragged import EMPTY, column_of, concat, fingerprint, is_ragged, list_array, numpy_of, ragged, with_column
 from brimful.stream import BLOCK_ROWS, END, Stage, State, running
 
 Sample: TypeAlias = dict[str, Any]
@@ -50,13 +50,16 @@ def samples(block: Block) -> list[Sample]:
 
 
 def _values(array: pa.Array) -> list[Any]:
-    flat_list = is_ragged(array.type) and not pa.types.is_fixed_size_list(array.type)
-    if not flat_list or array.null_count or array.values.null_count:
+    if not is_ragged(array.type) or pa.types.is_fixed_size_list(array.type):
         return list(array.to_pylist())
     bounds = array.offsets.to_pylist()
-    flat = np.array(array.values[bounds[0] : bounds[-1]].to_numpy(zero_copy_only=False))
     first = bounds[0]
-    return [flat[start - first : end - first] for start, end in pairwise(bounds)]
+    inner = array.values[first : bounds[-1]]
+    if array.null_count or inner.null_count:  # a row is what it is, whatever its neighbours lack
+        dtype = numpy_of(inner.drop_null()).dtype
+        return [row if row is None or None in row else np.array(row, dtype=dtype) for row in array.to_pylist()]
+    values = np.array(numpy_of(inner))
+    return [values[start - first : end - first] for start, end in pairwise(bounds)]
 
 
 def as_sample(row: Any) -> Sample:
@@ -167,22 +170,25 @@ class Blockwise(Stage[Block]):
 class Recut(Stage[Block]):
     """Cuts long blocks (what a stage that makes many rows of one may yield) at 4,096 rows.
 
-    State: [upstream's state before the block, rows of it handed on].
+    State: [upstream's state before the block, rows of it handed on, its crc32].
     """
 
     upstream: Stage[Block]
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0]
+        return [self.upstream.start(epoch), 0, 0]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        before, done = at
+        before, done, saved = at
         with running(self.upstream, before) as items:
             for block, after in items:
+                crc = fingerprint(block) if done or block.num_rows > BLOCK_ROWS else 0
+                if done:
+                    check_replay("Recut", crc, saved, f"{done:,} rows into a block")
                 for piece in cut(block.slice(done)) if block.num_rows else (block,):
                     done += piece.num_rows
                     ended = done >= block.num_rows
-                    yield piece, (END if after == END else [after, 0]) if ended else [before, done]
+                    yield piece, (END if after == END else [after, 0, 0]) if ended else [before, done, crc]
                 before, done = after, 0
 
 
@@ -304,17 +310,17 @@ def check_replay(stage: str, ours: int, saved: int, at: str) -> None:
 
 
 class Cursor:
-    """The rows of a stage in any portions. State: [the stage's state before the block at hand, rows of it taken]."""
+    """The rows of a stage in any portions. State: [the stage's state before the block at hand, rows of it taken, its crc32]."""
 
-    def __init__(self, stage: Stage[Block], before: State, taken: int) -> None:
-        self._before, self._taken = before, taken
+    def __init__(self, stage: Stage[Block], before: State, taken: int, crc: int) -> None:
+        self._before, self._taken, self._crc = before, taken, crc
         self._items = None if before == END else stage.items(before)
         self._rest = EMPTY  # of the block at hand
         self._after = before
 
     @property
     def state(self) -> list[State]:
-        return [self._before, self._taken]
+        return [self._before, self._taken, self._crc]
 
     def fill(self) -> int:
         """How many rows are at hand, after reading on where there were none; 0 at the end."""
@@ -324,17 +330,21 @@ class Cursor:
                 self.close()
                 break
             block, self._after = item
+            if self._taken:
+                check_replay("Interleave", fingerprint(block), self._crc, f"{self._taken:,} rows into a block")
             self._rest = block.slice(self._taken)
             if not self._rest.num_rows:
-                self._before, self._taken = self._after, 0
+                self._before = self._after
         return int(self._rest.num_rows)
 
     def take(self, rows: int) -> Block:
         """The next `rows` of the rows at hand."""
+        if rows and not self._taken:
+            self._crc = fingerprint(self._rest)
         piece, self._rest = self._rest.slice(0, rows), self._rest.slice(rows)
         self._taken += rows
         if rows and not self._rest.num_rows:
-            self._before, self._taken = self._after, 0
+            self._before, self._taken, self._crc = self._after, 0, 0
         return piece
 
     def close(self) -> None:

@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from brimful.errors import Tally
+from brimful.errors import Tally, logger
 
 LEFT_OUT: Final = ("skipped", "dropped", "truncated", "alone", "dropped_tokens")
+
+
+class Made(NamedTuple):
+    """What a batch holds, counted when it is made: stages after that pass on one item for each."""
+
+    samples: int
+    tokens: int
+    slots: int
+    shape: tuple[int, ...]
+    few_shapes: bool
 
 
 class Stats(Mapping[str, Any]):
     """Live counts of one iterator, each an item and an attribute: `stats["tokens"]`, `stats.tokens`.
 
-    `batches`, `samples`, `tokens`, `slots` (positions of the padded tensors), `padding` (1 - tokens / slots),
-    `num_shapes` (distinct shapes of the batches) and `seconds_waited` count what the consumer took. `skipped` records
-    (on_error="skip"), `dropped` samples, `truncated` samples, samples left `alone` in a batch of their own and
-    `dropped_tokens` are counted where they happen, which is up to a window ahead of the consumer.
+    `batches`, `samples`, `tokens`, `slots` (positions of the padded tensors), `fill` (tokens / slots), `padding`
+    (1 - fill), `num_shapes` (distinct shapes of the batches) and `seconds_waited` count what the consumer took: of a copy
+    without weight (static shapes, fillers) the slots alone. `skipped` records (on_error="skip"), `dropped` samples,
+    `truncated` samples, samples left `alone` in a batch of their own and `dropped_tokens` are counted where they happen,
+    which is up to a window ahead of the consumer.
+
+    Where few shapes were asked for (buckets, static shapes, a multiple), more than torch.compile compiles are logged as a
+    warning, once.
     """
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
         self._shapes: set[tuple[int, ...]] = set()
+        self._warned = False
         self.batches = self.samples = self.tokens = self.slots = 0
         self.seconds_waited = 0.0
 
     @property
+    def fill(self) -> float:
+        return self.tokens / self.slots if self.slots else 1.0
+
+    @property
     def padding(self) -> float:
-        return 1 - self.tokens / self.slots if self.slots else 0.0
+        return 1 - self.fill
 
     @property
     def num_shapes(self) -> int:
@@ -52,27 +72,36 @@ class Stats(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"Stats({', '.join(f'{name}={value:,.6g}' for name, value in self.items())})"
 
+    def began(self) -> None:
+        """A run begins: what an interrupted one had ready is made again."""
+        self._tally.made.clear()
+
     def took(self, item: Any) -> None:
-        """Counts one item: a sample, or a batch (known by its attention_mask or segment_ids)."""
-        if isinstance(item, tuple):  # an enumerated batch
-            item = item[-1]
-        if not isinstance(item, Mapping):
-            return
-        slots = item.get("attention_mask", item.get("segment_ids"))
-        if not hasattr(slots, "shape"):
+        """Counts one item: a batch where one was made for it, else a sample."""
+        if not self._tally.made:
             self.samples += 1
-            self.tokens += len(item.get("input_ids", ()))
+            self.tokens += len(item.get("input_ids", ())) if isinstance(item, Mapping) else 0
             return
-        shape = tuple(slots.shape)
-        lengths = item["lengths"].numpy() if "lengths" in item else slots.sum(1).numpy()
-        if "sample_weights" in item:
-            lengths = lengths[item["sample_weights"].numpy() > 0]
-        self._shapes.add(shape)
+        made: Made = self._tally.made.popleft()
         self.batches += 1
-        self.samples += len(lengths)
-        self.tokens += int(lengths.sum())
-        self.slots += shape[0] * shape[1]
+        self.samples += made.samples
+        self.tokens += made.tokens
+        self.slots += made.slots
+        self._shapes.add(made.shape)
+        if made.few_shapes and not self._warned and len(self._shapes) > _recompile_limit():
+            self._warned = True
+            logger.warning(
+                "%d distinct batch shapes so far, and torch.compile runs eagerly what it would have to compile more than "
+                "%d times (torch._dynamo.config.recompile_limit): take fewer buckets, StaticShapes, or raise that limit",
+                len(self._shapes),
+                _recompile_limit(),
+            )
 
     @staticmethod
     def _names() -> tuple[str, ...]:
-        return ("batches", "samples", "tokens", "slots", "padding", "num_shapes", "seconds_waited", *LEFT_OUT)
+        return ("batches", "samples", "tokens", "slots", "fill", "padding", "num_shapes", "seconds_waited", *LEFT_OUT)
+
+
+def _recompile_limit() -> int:
+    """How many shapes of a function torch compiles; its default where the compiler is not loaded, which takes a second."""
+    return int(getattr(sys.modules.get("torch._dynamo.config"), "recompile_limit", 8))

@@ -93,26 +93,42 @@ def describe(value: Any) -> Any:
     return str(getattr(value, "__name__", type(value).__name__))
 
 
-def check_header(saved: Any, ours: Any, allow: frozenset[str] = frozenset(), path: str = "") -> None:
+def check_header(saved: Any, ours: Any, allow: frozenset[str] = frozenset()) -> None:
     """Refuses a state whose header differs from the pipeline's, naming the setting and both values.
 
     Raises:
         StateError: at the first difference, except at settings named in `allow`.
     """
-    if isinstance(saved, dict) and isinstance(ours, dict) and saved.get("type") == ours.get("type"):
-        here = f"{path}{ours['type']}." if "type" in ours else path
-        for name in [*ours, *(name for name in saved if name not in ours)]:
-            if name not in allow:
-                check_header(saved.get(name), ours.get(name), allow, here if name == "upstream" else f"{here}{name}")
-    elif isinstance(saved, list) and isinstance(ours, list) and len(saved) == len(ours):
-        for number, (one, other) in enumerate(zip(saved, ours)):
-            check_header(one, other, allow, f"{path}[{number}]")
-    elif saved != ours:
-        name = path.rstrip(".") or "pipeline"
+    difference = header_difference(saved, ours, allow)
+    if difference is not None:
+        name, then, now = difference
         raise StateError(
-            f"this state belongs to another pipeline: {name} was {_brief(saved)} when it was saved and is "
-            f"{_brief(ours)} here; use the pipeline that saved it"
+            f"this state belongs to another pipeline: {name} was {then} when it was saved and is {now} here; "
+            "use the pipeline that saved it"
         )
+
+
+def header_difference(
+    saved: Any, ours: Any, allow: frozenset[str] = frozenset(), path: str = ""
+) -> tuple[str, str, str] | None:
+    """The first setting in which two headers differ, and both its values; None where they are equal.
+
+    >>> header_difference({"type": "Take", "count": 1}, {"type": "Take", "count": 2})
+    ('Take.count', '1', '2')
+    """
+    if isinstance(saved, dict) and isinstance(ours, dict) and saved.get("type") == ours.get("type"):
+        inside = f"{path}." if path and not path.endswith(".") else path
+        here = f"{inside}{ours['type']}." if "type" in ours else inside
+        pairs = (
+            (saved.get(name), ours.get(name), here if name == "upstream" else f"{here}{name}")
+            for name in [*ours, *(name for name in saved if name not in ours)]
+            if name not in allow
+        )
+    elif isinstance(saved, list) and isinstance(ours, list) and len(saved) == len(ours):
+        pairs = ((one, other, f"{path}[{number}]") for number, (one, other) in enumerate(zip(saved, ours)))
+    else:
+        return None if saved == ours else (path.rstrip(".") or "pipeline", _brief(saved), _brief(ours))
+    return next(filter(None, (header_difference(one, other, allow, name) for one, other, name in pairs)), None)
 
 
 def _brief(value: Any) -> str:

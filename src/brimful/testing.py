@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeAlias, cast
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from brimful.dataset import Batches, Dataset
 from brimful.stream import Stage, State, running
-from brimful.windows import Batch, Window
+from brimful.windows import Window
 
 
 def assert_exact_resume(
@@ -222,8 +222,8 @@ def first_difference(found: Any, expected: Any) -> str | None:
         return _fields(found, expected, "epoch", "number", "lengths", "crc32") or _first(
             [(".take(all)", found.take(rows), expected.take(rows))]
         )
-    if isinstance(found, Batch):
-        return _fields(found, expected, "numbers", "padded_length", "padded_size", "window")
+    if is_dataclass(found):
+        return _fields(found, expected, *(field.name for field in fields(found)))
     if isinstance(found, np.ndarray):
         return _array_difference(found, expected, str(found.dtype), str(expected.dtype))
     if "torch" in sys.modules and isinstance(found, sys.modules["torch"].Tensor):

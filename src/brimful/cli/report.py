@@ -34,15 +34,18 @@ def report(
         ),
     ] = None,
     column: Annotated[
-        str | None, typer.Option(help="The column of text [text]; in .parquet files of lengths [length], or of tokens.")
+        str | None,
+        typer.Option(
+            help="The column of text (text); in .parquet files that of lengths (length), or of lists of tokens."
+        ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens in a batch at most, with padding: rows x length.")] = 16_384,
     max_length: Annotated[
         int | None,
-        typer.Option(help="Tokens of a sample at most; the rest is cut off. 0: no limit. [text: 512, lengths: 0]"),
+        typer.Option(help="Tokens of a sample at most; the rest is cut off. 0: no limit. (512 for text.)"),
     ] = None,
     row_length: Annotated[
-        int | None, typer.Option(help="Tokens in a packed row. [--max-length, or the longest]")
+        int | None, typer.Option(help="Tokens in a packed row. (--max-length, or the longest.)")
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Samples in a batch of fixed size.")] = 32,
     sample: Annotated[int, typer.Option(help="Samples to look at, from the first on. 0: all.")] = 200_000,
@@ -67,7 +70,7 @@ def report(
         cut = max_length if max_length is not None else MAX_LENGTH if tokenizer else 0
         row = row_length if row_length is not None else cut or None
         settings = Settings(max_tokens, batch_size, row, cut or None, hidden_size, compile_seconds)
-        source = ", ".join(urls)
+        source = ", ".join(urls[:3]) + (f" and {len(urls) - 3:,} more" if len(urls) > 3 else "")
         if tokenizer is not None:
             lengths = _count(urls, tokenizer, column or "text", cut, sample)
             source += f" by {tokenizer}"
@@ -94,12 +97,12 @@ def report(
 def _count(urls: list[str], tokenizer: str, column: str, max_length: int, sample: int) -> Lengths:
     """The lengths of text, with a progress bar."""
     dataset = tokenized(from_files(urls, columns=[column]), load_tokenizer(tokenizer), column, max_length)
-    done = 0
-    with progress(sample or None) as update:
+    done, most = 0, f" of at most {thousands(sample)}" if sample else ""
+    with progress(None) as update:
 
         def counted(samples: int, tokens: int) -> None:
             nonlocal done
-            update(samples - done, lambda: f"{thousands(samples)} samples, {thousands(tokens)} tokens")
+            update(samples - done, lambda: f"{thousands(samples)}{most} samples, {thousands(tokens)} tokens")
             done = samples
 
         return count_tokens(dataset, sample, counted=counted)
@@ -109,14 +112,17 @@ def show(console: Console, report: Report) -> None:
     """The table, how to read it, and what to use, in 80 columns."""
     console.print(summary(report), markup=False)
     console.print(spread_of(report), markup=False)
-    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("policy", "window", "padding", "batches", "shapes", "tokens/\nbatch", "cost"):
-        table.add_column(name, justify="left" if name == "policy" else "right", vertical="bottom", no_wrap=True)
+    console.print()
+    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=0)
+    table.add_column("policy", vertical="bottom", no_wrap=True)
+    widths = {"window": 13, "padding": 8, "batches": 8, "shapes ": 8, "tokens/\nbatch": 8, "cost": 7}
+    for name, width in widths.items():
+        table.add_column(name, justify="right", vertical="bottom", no_wrap=True, min_width=width)
     advised = {advice.policy for advice in report.advice}
     for place, outcome in enumerate(report.outcomes):
         table.add_row(
             outcome.name,
-            window_of(outcome),
+            window_of(outcome, report),
             f"{outcome.padding * 100:.2f} %",
             f"{outcome.batches:,}",
             f"{outcome.shapes:,}{'*' if outcome.too_many_shapes else ' '}",
@@ -125,6 +131,7 @@ def show(console: Console, report: Report) -> None:
             style="bold" if place in advised else None,
         )
     console.print(table)
+    console.print()
     for name, text in notes(report).items():
         note = Table.grid(padding=(0, 1))
         note.add_column(width=12, style="dim")
@@ -132,5 +139,6 @@ def show(console: Console, report: Report) -> None:
         note.add_row(name, text)
         console.print(note)
     for advice in report.advice:
-        console.print(f"\n[bold]{advice.sentence}[/]")
+        console.print()
+        console.print(advice.sentence, style="bold", markup=False)
         console.print(f"  {advice.code}", markup=False, soft_wrap=True)

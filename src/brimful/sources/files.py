@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, BinaryIO, Final, get_args
+from functools import cached_property, partial
+from itertools import islice
+from typing import BinaryIO, Final, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -14,20 +16,23 @@ from numpy.typing import NDArray
 
 from brimful import random
 from brimful.background import Workers
-from brimful.errors import DataError, require
+from brimful.errors import DataError, StateError, require
 from brimful.ragged import EMPTY
-from brimful.rows import Block
-from brimful.sources.jsonl import SAMPLE_ROWS, JsonLines, decode, infer
-from brimful.sources.lines import LineReader
+from brimful.rows import Block, Sample
+from brimful.sources.called import Called, ShardFunction, columnar
+from brimful.sources.jsonl import JsonLines, decode
+from brimful.sources.lines import LineReader, ParsedLines
+from brimful.sources.reader import OnError, Position, Reader
 from brimful.sources.rotation import Rotation
-from brimful.sources.shard import Called, OnError, OpenShard, Position, Reader, open_lines, text_parser
+from brimful.sources.schema import SAMPLE_ROWS, infer
+from brimful.sources.shard import OpenShard, arrived
+from brimful.sources.text import TextLines
 from brimful.sources.urls import COMPRESSIONS, Shard, Shards
 from brimful.stream import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, place, runtime
 
 FORMATS: Final = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".txt": "text"}
+_FORMAT_NAMES: Final = tuple(sorted(set(FORMATS.values())))
 MAX_THREADS: Final = 32
-
-ShardFunction = Callable[[BinaryIO], Iterable[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,8 @@ class FromFiles(Stage[Block]):
     """
 
     urls: Shards
-    format: str | ShardFunction
-    columns: tuple[str, ...] | None
+    format: str | ShardFunction = "auto"
+    columns: tuple[str, ...] | None = None
     schema: pa.Schema | None = runtime(None)
     shuffle_shards: bool = False
     n_active_shards: int = 10
@@ -54,11 +59,14 @@ class FromFiles(Stage[Block]):
         require("n_standby_shards", self.n_standby_shards, 0, "shard")
         if self.on_error not in get_args(OnError):
             raise ValueError(f"on_error must be one of {', '.join(get_args(OnError))} (got {self.on_error!r})")
-        known = ("auto", *sorted(set(FORMATS.values())))
+        known = ("auto", *_FORMAT_NAMES)
         if isinstance(self.format, str) and self.format not in known:
             raise ValueError(
                 f"format must be one of {', '.join(known)}, or a function of the open file (got {self.format!r})"
             )
+        for name in self.columns or ():
+            if self.schema is not None and name not in self.schema.names:
+                raise ValueError(f"columns= names {name!r}, but schema= has {', '.join(self.schema.names)}")
 
     def start(self, epoch: int) -> State:
         return [epoch, 0, []]
@@ -66,25 +74,27 @@ class FromFiles(Stage[Block]):
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         epoch, begun, positions = at
         order = self._order(epoch)
+        if begun > len(order):
+            raise StateError(f"this state was saved after {begun:,} shards, but there are {len(order):,}")
+        if {self._format(shard) for shard in self.urls.listed} != {"text"}:
+            _ = self._schema  # before threads need it
         rounds = max(1, BLOCK_ROWS // self.n_active_shards)
         size = BLOCK_BYTES // self.n_active_shards
         empty = True
         with Workers(min(self.n_active_shards + self.n_standby_shards, MAX_THREADS), "read") as workers:
 
-            def open_shard(number: int, position: Position) -> OpenShard:
-                shard = self.urls.listed[order[number]]
-                read = lambda: self._reader(shard, position)  # noqa: E731
-                return OpenShard(number, read, position, workers, shard.url, self.timeout_seconds)
+            def open_shard(turn: int, position: Position) -> OpenShard:
+                shard = self.urls.listed[order[turn]]
+                read = partial(self._reader, shard, position)
+                return OpenShard(turn, read, position, workers, shard.url, self.timeout_seconds)
 
             rotation = Rotation(open_shard, len(order), begun, positions, self.n_active_shards, self.n_standby_shards)
-            try:
+            with closing(rotation):
                 while ready := rotation.fill(rounds, size):
                     empty = False
                     block = rotation.take(ready)
                     state = [epoch, rotation.begun, rotation.positions]
                     yield block, state if self._more(rotation) else END
-            finally:
-                rotation.close()
         if empty:
             yield EMPTY, END
 
@@ -102,54 +112,63 @@ class FromFiles(Stage[Block]):
         return random.permutation(count, random.key(self.seed, place(self), epoch))
 
     def _reader(self, shard: Shard, at: Position) -> Reader:
+        file, compressed = self.urls.open(shard)
+        name = self.urls.name(shard)
         if callable(self.format):
-            file, _ = self.urls.open(shard)
-            return Called(self.format(file), file, os.path.basename(shard.url), at)
-        parser = text_parser() if self._format(shard) == "text" else self._json
-        return open_lines(self.urls, shard, at, parser, self.on_error)
+            return Called(self.format, file, self._schema, self.columns is None, name, at, self.on_error)
+        parser = TextLines() if self._format(shard) == "text" else JsonLines(self._schema, closed=self.columns is None)
+        return ParsedLines(file, compressed, parser, name, at, self.on_error)
 
     def _format(self, shard: Shard) -> str:
-        if isinstance(self.format, str) and self.format != "auto":
-            return self.format
-        stem, extension = os.path.splitext(shard.url)
-        if extension in COMPRESSIONS:
-            extension = os.path.splitext(stem)[1]
-        if extension not in FORMATS:
-            raise ValueError(
-                f"the format of {shard.url} cannot be told from its name; give format= "
-                f"({', '.join(sorted(set(FORMATS.values())))}, or a function of the open file)"
-            )
-        return FORMATS[extension]
+        if callable(self.format):
+            return "function"
+        form = self.format
+        if form == "auto":
+            stem, extension = os.path.splitext(shard.url)
+            if extension in COMPRESSIONS:
+                extension = os.path.splitext(stem)[1]
+            if extension not in FORMATS:
+                raise ValueError(
+                    f"the format of {shard.url} cannot be told from its name; give format= "
+                    f"({', '.join(_FORMAT_NAMES)}, or a function of the open file)"
+                )
+            form = FORMATS[extension]
+        if form == "text" and (self.schema is not None or self.columns not in (None, ("text",))):
+            raise ValueError(f"columns= and schema= do not apply to lines of text, the one column 'text' ({shard.url})")
+        return form
 
     @cached_property
-    def _json(self) -> JsonLines:
+    def _schema(self) -> pa.Schema:
         schema = self.schema if self.schema is not None else self._inferred()
-        if self.columns is not None:
-            schema = pa.schema([schema.field(name) for name in self.columns])
-        return JsonLines(schema, self.columns)
+        return schema if self.columns is None else pa.schema([schema.field(name) for name in self.columns])
 
     def _inferred(self) -> pa.Schema:
-        """The schema of the first 1,000 rows in list order, whatever the epoch or the place of a resume."""
-        rows: list[dict[str, Any]] = []
-        places: list[str] = []
-        for shard in self.urls.listed:
-            file, compressed = self.urls.open(shard)
-            reader = LineReader(file, compressed, 0)
-            line = 0
-            try:
-                while len(rows) < SAMPLE_ROWS and (lines := reader.read()) is not None:
-                    for text in lines.split():
-                        line += 1
-                        if text.strip() and len(rows) < SAMPLE_ROWS:
-                            try:
-                                rows.append(decode(text))
-                            except DataError:  # the read that comes to this line reports it
-                                continue
-                            places.append(f"shard {os.path.basename(shard.url)}, line {line:,}")
-            except (OSError, EOFError):
-                pass  # likewise
-            finally:
-                reader.close()
-            if rows:
-                break
-        return infer(rows, places, self.columns)
+        """The schema of the first 1,000 rows of the first shard that has rows, whatever the epoch or the place of a resume."""
+        with Workers(1, "schema") as workers:
+            for shard in self.urls.listed:
+                if self._format(shard) != "text":
+                    rows = arrived(workers.submit(self._first_rows, shard), shard.url, self.timeout_seconds)
+                    if rows:
+                        return infer(rows, self.columns, f"shard {self.urls.name(shard)}")
+        return infer([], self.columns, "no shard")
+
+    def _first_rows(self, shard: Shard) -> list[Sample]:
+        file, compressed = self.urls.open(shard)
+        with closing(file):
+            return list(islice(self._good_rows(file, compressed), SAMPLE_ROWS))
+
+    def _good_rows(self, file: BinaryIO, compressed: bool) -> Iterator[Sample]:
+        """The rows of a shard, less what is bad: the read that comes to it says so."""
+        if callable(self.format):
+            with suppress(Exception):
+                for row in self.format(file):
+                    with suppress(TypeError):
+                        yield columnar(row)
+            return
+        reader = LineReader(file, compressed, 0)
+        with suppress(DataError):
+            while (lines := reader.read()) is not None:
+                for line in lines.split():
+                    if line.strip():
+                        with suppress(DataError):
+                            yield decode(line)

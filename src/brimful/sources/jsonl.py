@@ -1,12 +1,12 @@
-"""JSON lines to blocks: Arrow parses whole buffers; a buffer that it refuses is read line by line, to name the line."""
+"""JSON lines to rows: Arrow parses whole buffers; one that it refuses is halved until the bad lines stand alone."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -14,161 +14,143 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from brimful.errors import DataError
-from brimful.rows import Block
+from brimful.ragged import concat
+from brimful.rows import Block, Sample
 from brimful.sources.lines import Lines
+from brimful.sources.reader import Parsed
+from brimful.sources.schema import block_of, misfit, unknown_key
 
-SAMPLE_ROWS = 1000
-
-
-@dataclass(frozen=True)
-class Parsed:
-    """Rows of some lines: the block, and for each row the number of its line among them, counted from 0.
-
-    `errors`: (line, message) of the lines that gave no row.
-    """
-
-    block: Block
-    rows: NDArray[np.int64]
-    errors: list[tuple[int, str]]
+_SPACE: Final = b" \t\r\n"
+_REFUSED: Final = (pa.ArrowException, ValueError, OverflowError)
 
 
 @dataclass(frozen=True)
 class JsonLines:
-    """Parses lines to one schema. `columns`: take these alone; None: any other key is an error."""
+    """Parses lines to one schema; `closed`: a key that is not in it is an error, else it is left out.
+
+    What a line gives does not depend on the lines around it: it is Arrow that reads it in any case.
+    """
 
     schema: pa.Schema
-    columns: tuple[str, ...] | None
+    closed: bool
+
+    def __post_init__(self) -> None:
+        try:
+            with suppress(pa.ArrowInvalid):  # a column that must not be null
+                self._read(b"{}")
+        except NotImplementedError as error:
+            raise ValueError(f"schema= has a type that JSON lines cannot give: {error}") from error
 
     def parse(self, lines: Lines) -> Parsed:
-        options = pa.json.ParseOptions(
-            explicit_schema=self.schema,
-            unexpected_field_behavior="error" if self.columns is None else "ignore",
-        )
-        read = pa.json.ReadOptions(use_threads=False, block_size=len(lines.data) + 1)
-        filled = np.flatnonzero(np.diff(lines.ends, prepend=0) > _blank_sizes(lines))
+        filled = _objects(lines)
+        if filled is not None and not self._may_lose_keys:
+            block = self._block(lines.data, len(filled))
+            if block is not None:
+                return Parsed(block, filled, [])
+        return self._halved({number: text for number, line in enumerate(lines.split()) if (text := line.strip(_SPACE))})
+
+    def _halved(self, texts: dict[int, bytes]) -> Parsed:
+        """The rows of some lines, by their numbers."""
+        errors = self._lost_keys(texts) if self._may_lose_keys else {}
+        blocks: list[Block] = []
+        pending = [[number for number in texts if number not in errors]]
+        while pending:
+            part = pending.pop()
+            block = self._joined([texts[number] for number in part])
+            if block is not None:
+                blocks.append(block)
+            elif len(part) == 1:
+                errors[part[0]] = self._reason(texts[part[0]])
+            else:
+                pending += [part[len(part) // 2 :], part[: len(part) // 2]]
+        good = [number for number in texts if number not in errors]
+        block = concat(blocks) if self.schema.names else block_of([{}] * len(good), self.schema)
+        return Parsed(block, np.array(good, dtype=np.int64), sorted(errors.items()))
+
+    def _joined(self, texts: list[bytes]) -> Block | None:
+        whole = all(text.startswith(b"{") and text.endswith(b"}") for text in texts)
+        return self._block(b"\n".join(texts), len(texts)) if whole else None
+
+    def _block(self, data: bytes, rows: int) -> Block | None:
+        """The rows of lines that each begin with { and end with }; None where they are not one object each.
+
+        Inside of an object no { follows a }, so that each line ends between two objects; as many objects as lines are then
+        one a line. (Of a line `null`, to Arrow a row of nulls, or a crash, nothing comes here.)
+        """
+        if not rows:
+            return block_of([], self.schema)
         try:
-            table = pa.json.read_json(io.BytesIO(lines.data), read_options=read, parse_options=options)
-            table.validate(full=True)
-        except (pa.ArrowException, NotImplementedError):
-            return self._one_by_one(lines)
-        if table.num_rows != len(filled) or not table.schema.equals(self.schema):
-            return self._one_by_one(lines)
-        batches = table.combine_chunks().to_batches()
-        return Parsed(batches[0], filled, []) if batches else Parsed(_empty(self.schema), filled, [])
+            table = self._read(data)
+        except _REFUSED:
+            return None
+        return table.combine_chunks().to_batches()[0] if table.num_rows == rows else None
 
-    def _one_by_one(self, lines: Lines) -> Parsed:
-        rows, numbers, errors = [], [], []
-        for number, line in enumerate(lines.split()):
-            if line.strip():
-                try:
-                    rows.append(self._row(decode(line)))
-                    numbers.append(number)
-                except ValueError as error:
-                    errors.append((number, str(error)))
-        columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in self.schema]
-        block = pa.RecordBatch.from_arrays(columns, schema=self.schema)
-        return Parsed(block, np.array(numbers, dtype=np.int64), errors)
+    def _read(self, data: bytes) -> pa.Table:
+        read = pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+        unknown = "error" if self.closed else "ignore"
+        parse = pa.json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior=unknown)
+        table = pa.json.read_json(io.BytesIO(data), read_options=read, parse_options=parse)
+        table.validate(full=True)  # UTF-8
+        return table
 
-    def _row(self, row: dict[str, Any]) -> dict[str, Any]:
-        names = self.schema.names
-        if self.columns is None:
-            for name in row:
-                if name not in names:
-                    raise DataError(
-                        f"key {name!r} is not in the schema ({', '.join(names)}), which the first "
-                        f"{SAMPLE_ROWS:,} rows decide where none is given; give schema=, or columns= to leave it out"
-                    )
-        for field in self.schema:
-            _check(field.name, row.get(field.name), field.type)
-        return row
+    def _reason(self, text: bytes) -> str:
+        """Why a line alone is refused."""
+        try:
+            if message := misfit(decode(text), self.schema, self.closed):
+                return message
+            self._read(text)
+        except _REFUSED as error:
+            return str(error).removesuffix(" in row 0")
+        return "invalid JSON"
+
+    @property
+    def _may_lose_keys(self) -> bool:
+        """Whether keys may be left out of objects inside of columns too, where Arrow leaves out what it does not know."""
+        return not self.closed and any(_has_keys(field.type) for field in self.schema)
+
+    def _lost_keys(self, texts: dict[int, bytes]) -> dict[int, str]:
+        lost = {}
+        for number, text in texts.items():
+            with suppress(DataError):
+                row = decode(text)
+                found = (unknown_key(field.name, row.get(field.name), field.type) for field in self.schema)
+                if message := next(filter(None, found), None):
+                    lost[number] = message
+        return lost
 
 
-def _empty(schema: pa.Schema) -> Block:
-    return pa.RecordBatch.from_pylist([], schema=schema)
+def _has_keys(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(kind) or (pa.types.is_list(kind) and _has_keys(kind.value_type)))
 
 
-def _blank_sizes(lines: Lines) -> NDArray[np.int64]:
-    """The size up to which a line is blank: its newline, and a carriage return before it."""
+def _objects(lines: Lines) -> NDArray[np.int64] | None:
+    """The numbers of the lines that are not blank; None where one of them does not begin with { and end with }."""
     data = np.frombuffer(lines.data, dtype=np.uint8)
-    newline = data[lines.ends - 1] == 10
-    before = data[np.maximum(lines.ends - 2, 0)] == 13
-    sizes: NDArray[np.int64] = newline + (newline & before & (lines.ends > 1)).astype(np.int64)
-    return sizes
+    first = np.concatenate((np.zeros(1, np.int64), lines.ends[:-1]))
+    last = lines.ends - 1
+    last -= data[last] == ord("\n")
+    last -= (last >= first) & (data[last] == ord("\r"))
+    filled = np.flatnonzero(last >= first)
+    whole = (data[first[filled]] == ord("{")) & (data[last[filled]] == ord("}"))
+    return filled if whole.all() else None
 
 
-def decode(line: bytes) -> dict[str, Any]:
+def decode(line: bytes) -> Sample:
     """One line as a dict.
 
     Raises:
         DataError: where it is no UTF-8, no JSON or no object; the message says what and at which byte or column.
     """
     try:
-        row = json.loads(line.decode("utf-8"))
+        row: Any = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise DataError(f"invalid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start:,} of the line") from error
     except json.JSONDecodeError as error:
         raise DataError(f"invalid JSON: {error.msg} at column {error.colno:,}") from error
     except RecursionError as error:
         raise DataError("invalid JSON: nested too deeply") from error
+    except ValueError as error:  # an integer of more than 4,300 digits
+        raise DataError(f"invalid JSON: {error}") from error
     if not isinstance(row, dict):
         raise DataError(f"a line must hold an object (got {type(row).__name__})")
     return row
-
-
-def _check(name: str, value: Any, kind: pa.DataType) -> None:
-    """Refuses a value that its column's type cannot hold as it is, and keys that a struct's type would drop."""
-    if value is None:
-        return
-    if pa.types.is_struct(kind) and isinstance(value, dict):
-        for key, inner in value.items():
-            if kind.get_field_index(key) < 0:
-                raise DataError(f"key {key!r} of column {name!r} is not in the schema ({kind}); give schema=")
-            _check(f"{name}.{key}", inner, kind.field(key).type)
-        return
-    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and isinstance(value, list):
-        if not pa.types.is_primitive(kind.value_type):
-            for inner in value:
-                _check(f"{name}[]", inner, kind.value_type)
-            return
-    try:
-        pa.array([value], kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
-        raise DataError(f"column {name!r} is {kind} by the schema but {_type_of(value)} here; {_REMEDY}") from error
-
-
-_REMEDY = "give schema=, or convert it when the shard is written"
-
-
-def _type_of(value: Any) -> str:
-    try:
-        return str(pa.array([value]).type)
-    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
-        return f"{type(value).__name__} that no column can hold"
-
-
-def infer(rows: Sequence[dict[str, Any]], places: Sequence[str], columns: tuple[str, ...] | None) -> pa.Schema:
-    """The schema of the first rows: every key that occurs in them (or `columns`), numbers widened.
-
-    Raises:
-        DataError: where a column has two types, both named; where one of `columns` never occurs.
-    """
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    for name in columns or ():
-        if rows and name not in names:
-            raise DataError(
-                f"there is no column {name!r} in the first {len(rows):,} rows ({places[0]} on; "
-                f"keys: {', '.join(names)}); correct columns=, or give schema="
-            )
-    names = names if columns is None else list(columns)
-    return pa.schema([pa.field(name, _infer(name, [row.get(name) for row in rows], places)) for name in names])
-
-
-def _infer(name: str, values: list[Any], places: Sequence[str]) -> pa.DataType:
-    try:
-        return pa.array(values).type
-    except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
-        known = [(row, _type_of(value)) for row, value in enumerate(values) if value is not None]
-        row, kind = next(((row, kind) for row, kind in known if kind != known[0][1]), known[0])
-        raise DataError(
-            f"column {name!r} is {known[0][1]} at {places[known[0][0]]}, but {kind} at {places[row]}; {_REMEDY}"
-        ) from error

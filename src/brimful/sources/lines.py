@@ -1,28 +1,34 @@
-"""A shard of lines as buffers of whole lines, each with the byte offset where it ends."""
+"""A shard of lines: buffers of whole lines, each with the byte offset where it ends, and the rows that they hold."""
 
 from __future__ import annotations
 
-from typing import BinaryIO, Final, NamedTuple
+from itertools import pairwise
+from lzma import LZMAError
+from typing import BinaryIO, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from brimful.errors import DataError, StateError
+from brimful.sources.reader import OnError, Parsed, Position, Reader
 
 READ_BYTES: Final = 1 << 16
 """A read's size. A compressed shard is read in these steps from its beginning, also by a resume, so that one which is
 damaged breaks off at the same byte."""
 BUFFER_BYTES: Final = 1 << 18
-_NEWLINE: Final = 10
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class Lines(NamedTuple):
-    """Whole lines: their bytes, and where each ends, int64 (n,), counted from the first byte."""
+    """Whole lines: the offset of the first, the bytes of all, and where each ends among these, int64 (n,)."""
 
+    offset: int
     data: bytes
     ends: NDArray[np.int64]
 
     def split(self) -> list[bytes]:
         bounds = [0, *self.ends.tolist()]
-        return [self.data[start:end] for start, end in zip(bounds, bounds[1:])]
+        return [self.data[start:end] for start, end in pairwise(bounds)]
 
 
 class LineReader:
@@ -34,33 +40,27 @@ class LineReader:
     """
 
     def __init__(self, file: BinaryIO, compressed: bool, offset: int) -> None:
-        self._file = file
-        self._skip = offset if compressed else 0
-        if not compressed:
-            file.seek(offset)
+        self._file, self._compressed, self._offset = file, compressed, offset
+        self._skip = 0
         self._tail = bytearray()
         self._error: Exception | None = None
-        self._ended = False
+        self._begun = self._ended = False
 
     def read(self) -> Lines | None:
         """The next lines; None at the end.
 
         Raises:
-            OSError: what reading raised.
+            StateError: no line begins at the offset.
+            DataError: what was read does not decompress.
+            Exception: what the store raised.
         """
-        while not self._ended and not self._error:
-            try:
-                data = self._file.read(READ_BYTES)
-            except (OSError, EOFError, ValueError) as error:
-                self._error = error
-                break
-            self._ended = not data
-            skipped = min(self._skip, len(data))
-            self._skip -= skipped
-            seen = len(self._tail)
-            self._tail += data[skipped:]
+        if not self._begun:
+            self._begin()
+        seen = len(self._tail)
+        while self._grow():
             if len(self._tail) >= BUFFER_BYTES and self._tail.find(b"\n", seen) >= 0:
                 return self._cut(self._tail.rfind(b"\n") + 1)
+            seen = len(self._tail)
         if self._error is not None:
             whole = self._tail.rfind(b"\n") + 1
             if whole:
@@ -71,8 +71,91 @@ class LineReader:
     def close(self) -> None:
         self._file.close()
 
+    def _begin(self) -> None:
+        """Passes over a byte order mark; on a resume, over the end of the line before, which must be there."""
+        self._begun = True
+        before = max(0, self._offset - 1)
+        if before:
+            self._seek(before)
+        while len(self._tail) < len(_BYTE_ORDER_MARK) and self._grow():
+            pass
+        if not self._offset:
+            if self._tail.startswith(_BYTE_ORDER_MARK):
+                self._offset = len(_BYTE_ORDER_MARK)
+                del self._tail[: self._offset]
+        elif self._tail[:1] == b"\n" or (len(self._tail) == 1 and self._ended):
+            del self._tail[:1]
+        elif self._error is None:
+            raise StateError(f"no line begins at byte {self._offset:,}, where this state goes on: the shard was edited")
+
+    def _seek(self, offset: int) -> None:
+        if self._compressed:
+            self._skip = offset
+            return
+        try:
+            self._file.seek(offset)
+        except (OSError, ValueError):  # a stream, such as a web server's that knows no ranges
+            self._skip = offset
+
+    def _grow(self) -> bool:
+        """Reads on; False at the end, and at an error, which is kept."""
+        while not self._ended and self._error is None:
+            try:
+                data = self._file.read(READ_BYTES)
+            except Exception as error:
+                self._error = error
+                if self._compressed and _is_damage(error):
+                    self._error = DataError(f"cannot be read on: {error}; the shard is damaged")
+                    self._error.__cause__ = error
+                break
+            self._ended = not data
+            skipped = min(self._skip, len(data))
+            self._skip -= skipped
+            if skipped < len(data):
+                self._tail += data[skipped:]
+                return True
+        return False
+
     def _cut(self, size: int) -> Lines:
-        data = bytes(self._tail[:size])
+        offset, data = self._offset, bytes(self._tail[:size])
         del self._tail[:size]
-        ends = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == _NEWLINE) + 1
-        return Lines(data, ends if data.endswith(b"\n") else np.append(ends, size))
+        self._offset += size
+        ends = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n")) + 1
+        return Lines(offset, data, ends if data.endswith(b"\n") else np.append(ends, size))
+
+
+class Parser(Protocol):
+    """Turns lines into rows; never raises for what a line holds, but says which lines gave no row."""
+
+    def parse(self, lines: Lines) -> Parsed: ...
+
+
+class ParsedLines(Reader):
+    """The rows of a shard of lines."""
+
+    unit = "line"
+
+    def __init__(
+        self, file: BinaryIO, compressed: bool, parser: Parser, name: str, at: Position, on_error: OnError
+    ) -> None:
+        super().__init__(name, at, on_error)
+        self._lines, self._parser = LineReader(file, compressed, at.offset), parser
+
+    def parse(self) -> tuple[Parsed, NDArray[np.int64]] | None:
+        try:
+            lines = self._lines.read()
+        except (DataError, StateError) as error:
+            raise type(error)(f"{self.place()}: {error}") from error.__cause__
+        except Exception as error:
+            raise OSError(f"{self.place()}: cannot be read on: {type(error).__name__}: {error}") from error
+        if lines is None:
+            return None
+        return self._parser.parse(lines), lines.offset + lines.ends
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether what was read does not decompress; not: the store failed, which says nothing about the data."""
+    return isinstance(error, (EOFError, LZMAError)) or (type(error) is OSError and error.errno is None)

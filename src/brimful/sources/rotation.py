@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from brimful.ragged import concat
 from brimful.rows import Block
-from brimful.sources.shard import OpenShard, Position
+from brimful.sources.reader import START, Position
+from brimful.sources.shard import OpenShard
 
 
 class Rotation:
@@ -33,7 +34,9 @@ class Rotation:
         self.begun = begun
         self._active = [open_shard(number, Position(offset, line)) for number, offset, line in positions]
         self._standby: deque[OpenShard] = deque()
-        self._top_up()
+        self._open_ahead(num_active - len(positions) + num_standby)
+        while len(self._active) < num_active and self._begin(len(self._active)):
+            pass
 
     @property
     def positions(self) -> list[list[int]]:
@@ -46,19 +49,14 @@ class Rotation:
         0 at the end of all shards. Shards that have ended give their place to the next ones.
         """
         counts: list[int] = []
-        while len(counts) < self._num_active:
+        while len(counts) < len(self._active):
             turn = len(counts)
-            if turn == len(self._active):
-                if not self._standby:
-                    break
-                self._active.append(self._next())
             rows = self._active[turn].fill(rounds, size)
             if rows:
                 counts.append(rows)
             else:
                 self._active.pop(turn).close()
-                if self._standby:
-                    self._active.insert(turn, self._next())
+                self._begin(turn)
         return min(counts, default=0)
 
     def take(self, rounds: int) -> Block:
@@ -73,13 +71,17 @@ class Rotation:
         for shard in (*self._active, *self._standby):
             shard.close()
 
-    def _next(self) -> OpenShard:
+    def _begin(self, turn: int) -> bool:
+        """Puts the next shard in its place; False where there is none."""
+        self._open_ahead(max(1, len(self._standby)))
+        if not self._standby:
+            return False
+        self._active.insert(turn, self._standby.popleft())
         self.begun += 1
-        shard = self._standby.popleft()
-        self._top_up(coming=1)
-        return shard
+        self._open_ahead(self._num_active - len(self._active) + self._num_standby)
+        return True
 
-    def _top_up(self, coming: int = 0) -> None:
-        wanted = self._num_standby + max(0, self._num_active - len(self._active) - coming)
-        while len(self._standby) < max(1, wanted) and self.begun + len(self._standby) < self._num_shards:
-            self._standby.append(self._open(self.begun + len(self._standby), Position(0, 0)))
+    def _open_ahead(self, count: int) -> None:
+        """Opens shards until there are `count` on standby."""
+        while len(self._standby) < count and self.begun + len(self._standby) < self._num_shards:
+            self._standby.append(self._open(self.begun + len(self._standby), START))

@@ -55,6 +55,8 @@ class Batched(Stage[Batch | Packs]):
                     else:
                         yield batch, END if after == END else [after, 0, 0]
                 before, done = after, 0
+            if done:
+                check_replay("Batched", 0, crc, "a window that is gone")
 
     def _order(self, batches: Planned, last: bool, key: int) -> NDArray[np.int64]:
         """The order of a plan's batches, without the incomplete ones where they are not wanted."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from brimful.errors import require
 from brimful.plan import Policy
 from brimful.ragged import concat, fingerprint, token_counts
-from brimful.rows import Block
+from brimful.rows import Block, check_replay
 from brimful.stream import BLOCK_ROWS, END, Stage, State, running, runtime
 from brimful.windows import Window, auto_rows, rest_rows, window_ends
 
@@ -27,7 +27,7 @@ class Buffered(Stage[Window]):
 
     A size of 0 is resolved once, from the first rows of the epoch in which the stream began, to what `policy` needs for
     1 % padding. State: [epoch, rows' state before the block in which the window begins, rows of it that came before,
-    number of the window, size]. A resume reads the rows of the window again.
+    their crc32 with the rest of that block, number of the window, size]. A resume reads the rows of the window again.
     """
 
     upstream: Stage[Block]
@@ -40,11 +40,11 @@ class Buffered(Stage[Window]):
         require("window", self.size, 0, "row")
 
     def start(self, epoch: int) -> State:
-        return [epoch, self.upstream.start(epoch), 0, 0, self.size]
+        return [epoch, self.upstream.start(epoch), 0, 0, 0, self.size]
 
     def items(self, at: State) -> Generator[tuple[Window, State], None, None]:
-        epoch, before, skip, number, size = at
-        held: deque[tuple[State, int, Block]] = deque()  # the state before a block, rows of it that are gone, the rest
+        epoch, before, skip, crc, number, size = at
+        held: deque[_Held] = deque()
         rows = 0
         ended = False
         with running(self.upstream, before) as items:
@@ -56,24 +56,23 @@ class Buffered(Stage[Window]):
                         break
                     block, after = item
                     ended = after == END
-                    gone = min(skip, block.num_rows)
-                    skip -= gone
-                    if block.num_rows > gone:
-                        held.append((before, gone, block.slice(gone)))
-                        rows += block.num_rows - gone
-                    before = after
+                    if skip:
+                        check_replay("Buffered", fingerprint(block), crc, f"window {number}")
+                    if block.num_rows > skip:
+                        held.append(_Held(before, skip, crc, block.slice(skip)))
+                        rows += block.num_rows - skip
+                    before, skip, crc = after, 0, 0
                 if not rows:
                     return
                 if not size:
-                    size = self._resolve(concat([block for _, _, block in held]))
+                    size = self._resolve(concat(one.rest for one in held).slice(0, BLOCK_ROWS))
                     continue
                 count = window_ends(rows, size)
                 window = self._window(epoch, number, concat(_pop(held, count)))
                 rows -= count
                 number += 1
                 if rows:
-                    start, gone, _ = held[0]
-                    yield window, [epoch, start, gone, number, size]
+                    yield window, [epoch, *held[0][:3], number, size]
                 else:
                     yield window, END
                     return
@@ -92,14 +91,24 @@ class Buffered(Stage[Window]):
         return max(1, min(wanted, int(affordable)))
 
 
-def _pop(held: deque[tuple[State, int, Block]], count: int) -> list[Block]:
+class _Held(NamedTuple):
+    """A block of which some rows are held: the state before it, its rows that are gone, its crc32 if some are."""
+
+    before: State
+    gone: int
+    crc: int
+    rest: Block
+
+
+def _pop(held: deque[_Held], count: int) -> list[Block]:
     """Takes `count` rows off the front."""
     taken = []
     while count:
-        before, gone, block = held.popleft()
-        piece = block.slice(0, count)
+        before, gone, crc, rest = held.popleft()
+        piece = rest.slice(0, count)
         taken.append(piece)
         count -= piece.num_rows
-        if piece.num_rows < block.num_rows:
-            held.appendleft((before, gone + piece.num_rows, block.slice(piece.num_rows)))
+        if piece.num_rows < rest.num_rows:
+            crc = crc if gone else fingerprint(rest)
+            held.appendleft(_Held(before, gone + piece.num_rows, crc, rest.slice(piece.num_rows)))
     return taken

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -23,8 +23,8 @@ class Interleave(Stage[Block]):
     """Rows of each in stratified order (`plan.mix.due`); what happens where one is due that has ended is `stop`:
 
     "first" ends there; "all" leaves it out and goes on with the others; "all_repeat" begins it again, with its next
-    epoch, until each has ended once. State: [epoch, [rows served, its epoch, 1 if it has ended once, state before its
-    block, rows of the block served] of each].
+    epoch, until each has ended once. State: [epoch, [rows served, its epoch, 1 if it has ended once or 2 if it is left
+    out, state before its block, rows of the block served, its crc32] of each].
     """
 
     upstreams: tuple[Stage[Block], ...]
@@ -42,7 +42,7 @@ class Interleave(Stage[Block]):
             raise ValueError(f"weights must be positive (got {', '.join(f'{weight:g}' for weight in self.weights)})")
 
     def start(self, epoch: int) -> State:
-        return [epoch, [[0, epoch, 0, upstream.start(epoch), 0] for upstream in self.upstreams]]
+        return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, 0] for upstream in self.upstreams]]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         epoch, states = at
@@ -84,25 +84,28 @@ class Interleave(Stage[Block]):
         return False
 
 
+_LEFT_OUT: Final = 2
+
+
 class _Source:
     """One of the data sets: how much it gave, and where it is."""
 
     def __init__(
-        self, upstream: Stage[Block], weight: float, served: int, epoch: int, ended: int, before: State, done: int
+        self, upstream: Stage[Block], weight: float, served: int, epoch: int, ended: int, *at: *tuple[State, int, int]
     ) -> None:
-        self.upstream, self.weight, self.served, self.epoch, self.ended = upstream, weight, served, epoch, bool(ended)
-        self.cursor = Cursor(upstream, before, done)
-        self.left_out = False
+        self.upstream, self.weight, self.served, self.epoch = upstream, weight, served, epoch
+        self.ended, self.left_out = ended > 0, ended == _LEFT_OUT
+        self.cursor = Cursor(upstream, *at)
         self.barren = False  # begun again, and the new epoch has given no row so far
 
     @property
     def state(self) -> State:
-        return [self.served, self.epoch, int(self.ended), *self.cursor.state]
+        return [self.served, self.epoch, _LEFT_OUT if self.left_out else int(self.ended), *self.cursor.state]
 
     def begin_again(self) -> None:
         self.cursor.close()
         self.epoch += 1
-        self.cursor = Cursor(self.upstream, self.upstream.start(self.epoch), 0)
+        self.cursor = Cursor(self.upstream, self.upstream.start(self.epoch), 0, 0)
         self.barren = True
 
     def take(self, rows: int) -> Block:

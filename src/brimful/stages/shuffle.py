@@ -40,3 +40,5 @@ class Shuffle(Stage[Block]):
                     else:
                         yield block, END if after == END else [after, 0, 0]
                 before, done = after, 0
+            if done:
+                check_replay("Shuffle", 0, crc, "a window that is gone")

@@ -48,8 +48,19 @@ class Tokenize(Stage[Block]):
         if texts.null_count:
             row = int(np.flatnonzero(texts.is_null().to_numpy(zero_copy_only=False))[0])
             raise DataError(f"tokenize: column {self.column!r} is null ({where(block, row)}); filter it out or fill it")
+        rows = texts.to_pylist()
         try:
-            tokens = self.encoder(texts.to_pylist())
+            tokens = self.encoder(rows)
         except Exception as error:
-            raise StageError(f"tokenize failed near {where(block, 0)}: {type(error).__name__}: {error}") from error
+            place = self._culprit(block, rows) or f"near {where(block, 0)}"
+            raise StageError(f"tokenize failed {place}: {type(error).__name__}: {error}") from error
         return with_column(block, self.output, list_array(tokens.values, tokens.offsets))
+
+    def _culprit(self, block: Block, texts: list[str]) -> str | None:
+        """The first row that fails alone too; None where it takes several."""
+        for row, text in enumerate(texts):
+            try:
+                self.encoder([text])
+            except Exception:
+                return f"at {where(block, row)}"
+        return None

@@ -1,0 +1,65 @@
+"""What terminal and page say in the same words."""
+
+from __future__ import annotations
+
+from brimful.report.compare import RECOMPILE_LIMIT, Outcome, Report, percent
+
+
+def duration(seconds: float) -> str:
+    """A time in its largest unit.
+
+    >>> duration(30), duration(240), duration(12_990), duration(400_000)
+    ('30 s', '4 min', '3.6 h', '4.6 days')
+    """
+    for size, unit, digits in ((86_400, "days", 1), (3_600, "h", 1), (60, "min", 0)):
+        if seconds >= 2 * size or (unit != "days" and seconds >= size):
+            return f"{seconds / size:.{digits}f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def window_of(outcome: Outcome, report: Report) -> str:
+    """The window in samples, and whether the loader chose it."""
+    if outcome.window is None:
+        return ""
+    size = "all" if outcome.window == report.lengths.samples else f"{outcome.window:,}"
+    return f"auto: {size}" if outcome.auto else size
+
+
+def summary(report: Report) -> str:
+    """How much was looked at, of what."""
+    spread = report.lengths
+    which = f"the first {spread.samples:,} samples" if report.more else f"{spread.samples:,} samples"
+    return f"{which}, {spread.tokens:,} tokens{report.source and ': ' + report.source}"
+
+
+def spread_of(report: Report) -> str:
+    """How long the samples are."""
+    spread, cut = report.lengths, ""
+    if spread.at_max_length:
+        cut = f"; {percent(spread.at_max_length / spread.samples)} are cut there, or just as long"
+    return (
+        f"mean {spread.mean:,.0f} tokens, median {spread.median:,}, 99 % have at most {spread.p99:,}, "
+        f"longest {spread.longest:,}{cut}"
+    )
+
+
+def notes(report: Report) -> dict[str, str]:
+    """How the columns are computed, by the name of the column."""
+    settings = report.settings
+    limit = duration(RECOMPILE_LIMIT * settings.compile_seconds)
+    most = max(report.outcomes, key=lambda outcome: outcome.shapes)
+    worst = f", {most.shapes:,} take {duration(most.shapes * settings.compile_seconds)}"
+    return {
+        "window": "samples sorted together, in order of arrival; auto is what the loader takes for 1 % padding.",
+        "tokens/batch": f"real ones; --max-tokens {settings.max_tokens:,} counts padding too.",
+        "cost": (
+            "arithmetic of an epoch, relative to the least: B L (1 + L / (6 x width)) for a batch of B rows padded to "
+            f"L, the second part attention, width {settings.hidden_size:,}; in packed rows attention within samples. "
+            "What a step costs whatever its size is not in it: fewer batches are better."
+        ),
+        "shapes": (
+            f"* more than {RECOMPILE_LIMIT}: torch.compile(dynamic=False) gives up there (recompile_limit) and runs "
+            "eagerly; eager or dynamic=True runs take any number. "
+            f"At {settings.compile_seconds:g} s a shape {RECOMPILE_LIMIT} take {limit}{worst if most.too_many_shapes else ''}."
+        ),
+    }

@@ -1,0 +1,183 @@
+"""What a token store holds, in one file of JSON: it is written last, and opening a store reads nothing else.
+
+manifest.json               this: version, pipeline, files, checksums
+00000.arrow 00001.arrow     rows as Arrow record batches, uncompressed, so that a memory map is all it takes to read
+lengths.input_ids.npy       how many values each row has, int32, one file a list column
+num_labels.npy              labels of each row that are trained on (not -100), int32, where there are labels
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from brimful.errors import DataError, StateError
+
+MANIFEST: Final = "manifest.json"
+JOURNAL: Final = "journal.jsonl"
+FORMAT: Final = "brimful token store"
+VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class SideFile:
+    """A file beside the rows, and what it must be."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class StoredFile(SideFile):
+    """A file of rows.
+
+    Args:
+        batches: rows of each record batch.
+        tokens: values of each list column.
+    """
+
+    batches: tuple[int, ...]
+    tokens: dict[str, int]
+
+    @property
+    def rows(self) -> int:
+        return sum(self.batches)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Args:
+    pipeline: what the rows were made by: the chain's header, and the version that the user gave its functions.
+    columns: names and Arrow types.
+    files: of rows, in order.
+    lengths: the side file of each list column.
+    nulls: rows of each list column that have no list, or a list with a null in it.
+    num_labels: the side file of label counts.
+    """
+
+    pipeline: dict[str, Any]
+    columns: dict[str, str]
+    files: tuple[StoredFile, ...]
+    lengths: dict[str, SideFile]
+    nulls: dict[str, int]
+    num_labels: SideFile | None
+
+    @cached_property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def side_files(self) -> list[SideFile]:
+        return [*self.lengths.values(), *([self.num_labels] if self.num_labels else [])]
+
+    @property
+    def digest(self) -> str:
+        """Of the content, wherever the store lies."""
+        return hashlib.sha256("".join(file.sha256 for file in self.files).encode()).hexdigest()[:16]
+
+    def save(self, folder: Path) -> None:
+        """Writes the manifest: with it the store is finished."""
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "rows": self.rows,
+            "tokens": {name: sum(file.tokens.get(name, 0) for file in self.files) for name in self.lengths},
+            **dataclasses.asdict(self),
+        }
+        text = json.dumps(content | {"sha256": _digest(content)}, indent=1)
+        write_whole(folder / MANIFEST, text.encode() + b"\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        """The manifest of a finished store.
+
+        Raises:
+            FileNotFoundError: there is no store here, or one that is not finished.
+            StateError: another release of brimful wrote it.
+            DataError: it is damaged.
+        """
+        path = folder / MANIFEST
+        try:
+            content = json.loads(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise FileNotFoundError(_missing(folder)) from error
+        except ValueError as error:
+            raise DataError(f"{path} is damaged: it is not JSON ({error})") from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise DataError(f"{path} is no manifest of a token store")
+        if content.get("version") != VERSION:
+            raise StateError(
+                f"the store {folder} has version {content.get('version')!r}, but this release of brimful reads version {VERSION}"
+            )
+        saved = content.pop("sha256", None)
+        if saved != _digest(content):
+            raise DataError(f"{path} is damaged: its checksum is {_digest(content)[:16]}, not {str(saved)[:16]}")
+        return cls(
+            content["pipeline"],
+            content["columns"],
+            tuple(stored_file(file) for file in content["files"]),
+            {name: SideFile(**file) for name, file in content["lengths"].items()},
+            content["nulls"],
+            SideFile(**content["num_labels"]) if content["num_labels"] else None,
+        )
+
+
+def stored_file(file: Mapping[str, Any]) -> StoredFile:
+    return StoredFile(**{**file, "batches": tuple(file["batches"])})
+
+
+def check_size(folder: Path, file: SideFile) -> Path:
+    """The path of a file of a store that is there, and as long as it was written.
+
+    Raises:
+        DataError: naming the file, and both sizes.
+    """
+    path = folder / file.name
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing from its store: the manifest says {file.bytes:,} bytes") from error
+    if size != file.bytes:
+        raise DataError(f"{path} is damaged: it has {size:,} bytes, and the manifest says {file.bytes:,}")
+    return path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replaces a file at once: after a crash it holds the old content or the new, never a part."""
+    part = path.with_name(f"{path.name}.part")
+    with part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    settle(part, path)
+
+
+def settle(part: Path, path: Path) -> None:
+    """Gives a file that is complete and on disk its name, for good."""
+    part.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _missing(folder: Path) -> str:
+    if (folder / JOURNAL).exists():
+        return (
+            f"the token store {folder} is half-written: its writer is still at work, or was interrupted; the cache(path) or "
+            "`brimful tokenize` that began it goes on where it stopped"
+        )
+    return f"there is no token store at {folder}; cache(path) and `brimful tokenize` make one"

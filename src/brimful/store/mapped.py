@@ -1,0 +1,102 @@
+"""The files of a finished store, memory-mapped when they are first touched."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from ctypes import CDLL, c_size_t, c_void_p
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from brimful.errors import DataError
+from brimful.rows import Block
+from brimful.store.manifest import StoredFile, check_size
+
+RESIDENT_BYTES: Final = 256 << 20
+"""Of the files' pages, about so many stay in the memory of this process; the system's cache keeps the others."""
+PAGES_BYTES: Final = 64 << 10
+"""What the system maps around a page that is touched."""
+
+
+class MappedFile:
+    """The record batches of a file; each is set up when it is first wanted, and none is copied."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._memory = memory_of(path)
+        try:
+            self._reader = pa.ipc.open_file(pa.BufferReader(self._memory))
+        except pa.ArrowInvalid as error:
+            raise _damaged(path, error) from error
+        self._batches: dict[int, Block] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._reader.schema
+
+    @property
+    def bytes(self) -> int:
+        return int(self._memory.size)
+
+    def __len__(self) -> int:
+        return int(self._reader.num_record_batches)
+
+    def batch(self, number: int) -> Block:
+        found = self._batches.get(number)
+        if found is None:
+            with self._lock:
+                try:
+                    found = self._batches[number] = self._reader.get_batch(number)
+                except (pa.ArrowException, OSError) as error:
+                    raise _damaged(self._path, error) from error
+        return found
+
+    def release(self) -> None:
+        """Gives the memory of the pages read so far back to the system; they are there again when they are wanted."""
+        _LIBC.madvise(c_void_p(self._memory.address), c_size_t(self.bytes), _DONTNEED)
+
+
+class MappedFiles:
+    """All files of a store. None is touched before a row of it is wanted, and no descriptor stays open."""
+
+    def __init__(self, folder: Path, files: Sequence[StoredFile]) -> None:
+        self._folder, self._files = folder, files
+        self._mapped: dict[int, MappedFile] = {}
+        self._resident = 0
+
+    def batch(self, file: int, number: int) -> Block:
+        """A record batch of a file.
+
+        Raises:
+            DataError: the file is missing, or is not what the manifest says.
+        """
+        mapped = self._mapped.get(file)
+        if mapped is None:
+            mapped = self._mapped[file] = MappedFile(check_size(self._folder, self._files[file]))
+        return mapped.batch(number)
+
+    def reading(self, slices: int) -> None:
+        """Makes room for the pages of so many slices: gives all back before much more than RESIDENT_BYTES are held."""
+        self._resident += slices * PAGES_BYTES
+        if self._resident > RESIDENT_BYTES:
+            self._resident = slices * PAGES_BYTES
+            if sum(file.bytes for file in self._mapped.values()) > RESIDENT_BYTES:
+                for file in self._mapped.values():
+                    file.release()
+
+
+_LIBC: Final[Any] = CDLL(None)
+_DONTNEED: Final = 4  # of madvise, on Linux and macOS
+
+
+def memory_of(path: Path) -> pa.Buffer:
+    """A file as memory; its descriptor is closed, so that there may be any number of them."""
+    with pa.memory_map(str(path)) as file:
+        return file.read_buffer()
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path} is damaged: {error}; `brimful verify` says what else is")

@@ -1,0 +1,222 @@
+"""`brimful report`: the table, the document and the page say the same; the page in a real browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import browser
+from tests.cli.commands import Corpus, invoke, refusal
+
+SMALL = ("--max-tokens", 512, "--max-length", 64, "--batch-size", 8)
+
+
+@pytest.fixture(scope="module")
+def lengths(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("lengths") / "lengths.npy"
+    np.save(path, np.random.default_rng(0).lognormal(np.log(200), 1.0, 5_000).astype(int).clip(1, 4_096))
+    return path
+
+
+def document(*words: Any) -> dict[str, Any]:
+    result = invoke("report", *words, "--json")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def test_text_is_predicted_as_it_streams(corpus: Corpus) -> None:
+    found = document(corpus.urls, "--tokenizer", corpus.tokenizer, *SMALL)
+    assert (found["lengths"]["samples"], found["lengths"]["tokens"]) == (corpus.samples, corpus.tokens)
+    predicted = found["policies"][found["advice"][0]["policy"]]
+    run = invoke("run", corpus.urls, "--tokenizer", corpus.tokenizer, *SMALL[:4], "--json")
+    streamed = json.loads(run.stdout)
+    assert predicted["code"] == "dataset.batch_by_tokens(512)"
+    assert (predicted["padding"], predicted["batches"], predicted["shapes"]) == (
+        streamed["padding"],
+        streamed["batches"],
+        streamed["num_shapes"],
+    )
+
+
+def test_sample_is_of_the_first_rows(corpus: Corpus, lengths: Path) -> None:
+    found = document(corpus.urls, "--tokenizer", corpus.tokenizer, "--sample", 50)
+    assert (found["lengths"]["samples"], found["more"]) == (50, True)
+    found = document(lengths, "--sample", 0)
+    assert (found["lengths"]["samples"], found["more"]) == (5_000, False)
+
+
+def test_text_is_cut_at_512_and_lengths_are_not_cut(corpus: Corpus, lengths: Path) -> None:
+    text = document(corpus.urls, "--tokenizer", corpus.tokenizer)["settings"]
+    assert (text["max_length"], text["row_length"]) == (512, 512)
+    whole = document(lengths)
+    assert whole["settings"]["max_length"] is None
+    assert whole["policies"][-1]["name"] == f"packed rows of {whole['lengths']['longest']:,}"
+    cut = document(lengths, "--max-length", 100)
+    assert cut["lengths"]["longest"] == 100
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def test_table_says_what_the_document_says_in_80_columns(lengths: Path) -> None:
+    result = invoke("report", lengths)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    found = document(lengths)
+    for policy in found["policies"]:
+        window = "" if policy["window"] is None else f"{policy['window']:,}".replace("5,000", "all")
+        assert any(
+            line.split()
+            == [
+                *policy["name"].split(),
+                *["auto:"] * policy["window_auto"],
+                *window.split(),
+                *f"{policy['padding'] * 100:.2f} %".split(),
+                f"{policy['batches']:,}",
+                f"{policy['shapes']:,}{'*' * policy['too_many_shapes']}",
+                f"{policy['tokens_per_batch']:,.0f}",
+                f"{policy['cost']:.2f}x",
+            ]
+            for line in lines
+        ), policy
+    codes = {f"  {advice['code']}" for advice in found["advice"]}
+    assert codes <= set(lines)
+    assert max(len(line) for line in lines if line not in codes) <= 80
+    flat = " ".join(result.stdout.split())
+    assert all(advice["sentence"] in flat for advice in found["advice"])
+    assert "B L (1 + L / (6 x width)) for a batch of B rows padded to L" in flat
+    assert "At 30 s a shape 8 take 4 min" in flat
+
+
+def test_many_files_are_named_in_short(lengths: Path) -> None:
+    assert document(*[lengths] * 5)["source"] == f"{', '.join([str(lengths)] * 3)} and 2 more"
+
+
+def test_tokenising_shows_a_bar_on_the_terminal(corpus: Corpus) -> None:
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "brimful", "report", corpus.urls, "--tokenizer", str(corpus.tokenizer), "--json"]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=theirs, env=environment)
+    os.close(theirs)
+    out, _ = process.communicate(timeout=120)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert "━" in shown
+    assert json.loads(out)["lengths"]["samples"] == corpus.samples
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gone.npy"], "there is no file 'gone.npy'"),
+        (
+            ["a.jsonl"],
+            "a.jsonl holds no lengths: name a tokenizer with --tokenizer to count them, or give .npy or .parquet files "
+            "of lengths",
+        ),
+        (["gone.jsonl", "--tokenizer", "TOKENIZER"], "there is no file 'gone.jsonl'"),
+        (["LENGTHS", "--max-tokens", 0], "max_tokens must be at least 1 token (got 0)"),
+        (["LENGTHS", "--sample", -1], "--sample must be at least 0 samples (got -1)"),
+        (["LENGTHS", "--max-length", -1], "--max-length must be at least 0 tokens (got -1)"),
+        (["LENGTHS", "--row-length", 0], "row_length must be at least 1 token (got 0)"),
+        (
+            ["LENGTHS", "--max-tokens", 1000],
+            "max_tokens must be at least the longest sample, 4,096 tokens (got 1,000); raise it, or cut the samples with "
+            "max_length",
+        ),
+        (
+            ["LENGTHS", "--html", "/no/such/folder/a.html"],
+            "[Errno 2] No such file or directory: '/no/such/folder/a.html'",
+        ),
+    ],
+)
+def test_refusals(words: list[Any], message: str, lengths: Path, corpus: Corpus) -> None:
+    given = {"LENGTHS": lengths, "TOKENIZER": corpus.tokenizer}
+    assert refusal("report", *[given.get(word, word) for word in words]) == f"brimful: {message}"
+
+
+def test_nothing_to_plan_is_refused(tmp_path: Path, corpus: Corpus) -> None:
+    np.save(tmp_path / "none.npy", np.zeros(0, int))
+    path = tmp_path / "none.npy"
+    assert refusal("report", path) == f"brimful: there are no samples in {path}: nothing to plan"
+    (tmp_path / "none.jsonl").write_text("")
+    assert "there are no samples in " in refusal("report", tmp_path / "none.jsonl", "--tokenizer", corpus.tokenizer)
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def test_page_stands_alone(lengths: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    result = invoke("report", lengths, "--html", page)
+    assert result.exit_code == 0, result.output
+    assert f"{page} shows it with charts." in result.stdout
+    text = page.read_text("utf-8")
+    assert not re.search(r"<script|<link|<img|<iframe|src=|href=|url\(|@import|https?:", text)
+
+
+OVERLAPS = """[...document.querySelectorAll(".x, .y, .bar, figcaption, td, th")].filter(box => {
+    const spans = [...box.children].map(child => child.getBoundingClientRect());
+    return spans.some((a, i) => spans.some((b, k) => i < k &&
+        a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1));
+}).map(box => box.textContent)"""
+
+
+@pytest.mark.skipif(browser.FOUND is None, reason=f"no browser: none of {', '.join(browser.NAMES)} is on the PATH")
+def test_page_in_a_browser(lengths: Path, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    result = invoke("report", lengths, "--html", path, "--json")
+    found = json.loads(result.stdout)
+    np.save(tmp_path / "far.npy", np.random.default_rng(0).lognormal(np.log(300), 1.8, 2_000).astype(int))
+    far = tmp_path / "far.html"
+    assert invoke("report", tmp_path / "far.npy", "--max-length", 131_072, "--max-tokens", 131_072, "--html", far)
+    with browser.browser() as page:
+        grounds = set()
+        for shown, width, scheme in (
+            (far, 1200, "light"),
+            (far, 400, "light"),
+            (path, 400, "dark"),
+            (path, 1200, "dark"),
+        ):
+            page.open(shown, width=width, scheme=scheme)
+            assert page.value("document.documentElement.scrollWidth") <= width
+            assert page.value(OVERLAPS) == []
+            grounds.add(page.value("getComputedStyle(document.body).backgroundColor"))
+        assert len(grounds) == 2
+        rows = page.value("[...document.querySelectorAll('tbody tr')].map(r => [...r.cells].map(c => c.textContent))")
+        values = page.value(
+            "[...document.querySelectorAll('tbody tr')].map(r => [...r.querySelectorAll('data')].map(d => +d.value))"
+        )
+        columns = ("padding", "batches", "shapes", "tokens_per_batch", "cost", "compile_seconds")
+        assert values == [[policy[name] for name in columns] for policy in found["policies"]]
+        assert [row[0] for row in rows] == [policy["name"] for policy in found["policies"]]
+        assert [row[2] for row in rows] == [f"{policy['padding'] * 100:.2f} %" for policy in found["policies"]]
+        bars = page.value("[...document.querySelectorAll('.bar data')].map(d => +d.value)")
+        panels = page.value("[...document.querySelectorAll('figure data')].map(d => +d.value)")
+        assert bars == panels == [policy["padding"] for policy in found["policies"]]
+        drawn = page.value("[...document.querySelectorAll('.chart rect')].map(r => r.height.baseVal.value)")
+        counts = np.array(found["lengths"]["counts"])
+        assert np.allclose(np.array(drawn) / max(drawn), counts / counts.max(), atol=1e-3)
+        codes = page.value("[...document.querySelectorAll('pre code')].map(c => c.textContent)")
+        assert codes == [advice["code"] for advice in found["advice"]]
+        requested = [e["params"]["request"]["url"] for e in page.events if e["method"] == "Network.requestWillBeSent"]
+        assert set(requested) <= {path.as_uri(), far.as_uri(), "about:blank"}
+        said = ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Network.loadingFailed")
+        assert [event for event in page.events if event["method"] in said] == []

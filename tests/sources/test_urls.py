@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from brimful.sources.urls import COMPRESSIONS, Shards, expand_braces
+from tests.shards import compressed, write
+
+
+def found(*urls: str) -> list[str]:
+    shards = Shards(urls)
+    return [shards.name(shard) for shard in shards.listed]
+
+
+@pytest.mark.parametrize(
+    ("name", "expanded"),
+    [
+        ("plain.jsonl", ["plain.jsonl"]),
+        ("{0..2}.jsonl", ["0.jsonl", "1.jsonl", "2.jsonl"]),
+        ("{08..11}", ["08", "09", "10", "11"]),
+        ("{8..11}", ["8", "9", "10", "11"]),
+        ("{2..0}", ["2", "1", "0"]),
+        ("{a,b}/{0..1}", ["a/0", "a/1", "b/0", "b/1"]),
+        ("{a,}x", ["ax", "x"]),
+        ("{kept}-{}-{x..y}", ["{kept}-{}-{x..y}"]),
+    ],
+)
+def test_braces_expand_as_in_a_shell(name: str, expanded: list[str]) -> None:
+    assert list(expand_braces(name)) == expanded
+
+
+def test_names_stay_in_the_order_given_and_globs_are_sorted(tmp_path: Path) -> None:
+    for name in ("c", "a", "b", "10", "9"):
+        write(tmp_path / f"{name}.jsonl", b"")
+    assert found(f"{tmp_path}/c.jsonl", f"{tmp_path}/[ab].jsonl") == ["c.jsonl", "a.jsonl", "b.jsonl"]
+    assert found(f"{tmp_path}/*.jsonl") == ["10.jsonl", "9.jsonl", "a.jsonl", "b.jsonl", "c.jsonl"]
+    assert found(f"{tmp_path}/{{b,a}}.jsonl") == ["b.jsonl", "a.jsonl"]
+    assert found(f"file://{tmp_path}/?.jsonl")[0] == "9.jsonl"
+
+
+def test_a_glob_finds_links_and_the_files_below_folders(tmp_path: Path) -> None:
+    write(tmp_path / "store" / "one.jsonl", b"")
+    (tmp_path / "data").mkdir()
+    os.symlink(tmp_path / "store" / "one.jsonl", tmp_path / "data" / "link.jsonl")
+    os.symlink(tmp_path / "store", tmp_path / "data" / "folder.jsonl")
+    assert found(f"{tmp_path}/data/*.jsonl") == ["link.jsonl"]
+    assert found(f"{tmp_path}/*/*.jsonl") == ["data/link.jsonl", "store/one.jsonl"]
+
+
+def test_a_name_or_a_glob_that_matches_nothing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"^there is no file '.*/none\.jsonl'$"):
+        _ = Shards((f"{tmp_path}/none.jsonl",)).listed
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"^no file matches '.*/\*\.jsonl'$"):
+        _ = Shards((f"{tmp_path}/*.jsonl",)).listed
+
+
+def test_a_folder_is_refused_with_what_to_write_instead(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match=r"' is a folder; name its files, for example .*/\*\.jsonl$"):
+        _ = Shards((f"{tmp_path}/",)).listed
+
+
+def test_a_shard_is_named_from_the_folder_that_all_share(tmp_path: Path) -> None:
+    urls = [write(tmp_path / folder / "part-0.jsonl", b"") for folder in ("train/a", "train/b")]
+    assert found(*urls) == ["a/part-0.jsonl", "b/part-0.jsonl"]
+    assert found(urls[0]) == ["part-0.jsonl"]
+
+
+def test_a_fingerprint_knows_names_sizes_and_order_and_a_corpus_may_move(tmp_path: Path) -> None:
+    here = [write(tmp_path / "here" / name, b"x" * size) for name, size in (("a.txt", 1), ("b.txt", 2))]
+    there = [write(tmp_path / "there" / "now" / name, b"x" * size) for name, size in (("a.txt", 1), ("b.txt", 2))]
+    one = Shards(tuple(here)).fingerprint()
+    assert one["shards"] == 2
+    assert Shards(tuple(there)).fingerprint() == one
+    assert Shards((f"{tmp_path}/here/*.txt",)).fingerprint() == one
+    assert Shards(tuple(reversed(here))).fingerprint() != one
+    write(tmp_path / "here" / "b.txt", b"xyz")
+    assert Shards(tuple(here)).fingerprint() != one
+
+
+def test_shards_of_several_file_systems_are_one_list(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/remote/a.jsonl", b"{}\n")
+    local = write(tmp_path / "b.jsonl", b"{}\n")
+    try:
+        shards = Shards(("memory://remote/*.jsonl", local))
+        assert [shard.url for shard in shards.listed] == ["memory:///remote/a.jsonl", local]
+        assert shards.fingerprint()["shards"] == 2
+        for shard in shards.listed:
+            file, _ = shards.open(shard)
+            with file:
+                assert file.read() == b"{}\n"
+    finally:
+        memory.rm("/remote", recursive=True)
+
+
+def test_globs_look_into_chained_file_systems(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "shards.zip", "w") as archive:
+        for name in ("b.jsonl", "a.jsonl", "a.txt"):
+            archive.writestr(f"inner/{name}", name)
+    write(tmp_path / "plain.jsonl", b"plain")
+    for url, contents in (
+        (f"zip://inner/*.jsonl::{tmp_path}/shards.zip", [b"a.jsonl", b"b.jsonl"]),
+        (f"simplecache::file://{tmp_path}/*.jsonl", [b"plain"]),
+    ):
+        shards = Shards((url,))
+        read = []
+        for shard in shards.listed:
+            file, _ = shards.open(shard)
+            with file:
+                read.append(file.read())
+        assert read == contents
+
+
+@pytest.mark.parametrize("extension", sorted(COMPRESSIONS))
+def test_every_compression_is_read_and_its_file_closed(tmp_path: Path, extension: str) -> None:
+    path = tmp_path / f"a.txt{extension}"
+    path.write_bytes(compressed(b"one\n", extension) + compressed(b"two\n", extension))  # two members, one after the other
+    shards = Shards((str(path),))
+    file, forward_only = shards.open(shards.listed[0])
+    assert forward_only
+    assert file.read() == b"one\ntwo\n"
+    file.close()  # else pytest fails with a ResourceWarning
