@@ -440,7 +440,7 @@ def joined(makes: list[Make], link: Link) -> Make:
 
 
 def sources() -> SearchStrategy[Make]:
-    return st.one_of(blocks, blocks, SOURCES[FromSequence], SOURCES[FromIterable], SOURCES[FromFiles])
+    return st.one_of(*[blocks] * 5, SOURCES[FromSequence], SOURCES[FromIterable], SOURCES[FromFiles])
 
 
 @st.composite

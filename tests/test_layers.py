@@ -16,7 +16,7 @@ LAYERS = {  # a module imports what has a smaller number; the modules of one fol
     "dataset": 10,
     "batches": 9,
     "loader": 8,
-    "device": 7, "grouping": 7, "memory": 7, "sampler": 7,
+    "attention": 7, "device": 7, "grouping": 7, "loss": 7, "memory": 7, "sampler": 7,
     "stages": 6,
     "collate": 5,
     "columns": 4, "planners": 4, "store": 4,
@@ -26,7 +26,10 @@ LAYERS = {  # a module imports what has a smaller number; the modules of one fol
     "background": 0, "errors": 0, "plan": 0, "random": 0,
 }  # fmt: skip
 APART = {"stages", "integrations"}  # folders whose modules do not import one another
-TORCH = {"cli", "collate", "columns", "demo", "device", "distributed", "grouping", "integrations", "loader", "memory"}
+TORCH = {
+    *("attention", "cli", "collate", "columns", "demo", "device", "distributed", "grouping", "integrations", "loader"),
+    *("loss", "memory"),
+}
 
 PACKAGE = Path(__file__).parents[1] / "src" / "brimful"
 MODULES = {

@@ -32,7 +32,7 @@ LENGTHS = np.random.default_rng(0).integers(1, 40, 200)
 
 
 def sampler(lengths: Any = LENGTHS, policy: Policy | None = None, **options: Any) -> bf.BatchSampler:
-    """45 to 47 batches of about 4 samples, in 8 windows."""
+    """Nearly 50 batches of about 4 samples, in 8 windows."""
     return bf.BatchSampler(lengths, policy or bf.TokenBudget(120), **({"window": 25} | options))
 
 
@@ -665,9 +665,31 @@ def test_accelerate_and_ranks_of_our_own_are_refused(accelerate: Any) -> None:
 
 
 def test_accelerate_skips_the_first_batches(accelerate: Any) -> None:
-    loader = accelerate.Accelerator().prepare(loader_of(sampler(), 0, None))
+    one = sampler()
+    loader = accelerate.Accelerator().prepare(loader_of(one, 0, None))
     loader.set_epoch(1)
-    assert numbers(accelerate.skip_first_batches(loader, 7)) == epoch_of(1)[7:]
+    skipped = accelerate.skip_first_batches(loader, 7)
+    for count, _ in enumerate(skipped, 1):
+        if count == 3:
+            assert list(resumed(one.state_dict(batches_consumed=count))) == epoch_of(1)[10:]
+    assert count == len(epoch_of(1)) - 7
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_accelerate_on_several_processes_resumes_by_the_batches_of_one(
+    accelerate: Any, workers: int, context: Any
+) -> None:
+    prepare = accelerate.data_loader.prepare_data_loader
+    order = epoch_of(0)
+    processes = next(size for size in range(2, 9) if len(order) % size)
+    one = sampler()
+    loader = prepare(loader_of(one, workers, context), num_processes=processes, process_index=1)
+    for count, _ in enumerate(loader, 1):
+        state = one.state_dict(batches_consumed=count)
+        assert list(resumed(state)) == (order[processes * count :] or epoch_of(1))
+    assert processes * count > len(order)
+    with pytest.raises(ValueError, match=rf"between 0 and {count}, .* \(got {count + 1}\)"):
+        one.state_dict(batches_consumed=count + 1)
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 under torch 2.13

@@ -12,6 +12,9 @@ batch = next(it)            # input_ids, attention_mask (B, L) int64; lengths (B
 state = it.state_dict()     # a few integers; batches.iter(state) goes on exactly here
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from brimful.batches import Batches
 from brimful.dataset import Dataset, concat_datasets, interleave_datasets
 from brimful.errors import BrokenError, DataError, StageError, StateError
@@ -34,6 +37,10 @@ from brimful.plan import (
 from brimful.read import from_files, from_iterable, from_sequence, from_store
 from brimful.sampler import BatchSampler
 
+if TYPE_CHECKING:
+    from brimful import attention
+    from brimful.loss import token_mean
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -53,6 +60,7 @@ __all__ = [
     "StateError",
     "StaticShapes",
     "TokenBudget",
+    "attention",
     "best_num_buckets",
     "concat_datasets",
     "exponential_buckets",
@@ -63,5 +71,16 @@ __all__ = [
     "interleave_datasets",
     "optimal_buckets",
     "quantile_buckets",
+    "token_mean",
     "uniform_buckets",
 ]
+
+_WITH_TORCH = {"attention": "brimful.attention", "token_mean": "brimful.loss"}
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch is imported on first use: descriptions and plans do without."""
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module 'brimful' has no attribute {name!r}")
+    module = import_module(_WITH_TORCH[name])
+    return module if module.__name__ == f"brimful.{name}" else getattr(module, name)

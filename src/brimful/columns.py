@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from brimful.errors import DataError
-from brimful.ragged import Gaps, Ragged, gather, is_ragged, pad, ragged
+from brimful.ragged import Gaps, gather, is_ragged, pad, ragged
 from brimful.rows import HIDDEN
 from brimful.windows import Window
 
@@ -65,7 +65,7 @@ class Lists:
     counts: IntArray
     follows: int | None
     width: int | None
-    fill: float
+    fill: Any
     type: Type
 
     def padded(
@@ -178,7 +178,7 @@ def _lists(
         width = None if alike else field.type.list_size
     fill = fill_of(name, pad_values)
     kind = _type_of(name, column.values.dtype, fill, dtypes)
-    return Lists(name, column.values, starts, counts, alike[0] if alike else None, width, fill, kind)
+    return Lists(name, column.values, starts, counts, alike[0] if alike else None, width, kind.made.type(fill), kind)
 
 
 def _has_null(lists: pa.Array) -> bool:

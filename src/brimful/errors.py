@@ -69,11 +69,16 @@ def origins(name: str, lines: NDArray[np.int64], unit: str = "line") -> pa.Array
     >>> where(pa.RecordBatch.from_arrays([column], [ORIGIN]), 0)
     'shard a.jsonl, line 17'
     """
+    return pa.array(lines.astype(np.uint64) | np.uint64(origin_of(name, unit)))
+
+
+def origin_of(name: str, unit: str = "line") -> int:
+    """What the origins of the rows of `name` have beside the number of their line."""
     with _lock:
         number = _numbers.setdefault((name, unit), len(_names))
         if number == len(_names):
             _names.append((name, unit))
-    return pa.array(lines.astype(np.uint64) | np.uint64(number << _LINE_BITS))
+    return number << _LINE_BITS
 
 
 def where(block: pa.RecordBatch, row: int) -> str:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from brimful.batches import Batches
 from brimful.errors import StateError
 from brimful.iterator import ResumableIterator
 from brimful.stream import END
+
+
+class Runs(Protocol):
+    """What a loader runs: Batches."""
+
+    def iter(self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0) -> ResumableIterator[Any]: ...
+
+    def __len__(self) -> int: ...
 
 
 class Loader(IterableDataset[Any]):
@@ -25,7 +32,7 @@ class Loader(IterableDataset[Any]):
     [[1, 2], [1, 2]]
     """
 
-    def __init__(self, batches: Batches) -> None:
+    def __init__(self, batches: Runs) -> None:
         super().__init__()
         self.batches = batches
         self.epoch = 0

@@ -65,7 +65,7 @@ def _flat(array: pa.Array) -> tuple[pa.Array, NDArray[Any]]:
     """The values of a list column, and where each row of it begins; no null among them but its own."""
     if pa.types.is_fixed_size_list(array.type):
         return array.flatten(), np.arange(len(array) + 1, dtype=np.int64) * array.type.list_size
-    values, offsets = array.values, array.offsets.to_numpy()
+    values, offsets = array.values, numpy_of(array.offsets)
     if values.null_count:  # perhaps of rows that are not of this block, which shares their memory
         return values[offsets[0] : offsets[-1]], offsets - offsets[0]
     return values, offsets
@@ -86,17 +86,30 @@ def column_of(block: pa.RecordBatch, column: str) -> pa.Array:
 
 def numpy_of(values: pa.Array) -> NDArray[Any]:
     """Values without a null as a numpy array, without a copy; int64 where they have no type, as there are none."""
+    if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):  # to_numpy would import pandas, .3 s
+        dtype, memory = np.dtype(values.type.to_pandas_dtype()), values.buffers()[1]
+        if memory is None or not len(values):
+            return np.zeros(0, dtype)
+        return np.frombuffer(memory, dtype, len(values), values.offset * dtype.itemsize)
     typed = values.cast(pa.int64()) if pa.types.is_null(values.type) else values
     result: NDArray[Any] = typed.to_numpy(zero_copy_only=False)
     return result
 
 
+def array_of(values: NDArray[Any]) -> pa.Array:
+    """Numbers as an Arrow array, without a copy."""
+    if values.dtype.kind not in "iuf":
+        return pa.array(values)
+    memory = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, memory])
+
+
 def list_array(values: NDArray[Any] | pa.Array, offsets: NDArray[np.int64]) -> pa.Array:
     """A list column from flat values and int64 offsets (n + 1,); 64-bit offsets only where 32 bits do not reach."""
-    flat = values if isinstance(values, pa.Array) else pa.array(values)
+    flat = values if isinstance(values, pa.Array) else array_of(values)
     if offsets[-1] > _INT32_MAX:
-        return pa.LargeListArray.from_arrays(pa.array(offsets), flat)
-    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32, copy=False)), flat)
+        return pa.LargeListArray.from_arrays(array_of(offsets), flat)
+    return pa.ListArray.from_arrays(array_of(offsets.astype(np.int32, copy=False)), flat)
 
 
 def lengths(block: pa.RecordBatch, columns: Sequence[str]) -> NDArray[np.int64]:

@@ -190,6 +190,8 @@ class Recut(Stage[Block]):
                     ended = done >= block.num_rows
                     yield piece, (END if after == END else [after, 0, 0]) if ended else [before, done, crc]
                 before, done = after, 0
+            if done:
+                check_replay("Recut", 0, saved, "a block that is gone")
 
 
 @dataclass(frozen=True)
@@ -326,12 +328,12 @@ class Cursor:
         """How many rows are at hand, after reading on where there were none; 0 at the end."""
         while not self._rest.num_rows and self._items is not None:
             item = next(self._items, None)
+            block, self._after = item or (EMPTY, END)
+            if self._taken:
+                check_replay("Interleave", fingerprint(block), self._crc, f"{self._taken:,} rows into a block")
             if item is None:
                 self.close()
                 break
-            block, self._after = item
-            if self._taken:
-                check_replay("Interleave", fingerprint(block), self._crc, f"{self._taken:,} rows into a block")
             self._rest = block.slice(self._taken)
             if not self._rest.num_rows:
                 self._before = self._after

@@ -7,11 +7,11 @@ import sys
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from operator import index
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 from zlib import crc32
 
 import numpy as np
@@ -46,9 +46,9 @@ class BatchSampler:
 
     Accelerate: leave `rank` and `world_size` alone, `prepare` deals the batches out itself, to the same ranks as ours.
     Keep `dispatch_batches=False` (the default here; True cuts rank 0's batches into pieces); `even_batches=True` (the
-    default) does what `uneven="wrap"` does, and the last step is left out where `drop_last` or `uneven="drop"` is set.
-    To go on from a state, call `set_epoch` of the prepared loader with the sampler's `epoch` first. Lightning: pass
-    `use_distributed_sampler=False`.
+    default) does what `uneven="wrap"` does (in a resumed epoch it repeats the first batches after the resume), and the
+    last step is left out where `drop_last` or `uneven="drop"` is set. To go on from a state, first call `set_epoch` of the
+    prepared loader with the sampler's `epoch`. Lightning: pass `use_distributed_sampler=False`.
 
     Args:
         lengths: tokens of each sample, (n,) or (n, 2) for pairs; any integers that numpy takes.
@@ -132,8 +132,9 @@ class BatchSampler:
             "group": group,
             "seed": seed,
         }
-        if overlong == "raise":
-            self._refuse_overlong()
+        values, longest = self._samples.values, policy.max_length
+        if overlong == "raise" and values.ndim == 1 and longest is not None and values.max(initial=0) > longest:
+            policy.plan(values)  # which says which sample, and what to do
         self._epoch = 0
         self._restored: tuple[int, State] | None = None  # where the next iteration begins, in the epoch that it names
         self._running: _Run | None = None  # since the last `iter` that a list was taken from
@@ -177,8 +178,8 @@ class BatchSampler:
         """The place after the last list that the training loop has used, as plain JSON.
 
         Args:
-            batches_consumed: how many lists it has used since this iteration began (since the restored place, if it began
-                there): on one rank, and under Accelerate the steps times its processes. None: all that were handed out.
+            batches_consumed: how many batches it has taken from the loader in this iteration, on this rank; counted from
+                the restored place, where it began there. None: all that were handed out.
         Raises:
             StateError: no count is given and a DataLoader with workers, Accelerate or another thread takes lists before
                 the loop wants them, so that only the loop knows how far it is. A StatefulDataLoader asks by itself, and
@@ -187,18 +188,13 @@ class BatchSampler:
         Price: with a count below what was handed out, the lists up to there are planned again.
         """
         run = self._running or _Run(*self._beginning())
-        if batches_consumed is None:
-            asked_by = sys._getframe(1).f_globals.get("__name__", "")
-            if not asked_by.startswith("torchdata."):  # it asks as it takes a list, and keeps the answer with that one
-                run.refuse_read_ahead()
+        asked_by = sys._getframe(1).f_globals.get("__name__", "")
+        if batches_consumed is not None:
+            place = self._place_after(run, run.lists_of(batches_consumed))
+        elif asked_by.startswith("torchdata."):  # it asks as it takes a list, and keeps the answer with that one
             place = run.place
-        elif not 0 <= index(batches_consumed) <= run.taken:
-            raise ValueError(
-                f"batches_consumed must be between 0 and {run.taken:,}, the batches handed out since this iteration began "
-                f"(got {batches_consumed:,})"
-            )
         else:
-            place = self._place_after(run, batches_consumed)
+            place = run.place_of_the_loop()
         return copy.deepcopy({"version": VERSION, "header": self._header, "position": [run.epoch, place]})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -226,7 +222,12 @@ class BatchSampler:
     # -- an iteration ----------------------------------------------------------------------------------------------------
 
     def _lists(self) -> Generator[list[int], None, None]:
-        run = _Run(*self._beginning(), self._reader())
+        run = _Run(*self._beginning(), _reader())
+        if run.reader.processes > 1 and self.world_size > 1:
+            raise ValueError(
+                f"Accelerate deals the batches out to {run.reader.processes} processes, and this BatchSampler to "
+                f"{self.world_size} ranks; leave its rank and world_size alone"
+            )
         if self._repeated == run.epoch and self._settings["shuffle"]:
             logger.warning("epoch %d again, in the same order: call set_epoch(epoch) before each epoch", run.epoch)
         self._restored, self._running = None, run
@@ -243,21 +244,6 @@ class BatchSampler:
         if self._restored is not None and self._restored[0] == self._epoch:
             return self._restored
         return self._epoch, self._shard.start(self._epoch)
-
-    def _reader(self) -> str | None:
-        """Who takes lists before the training loop wants them, as the stack under the first `next` shows."""
-        reader = None
-        for module, owner in _loaders():
-            if module.startswith("accelerate."):  # one batch ahead, to know which is the last
-                reader = reader or "Accelerate"
-                if getattr(owner, "num_processes", 1) > 1 and self.world_size > 1:
-                    raise ValueError(
-                        f"Accelerate deals the batches out to {owner.num_processes} processes, and this BatchSampler to "
-                        f"{self.world_size} ranks; leave its rank and world_size alone"
-                    )
-            elif getattr(owner, "num_workers", 0):
-                reader = f"a DataLoader with {owner.num_workers} workers"
-        return reader
 
     def _place_after(self, run: _Run, taken: int) -> State:
         if taken in (0, run.taken):
@@ -325,10 +311,13 @@ class BatchSampler:
         header = {"type": "BatchSampler", **self._samples.fingerprint(), "policy": describe(self.policy)}
         return header | self._settings | {"window": self._rows}
 
-    def _refuse_overlong(self) -> None:
-        lengths, limit = self._samples.values, self.policy.max_length
-        if lengths.ndim == 1 and limit is not None and lengths.max(initial=0) > limit:
-            self.policy.plan(lengths)  # which says which sample, and what to do
+
+class _Reader(NamedTuple):
+    """Who takes lists before the training loop wants them, if anyone; of how many it gets one; how many it has skipped."""
+
+    name: str | None = None
+    processes: int = 1
+    skipped: int = 0
 
 
 @dataclass
@@ -337,7 +326,7 @@ class _Run:
 
     epoch: int
     start: State
-    reader: str | None = None
+    reader: _Reader = field(default_factory=_Reader)
     taken: int = 0
 
     def __post_init__(self) -> None:
@@ -349,13 +338,25 @@ class _Run:
         self.taken += 1
         self.thread = threading.get_ident()
 
-    def refuse_read_ahead(self) -> None:
-        reader = self.reader or ("another thread" if self.thread != threading.get_ident() else None)
-        if self.taken and reader is not None:
+    def lists_of(self, batches: int) -> int:
+        """How many lists were taken up to so many batches of the loop's."""
+        most = -(-self.taken // self.reader.processes) - self.reader.skipped
+        if not 0 <= index(batches) <= most:
+            raise ValueError(
+                f"batches_consumed must be between 0 and {most:,}, the batches handed out since this iteration began "
+                f"(got {batches:,})"
+            )
+        return min((self.reader.skipped + index(batches)) * self.reader.processes, self.taken)
+
+    def place_of_the_loop(self) -> State:
+        """The place, where the loop has used all that was taken."""
+        name = self.reader.name or ("another thread" if self.thread != threading.get_ident() else None)
+        if self.taken and name is not None:
             raise StateError(
-                f"{reader} reads ahead: {self.taken:,} batches have been handed out, and only the training loop knows how "
+                f"{name} reads ahead: {self.taken:,} batches have been handed out, and only the training loop knows how "
                 "many of them it has used; pass that, state_dict(batches_consumed=...)"
             )
+        return self.place
 
 
 @dataclass(frozen=True, eq=False)
@@ -382,11 +383,21 @@ class _Lengths(Index):
         return pa.RecordBatch.from_arrays([origins("lengths", np.arange(len(self)), "sample")], [ORIGIN])
 
 
-def _loaders() -> Iterator[tuple[str, Any]]:
-    """The module of every method of torch's, torchdata's and Accelerate's loaders on the stack, and its `self`."""
+def _reader() -> _Reader:
+    """Who takes the first list: torch's, torchdata's and Accelerate's loaders that are on the stack."""
+    reader = _Reader()
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
         module = frame.f_globals.get("__name__", "")
-        if module.startswith(("torch.utils.data.", "torchdata.", "accelerate.data_loader")):
-            yield module, frame.f_locals.get("self")
+        if module == "accelerate.data_loader":  # one batch ahead, to know which is the last
+            owner = frame.f_locals.get("self")
+            reader = _Reader(
+                reader.name or "Accelerate",
+                max(reader.processes, getattr(owner, "num_processes", 1)),
+                max(reader.skipped, getattr(owner, "skip_batches", 0)),
+            )
+        elif module.startswith(("torch.utils.data.", "torchdata.")):
+            workers = getattr(frame.f_locals.get("self"), "num_workers", 0)
+            reader = reader._replace(name=f"a DataLoader with {workers} workers") if workers else reader
+    return reader

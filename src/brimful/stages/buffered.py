@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from brimful.errors import require
 from brimful.plan import Policy
-from brimful.ragged import concat, fingerprint, token_counts
+from brimful.ragged import EMPTY, concat, fingerprint, token_counts
 from brimful.rows import Block, check_replay
 from brimful.stream import BLOCK_ROWS, END, Stage, State, running, runtime
 from brimful.windows import Window, auto_rows, rest_rows, window_ends
@@ -50,11 +50,7 @@ class Buffered(Stage[Window]):
         with running(self.upstream, before) as items:
             while True:
                 while not ended and rows < (size + rest_rows(size) if size else BLOCK_ROWS):
-                    item = next(items, None)
-                    if item is None:
-                        ended = True
-                        break
-                    block, after = item
+                    block, after = next(items, (EMPTY, END))
                     ended = after == END
                     if skip:
                         check_replay("Buffered", fingerprint(block), crc, f"window {number}")

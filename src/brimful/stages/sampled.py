@@ -33,3 +33,5 @@ class Sampled(Stage[Sample]):
                     else:
                         yield sample, END if after == END else [after, 0, 0]
                 before, done = after, 0
+            if done:
+                check_replay("Sampled", 0, saved, "a block that is gone")

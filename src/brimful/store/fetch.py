@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.errors import ORIGIN, DataError, origins
-from brimful.ragged import concat, list_array, numpy_of, with_column
+from brimful.errors import ORIGIN, DataError, origin_of
+from brimful.ragged import array_of, concat, list_array, numpy_of, with_column
 from brimful.rows import Block
 from brimful.store.manifest import Manifest
 from brimful.store.mapped import MappedFiles
@@ -51,7 +51,8 @@ class Fetcher:
         self._folder, self._files, self._lengths = folder, manifest.files, lengths
         self._mapped = MappedFiles(folder, manifest.files)
         self._slabs = Slabs()
-        self._lists = [name for name in manifest.lengths if not manifest.nulls[name]]
+        fixed = {name for name, kind in manifest.columns.items() if kind.startswith("fixed_size_list")}
+        self._lists = [name for name in manifest.lengths if not manifest.nulls[name] and name not in fixed]
         self._others = [name for name in manifest.columns if name not in self._lists]
         self._columns = list(manifest.columns)
         self._bases: dict[int, int] = {}
@@ -136,7 +137,7 @@ class Fetcher:
             column = block.column(name)
             values.append(numpy_of(column.values))
             here = slice(groups[number], groups[number + 1])
-            starts[here] = column.offsets.to_numpy()[begins[here]]
+            starts[here] = numpy_of(column.offsets)[begins[here]]
         ends = starts + offsets[ranges.places + ranges.counts] - offsets[ranges.places]
         runs = [values[batch][first:last] for batch, first, last in zip(which.tolist(), starts.tolist(), ends.tolist())]
         out = self._slabs.take(int(offsets[-1]), values[0].dtype)
@@ -147,16 +148,16 @@ class Fetcher:
     def _origins(self, ranges: Ranges) -> pa.Array:
         """The origin column: the file of each row, and which of its rows it is, from 1."""
         files = self._file_of[ranges.batches]
-        bases = np.array([self._base(file) for file in files.tolist()], dtype=np.uint64)
+        distinct, which = np.unique(files, return_inverse=True)
+        bases = np.array([self._base(file) for file in distinct.tolist()], dtype=np.uint64)[which]
         lines = ranges.firsts - self.starts[self._first_batches[files]] + 1 - ranges.places
         shifts = bases + lines.astype(np.uint64)  # wraps around where that is negative, and back
-        return pa.array(np.repeat(shifts, ranges.counts) + np.arange(ranges.counts.sum(), dtype=np.uint64))
+        return array_of(np.repeat(shifts, ranges.counts) + np.arange(ranges.counts.sum(), dtype=np.uint64))
 
     def _base(self, file: int) -> int:
         """What the origins of the rows of a file begin with."""
         if file not in self._bases:
-            name = f"store {self._folder.name}/{self._files[file].name}"
-            self._bases[file] = origins(name, np.zeros(1, np.int64), "row")[0].as_py()
+            self._bases[file] = origin_of(f"store {self._folder.name}/{self._files[file].name}", "row")
         return self._bases[file]
 
 

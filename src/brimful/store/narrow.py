@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from brimful.encoders import Encoder, FastEncoder, TiktokenEncoder, TransformersEncoder
 from brimful.errors import DataError, where
-from brimful.ragged import is_ragged
+from brimful.ragged import array_of, is_ragged, numpy_of
 from brimful.rows import Block
 from brimful.stream import Stage, upstreams
 
@@ -96,7 +96,9 @@ def settled(schema: pa.Schema, num_ids: Mapping[str, int]) -> pa.Schema:
     for field in schema:
         if is_ragged(field.type) and pa.types.is_null(field.type.value_type):
             size = num_ids.get(field.name)
-            field = field.with_type(pa.list_(smallest(0, size - 1) if size else smallest(0, 0, UNKNOWN_BITS)))
+            values = smallest(0, size - 1) if size else smallest(0, 0, UNKNOWN_BITS)
+            fixed = pa.types.is_fixed_size_list(field.type)
+            field = field.with_type(pa.list_(values, field.type.list_size) if fixed else pa.list_(values))
         fields.append(field)
     return pa.schema(fields)
 
@@ -109,7 +111,7 @@ def conform(block: Block, schema: pa.Schema) -> Block:
         if place < 0:
             columns.append(pa.nulls(block.num_rows, field.type))
         elif is_ragged(field.type):
-            columns.append(_compact(block.column(place), field.type.value_type))
+            columns.append(_compact(block.column(place), field.type))
         else:
             columns.append(block.column(place).cast(field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -118,34 +120,42 @@ def conform(block: Block, schema: pa.Schema) -> Block:
 def _compact(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """A list column, its values cast; what lies between and outside its lists is left behind."""
     if pa.types.is_null(array.type):
-        return pa.nulls(len(array), pa.list_(kind))
-    counts = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+        return pa.nulls(len(array), kind)
+    if pa.types.is_fixed_size_list(kind):
+        return array.cast(kind)
+    counts = numpy_of(pc.list_value_length(array).fill_null(0))
     offsets = np.zeros(len(array) + 1, dtype=np.int32)
     np.cumsum(counts, out=offsets[1:])
     mask = array.is_null() if array.null_count else None
-    return pa.ListArray.from_arrays(pa.array(offsets), array.flatten().cast(kind), mask=mask)
+    return pa.ListArray.from_arrays(array_of(offsets), array.flatten().cast(kind.value_type), mask=mask)
 
 
 def _joined(old: pa.DataType | None, array: pa.Array, size: int | None, place: str, name: str) -> pa.DataType:
     """The type that holds what a column of type `old` holds and an array; `size`: how many token ids there are."""
-    new = pa.list_(array.type.value_type) if is_ragged(array.type) else array.type
-    if _is_integers(new) and (old is None or _is_integers(old) or pa.types.is_null(old)):
+    old = None if old is not None and pa.types.is_null(old) else old
+    new = array.type
+    if not is_ragged(new) or (old is not None and not is_ragged(old)):
+        values = None
+    elif _is_integers(new) and (old is None or _is_integers(old)):
         seen = pc.min_max(array.flatten())
-        if seen["min"].as_py() is None:
-            return new if old is None or pa.types.is_null(old) else old
-        low, high = seen["min"].as_py(), seen["max"].as_py()
-        if old is not None and _is_integers(old) and not pa.types.is_null(old.value_type):
-            least, most = bounds(old.value_type)
-            return old if least <= low and high <= most else pa.list_(smallest(min(low, least), max(high, most)))
-        if size:
-            return pa.list_(smallest(min(low, 0), max(high, size - 1)))
-        return pa.list_(smallest(low, high, UNKNOWN_BITS))
-    if old is None or old.equals(new):
-        return new
-    try:
-        return _united(old, new)
-    except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-        raise DataError(f"column {name!r} changes its type from {old} to {new} ({place}); cast it to one") from error
+        values = _integers(None if old is None else old.value_type, seen["min"].as_py(), seen["max"].as_py(), size)
+    else:
+        values = new.value_type if old is None else _united(old.value_type, new.value_type, place, name)
+    if values is None:
+        return new if old is None or old.equals(new) else _united(old, new, place, name)
+    if pa.types.is_fixed_size_list(new) and (old is None or getattr(old, "list_size", None) == new.list_size):
+        return pa.list_(values, new.list_size)
+    return pa.list_(values)
+
+
+def _integers(old: pa.DataType | None, low: int | None, high: int | None, size: int | None) -> pa.DataType:
+    """The type of integers that were of type `old`, null where none was seen, and now go from `low` to `high`."""
+    if low is None or high is None:
+        return pa.null() if old is None else old
+    if old is not None and not pa.types.is_null(old):
+        least, most = bounds(old)
+        return old if least <= low and high <= most else smallest(min(low, least), max(high, most))
+    return smallest(min(low, 0), max(high, size - 1)) if size else smallest(low, high, UNKNOWN_BITS)
 
 
 def _is_integers(kind: pa.DataType) -> bool:
@@ -153,6 +163,9 @@ def _is_integers(kind: pa.DataType) -> bool:
     return is_ragged(kind) and (pa.types.is_integer(kind.value_type) or pa.types.is_null(kind.value_type))
 
 
-def _united(old: pa.DataType, new: pa.DataType) -> pa.DataType:
+def _united(old: pa.DataType, new: pa.DataType, place: str, name: str) -> pa.DataType:
     schemas = [pa.schema([("", kind)]) for kind in (old, new)]
-    return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
+        raise DataError(f"column {name!r} changes its type from {old} to {new} ({place}); cast it to one") from error

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.ragged import is_ragged
+from brimful.ragged import is_ragged, numpy_of
 from brimful.rows import Block
 from brimful.store.manifest import SideFile, StoredFile, settle
 from brimful.store.mapped import MappedFile
@@ -36,8 +36,8 @@ def write_side_files(
         for block in map(mapped.batch, range(len(mapped))):
             for name in names:
                 column = block.column(name)
-                lengths[name].append(np.diff(column.offsets.to_numpy()))
-                nulls[name] += column.null_count + column.values.null_count
+                lengths[name].append(_lengths(column))
+                nulls[name] += column.null_count + column.flatten().null_count
             if labels is not None:
                 labels.append(_num_labels(block))
         mapped.release()
@@ -45,13 +45,19 @@ def write_side_files(
     return done, nulls, None if labels is None else labels.close()
 
 
+def _lengths(column: pa.Array) -> NDArray[np.int32]:
+    if pa.types.is_fixed_size_list(column.type):
+        return np.full(len(column), column.type.list_size, dtype=np.int32)
+    return np.diff(numpy_of(column.offsets))
+
+
 def _num_labels(block: Block) -> NDArray[np.int64]:
     """Labels of each row that are trained on."""
     column = block.column(LABELS)
-    offsets = column.offsets.to_numpy()
-    trained_on = column.values.fill_null(NOT_TRAINED_ON).to_numpy() != NOT_TRAINED_ON
-    before = np.concatenate(([0], np.cumsum(trained_on[offsets[0] : offsets[-1]])))
-    counts: NDArray[np.int64] = np.diff(before[offsets - offsets[0]])
+    trained_on = numpy_of(column.flatten().fill_null(NOT_TRAINED_ON)) != NOT_TRAINED_ON
+    before = np.concatenate(([0], np.cumsum(trained_on)))
+    ends = np.cumsum(_lengths(column))
+    counts: NDArray[np.int64] = np.diff(before[ends], prepend=0)
     return counts
 
 

@@ -1,0 +1,149 @@
+"""What attention kernels take for packed batches, so that no sample sees another of its row.
+
+A packed batch is laid out once, by segments; each function here says the same thing in the words of one kernel. All of
+them give the logits and the gradients of each sample run by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask
+
+Tensor = torch.Tensor
+
+
+def document_mask(batch: Mapping[str, Any], *, causal: bool = True) -> Tensor:
+    """The mask that scaled_dot_product_attention and eager attention take: True where a token sees another.
+
+    A slot of padding sees padding of its row, so that no row of the softmax is empty.
+
+    Args:
+        batch: a packed batch: its `segment_ids` (R, L).
+        causal: see no later token.
+    Shapes: (R, 1, L, L) bool, on the device of the batch.
+    Price: R x L x L bytes; the other functions here have no such cost.
+
+    >>> import torch
+    >>> batch = {"segment_ids": torch.tensor([[1, 1, 2, 0]])}
+    >>> document_mask(batch)[0, 0].int().tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    >>> q = k = v = torch.rand(1, 2, 4, 8)
+    >>> torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=document_mask(batch)).shape
+    torch.Size([1, 2, 4, 8])
+    """
+    segments = batch["segment_ids"]
+    mask = segments[:, None, :, None] == segments[:, None, None, :]
+    return torch.tril(mask) if causal else mask
+
+
+def document_ids(batch: Mapping[str, Any]) -> Tensor:
+    """The number of each slot's sample in its row, from 0; -1 where it is padding: (R, L) int64.
+
+    >>> import torch
+    >>> document_ids({"segment_ids": torch.tensor([[1, 1, 2, 0]])}).tolist()
+    [[0, 0, 1, -1]]
+    """
+    ids: Tensor = batch["segment_ids"] - 1
+    return ids
+
+
+def flex_block_mask(batch: Mapping[str, Any], *, causal: bool = True, block_size: int = 128) -> BlockMask:
+    """The block mask that `flex_attention(q, k, v, block_mask=...)` takes: blocks that no sample spans are skipped.
+
+    Equal to what `create_block_mask` makes of the document ids, at the price of L values a row: that one evaluates all
+    R x L x L pairs of slots, which takes seconds on a CPU and gigabytes on a GPU.
+
+    Args:
+        batch: a packed batch: its `segment_ids` (R, L).
+        causal: see no later token.
+        block_size: slots in a block, of queries and of keys.
+    Price: R x (L / block_size) squared elements.
+    Source: block-sparse attention (FlexAttention, 2024); segments follow each other, so two blocks share one exactly
+        where their ranges of ids meet.
+
+    >>> import torch
+    >>> mask = flex_block_mask({"segment_ids": torch.tensor([[1] * 256 + [2] * 128])})
+    >>> mask.to_dense().tolist()
+    [[[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]]
+    """
+    ids = document_ids(batch)
+    rows, length = ids.shape
+    num_blocks = -(-length // block_size)
+    order = torch.where(ids < 0, length, ids)  # padding comes last
+    edges = torch.arange(num_blocks, device=ids.device) * block_size
+    first = order[:, edges]
+    last = order[:, (edges + block_size - 1).clamp(max=length - 1)]
+    meet = (first[:, :, None] <= last[:, None, :]) & (first[:, None, :] <= last[:, :, None])
+    whole = edges + block_size <= length
+    one = (first == last) & whole
+    full = one[:, :, None] & one[:, None, :] & meet
+    if causal:
+        meet, full = torch.tril(meet), torch.tril(full, diagonal=-1)
+
+    def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        same = ids[row, query] == ids[row, key]
+        return same & (query >= key) if causal else same
+
+    partial, blocks = _listed(meet & ~full)
+    return BlockMask.from_kv_blocks(
+        partial, blocks, *_listed(full), BLOCK_SIZE=block_size, mask_mod=sees, seq_lengths=(length, length)
+    )
+
+
+def varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The boundaries for kernels over samples end to end: flash_attn_varlen_func, torch.nn.attention.varlen.varlen_attn.
+
+    They take q, k and v as (R x L, heads, dim): flatten the first two dimensions. The padding at the end of a row is a
+    sample of its own, so no slot of the result is undefined.
+
+    Args:
+        batch: a packed batch, under either of its names for the boundaries.
+    Shapes: cu_seqlens_q, cu_seqlens_k (n + 1,) int32; max_seqlen_q, max_seqlen_k ints. In this order torch's varlen_attn
+        takes them after q, k and v: `varlen_attn(q, k, v, *varlen(batch).values(), window_size=(-1, 0))`.
+
+    >>> import torch
+    >>> batch = {"cu_seqlens": torch.tensor([0, 3, 4], dtype=torch.int32), "max_seqlen": 3}
+    >>> list(varlen(batch)), varlen(batch)["max_seqlen_k"]
+    (['cu_seqlens_q', 'cu_seqlens_k', 'max_seqlen_q', 'max_seqlen_k'], 3)
+    """
+    bounds, longest = _bounds(batch)
+    return {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "max_seqlen_q": longest, "max_seqlen_k": longest}
+
+
+def padding_free(batch: Mapping[str, Any], *, flash_attention: bool = True) -> dict[str, Any]:
+    """What a transformers model takes for a packed batch: `model(**padding_free(batch))`.
+
+    No attention_mask: transformers tells samples apart by their positions where there is none.
+
+    Args:
+        batch: a packed batch.
+        flash_attention: add the boundaries that its flash attention takes; leave them out for "sdpa", "eager" and
+            "flex_attention", which go by position_ids alone.
+    Shapes: input_ids, labels, position_ids (R, L); cu_seq_lens_q, cu_seq_lens_k (n + 1,) int32; max_length_q,
+        max_length_k ints.
+
+    >>> import brimful as bf
+    >>> batch = next(iter(bf.from_sequence([{"input_ids": [5, 6]}, {"input_ids": [7]}]).pack(4)))
+    >>> padding_free(batch, flash_attention=False)
+    {'input_ids': tensor([[5, 6, 7, 0]]), 'labels': tensor([[-100,    6, -100, -100]]), 'position_ids': tensor([[0, 1, 0, 0]])}
+    """
+    out = {name: batch[name] for name in ("input_ids", "labels", "position_ids")}
+    if flash_attention:
+        bounds, longest = _bounds(batch)
+        out |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+    return out
+
+
+def _bounds(batch: Mapping[str, Any]) -> tuple[Tensor, int]:
+    if "cu_seqlens" in batch:
+        return batch["cu_seqlens"], batch["max_seqlen"]
+    return batch["cu_seq_lens_q"], batch["max_length_q"]
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Per row of blocks how many are set, and their numbers first, as FlexAttention has them: one head for all."""
+    numbers = torch.argsort(blocks.to(torch.int8), dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[:, None], numbers.to(torch.int32)[:, None]
