@@ -1,0 +1,253 @@
+"""The worked examples of the public interface, to the letter."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import brimful as bf
+
+
+def tokens(*rows: list[int]) -> bf.Dataset:
+    return bf.from_sequence([{"input_ids": row} for row in rows])
+
+
+def ids(dataset: bf.Dataset) -> list[list[int]]:
+    return [sample["input_ids"].tolist() for sample in dataset]
+
+
+def words(text: str, **options: Any) -> bf.Dataset:
+    return bf.from_sequence([{"word": word} for word in text], **options)
+
+
+def spelled(dataset: bf.Dataset) -> str:
+    return "".join(sample["word"] for sample in dataset)
+
+
+def test_interleave_serves_weights_in_stratified_order() -> None:
+    h, k = words("H", repeat=True), words("K", repeat=True)
+    assert spelled(bf.interleave_datasets([h, k], weights=[1.5, 1]).take(10)) == "HKHKHHKHKH"
+    zero, one = words("0", repeat=True), words("1", repeat=True)
+    assert spelled(bf.interleave_datasets([zero, one], weights=[1, 2]).take(9)) == "101101101"
+
+
+def test_interleave_goes_on_without_or_with_what_has_ended() -> None:
+    sources = [words("ABCDE"), words("xy")]
+    assert spelled(bf.interleave_datasets(sources, stop="first")) == "AxByC"
+    assert spelled(bf.interleave_datasets(sources, stop="all")) == "AxByCDE"
+    assert spelled(bf.interleave_datasets(sources, stop="all_repeat")) == "AxByCxDyEx"
+
+
+def test_chunk() -> None:
+    data = tokens([*range(10)], [10, 11, 12], [*range(20, 27)])
+    assert ids(data.chunk(6)) == [[0, 1, 2, 3, 4, 5], [20, 21, 22, 23, 24, 25]]
+    assert ids(data.chunk(6, drop_remainder=False)) == [
+        [0, 1, 2, 3, 4, 5], [6, 7, 8, 9], [10, 11, 12], [20, 21, 22, 23, 24, 25], [26]
+    ]  # fmt: skip
+
+
+def test_concat_chunk_counts_the_tail_as_dropped() -> None:
+    data = tokens([*range(10)], [10, 11, 12], [*range(20, 27)]).concat_chunk(6)
+    with data.iter() as it:
+        chunks = [sample["input_ids"].tolist() for sample in it]
+        assert it.stats["dropped_tokens"] == 2
+    assert chunks == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11], [12, 20, 21, 22, 23, 24]]
+
+
+def test_pack_chunk() -> None:
+    data = tokens([0, 1], [3], [*range(4, 12)], [0, 1, 2], [0, 1, 3], [5], [1], [2], [3], [4])
+    packed = [[0, 1, 3], [4, 5, 6, 7], [0, 1, 2], [0, 1, 3, 5], [1, 2, 3, 4]]
+    assert ids(data.pack_chunk(4)) == packed
+    assert ids(data.pack_chunk(4, discard_long_samples=True)) == [packed[0], *packed[2:]]
+    assert ids(tokens([*range(6)], [9]).pack_chunk(4)) == [[0, 1, 2, 3], [9]]
+
+
+def test_a_token_budget_cuts_longest_first_and_stable() -> None:
+    data = tokens(*([number] * length for number, length in enumerate([50, 30, 20, 20, 30, 20])))
+    batches = data.batch_by_tokens(60, shuffle_batches=False)
+    assert [batch["input_ids"][:, 0].tolist() for batch in batches] == [[0], [1, 4], [2, 3, 5]]
+    plan = bf.TokenBudget(60).plan([50, 30, 20, 20, 30, 20])
+    assert [numbers.tolist() for numbers in plan.batches] == [[0], [1, 4], [2, 3, 5]]
+    assert (plan.padded_lengths.tolist(), plan.padding, plan.num_shapes) == ([50, 30, 20], 0.0, 3)
+
+
+def test_uniform_buckets_end_at_the_longest() -> None:
+    assert bf.uniform_buckets(1024, 4) == [256, 512, 768, 1024]
+    assert bf.uniform_buckets(1000, 7)[-1] == 1000
+
+
+def test_a_batch_is_a_dict_of_int64_tensors() -> None:
+    rows = [
+        {"input_ids": [1, 2, 3], "labels": [1, 2, 3], "id": 4, "name": "a"},
+        {"input_ids": [5], "labels": [5], "id": 6, "name": "b"},
+    ]
+    (batch,) = bf.from_sequence(rows).batch(2)
+    expected = {
+        "input_ids": [[1, 2, 3], [5, 0, 0]],
+        "labels": [[1, 2, 3], [5, -100, -100]],
+        "id": [4, 6],
+        "attention_mask": [[1, 1, 1], [1, 0, 0]],
+        "lengths": [3, 1],
+    }
+    assert batch.pop("name") == ["a", "b"]
+    assert {name: tensor.tolist() for name, tensor in batch.items()} == expected
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+
+
+def test_a_packed_batch() -> None:
+    (batch,) = tokens([1, 2, 3], [4, 5], [6]).pack(4, rows=2, shuffle_batches=False)
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 6], [4, 5, 0, 0]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0], [0, 1, 0, 1]]
+    assert batch["labels"].tolist() == [[-100, 2, 3, -100], [-100, 5, -100, -100]]
+    assert batch["segment_ids"].tolist() == [[1, 1, 1, 2], [1, 1, 0, 0]]
+    assert (batch["cu_seqlens"].tolist(), batch["cu_seqlens"].dtype) == ([0, 3, 4, 6, 8], torch.int32)
+    assert isinstance(batch["max_seqlen"], int)
+    (named,) = tokens([1, 2, 3]).pack(4, hf_flash_attention=True)
+    assert {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"} <= named.keys()
+
+
+def test_samples_are_dicts_whose_tokens_are_numpy_arrays_that_may_be_changed() -> None:
+    def doubled(sample: dict[str, Any]) -> dict[str, Any]:
+        assert isinstance(sample["input_ids"], np.ndarray)
+        sample["input_ids"] *= 2
+        return sample
+
+    data = tokens([1, 2], [3])
+    assert ids(data.map(doubled)) == [[2, 4], [6]]
+    assert ids(data) == [[1, 2], [3]]
+
+
+def test_take_skip_stride_and_enumerate() -> None:
+    assert spelled(words("abcdef").take(4)) == "abcd"
+    assert spelled(words("abcdef").skip(4)) == "ef"
+    assert spelled(words("abcdef").stride(3, 1)) == "be"
+    assert [sample["step"] for sample in words("abc").enumerate()] == [0, 1, 2]
+    assert spelled(words("abc", repeat=True).take(7)) == "abcabca"
+    assert spelled(words("ab") + words("cd")) == "abcd"
+
+
+def test_map_filter_filter_map_and_flat_map() -> None:
+    assert spelled(words("abc").map(lambda sample: {"word": sample["word"].upper()})) == "ABC"
+    assert spelled(words("abc").filter(lambda sample: sample["word"] != "b")) == "ac"
+    assert spelled(words("abc").filter_map(lambda sample: sample if sample["word"] > "a" else None)) == "bc"
+    assert spelled(words("abc").flat_map(lambda sample: [sample] * 2)) == "aabbcc"
+
+
+def test_functions_with_a_seed_get_a_generator_keyed_by_the_row() -> None:
+    def drawn(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        return sample | {"draw": int(rng.integers(10**9))}
+
+    def draws(dataset: bf.Dataset) -> list[int]:
+        return [sample["draw"] for sample in dataset.map(drawn, seed=3)]
+
+    assert len(set(draws(words("abcdef")))) == 6
+    assert draws(words("abcdef")) == draws(words("abcdef")), "the same in every run"
+    repeated = words("abc", repeat=True).map(drawn, seed=3).take(6)
+    assert len({sample["draw"] for sample in repeated}) == 6, "another one each epoch"
+
+
+def test_tokenize_takes_any_callable_and_keeps_other_columns() -> None:
+    data = bf.from_sequence([{"text": "a bc", "id": 1}]).tokenize(
+        lambda texts: [[len(word) for word in text.split()] for text in texts]
+    )
+    (sample,) = data
+    assert (sample["text"], sample["id"], sample["input_ids"].tolist()) == ("a bc", 1, [1, 2])
+
+
+def test_batch_by_sorts_by_a_key_and_never_spans_a_boundary() -> None:
+    data = bf.from_sequence([{"word": word} for word in ("aa", "b", "cccc", "ddd", "e")])
+    batches = data.batch_by(2, lambda sample: len(sample["word"]), shuffle_batches=False)
+    assert [batch["word"] for batch in batches] == [["cccc", "ddd"], ["aa", "b"], ["e"]]
+    sized = data.batch_by(
+        lambda sample: 6 // len(sample["word"]), lambda sample: len(sample["word"]), shuffle_batches=False
+    )
+    assert [batch["word"] for batch in sized] == [["cccc"], ["ddd", "aa"], ["b", "e"]]
+    bounded = data.batch_by(
+        9,
+        lambda sample: len(sample["word"]),
+        boundary_key=lambda sample: len(sample["word"]) > 1,
+        shuffle_batches=False,
+    )
+    assert [batch["word"] for batch in bounded] == [["cccc", "ddd", "aa"], ["b", "e"]]
+
+
+def test_cache_reads_once_and_keeps_the_order() -> None:
+    reads = []
+
+    def noted(sample: dict[str, Any]) -> dict[str, Any]:
+        reads.append(sample["word"])
+        return sample
+
+    cached = words("abc").map(noted).cache()
+    assert [spelled(cached), spelled(cached)] == ["abc", "abc"]
+    assert reads == ["a", "b", "c"]
+    assert cached.kind == "indexed"
+
+
+def test_the_kind_of_a_data_set_names_the_stage_that_made_it_streamed() -> None:
+    assert words("a").kind == "indexed"
+    assert words("a").map(lambda sample: sample).kind == "streamed (by Map)"
+    assert bf.from_iterable(["a"]).kind == "streamed (by FromIterable)"
+    assert (len(words("abc")), len(words("abc").batch(2))) == (3, 2)
+    with pytest.raises(TypeError, match=r"the length of this data set is not known: it is streamed \(by Map\)"):
+        len(words("a").map(lambda sample: sample))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: tokens([1]).batch_by_tokens(0), r"max_tokens must be at least 1 token \(got 0\)"),
+        (lambda: tokens([1]).batch(0), r"n must be at least 1 sample \(got 0\)"),
+        (lambda: tokens([1]).batch(2, window=0), r"window must be at least 1 row \(got 0\)"),
+        (lambda: tokens([1]).batch(2, window="wide"), r"window must be a number of rows or 'auto' \(got 'wide'\)"),
+        (lambda: tokens([1]).batch(2, overlong="ignore"), r"overlong must be one of raise, truncate, drop, alone \(got 'ignore'\)"),
+        (lambda: tokens([1]).batch(2, pad_side="top"), r"pad_side must be one of right, left \(got 'top'\)"),
+        (lambda: tokens([1]).chunk(0), r"chunk_length must be at least 1 token \(got 0\)"),
+        (lambda: tokens([1]).stride(2, 2), r"offset must be at least 0 and below interval=2 \(got 2\)"),
+        (lambda: tokens([1]).take(-1), r"n must be at least 0 samples \(got -1\)"),
+        (lambda: bf.from_files([]), r"urls must name at least one file \(got none\)"),
+        (lambda: bf.from_files("a.jsonl", n_active_shards=0), r"n_active_shards must be at least 1 shard \(got 0\)"),
+        (lambda: bf.interleave_datasets([]), "interleave_datasets needs at least one data set"),
+        (lambda: bf.interleave_datasets([words("a")], weights=[0]), r"weights must be positive \(got 0\)"),
+        (lambda: words("a", repeat=True) + words("b"), "data set 0 repeats without end"),
+    ],
+)  # fmt: skip
+def test_settings_are_checked_when_they_are_made(wrong: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        wrong()
+
+
+def test_everything_that_is_not_required_is_keyword_only() -> None:
+    for owner in (bf.Dataset, bf.from_files, bf.from_sequence, bf.from_iterable, bf.interleave_datasets):
+        functions = (
+            [owner] if inspect.isfunction(owner) else [fn for name, fn in inspect.getmembers(owner, inspect.isfunction)]
+        )
+        for function in functions:
+            if function.__name__.startswith("_") or function.__name__ == "iter":
+                continue
+            loose = [
+                parameter.name
+                for parameter in inspect.signature(function).parameters.values()
+                if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is not parameter.empty
+            ]
+            assert not loose or (function.__name__, loose) in (("cache", ["path"]), ("lengths", ["column"]))
+
+
+def test_an_overlong_sample_is_named_by_file_and_line(tmp_path: Any) -> None:
+    (tmp_path / "a.jsonl").write_text('{"input_ids": [1]}\n{"input_ids": [1, 2, 3]}\n')
+    data = bf.from_files(str(tmp_path / "a.jsonl"))
+    message = (
+        r"^a sample of 3 tokens \(shard a.jsonl, line 2\) cannot fit max_tokens=2; "
+        "truncate or filter it, or raise the budget$"
+    )
+    with pytest.raises(bf.DataError, match=message):
+        list(data.batch_by_tokens(2))
+    for word, samples in {"truncate": 2, "drop": 1, "alone": 2}.items():
+        with data.batch_by_tokens(2, overlong=word).iter() as it:  # type: ignore[arg-type]
+            list(it)
+            name = {"truncate": "truncated", "drop": "dropped", "alone": "alone"}[word]
+            assert (it.stats.samples, it.stats[name]) == (samples, 1)
