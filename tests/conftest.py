@@ -13,3 +13,11 @@ settings.register_profile(
     "mutant", settings.get_profile("same"), database=None, phases=[Phase.explicit, Phase.generate]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+def pytest_configure() -> None:
+    """A mutant's tests must run against the mutant."""
+    if where := os.environ.get("BRIMFUL_SRC"):
+        import brimful
+
+        assert brimful.__file__.startswith(where), f"{brimful.__file__} is tested instead of {where}"

@@ -74,7 +74,9 @@ Link: TypeAlias = Callable[..., Stage[Any]]
 # -- data ----------------------------------------------------------------------------------------------------------------
 
 LONG: Final = 12
-lengths = st.lists(st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7, LONG]), max_size=12)
+lengths = st.sampled_from([0, 1, 3, 8, 13]).flatmap(
+    lambda count: st.lists(st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7, LONG]), min_size=count, max_size=count)
+)
 """Of the samples of a small data set: none, one, many; empty ones, long ones."""
 
 
@@ -117,7 +119,9 @@ class Blocks(Stage[Block]):
             yield piece, [epoch, which + 1] if which + 1 < len(ends) else END
 
 
-sizes = st.lists(st.integers(0, 4), max_size=8).map(tuple)
+sizes = st.sampled_from([0, 2, 6]).flatmap(
+    lambda count: st.lists(st.integers(0, 4), min_size=count, max_size=count).map(tuple)
+)
 blocks = st.builds(lambda lengths, sizes: lambda: Blocks(tuple(lengths), sizes), lengths, sizes)
 
 
@@ -307,7 +311,7 @@ def keyed(cls: type[Stage[Any]], plain: Any, seeded: Any) -> SearchStrategy[Link
     )
 
 
-few = st.integers(1, 6)
+few = st.integers(1, 5)
 count = st.integers(0, 12)
 seeds = st.integers(0, 2)
 targets = ("input_ids",)

@@ -61,7 +61,7 @@ def test_read_ahead_holds_no_more_than_its_depth_and_one_in_the_making() -> None
 def test_an_error_in_the_thread_comes_after_the_items_before_it() -> None:
     items = read_ahead(lambda: failing(3), 10, "test")
     assert [next(items) for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(ValueError, match="^after the last$"):
+    with pytest.raises(ValueError, match=r"^after the last$"):
         next(items)
     assert threads_left(0) == []
 
@@ -142,7 +142,7 @@ def test_map_ahead_computes_no_more_than_its_workers_and_what_is_asked_for_early
 def test_an_error_of_what_is_mapped_comes_after_the_results_before_it() -> None:
     results = map_ahead(lambda item: item, pairs(failing(3)), 2, 5, "test")
     assert [next(results)[0] for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(ValueError, match="^after the last$"):
+    with pytest.raises(ValueError, match=r"^after the last$"):
         next(results)
 
 

@@ -14,7 +14,14 @@ import pytest
 from tokenizers import Tokenizer
 
 import brimful as bf
-from brimful.encoders import CallableEncoder, FastEncoder, TiktokenEncoder, TransformersEncoder, encoder_for, missing_bos_eos
+from brimful.encoders import (
+    CallableEncoder,
+    FastEncoder,
+    TiktokenEncoder,
+    TransformersEncoder,
+    encoder_for,
+    missing_bos_eos,
+)
 from tests import tokenizers as make
 from tests.tokenizers import TEXTS
 
@@ -142,7 +149,7 @@ def test_each_make_has_its_fast_way() -> None:
     ],
 )
 def test_keywords_are_checked_at_construction(tokenizer: Any, kwargs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match="^unknown|^padding|^truncation|^max_length") as error:
+    with pytest.raises(ValueError, match=r"^(unknown|padding|truncation|max_length)") as error:
         encoder_for(tokenizer, kwargs)
     assert str(error.value).startswith(message)
 
@@ -170,7 +177,9 @@ def settings_of(tokenizer: Any) -> Any:
 
 
 @pytest.mark.parametrize("tokenizer", [make.bpe, make.wordpiece, make.gpt2, make.bert, make.llama])
-@pytest.mark.parametrize("kwargs", [{}, {"truncation": True, "max_length": 3}, {"return_attention_mask": False}], ids=str)
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"truncation": True, "max_length": 3}, {"return_attention_mask": False}], ids=str
+)
 def test_the_users_tokenizer_is_left_as_it_was(tokenizer: Callable[[], Any], kwargs: dict[str, Any]) -> None:
     own = tokenizer()
     if isinstance(own, Tokenizer) and "return_attention_mask" in kwargs:
@@ -189,18 +198,21 @@ def test_the_users_tokenizer_is_left_as_it_was(tokenizer: Callable[[], Any], kwa
 def test_a_tokenizer_that_is_changed_later_does_not_change_the_data_set() -> None:
     for tokenizer in (make.bpe(), make.gpt2(), make.byt5()):
         dataset = bf.from_sequence(["zebra"]).tokenize(tokenizer)
-        expected = list(dataset)[0]["input_ids"].tolist()
+        expected = next(dataset.iter())["input_ids"].tolist()
         tokenizer.add_tokens(["zebra"])
-        assert list(dataset)[0]["input_ids"].tolist() == expected
-        assert list(bf.from_sequence(["zebra"]).tokenize(tokenizer))[0]["input_ids"].tolist() != expected
+        assert next(dataset.iter())["input_ids"].tolist() == expected
+        assert next(bf.from_sequence(["zebra"]).tokenize(tokenizer).iter())["input_ids"].tolist() != expected
 
 
-@pytest.mark.parametrize("kwargs", [{"truncation": True, "max_length": 8}, {"max_length": 8, "return_length": False}], ids=str)
+@pytest.mark.parametrize(
+    "kwargs", [{"truncation": True, "max_length": 8}, {"max_length": 8, "return_length": False}], ids=str
+)
 def test_the_user_may_call_the_tokenizer_in_other_threads_meanwhile(kwargs: dict[str, Any]) -> None:
     """transformers #47085: a tokenizer that two threads share raises "Already borrowed", or truncates for the other."""
     tokenizer = make.bert()
     texts = ["word " * 30] * 500
-    expected = {"short": tokenizer(texts[:3], truncation=True, max_length=4)["input_ids"], "long": tokenizer(texts[:3])["input_ids"]}
+    short = tokenizer(texts[:3], truncation=True, max_length=4)["input_ids"]
+    long = tokenizer(texts[:3])["input_ids"]
     ours = tokenizer(texts[:1], truncation=True, max_length=8)["input_ids"][0]
     errors: list[BaseException] = []
     done = threading.Event()
@@ -208,8 +220,8 @@ def test_the_user_may_call_the_tokenizer_in_other_threads_meanwhile(kwargs: dict
     def calling() -> None:
         try:
             while not done.is_set():
-                assert tokenizer(texts[:3], truncation=True, max_length=4)["input_ids"] == expected["short"]
-                assert tokenizer(texts[:3], padding=True)["input_ids"] == expected["long"]
+                assert tokenizer(texts[:3], truncation=True, max_length=4)["input_ids"] == short
+                assert tokenizer(texts[:3], padding=True)["input_ids"] == long
         except BaseException as error:
             errors.append(error)
 
@@ -302,14 +314,18 @@ def test_a_state_of_another_tokenizer_is_refused_by_name() -> None:
     next(it)
     state = json.loads(json.dumps(it.state_dict()))
     assert iterator(make.gpt2(), state) is not None
-    with pytest.raises(bf.StateError, match=r"Tokenize\.encoder was '[0-9a-f]{16}' when it was saved and is '[0-9a-f]{16}' here"):
+    with pytest.raises(
+        bf.StateError, match=r"Tokenize\.encoder was '[0-9a-f]{16}' when it was saved and is '[0-9a-f]{16}' here"
+    ):
         iterator(make.llama(), state)
 
 
 # -- travelling ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tokenizer", [make.bpe, make.wordpiece, *TRANSFORMERS, make.tiktoken_bytes, lambda: characters])
+@pytest.mark.parametrize(
+    "tokenizer", [make.bpe, make.wordpiece, *TRANSFORMERS, make.tiktoken_bytes, lambda: characters]
+)
 def test_a_stage_with_an_encoder_can_be_pickled_also_after_use(tokenizer: Callable[[], Any]) -> None:
     dataset = bf.from_sequence(TEXTS).tokenize(tokenizer())
     expected = [sample["input_ids"].tolist() for sample in dataset]
@@ -327,7 +343,7 @@ def ends(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The tokens of a text without and with `ensure_bos_eos`."""
     dataset = bf.from_sequence(["the dog"]).tokenize(tokenizer)
     with_ends = dataset.ensure_bos_eos(tokenizer)
-    return [list(one)[0]["input_ids"].tolist() for one in (dataset, with_ends)]  # type: ignore[return-value]
+    return [next(one.iter())["input_ids"].tolist() for one in (dataset, with_ends)]  # type: ignore[return-value]
 
 
 def test_ensure_bos_eos_adds_what_the_tokenizer_does_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import logging
 import os
@@ -88,9 +89,9 @@ def test_one_state_restored_twice_gives_the_same_and_stays_as_it_is(pipeline: An
     one, two = pipeline(False).iter(state), pipeline(False).iter(state)
     first = next(one), next(one)
     same(first, (next(two), next(two)))
-    one.state_dict()["position"] = None
     assert json.dumps(state) == text
-    state["position"] = state["header"] = None
+    for part in ("position", "header"):
+        state[part].clear()
     assert json.dumps(it.state_dict()) == text, "the iterator has kept a part of the state that it gave"
     same(taken(one), taken(two))
 
@@ -210,6 +211,36 @@ def test_ctrl_c_leaves_a_state_and_the_iterator_goes_on(ahead: int, window: int 
         state = it.state_dict()
         same(found + list(batches(None).iter(state)), expected)
         same(found + list(it), expected)
+
+
+class Touchy(dict[str, Any]):
+    """A batch that meets a Ctrl-C as it is looked at for the first time."""
+
+    def __init__(self, *args: Any, touchy: bool) -> None:
+        dict.__init__(self, *args)
+        self.touchy = touchy
+
+    def __contains__(self, name: object) -> bool:
+        if self.touchy:
+            raise KeyboardInterrupt
+        return dict.__contains__(self, name)
+
+
+def test_ctrl_c_while_an_item_is_handed_out_loses_no_item() -> None:
+    calls = itertools.count()
+
+    def touchy(batch: dict[str, Any]) -> dict[str, Any]:
+        return Touchy(batch, touchy=next(calls) == 3)
+
+    it = bf.from_sequence(ROWS).batch(2).map(touchy).iter()
+    found: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        for batch in it:
+            found += batch["id"].tolist()
+    assert len(found) == 6
+    for batch in it:
+        found += batch["id"].tolist()
+    assert found == list(range(len(ROWS)))
 
 
 def test_ctrl_c_in_a_tokenizer_of_another_thread() -> None:

@@ -27,7 +27,9 @@ def _trained(kind: str) -> str:
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+        trainer = trainers.BpeTrainer(
+            vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        )
     else:
         tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -75,7 +77,9 @@ def byt5(**settings: Any) -> ByT5Tokenizer:
     return ByT5Tokenizer(**settings)
 
 
-def tiktoken_bytes(merged: tuple[bytes, ...] = (b"th", b"the", b"wo", b"rd", b"word"), name: str = "test") -> tiktoken.Encoding:
+def tiktoken_bytes(
+    merged: tuple[bytes, ...] = (b"th", b"the", b"wo", b"rd", b"word"), name: str = "test"
+) -> tiktoken.Encoding:
     ranks = {bytes([value]): value for value in range(256)} | {pair: 256 + rank for rank, pair in enumerate(merged)}
     return tiktoken.Encoding(
         name, pat_str=r"\S+|\s+", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 256 + len(merged)}

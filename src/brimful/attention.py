@@ -70,7 +70,7 @@ def flex_block_mask(batch: Mapping[str, Any], *, causal: bool = True, block_size
     [[[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]]
     """
     ids = document_ids(batch)
-    rows, length = ids.shape
+    length = ids.shape[1]
     num_blocks = -(-length // block_size)
     order = torch.where(ids < 0, length, ids)  # padding comes last
     edges = torch.arange(num_blocks, device=ids.device) * block_size
@@ -116,21 +116,22 @@ def varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
 def padding_free(batch: Mapping[str, Any], *, flash_attention: bool = True) -> dict[str, Any]:
     """What a transformers model takes for a packed batch: `model(**padding_free(batch))`.
 
-    No attention_mask: transformers tells samples apart by their positions where there is none.
+    Without attention_mask and with use_cache=False: only where there is neither a mask nor a cache does transformers tell
+    samples apart by their positions. Models keep a cache by default, also in training, and mix the samples then.
 
     Args:
         batch: a packed batch.
         flash_attention: add the boundaries that its flash attention takes; leave them out for "sdpa", "eager" and
             "flex_attention", which go by position_ids alone.
-    Shapes: input_ids, labels, position_ids (R, L); cu_seq_lens_q, cu_seq_lens_k (n + 1,) int32; max_length_q,
+    Shapes: input_ids, labels, position_ids (R, L) int64; use_cache; cu_seq_lens_q, cu_seq_lens_k (n + 1,) int32; max_length_q,
         max_length_k ints.
 
     >>> import brimful as bf
     >>> batch = next(iter(bf.from_sequence([{"input_ids": [5, 6]}, {"input_ids": [7]}]).pack(4)))
-    >>> padding_free(batch, flash_attention=False)
-    {'input_ids': tensor([[5, 6, 7, 0]]), 'labels': tensor([[-100,    6, -100, -100]]), 'position_ids': tensor([[0, 1, 0, 0]])}
+    >>> {name: getattr(value, "shape", value) for name, value in padding_free(batch, flash_attention=False).items()}
+    {'input_ids': torch.Size([1, 4]), 'labels': torch.Size([1, 4]), 'position_ids': torch.Size([1, 4]), 'use_cache': False}
     """
-    out = {name: batch[name] for name in ("input_ids", "labels", "position_ids")}
+    out = {name: batch[name] for name in ("input_ids", "labels", "position_ids")} | {"use_cache": False}
     if flash_attention:
         bounds, longest = _bounds(batch)
         out |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}

@@ -11,9 +11,8 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from brimful.errors import DataError
+from brimful.errors import HIDDEN, DataError
 from brimful.ragged import Gaps, gather, is_ragged, pad, ragged
-from brimful.rows import HIDDEN
 from brimful.windows import Window
 
 IntArray: TypeAlias = NDArray[np.int64]

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 logger = logging.getLogger("brimful")
 
-ORIGIN: Final = "__origin__"
+HIDDEN: Final = "__brimful_"
+"""How the names of columns begin that users do not see."""
+ORIGIN: Final = f"{HIDDEN}origin"
 _LINE_BITS: Final = 40
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.errors import ORIGIN, DataError, where
+from brimful.errors import HIDDEN, ORIGIN, DataError, where
 
 _INT32_MAX: Final = 2**31 - 1
 
@@ -79,7 +79,7 @@ def column_of(block: pa.RecordBatch, column: str) -> pa.Array:
     """
     index = block.schema.get_field_index(column)
     if index < 0:
-        names = ", ".join(name for name in block.schema.names if not name.startswith("__"))
+        names = ", ".join(name for name in block.schema.names if not name.startswith(HIDDEN))
         raise DataError(f"there is no column {column!r} (columns: {names or 'none'}; {where(block, 0)})")
     return block.column(index)
 
@@ -104,12 +104,18 @@ def array_of(values: NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, memory])
 
 
-def list_array(values: NDArray[Any] | pa.Array, offsets: NDArray[np.int64]) -> pa.Array:
-    """A list column from flat values and int64 offsets (n + 1,); 64-bit offsets only where 32 bits do not reach."""
+def list_array(
+    values: NDArray[Any] | pa.Array, offsets: NDArray[np.int64], null: NDArray[np.bool_] | None = None
+) -> pa.Array:
+    """A list column from flat values and int64 offsets (n + 1,); 64-bit offsets only where 32 bits do not reach.
+
+    `null`, (n,): which rows are null.
+    """
     flat = values if isinstance(values, pa.Array) else array_of(values)
+    mask = pa.array(null) if null is not None and null.any() else None
     if offsets[-1] > _INT32_MAX:
-        return pa.LargeListArray.from_arrays(array_of(offsets), flat)
-    return pa.ListArray.from_arrays(array_of(offsets.astype(np.int32, copy=False)), flat)
+        return pa.LargeListArray.from_arrays(array_of(offsets), flat, mask=mask)
+    return pa.ListArray.from_arrays(array_of(offsets.astype(np.int32, copy=False)), flat, mask=mask)
 
 
 def lengths(block: pa.RecordBatch, columns: Sequence[str]) -> NDArray[np.int64]:

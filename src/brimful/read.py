@@ -81,15 +81,22 @@ def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False,
 
     An indexed data set: made columnar once, on first use. `shuffle` takes another order each epoch.
 
+    Raises:
+        TypeError: it is no sequence.
+        StageError: (when run) a row is no sample, or cannot be had; with its number.
+
     >>> list(from_sequence(["one", "two"]))
     [{'text': 'one'}, {'text': 'two'}]
     """
-    return Dataset(FromSequence(SequenceIndex(sequence), shuffle, seed), repeat)
+    rows = pa.Table.from_batches([sequence]) if isinstance(sequence, pa.RecordBatch) else sequence
+    if isinstance(rows, str | bytes | Mapping) or not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
+        raise TypeError(
+            f"from_sequence needs a sequence of samples, such as a list of dicts (got {type(rows).__name__})"
+        )
+    return Dataset(FromSequence(SequenceIndex(rows), shuffle, seed), repeat)
 
 
-def from_store(
-    path: str | os.PathLike[str], *, repeat: bool = False, shuffle: bool = False, seed: int = 42
-) -> Dataset:
+def from_store(path: str | os.PathLike[str], *, repeat: bool = False, shuffle: bool = False, seed: int = 42) -> Dataset:
     """The samples of a token store, which `Dataset.cache(path)` or `brimful tokenize` wrote: indexed, memory-mapped.
 
     Args:

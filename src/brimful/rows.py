@@ -18,20 +18,19 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful import random
-from brimful.errors import ORIGIN, DataError, StageError, StateError, where
+from brimful.errors import HIDDEN, ORIGIN, DataError, StageError, StateError, where
 from brimful.ragged import EMPTY, column_of, concat, fingerprint, is_ragged, list_array, numpy_of, ragged, with_column
 from brimful.stream import BLOCK_ROWS, END, Stage, State, running
 
 Sample: TypeAlias = dict[str, Any]
 Block: TypeAlias = pa.RecordBatch
 
-HIDDEN: Final = "__"
-KEY: Final = "__key__"
+KEY: Final = f"{HIDDEN}key"
 """A hidden column of random 64-bit keys, for functions that draw random numbers."""
 
 
 def visible(block: Block) -> Block:
-    """The columns that users see: those whose name does not begin with two underscores."""
+    """The columns that users see."""
     names = [name for name in block.schema.names if not name.startswith(HIDDEN)]
     return block if len(names) == len(block.schema.names) else block.select(names)
 
@@ -79,13 +78,17 @@ def from_samples(rows: Sequence[Sample]) -> Block:
     """Dicts as a block: the columns in the order of their first appearance, absent values null.
 
     Raises:
-        TypeError: where the values of a column have no common type, or a row is not a dict; the column is named.
+        TypeError: where the values of a column have no common type, or a row is not a dict of strings; it is named.
     """
     names: dict[str, None] = {}
     for row in rows:
         if not isinstance(row, dict):
             raise TypeError(f"a sample must be a dict (got {type(row).__name__})")
         names.update(dict.fromkeys(row))
+    if odd := [name for name in names if not isinstance(name, str)]:
+        raise TypeError(f"the keys of a sample must be strings (got {odd[0]!r})")
+    if not names:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
     return pa.RecordBatch.from_arrays([_array(name, [row.get(name) for row in rows]) for name in names], list(names))
 
 
@@ -93,13 +96,14 @@ def _array(name: str, values: list[Any]) -> pa.Array:
     first = next((value for value in values if value is not None), None)
     if hasattr(first, "__array__") and not np.isscalar(first):
         arrays = [None if value is None else np.asarray(value) for value in values]
-        if all(array is not None and array.ndim == 1 for array in arrays):
-            offsets = np.concatenate(([0], np.cumsum([len(array) for array in arrays if array is not None])))
-            return list_array(np.concatenate(arrays), offsets)  # type: ignore[arg-type]
+        if all(array is None or array.ndim == 1 for array in arrays):
+            offsets = np.concatenate(([0], np.cumsum([0 if array is None else len(array) for array in arrays])))
+            null = np.array([array is None for array in arrays])
+            return list_array(np.concatenate([array for array in arrays if array is not None]), offsets, null)
         values = [None if array is None else array.tolist() for array in arrays]
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
         raise TypeError(f"the values of column {name!r} have no common type: {error}") from error
 
 

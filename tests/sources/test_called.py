@@ -43,9 +43,9 @@ def test_arrays_and_tensors_become_columns(tmp_path: Path) -> None:
 
 
 def test_resume_at_every_row_is_exact_whatever_the_rows_of_one_read_have(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"a": 1}] * 300 + [{"a": 2.5, "b": "x"}] * 300 + [{"b": "y"}] * 300
+    rows: list[dict[str, Any]] = [{"a": 1}] * 260 + [{"a": 2.5, "b": "x"}] * 10 + [{"b": "y"}] * 10
     urls = [write(tmp_path / f"{number}.dat", rows) for number in range(3)]
-    assert_exact_resume(lambda: bf.from_files(urls, format=values, n_active_shards=2), max_resumes=40)
+    assert_exact_resume(lambda: bf.from_files(urls, format=values, n_active_shards=2), max_resumes=12)
     assert {tuple(sample) for sample in bf.from_files(urls, format=values)} == {("a", "b")}
 
 
@@ -53,7 +53,7 @@ def test_columns_and_schema_apply_to_a_function_too(tmp_path: Path) -> None:
     url = write(tmp_path / "a.dat", [{"a": 1, "b": "x"}, {"a": None, "c": [1]}])
     assert list(bf.from_files(url, format=values, columns=["a"])) == [{"a": 1}, {"a": None}]
     schema = {"a": pa.float32(), "b": pa.string(), "c": pa.list_(pa.int16())}
-    assert list(bf.from_files(url, format=values, schema=schema))[0] == {"a": 1.0, "b": "x", "c": None}
+    assert next(bf.from_files(url, format=values, schema=schema).iter()) == {"a": 1.0, "b": "x", "c": None}
 
 
 REMEDY = "; give schema=, or convert it when the shard is written"
@@ -65,7 +65,10 @@ REMEDY = "; give schema=, or convert it when the shard is written"
         (7, "a sample must be a dict or a string (got int)"),
         ({"a": "x"}, "column 'a' is int64 by the schema but string here" + REMEDY),
         ({"a": 1.5}, "column 'a' is int64 by the schema but double here" + REMEDY),
-        ({"b": 1}, "key 'b' is not in the schema (a), which the first 1,000 rows decide where none is given; give schema="),
+        (
+            {"b": 1},
+            "key 'b' is not in the schema (a), which the first 1,000 rows decide where none is given; give schema=",
+        ),
     ],
 )
 def test_a_row_that_does_not_fit_is_an_error_with_file_and_row_or_is_skipped(
@@ -92,7 +95,9 @@ def test_an_error_of_the_function_comes_after_its_rows_with_its_cause(tmp_path: 
     url = write(tmp_path / "a.dat", b"")
     it = bf.from_files(url, format=fails).iter()
     assert [next(it)["a"], next(it)["a"]] == [1, 2]
-    with pytest.raises(bf.StageError, match=r"^format\(fails\) failed at shard a\.dat, row 3: KeyError: 'boom'$") as error:
+    with pytest.raises(
+        bf.StageError, match=r"^format\(fails\) failed at shard a\.dat, row 3: KeyError: 'boom'$"
+    ) as error:
         next(it)
     assert isinstance(error.value.__cause__, KeyError)
     it = bf.from_files(url, format=fails, on_error="skip").iter()
@@ -101,7 +106,9 @@ def test_an_error_of_the_function_comes_after_its_rows_with_its_cause(tmp_path: 
 
 
 def test_a_function_that_is_no_reader_is_an_error_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(bf.StageError, match=r"^format\(<lambda>\) failed at shard a\.dat, row 1: TypeError: 'int' object"):
+    with pytest.raises(
+        bf.StageError, match=r"^format\(<lambda>\) failed at shard a\.dat, row 1: TypeError: 'int' object"
+    ):
         list(bf.from_files(write(tmp_path / "a.dat", b""), format=lambda file: 7))  # type: ignore[arg-type, return-value]
 
 

@@ -83,9 +83,9 @@ def test_files_are_named_by_paths_braces_and_globs(tmp_path: Path) -> None:
 
 
 def test_settings_are_checked_at_construction() -> None:
-    for settings, message in (
+    for wrong, message in (
         ({"n_active_shards": 0}, "^n_active_shards must be at least 1 shard (got 0)$"),
-        ({"n_standby_shards": -1}, "^n_standby_shards must be at least 0 shard (got -1)$"),
+        ({"n_standby_shards": -1}, "^n_standby_shards must be at least 0 shards (got -1)$"),
         ({"on_error": "ignore"}, "^on_error must be one of raise, skip (got 'ignore')$"),
         (
             {"format": "parquet"},
@@ -94,7 +94,7 @@ def test_settings_are_checked_at_construction() -> None:
         ({"columns": ["b"], "schema": {"a": pa.int64()}}, "^columns= names 'b', but schema= has a$"),
     ):
         with pytest.raises(ValueError, match=message.replace("(", r"\(").replace(")", r"\)")):
-            bf.from_files("a.jsonl", **settings)  # type: ignore[arg-type]
+            bf.from_files("a.jsonl", **wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^urls must name at least one file \(got none\)$"):
         bf.from_files([])
 
@@ -138,9 +138,9 @@ def test_two_thousand_empty_documents_in_a_row_are_read_and_filtered(tmp_path: P
     dataset = bf.from_files(write(tmp_path / "a.jsonl", rows))
     assert len(ids(dataset)) == 2_006
     assert ids(dataset.filter(lambda sample: sample["text"] != "")) == list(range(6))
-    assert ids(dataset.tokenize(lambda texts: [[1] * len(text) for text in texts]).concat_chunk(6).enumerate(
-        count_column="id"
-    )) == list(range(6))
+    assert ids(
+        dataset.tokenize(lambda texts: [[1] * len(text) for text in texts]).concat_chunk(6).enumerate(count_column="id")
+    ) == list(range(6))
 
 
 def test_a_filter_that_drops_everything_ends_also_where_it_repeats(tmp_path: Path) -> None:
@@ -163,7 +163,10 @@ BAD = [
     (b"null", "a line must hold an object (got NoneType)"),
     (b'{"id": "2"}', "column 'id' is int64 by the schema but string here; give schema="),
     (b'{"id": 2, "text": "\\ud800"}', "column 'text' is string by the schema but str that no column can hold here"),
-    (b'{"id": 2, "new": 1}', "key 'new' is not in the schema (id, text), which the first 1,000 rows decide where none is"),
+    (
+        b'{"id": 2, "new": 1}',
+        "key 'new' is not in the schema (id, text), which the first 1,000 rows decide where none is",
+    ),
 ]
 
 
@@ -207,7 +210,9 @@ def test_a_column_that_changes_type_keeps_its_first_type(tmp_path: Path) -> None
     url = write(tmp_path / "a.jsonl", [{"a": 1}, {"a": "x"}, {"a": 2.5}, {"a": 3}])
     it = bf.from_files(url, on_error="skip").iter()
     assert [sample["a"] for sample in it] == [1.0, 2.5, 3.0]
-    with pytest.raises(bf.DataError, match=r"^shard a\.jsonl, line 2: column 'a' is double by the schema but string here"):
+    with pytest.raises(
+        bf.DataError, match=r"^shard a\.jsonl, line 2: column 'a' is double by the schema but string here"
+    ):
         list(bf.from_files(url))
     given = bf.from_files(url, schema={"a": pa.string()}, on_error="skip")
     assert list(given) == [{"a": "x"}]
@@ -215,7 +220,9 @@ def test_a_column_that_changes_type_keeps_its_first_type(tmp_path: Path) -> None
 
 def test_numbers_are_never_cut_off(tmp_path: Path) -> None:
     rows = [*({"a": 1} for _ in range(1_000)), {"a": 1.5}]
-    with pytest.raises(bf.DataError, match=r"^shard a\.jsonl, line 1,001: column 'a' is int64 by the schema but double here"):
+    with pytest.raises(
+        bf.DataError, match=r"^shard a\.jsonl, line 1,001: column 'a' is int64 by the schema but double here"
+    ):
         list(bf.from_files(write(tmp_path / "a.jsonl", rows)))
 
 
@@ -252,9 +259,11 @@ def test_the_schema_is_that_of_the_first_rows_in_list_order_in_every_epoch_and_r
 def test_lines_of_text_have_one_column(tmp_path: Path) -> None:
     url = write(tmp_path / "a.txt", b"x")
     assert list(bf.from_files(url, columns=["text"])) == [{"text": "x"}]
-    for settings in ({"columns": ["id"]}, {"schema": {"text": pa.string()}}):
-        with pytest.raises(ValueError, match=r"^columns= and schema= do not apply to lines of text, the one column 'text' "):
-            list(bf.from_files(url, **settings))  # type: ignore[arg-type]
+    for wrong in ({"columns": ["id"]}, {"schema": {"text": pa.string()}}):
+        with pytest.raises(
+            ValueError, match=r"^columns= and schema= do not apply to lines of text, the one column 'text' "
+        ):
+            list(bf.from_files(url, **wrong))  # type: ignore[arg-type]
 
 
 def test_text_and_json_lines_may_be_mixed(tmp_path: Path) -> None:
@@ -275,10 +284,9 @@ def test_a_truncated_archive_is_an_error_after_its_rows_or_is_skipped_from_there
     path.write_bytes(data[: len(data) // 2])
     good = write(tmp_path / "b.jsonl", [{"id": -1, "text": ""}] * 3)
     it = bf.from_files([str(path), good], n_active_shards=1).iter()
-    seen = []
+    seen: list[int] = []
     with pytest.raises(bf.DataError) as error:
-        for sample in it:
-            seen.append(sample["id"])
+        seen.extend(sample["id"] for sample in it)
     assert 1_000 < len(seen) < 15_000
     assert seen == list(range(len(seen)))
     place = f"shard a.jsonl{ending}, line {len(seen) + 1:,}"
@@ -292,7 +300,9 @@ def test_a_truncated_archive_is_an_error_after_its_rows_or_is_skipped_from_there
 def test_a_file_that_is_no_archive_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(b'{"id": 1}\n')
-    with pytest.raises(bf.DataError, match=r"^shard a\.jsonl\.gz, line 1: cannot be read on: .*; the shard is damaged$"):
+    with pytest.raises(
+        bf.DataError, match=r"^shard a\.jsonl\.gz, line 1: cannot be read on: .*; the shard is damaged$"
+    ):
         list(bf.from_files(str(path)))
     assert list(bf.from_files(str(path), on_error="skip")) == []
 
@@ -307,7 +317,9 @@ def test_a_store_that_fails_is_an_error_with_the_place_and_never_skipped(tmp_pat
 
     with watched(on_read=fail):
         it = bf.from_files(f"watched://{url}", schema={"id": pa.int64(), "text": pa.string()}, on_error="skip").iter()
-        with pytest.raises(OSError, match=r"^shard a\.jsonl, line [\d,]+: cannot be read on: ConnectionResetError: gone$"):
+        with pytest.raises(
+            OSError, match=r"^shard a\.jsonl, line [\d,]+: cannot be read on: ConnectionResetError: gone$"
+        ):
             list(it)
     assert threads_left() == []
 
@@ -381,7 +393,9 @@ def test_the_state_is_small_with_a_thousand_shards_and_a_large_shuffle(tmp_path:
     for number in range(1_000):
         write(tmp_path / f"{number:04}.jsonl", [{"text": "a b", "id": number}] * 150)
     dataset = bf.from_files(f"{tmp_path}/*.jsonl", shuffle_shards=True, repeat=True)
-    batches = dataset.tokenize(lambda texts: [[1, 2] for _ in texts]).shuffle(100_000).batch_by_tokens(512, window=1_000)
+    batches = (
+        dataset.tokenize(lambda texts: [[1, 2] for _ in texts]).shuffle(100_000).batch_by_tokens(512, window=1_000)
+    )
     it = batches.iter()
     for _ in range(20):
         next(it)
@@ -405,9 +419,7 @@ def test_active_and_standby_shards_are_opened_at_the_same_time(tmp_path: Path) -
             together.wait()
 
     with watched(on_open=opening) as files:
-        it = bf.from_files(
-            f"watched://{tmp_path}/*.jsonl", schema=SCHEMA, n_active_shards=3, n_standby_shards=2
-        ).iter()
+        it = bf.from_files(f"watched://{tmp_path}/*.jsonl", schema=SCHEMA, n_active_shards=3, n_standby_shards=2).iter()
         assert next(it)["id"] == 0
         assert sorted(files.opened[:5]) == [f"{number}.jsonl" for number in range(5)]
         assert len(list(it)) == 23
@@ -418,9 +430,7 @@ def test_no_shard_is_opened_ahead_where_none_is_wanted(tmp_path: Path) -> None:
     for number in range(4):
         write(tmp_path / f"{number}.jsonl", numbered(0, 20_000))
     with watched() as files:
-        it = bf.from_files(
-            f"watched://{tmp_path}/*.jsonl", schema=SCHEMA, n_active_shards=2, n_standby_shards=0
-        ).iter()
+        it = bf.from_files(f"watched://{tmp_path}/*.jsonl", schema=SCHEMA, n_active_shards=2, n_standby_shards=0).iter()
         next(it)
         assert sorted(files.opened) == ["0.jsonl", "1.jsonl"]
         it.close()
@@ -470,8 +480,8 @@ def test_a_stuck_read_is_a_timeout_that_names_the_shard_and_closing_returns(
             stuck.wait(60)
 
     with watched(on_read=reading):
-        settings: dict[str, Any] = {"n_active_shards": 1, "schema": SCHEMA, "timeout_seconds": 0.3}
-        it = bf.from_files(f"watched://{tmp_path}/*.jsonl", **settings).iter()
+        quick: dict[str, Any] = {"n_active_shards": 1, "schema": SCHEMA, "timeout_seconds": 0.3}
+        it = bf.from_files(f"watched://{tmp_path}/*.jsonl", **quick).iter()
         assert next(it)["id"] == 0
         message = (
             rf"^nothing came from shard watched://{tmp_path}/1\.jsonl within 0\.3 seconds \(at byte 0, line 1\); "
@@ -480,7 +490,7 @@ def test_a_stuck_read_is_a_timeout_that_names_the_shard_and_closing_returns(
         with pytest.raises(TimeoutError, match=message):
             next(it)
         it.close()
-        open_ahead = bf.from_files(f"watched://{tmp_path}/*.jsonl", **settings).iter()
+        open_ahead = bf.from_files(f"watched://{tmp_path}/*.jsonl", **quick).iter()
         next(open_ahead)
         open_ahead.close()  # while 1.jsonl, on standby, is stuck
         stuck.set()
@@ -504,9 +514,8 @@ def test_a_timeout_of_the_store_itself_is_passed_on(tmp_path: Path) -> None:
     def opening(name: str) -> None:
         raise TimeoutError("the store says so")
 
-    with watched(on_open=opening):
-        with pytest.raises(TimeoutError, match=r"^the store says so$"):
-            list(bf.from_files(f"watched://{tmp_path}/a.jsonl", schema=SCHEMA))
+    with watched(on_open=opening), pytest.raises(TimeoutError, match=r"^the store says so$"):
+        list(bf.from_files(f"watched://{tmp_path}/a.jsonl", schema=SCHEMA))
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
@@ -549,7 +558,9 @@ def test_a_shard_that_was_edited_in_place_is_refused_where_no_line_begins(tmp_pa
     it.close()
     path = Path(url)
     path.write_bytes(b" " + path.read_bytes()[:-1])
-    message = r"^shard a\.jsonl, line [\d,]+: no line begins at byte [\d,]+, where this state goes on: the shard was edited$"
+    message = (
+        r"^shard a\.jsonl, line [\d,]+: no line begins at byte [\d,]+, where this state goes on: the shard was edited$"
+    )
     with pytest.raises(bf.StateError, match=message):
         list(bf.from_files(url).iter(state))
 
@@ -566,7 +577,9 @@ def test_settings_that_do_not_change_the_order_may_differ(tmp_path: Path) -> Non
     url = write(tmp_path / "a.jsonl", numbered(0, 5))
     it = bf.from_files(url).iter()
     next(it)
-    other = bf.from_files(url, n_standby_shards=0, timeout_seconds=5, schema=SCHEMA, storage_options={"auto_mkdir": False})
+    other = bf.from_files(
+        url, n_standby_shards=0, timeout_seconds=5, schema=SCHEMA, storage_options={"auto_mkdir": False}
+    )
     assert ids(other)[1:] == [sample["id"] for sample in other.iter(it.state_dict())]
     with pytest.raises(bf.StateError, match=r"FromFiles\.n_active_shards was 10 when it was saved and is 3 here"):
         bf.from_files(url, n_active_shards=3).iter(it.state_dict())

@@ -45,13 +45,27 @@ steady = st.fixed_dictionaries(
 )
 rows = st.lists(steady, max_size=8) | st.lists(st.dictionaries(st.sampled_from("abc"), values, max_size=3), max_size=8)
 junk = st.sampled_from(
-    [b"null", b"{}", b"[]", b" ", b"\r", b"{}{}", b'{"a":1}null{"a":2}', b'{"a":', b"1}", b'{"a":"\xff"}', b'{"a":1,"a":2}']
+    [
+        b"null",
+        b"{}",
+        b"[]",
+        b" ",
+        b"\r",
+        b"{}{}",
+        b'{"a":1}null{"a":2}',
+        b'{"a":',
+        b"1}",
+        b'{"a":"\xff"}',
+        b'{"a":1,"a":2}',
+    ]
 )
 
 
 @given(rows, st.lists(st.tuples(st.integers(0, 8), junk), max_size=2), st.booleans(), st.sampled_from([None, ("a",)]))
 @example([], [(0, b"null")], True, None)  # alone, Arrow crashes on it
-@example([{"a": 1}], [(1, b'{"a":'), (2, b"1}"), (0, b"{}{}")], True, None)  # as many objects as lines, but not one each
+@example(
+    [{"a": 1}], [(1, b'{"a":'), (2, b"1}"), (0, b"{}{}")], True, None
+)  # as many objects as lines, but not one each
 def test_what_a_line_gives_does_not_depend_on_the_lines_around_it(
     found: list[dict[str, Any]], odd: list[tuple[int, bytes]], ascii: bool, columns: tuple[str, ...] | None
 ) -> None:
@@ -109,7 +123,10 @@ def same(made: Any, given: Any) -> None:
         (b'{"t": 1}', "column 't' is string by the schema but int64 here"),
         (b'{"s": {"p": 1, "z": 2}}', "key 'z' of column 's' is not in the schema (struct<p: int64>); give schema="),
         (b'{"z": 1}', "key 'z' is not in the schema (a, t, s), which the first 1,000 rows decide"),
-        (b'{"a": ' + b"9" * 5_000 + b"}", "invalid JSON: Exceeds the limit (4300 digits) for integer string conversion"),
+        (
+            b'{"a": ' + b"9" * 5_000 + b"}",
+            "invalid JSON: Exceeds the limit (4300 digits) for integer string conversion",
+        ),
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "invalid JSON: nested too deeply"),
     ],
 )
@@ -159,7 +176,9 @@ def test_a_given_type_is_taken(kind: pa.DataType, line: bytes, value: Any) -> No
 
 
 def test_a_type_that_json_cannot_give_is_refused_at_construction() -> None:
-    message = r"^schema= has a type that JSON lines cannot give: JSON conversion to large_list<item: int32> is not supported"
+    message = (
+        r"^schema= has a type that JSON lines cannot give: JSON conversion to large_list<item: int32> is not supported"
+    )
     with pytest.raises(ValueError, match=message):
         JsonLines(pa.schema([("a", pa.large_list(pa.int32()))]), closed=True)
 

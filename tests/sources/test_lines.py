@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from tests.shards import compressed
 BOM = b"\xef\xbb\xbf"
 
 
-def read(data: bytes, offset: int = 0, compressed: bool = False) -> list[tuple[int, bytes]]:
+def every(reader: LineReader) -> Iterator[tuple[int, bytes]]:
     """(the offset after it, its bytes) of each line."""
-    reader = LineReader(io.BytesIO(data), compressed, offset)
-    found = []
     while (lines := reader.read()) is not None:
-        found += zip((lines.offset + lines.ends).tolist(), lines.split())
-    return found
+        yield from zip((lines.offset + lines.ends).tolist(), lines.split())
+
+
+def read(data: bytes, offset: int = 0, forward_only: bool = False) -> list[tuple[int, bytes]]:
+    return list(every(LineReader(io.BytesIO(data), forward_only, offset)))
 
 
 @given(st.lists(st.binary(max_size=6).map(lambda line: line.replace(b"\n", b"")), max_size=8), st.booleans())
@@ -35,7 +37,7 @@ def test_lines_are_those_of_the_file_and_any_offset_resumes(lines: list[bytes], 
     assert b"".join(line for _, line in found) == data
     for number, (offset, _) in enumerate(found):
         assert read(data, offset) == found[number + 1 :]
-        assert read(data, offset, compressed=True) == found[number + 1 :]
+        assert read(data, offset, forward_only=True) == found[number + 1 :]
 
 
 @pytest.mark.parametrize("size", [BUFFER_BYTES - 1, BUFFER_BYTES, BUFFER_BYTES + 1, 5 * BUFFER_BYTES])
@@ -68,9 +70,9 @@ def test_a_stream_that_cannot_seek_is_read_up_to_the_offset() -> None:
 @pytest.mark.parametrize("offset", [2, 3, 6, 9, 100])
 def test_an_offset_where_no_line_begins_is_refused(offset: int) -> None:
     message = f"^no line begins at byte {offset}, where this state goes on: the shard was edited$"
-    for compressed in (False, True):
+    for forward_only in (False, True):
         with pytest.raises(StateError, match=message):
-            read(b"one\ntwo\n", offset, compressed)
+            read(b"one\ntwo\n", offset, forward_only)
 
 
 def test_the_end_of_a_file_without_a_newline_is_an_offset_too() -> None:
@@ -89,10 +91,10 @@ def test_a_truncated_archive_is_an_error_after_its_whole_lines_wherever_it_break
         shards = Shards((str(path),))
         file, forward_only = shards.open(shards.listed[0])
         reader = LineReader(file, forward_only, 0)
-        seen = b""
+        pieces: list[bytes] = []
         with pytest.raises(DataError, match=r"^cannot be read on: .*; the shard is damaged$"):
-            while (lines := reader.read()) is not None:
-                seen += lines.data
+            pieces.extend(line for _, line in every(reader))
+        seen = b"".join(pieces)
         assert text.startswith(seen)
         assert not seen or seen.endswith(b"\n")
         reader.close()
@@ -103,7 +105,7 @@ def test_a_store_that_fails_is_not_called_a_damaged_shard() -> None:
         def read(self, size: int | None = -1, /) -> bytes:
             raise ConnectionResetError("gone")
 
-    with pytest.raises(ConnectionResetError, match="^gone$"):
+    with pytest.raises(ConnectionResetError, match=r"^gone$"):
         LineReader(Store(), True, 0).read()
 
 
@@ -113,7 +115,6 @@ def test_an_archive_that_continues_as_garbage_is_damaged(tmp_path: Path) -> None
     shards = Shards((str(path),))
     file, forward_only = shards.open(shards.listed[0])
     reader = LineReader(file, forward_only, 0)
-    with pytest.raises(DataError, match="the shard is damaged$"):
-        while reader.read() is not None:
-            pass
+    with pytest.raises(DataError, match=r"the shard is damaged$"):
+        list(every(reader))
     reader.close()

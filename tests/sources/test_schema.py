@@ -66,7 +66,12 @@ def test_a_column_that_never_occurs_is_refused() -> None:
 
 
 SCHEMA = pa.schema(
-    [("a", INT), ("f", pa.float32()), ("t", pa.list_(pa.int32())), ("s", pa.struct([("b", INT), ("l", pa.list_(TEXT))]))]
+    [
+        ("a", INT),
+        ("f", pa.float32()),
+        ("t", pa.list_(pa.int32())),
+        ("s", pa.struct([("b", INT), ("l", pa.list_(TEXT))])),
+    ]
 )
 
 

@@ -119,7 +119,9 @@ def test_globs_look_into_chained_file_systems(tmp_path: Path) -> None:
 @pytest.mark.parametrize("extension", sorted(COMPRESSIONS))
 def test_every_compression_is_read_and_its_file_closed(tmp_path: Path, extension: str) -> None:
     path = tmp_path / f"a.txt{extension}"
-    path.write_bytes(compressed(b"one\n", extension) + compressed(b"two\n", extension))  # two members, one after the other
+    path.write_bytes(
+        compressed(b"one\n", extension) + compressed(b"two\n", extension)
+    )  # two members, one after the other
     shards = Shards((str(path),))
     file, forward_only = shards.open(shards.listed[0])
     assert forward_only

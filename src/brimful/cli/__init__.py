@@ -1,5 +1,5 @@
-"""The command line: `brimful demo`, `run`, `report`, `state show`. A file a command; what is heavy is imported when a
-command needs it."""
+"""The command line: `brimful demo`, `run`, `report`, `tokenize`, `verify`, `state show`. A file a command; what is heavy is
+imported when a command needs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from brimful import __version__
-from brimful.cli import demo, report, run, state
+from brimful.cli import demo, report, run, state, tokenize, verify
 
 app = typer.Typer(
     help="Full batches for PyTorch from samples of very different lengths: little padding, few shapes, exact resume.",
@@ -36,6 +36,8 @@ def main(
 app.command()(demo.demo)
 app.command()(run.run)
 app.command()(report.report)
+app.command()(tokenize.tokenize)
+app.command()(verify.verify)
 
 states = typer.Typer(help="Saved positions.", no_args_is_help=True)
 states.command()(state.show)

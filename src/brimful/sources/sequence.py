@@ -15,8 +15,9 @@ from brimful import random
 from brimful.errors import ORIGIN, origins
 from brimful.order import Order
 from brimful.ragged import EMPTY, concat, fingerprint, token_counts, with_column
-from brimful.rows import Block, as_sample, from_samples
+from brimful.rows import Block
 from brimful.sources.index import Index
+from brimful.sources.iterable import drawn, numbered
 from brimful.stream import BLOCK_ROWS, END, Stage, State, describe, place, running
 
 
@@ -33,12 +34,12 @@ class SequenceIndex(Index):
             rows = rows.with_format("arrow")[:]
         if isinstance(rows, pa.Table):
             block = concat(rows.to_batches())
-        else:
-            pieces = (rows[first : first + BLOCK_ROWS] for first in range(0, len(rows), BLOCK_ROWS))
-            block = concat(from_samples([as_sample(row) for row in piece]) for piece in pieces)
-        if not block.num_rows:
-            return EMPTY
-        return with_column(block, ORIGIN, origins("sequence", np.arange(block.num_rows), "row"))
+            return with_column(block, ORIGIN, origins("sequence", np.arange(block.num_rows), "row"))
+        samples = list(drawn((rows[row] for row in range(len(rows))), "from_sequence", 0))
+        if samples and isinstance(samples[-1], Exception):
+            raise samples[-1]
+        starts = range(0, len(samples), BLOCK_ROWS)
+        return concat(numbered(samples[first : first + BLOCK_ROWS], "from_sequence", first) for first in starts)
 
     def __len__(self) -> int:
         return int(self.block.num_rows)

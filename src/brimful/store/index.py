@@ -23,7 +23,7 @@ from brimful.store.progress import shown
 from brimful.store.writer import write_store
 from brimful.stream import Stage
 
-GAP_BYTES: Final = 8192
+GAP_BYTES: Final = 4096
 """What is copied in the time that one more slice takes: rows that are not wanted are fetched along where they are less."""
 MOST_ALONG: Final = 8
 """Times the rows wanted: more are not fetched along."""

@@ -50,7 +50,7 @@ class MappedFile:
             with self._lock:
                 try:
                     found = self._batches[number] = self._reader.get_batch(number)
-                except (pa.ArrowException, OSError) as error:
+                except (pa.ArrowException, ValueError, OSError) as error:
                     raise _damaged(self._path, error) from error
         return found
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
 from brimful.encoders import Encoder, FastEncoder, TiktokenEncoder, TransformersEncoder
-from brimful.errors import DataError, where
+from brimful.errors import DataError
 from brimful.ragged import array_of, is_ragged, numpy_of
 from brimful.rows import Block
 from brimful.stream import Stage, upstreams
@@ -73,18 +73,19 @@ def plain(block: Block) -> Block:
     return block
 
 
-def widened(schema: pa.Schema, block: Block, num_ids: Mapping[str, int]) -> pa.Schema:
+def widened(schema: pa.Schema, block: Block, num_ids: Mapping[str, int], place: str) -> pa.Schema:
     """The schema that holds what `schema` holds, and a block.
 
     Args:
         num_ids: of the columns of which it is known: they begin with the type that fits all ids.
+        place: where the block came from, in words.
     Raises:
         DataError: where a column has two types that nothing unites, with both named and the place of the second.
     """
     fields = {field.name: field for field in schema}
     for name, array in zip(block.schema.names, block.columns):
         old = fields.get(name)
-        kind = _joined(None if old is None else old.type, array, num_ids.get(name), where(block, 0), name)
+        kind = _joined(None if old is None else old.type, array, num_ids.get(name), place, name)
         if old is None or not kind.equals(old.type):
             fields[name] = pa.field(name, kind)
     return pa.schema(list(fields.values()))
@@ -96,9 +97,7 @@ def settled(schema: pa.Schema, num_ids: Mapping[str, int]) -> pa.Schema:
     for field in schema:
         if is_ragged(field.type) and pa.types.is_null(field.type.value_type):
             size = num_ids.get(field.name)
-            values = smallest(0, size - 1) if size else smallest(0, 0, UNKNOWN_BITS)
-            fixed = pa.types.is_fixed_size_list(field.type)
-            field = field.with_type(pa.list_(values, field.type.list_size) if fixed else pa.list_(values))
+            field = field.with_type(pa.list_(smallest(0, size - 1) if size else smallest(0, 0, UNKNOWN_BITS)))
         fields.append(field)
     return pa.schema(fields)
 
@@ -127,7 +126,9 @@ def _compact(array: pa.Array, kind: pa.DataType) -> pa.Array:
     offsets = np.zeros(len(array) + 1, dtype=np.int32)
     np.cumsum(counts, out=offsets[1:])
     mask = array.is_null() if array.null_count else None
-    return pa.ListArray.from_arrays(array_of(offsets), array.flatten().cast(kind.value_type), mask=mask)
+    flat, wanted = array.flatten(), kind.value_type
+    values = pa.nulls(len(flat)) if pa.types.is_null(wanted) else flat.cast(wanted)
+    return pa.ListArray.from_arrays(array_of(offsets), values, mask=mask)
 
 
 def _joined(old: pa.DataType | None, array: pa.Array, size: int | None, place: str, name: str) -> pa.DataType:
@@ -139,6 +140,8 @@ def _joined(old: pa.DataType | None, array: pa.Array, size: int | None, place: s
     elif _is_integers(new) and (old is None or _is_integers(old)):
         seen = pc.min_max(array.flatten())
         values = _integers(None if old is None else old.value_type, seen["min"].as_py(), seen["max"].as_py(), size)
+        if pa.types.is_null(values) and pa.types.is_fixed_size_list(new):
+            values = smallest(0, 0, UNKNOWN_BITS)  # a cast to nothing is more than Arrow does
     else:
         values = new.value_type if old is None else _united(old.value_type, new.value_type, place, name)
     if values is None:

@@ -77,6 +77,7 @@ class StoreWriter:
         self._state: State = None  # after the last row that was written
         self._held: list[Block] = []  # rows that no record batch has yet
         self._held_bytes = 0
+        self._place = ""  # that the first of them came from
 
     def write(self, stage: Stage[Block]) -> None:
         counting = TALLY.set(Tally())  # so that what is left out is said once
@@ -102,6 +103,7 @@ class StoreWriter:
             rows = visible(block)
             if not rows.num_columns:
                 raise DataError(f"there is nothing to store in a row without columns ({where(block, 0)})")
+            self._place = self._place if self._held else where(block, 0)
             self._held.append(rows)
             self._held_bytes += rows.nbytes
         self._status.working()
@@ -112,7 +114,7 @@ class StoreWriter:
         """Writes the rows at hand; `after` is the state of the chain after the last of them."""
         if self._held:
             block = plain(concat(self._held))
-            schema = widened(self._schema, block, self._num_ids)
+            schema = widened(self._schema, block, self._num_ids, self._place)
             if not schema.equals(self._schema):
                 self._end_file()
                 self._schema = schema
@@ -124,11 +126,10 @@ class StoreWriter:
             self._state = after
             self._journal.reached(Partial(self._next_name, self._part.bytes, self._part.sha256, after))
             self._status.wrote(block)
-            if self._part.bytes >= FILE_BYTES:
-                self._end_file()
+            self._end_file(FILE_BYTES)
 
-    def _end_file(self) -> None:
-        if self._part is not None:
+    def _end_file(self, least_bytes: int = 0) -> None:
+        if self._part is not None and self._part.bytes >= least_bytes:
             self._settle(self._part, self._next_name)
             self._part = None
 
@@ -165,6 +166,7 @@ class StoreWriter:
         for path in self._folder.glob("*.part"):
             if self._part is None or path != self._part_path(self._next_name):
                 path.unlink()
+        self._end_file(FILE_BYTES)
         return self._state
 
     def _copy(self, partial: Partial) -> None:

@@ -1,0 +1,371 @@
+"""Known ways to break resume, budgets and order: the tests must fail on each of them.
+
+    .venv/bin/python -m tests.mutants [words of a reason]
+
+A mutant is a copy of src in which one text stands in place of another; the tests named beside it run against the copy.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "brimful"
+FAILED = 1
+"""What pytest exits with where tests failed; other codes say that none ran."""
+
+
+class Mutant(NamedTuple):
+    why: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def law(*stages: str) -> tuple[str, ...]:
+    return tuple(f"tests/test_law.py::test_law_of_each_stage[{stage}]" for stage in stages)
+
+
+def of(module: str, *tests: str) -> tuple[str, ...]:
+    return tuple(f"tests/{module}.py::{test}" for test in tests)
+
+
+ORDER = of("test_data_order", "test_data_order_is_what_it_was")
+EPOCHS = of("test_iterator", "test_a_repeated_shuffled_stream_has_another_order_each_epoch")
+EDITED = of("test_stream", "test_an_edited_shard_is_refused")
+
+MUTANTS = [
+    # -- states: the place after the item, all of it, and nothing that is shared
+    Mutant(
+        "a window's state is the place after the block in which it begins",
+        "stages/buffered.py",
+        "_Held(before, skip, crc, block.slice(skip))",
+        "_Held(after, skip, crc, block.slice(skip))",
+        law("Buffered"),
+    ),
+    Mutant(
+        "the rows of a block that came before a window are not saved",
+        "stages/buffered.py",
+        "[epoch, *held[0][:3], number, size]",
+        "[epoch, held[0].before, 0, 0, number, size]",
+        law("Buffered"),
+    ),
+    Mutant(
+        "a window's number is not saved",
+        "stages/buffered.py",
+        "*held[0][:3], number, size]",
+        "*held[0][:3], 0, size]",
+        law("Buffered"),
+    ),
+    Mutant(
+        "all windows have one number, and so one order",
+        "stages/buffered.py",
+        "                number += 1\n",
+        "",
+        ORDER,
+    ),
+    Mutant(
+        "a resumed index begins with the window before",
+        "stages/planned.py",
+        "            number += 1\n            yield window, [epoch, number] if last < count else END\n",
+        "            yield window, [epoch, number] if last < count else END\n            number += 1\n",
+        law("Planned"),
+    ),
+    Mutant(
+        "END is run as if it were a place",
+        "stream.py",
+        "    if at == END:\n",
+        "    if False:\n",
+        law("Take", "AddBosEos"),
+    ),
+    Mutant(
+        "the last item's state is not END",
+        "stages/shuffle.py",
+        "END if after == END else [after, 0, 0]",
+        "[after, 0, 0]",
+        law("Shuffle"),
+    ),
+    Mutant(
+        "what a window has handed on is not saved",
+        "stages/shuffle.py",
+        "[before, done, window.crc32]",
+        "[before, 0, window.crc32]",
+        law("Shuffle"),
+    ),
+    Mutant(
+        "a batch is handed out again after a resume",
+        "stages/batched.py",
+        "[before, done, window.crc32]",
+        "[before, done - 1, window.crc32]",
+        law("Batched"),
+    ),
+    Mutant(
+        "a sample's state is that of its whole block",
+        "stages/sampled.py",
+        "yield sample, [before, row, crc]",
+        "yield sample, [after, 0, 0]",
+        law("Sampled"),
+    ),
+    Mutant(
+        "the pieces of a long block are not counted",
+        "rows.py",
+        "if ended else [before, done, crc]",
+        "if ended else [before, 0, crc]",
+        law("Recut"),
+    ),
+    Mutant(
+        "the value at which a cut stands is forgotten where no row was finished",
+        "rows.py",
+        "value = values_done if rows_done else value + values_done",
+        "value = values_done",
+        law("ConcatChunk"),
+    ),
+    Mutant(
+        "one block too few is read again",
+        "rows.py",
+        "len(held), fingerprint(_rows_of(held))]",
+        "len(held) - 1, fingerprint(_rows_of(held))]",
+        law("PackChunk"),
+    ),
+    Mutant(
+        "the rows that are held at the end are lost where upstream does not say that it ends",
+        "rows.py",
+        "elif held and before != END:",
+        "elif False:",
+        of("test_law", "test_held_rows_come_out_where_upstream_ends_without_saying_so"),
+    ),
+    Mutant("the phase of a stride is not saved", "stages/stride.py", "[after, phase]", "[after, 0]", law("Stride")),
+    Mutant("rows to skip are skipped again", "stages/skip.py", "[after, left]", "[after, self.count]", law("Skip")),
+    Mutant(
+        "take goes by its count in each block",
+        "stages/take.py",
+        "block.slice(0, self.count - taken)",
+        "block.slice(0, self.count)",
+        of("test_law", "test_blocks_never_change_what_a_stage_gives[Take]"),
+    ),
+    Mutant("a count begins anew", "stages/enumerate.py", "[after, number]", "[after, 0]", law("Enumerate")),
+    Mutant("rows draw the numbers of others", "stages/keyed.py", "[epoch, after, number]", "[epoch, after, 0]", law("Keyed")),
+    Mutant(
+        "a data set that follows begins with the first epoch",
+        "stages/concat.py",
+        "self.upstreams[which + 1].start(epoch)",
+        "self.upstreams[which + 1].start(0)",
+        law("Concat"),
+    ),
+    Mutant(
+        "an epoch is filled because it was resumed",
+        "stages/repeat.py",
+        "[epoch, after, filled]",
+        "[epoch, after, 1]",
+        of("test_law", "test_an_empty_epoch_is_empty_also_where_it_is_resumed"),
+    ),
+    Mutant(
+        "a data set that was left out of a mix is back after a resume",
+        "stages/interleave.py",
+        "_LEFT_OUT if self.left_out else int(self.ended)",
+        "int(self.ended)",
+        of("test_law", "test_a_data_set_that_interleaving_left_out_stays_left_out"),
+    ),
+    Mutant(
+        "a mix forgets how many rows each has given",
+        "stages/interleave.py",
+        "return [self.served, self.epoch,",
+        "return [0, self.epoch,",
+        law("Interleave"),
+    ),
+    Mutant(
+        "shards that are opened ahead count as begun",
+        "sources/files.py",
+        "state = [epoch, rotation.begun, rotation.positions]",
+        "state = [epoch, rotation.begun + len(rotation._standby), rotation.positions]",
+        law("FromFiles"),
+    ),
+    Mutant(
+        "a compressed shard goes on one byte late",
+        "sources/lines.py",
+        "            self._skip = offset\n            return\n",
+        "            self._skip = offset + 1\n            return\n",
+        of("test_iterator", "test_resume_at_the_start_inside_at_the_end_and_after_it"),
+    ),
+    Mutant(
+        "prefetch hands out the state of what was read, not of what was taken",
+        "background.py",
+        "            yield item\n            del item\n",
+        "            yield (item[0], self._queue[-1][1]) if self._queue else item  # type: ignore\n            del item\n",
+        of("test_iterator", "test_what_runs_in_the_background_changes_neither_items_nor_states"),
+    ),
+    Mutant(
+        "results come as they are ready, the newest first",
+        "background.py",
+        "                yield _settled(pending.popleft())\n        while",
+        "                yield _settled(pending.pop())\n        while",
+        law("Tokenize"),
+    ),
+    Mutant(
+        "a state dict shares its lists with the iterator",
+        "iterator.py",
+        'return copy.deepcopy({"version": VERSION, "header": self._header, "position": self._state})',
+        'return {"version": VERSION, "header": self._header, "position": self._state}',
+        of("test_iterator", "test_one_state_restored_twice_gives_the_same_and_stays_as_it_is"),
+    ),
+    Mutant(
+        "after Ctrl-C the state is that of an item that nobody got",
+        "iterator.py",
+        "so the state is the one before it\n            self._state = before\n",
+        "so the state is the one before it\n",
+        of("test_iterator", "test_ctrl_c_while_an_item_is_handed_out_loses_no_item"),
+    ),
+    Mutant(
+        "a failed iterator goes on",
+        "iterator.py",
+        "            self._error = error\n",
+        "",
+        of("test_iterator", "test_an_exception_breaks_the_iterator_for_ever"),
+    ),
+    # -- refusals
+    Mutant("replayed rows are not checked", "rows.py", "    if ours != saved:\n", "    if False:\n", EDITED),
+    Mutant(
+        "the rows before a window are not checked",
+        "stages/buffered.py",
+        '                        check_replay("Buffered", fingerprint(block), crc, f"window {number}")\n',
+        "                        pass\n",
+        EDITED,
+    ),
+    Mutant(
+        "only lengths are checked",
+        "ragged.py",
+        "                crc = crc32(numpy_of(values)[middles].tobytes(), crc)\n",
+        "                pass\n",
+        EDITED,
+    ),
+    Mutant(
+        "a checksum depends on what lies behind an empty list in memory",
+        "ragged.py",
+        "(offsets[:-1] + sizes // 2)[sizes > 0]",
+        "np.minimum(offsets[:-1] + sizes // 2, max(0, len(values) - 1)) if len(values) else sizes[:0]",
+        of("test_law", "test_an_empty_list_at_the_end_of_a_block_is_the_same_wherever_the_block_lies_in_memory"),
+    ),
+    Mutant(
+        "any header will do",
+        "stream.py",
+        "    if difference is not None:\n",
+        "    if False:\n",
+        of("test_stream", "test_a_state_of_another_pipeline_is_refused_by_name"),
+    ),
+    # -- order
+    Mutant(
+        "a shuffle has the same order in every epoch",
+        "stages/shuffle.py",
+        "window.epoch, window.number",
+        "0, window.number",
+        EPOCHS,
+    ),
+    Mutant(
+        "batches have the same order in every epoch",
+        "stages/batched.py",
+        "window.epoch, window.number",
+        "0, window.number",
+        EPOCHS,
+    ),
+    Mutant(
+        "two shuffles with one seed are the same",
+        "stages/shuffle.py",
+        "here = place(self)",
+        "here = 0",
+        of("test_iterator", "test_two_shuffles_with_one_seed_differ"),
+    ),
+    Mutant("every epoch is the first", "stages/repeat.py", "            epoch += 1\n", "", EPOCHS),
+    Mutant(
+        "a tie in a mix goes to the last",
+        "plan/mix.py",
+        "np.lexsort((owners[decided], flat[decided]))",
+        "np.lexsort((-owners[decided], flat[decided]))",
+        ORDER,
+    ),
+    Mutant(
+        "a last window that is short stays alone",
+        "windows.py",
+        "return count if count < size + rest_rows(size) else size",
+        "return min(count, size)",
+        ORDER,
+    ),
+    Mutant(
+        "the size of an automatic window depends on where blocks end",
+        "stages/buffered.py",
+        ".slice(0, BLOCK_ROWS)",
+        "",
+        of("test_law", "test_an_automatic_window_is_judged_by_the_same_rows_however_they_are_cut"),
+    ),
+    # -- plans
+    Mutant(
+        "a budget counts the tokens, not the slots that padding makes of them",
+        "plan/budget.py",
+        "return plan_sorted(lengths, padded, self.max_tokens.__floordiv__, self._cut())",
+        "return plan_sorted(lengths, np.maximum(lengths, 1), self.max_tokens.__floordiv__, self._cut())",
+        ("tests/plan/test_budget.py",),
+    ),
+    Mutant(
+        "samples of one length change places",
+        "plan/cut.py",
+        "return ascending(lengths.max(initial=0) - lengths)",
+        "return ascending(lengths)[::-1]",
+        ("tests/plan/test_budget.py",),
+    ),
+    Mutant(
+        "a batch may have one row too many",
+        "plan/cut.py",
+        "        start += rows(int(padded[start]))\n",
+        "        start += rows(int(padded[start])) + (start > 0)\n",
+        ("tests/plan/test_budget.py",),
+    ),
+]
+
+
+def unmutated(mutant: Mutant) -> str:
+    """The file of a mutant as it is.
+
+    Raises:
+        AssertionError: the table is stale.
+    """
+    text = (PACKAGE / mutant.file).read_text(encoding="utf-8")
+    found = text.count(mutant.old)
+    assert found == 1, f"{mutant.file} has {found} times {mutant.old!r}; bring tests/mutants.py up to date"
+    return text
+
+
+def survives(mutant: Mutant) -> str | None:
+    """None where the tests fail on a mutant, as they must; else what they said."""
+    text = unmutated(mutant)
+    with tempfile.TemporaryDirectory(prefix="brimful-mutant-") as folder:
+        shutil.copytree(PACKAGE, f"{folder}/brimful")
+        Path(folder, "brimful", mutant.file).write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+        ran = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=line", "--timeout=60", *mutant.tests],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": folder, "BRIMFUL_SRC": folder, "HYPOTHESIS_PROFILE": "mutant"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    return None if ran.returncode == FAILED else f"pytest exits with {ran.returncode}: {ran.stdout}{ran.stderr}"
+
+
+def main(words: list[str]) -> int:
+    survivors = 0
+    for mutant in MUTANTS:
+        if " ".join(words) in mutant.why:
+            said = survives(mutant)
+            survivors += said is not None
+            print(f"{'SURVIVES' if said else 'killed':9} {mutant.file}: {mutant.why}", said or "", flush=True)
+    return survivors
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import brimful as bf
+from brimful.testing import assert_exact_resume
+
+
+class Counting:
+    """Numbers, as often as asked for; raises in place of one of them."""
+
+    def __init__(self, count: int, raises_at: int | None = None) -> None:
+        self.count, self.raises_at = count, raises_at
+        self.drawn = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number in range(self.count):
+            if number == self.raises_at:
+                raise OSError("broken")
+            self.drawn += 1
+            yield {"n": number}
+
+
+def numbers(dataset: bf.Dataset) -> list[int]:
+    return [sample["n"] for sample in dataset]
+
+
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 600])
+def test_all_samples_come_in_order_each_time(count: int) -> None:
+    dataset = bf.from_iterable(Counting(count))
+    assert numbers(dataset) == numbers(dataset) == list(range(count))
+
+
+def test_texts_dicts_and_empty_dicts_are_samples() -> None:
+    assert list(bf.from_iterable(["a", {"n": 1}])) == [{"text": "a", "n": None}, {"text": None, "n": 1}]
+    assert list(bf.from_iterable([{}, {}])) == [{}, {}]
+
+
+def test_it_repeats_with_the_iterable_begun_again() -> None:
+    assert numbers(bf.from_iterable(Counting(2), repeat=True).take(5)) == [0, 1, 0, 1, 0]
+    assert list(bf.from_iterable([], repeat=True)) == []
+
+
+def test_resume_is_exact_at_every_sample_and_skips_without_a_look() -> None:
+    assert_exact_resume(lambda: bf.from_iterable(Counting(5)))
+    assert_exact_resume(lambda: bf.from_iterable(Counting(600)), max_resumes=5)
+
+
+def test_an_iterator_that_can_be_used_once_is_refused() -> None:
+    message = (
+        r"^from_iterable needs an object that can be iterated more than once, such as a list or a class with __iter__ "
+        r"\(got generator, which is its own iterator\)$"
+    )
+    with pytest.raises(TypeError, match=message):
+        list(bf.from_iterable({"n": number} for number in range(3)))
+
+
+def test_an_error_of_the_iterable_comes_after_the_samples_before_it() -> None:
+    for place in (0, 1, 255, 256, 300):
+        it = bf.from_iterable(Counting(600, raises_at=place)).iter()
+        assert [next(it)["n"] for _ in range(place)] == list(range(place))
+        with pytest.raises(bf.StageError, match=rf"^from_iterable failed at row {place}: OSError: broken$") as error:
+            next(it)
+        assert isinstance(error.value.__cause__, OSError)
+
+
+def test_a_row_that_is_no_sample_is_an_error_after_those_before_it() -> None:
+    rows: list[Any] = [{"n": 1}] * 300
+    it = bf.from_iterable([*rows, 7]).iter()
+    assert len([next(it) for _ in rows]) == 300
+    message = r"^from_iterable failed at row 300: TypeError: a sample must be a dict or a string \(got int\)$"
+    with pytest.raises(bf.StageError, match=message):
+        next(it)
+    message = r"^from_iterable failed in rows 256 to 301: the values of column 'n' have no common type: "
+    with pytest.raises(bf.StageError, match=message):
+        list(bf.from_iterable([*rows, {"n": "x"}, {"n": 2}]))
+
+
+def test_an_iterable_that_has_become_shorter_is_refused() -> None:
+    it = bf.from_iterable(Counting(600)).iter()
+    for _ in range(500):
+        next(it)
+    with pytest.raises(bf.StateError, match=r"^the iterable has 100 samples, but this state was saved after 256$"):
+        list(bf.from_iterable(Counting(100)).iter(it.state_dict()))

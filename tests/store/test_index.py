@@ -1,0 +1,309 @@
+"""A store is opened from its manifest alone, read in bulk, and resumed exactly."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import brimful as bf
+from brimful.order import RUN_ROWS
+from brimful.store import fetch, index, mapped
+from brimful.store.index import StoreIndex
+from brimful.store.manifest import MANIFEST, Manifest
+from brimful.testing import assert_exact_resume
+from tests.store.stores import blocks_of, rows_of, store_of
+
+DRAW = np.random.default_rng(0)
+LENGTHS = DRAW.integers(0, 40, 3000).tolist()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """3,000 samples in several files of several record batches."""
+    path = tmp_path_factory.mktemp("index") / "store"
+    manifest = store_of(path, blocks_of(LENGTHS, 100), batch_bytes=10_000, file_bytes=40_000)
+    assert len(manifest.files) > 3
+    assert max(len(file.batches) for file in manifest.files) > 3
+    return path
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[dict[str, object]]:
+    return [row for block in blocks_of(LENGTHS, 3000) for row in block.to_pylist()]
+
+
+def test_samples_in_order(store: Path, samples: list[object]) -> None:
+    stored = bf.from_store(store)
+    assert rows_of(stored) == samples
+    assert (len(stored), stored.kind) == (3000, "indexed")
+    assert stored.lengths().tolist() == LENGTHS
+
+
+def test_shuffled_samples_once_each(store: Path, samples: list[object]) -> None:
+    once = rows_of(bf.from_store(store, shuffle=True, seed=1))
+    assert once != samples
+    assert sorted(once, key=lambda row: row["id"]) == samples
+    assert once == rows_of(bf.from_store(str(store), shuffle=True, seed=1))
+    assert once != rows_of(bf.from_store(store, shuffle=True, seed=2))
+    twice = rows_of(bf.from_store(store, shuffle=True, seed=1, repeat=True).take(6000))
+    assert twice[:3000] == once
+    assert twice[3000:] != once
+    assert sorted(twice[3000:], key=lambda row: row["id"]) == samples
+
+
+numbers = st.one_of(
+    st.lists(st.integers(0, 2999), max_size=50),
+    st.lists(st.integers(0, 2999 // RUN_ROWS - 1), min_size=1, max_size=9).map(
+        lambda runs: [run * RUN_ROWS + row for run in runs for row in range(RUN_ROWS)]
+    ),
+    st.tuples(st.integers(0, 2999), st.integers(1, 500)).map(
+        lambda range_: list(range(range_[0], min(3000, sum(range_))))
+    ),
+)
+
+
+@given(numbers, st.sampled_from([1, 4096, 10**9]), st.sampled_from([1, 8, 10**9]), st.randoms(use_true_random=False))
+def test_any_rows_at_once(
+    store: Path, samples: list[object], wanted: list[int], gap: int, along: int, draw: object
+) -> None:
+    with patch.object(index, "GAP_BYTES", gap), patch.object(index, "MOST_ALONG", along):
+        draw.shuffle(wanted)  # type: ignore[attr-defined]
+        block, rows = StoreIndex(str(store)).locate(np.array(wanted, dtype=np.int64))
+        found = block.take(pa.array(rows))
+        assert found.select(["input_ids", "id", "text"] if wanted else []).to_pylist() == [
+            samples[number] for number in wanted
+        ]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_law(store: Path, shuffle: bool) -> None:
+    assert_exact_resume(lambda: bf.from_store(store, shuffle=shuffle), max_resumes=6)
+    assert_exact_resume(
+        lambda: bf.from_store(store, shuffle=shuffle, repeat=True).batch_by_tokens(200, window=500),
+        max_items=700,
+        max_resumes=12,
+    )
+    assert_exact_resume(
+        lambda: bf.from_store(store, shuffle=shuffle).chunk(8).shuffle(100).batch_by_tokens(64, window=100),
+        max_resumes=8,
+    )
+    assert_exact_resume(lambda: bf.from_store(store, shuffle=shuffle).pack(64, window=300), max_resumes=12)
+
+
+def test_a_state_in_the_middle_goes_on_in_another_process(store: Path) -> None:
+    batches = bf.from_store(store, shuffle=True).batch_by_tokens(500, window=600)
+    it = batches.iter()
+    for _ in range(17):
+        next(it)
+    state = json.dumps(it.state_dict())
+    assert len(state) < 1500
+    rest = [batch["id"].tolist() for batch in it]
+    code = (
+        "import sys, json, brimful as bf\n"
+        "it = bf.from_store(sys.argv[1], shuffle=True).batch_by_tokens(500, window=600).iter(json.loads(sys.argv[2]))\n"
+        "print(json.dumps([batch['id'].tolist() for batch in it]))"
+    )
+    found = subprocess.check_output([sys.executable, "-c", code, str(store), state], text=True)
+    assert json.loads(found) == rest
+
+
+def test_a_state_fits_the_store_that_was_cached_and_the_one_opened(tmp_path: Path) -> None:
+    cached = bf.from_sequence(["a", "b", "c"]).cache(tmp_path / "store")
+    it = cached.iter()
+    next(it)
+    opened = bf.from_store(tmp_path / "store", seed=0)
+    assert [row["text"] for row in opened.iter(it.state_dict())] == ["b", "c"]
+
+
+def test_a_state_of_another_store_is_refused(store: Path, tmp_path: Path) -> None:
+    store_of(tmp_path / "other", blocks_of(LENGTHS[:-1], 100))
+    it = bf.from_store(tmp_path / "other").iter()
+    next(it)
+    with pytest.raises(bf.StateError, match=r"FromSequence.rows.rows was 2999 when it was saved and is 3000 here"):
+        bf.from_store(store).iter(it.state_dict())
+
+
+def test_stores_join_what_other_data_sets_do(store: Path, samples: list[dict[str, object]]) -> None:
+    one, two = bf.from_store(store).take(3), bf.from_sequence([{"input_ids": [70_000], "id": -1, "text": "x"}])
+    assert rows_of(one + two) == [*samples[:3], {"input_ids": [70_000], "id": -1, "text": "x"}]
+    both = bf.interleave_datasets([one, two], weights=[3, 1])
+    (batch,) = both.batch_by_tokens(10_000, window=10, shuffle_batches=False)
+    assert sorted(batch["id"].tolist()) == [-1, 0, 1, 2]
+
+
+def test_a_thousand_files_open_without_a_touch(tmp_path: Path) -> None:
+    lengths = [1, 2] * 1000
+    with patch("os.fsync"):
+        manifest = store_of(tmp_path / "store", blocks_of(lengths, 2), batch_bytes=1, file_bytes=1)
+    assert len(manifest.files) == 1000
+    seconds = []
+    with patch.object(mapped, "MappedFile", side_effect=AssertionError("a file was touched")):
+        for _ in range(3):
+            began = time.perf_counter()
+            stored = bf.from_store(tmp_path / "store", shuffle=True)
+            assert len(stored) == 2000
+            assert stored.lengths().sum() == 3000
+            seconds.append(time.perf_counter() - began)
+            assert len(list(stored.batch_by_tokens(100, window=500).plans())) > 10
+    assert min(seconds) < 0.1
+    assert sorted(row["id"] for row in rows_of(stored)) == list(range(2000))
+
+
+def test_no_descriptor_stays_open(store: Path) -> None:
+    stored = bf.from_store(store, shuffle=True)
+    rows_of(stored)
+    names = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    assert not any(store in name.parents and name.suffix == ".arrow" for name in names)
+
+
+def test_pages_are_given_back(store: Path, samples: list[object]) -> None:
+    """Memory does not grow with the store: the data are the same with next to nothing resident."""
+    released = []
+    release = mapped.MappedFile.release
+    with (
+        patch.object(mapped, "RESIDENT_BYTES", 10_000),
+        patch.object(mapped.MappedFile, "release", lambda self: released.append(1) or release(self)),
+    ):
+        assert rows_of(bf.from_store(store)) == samples
+        assert len(rows_of(bf.from_store(store, shuffle=True).shuffle(100))) == 3000
+    assert released
+
+
+def test_slabs_are_used_again_once_nobody_holds_them() -> None:
+    slabs = fetch.Slabs()
+    first = slabs.take(1000, np.dtype(np.uint16))
+    second = slabs.take(1000, np.dtype(np.uint16))
+    assert not np.shares_memory(first, second)
+    array = pa.array(first)
+    view, address = pa.ListArray.from_arrays(pa.array([0, 10], pa.int32()), array), first.ctypes.data
+    del first, array
+    assert slabs.take(1000, np.dtype(np.uint16)).ctypes.data != address  # held by what Arrow made of it
+    flat = view.values.to_numpy()[:5]
+    del view
+    assert slabs.take(1000, np.dtype(np.uint16)).ctypes.data != address  # held by what numpy made of that
+    del flat
+    assert slabs.take(1000, np.dtype(np.uint16)).ctypes.data == address
+    many = [slabs.take(10, np.dtype(np.int64)) for _ in range(20)]
+    assert len({array.ctypes.data for array in many}) == 20
+
+
+def test_threads_share_an_index(store: Path, samples: list[dict[str, object]]) -> None:
+    shared = StoreIndex(str(store))
+    wrong = []
+
+    def read(seed: int) -> None:
+        draw = np.random.default_rng(seed)
+        for _ in range(30):
+            wanted = draw.permutation(3000)[:300]
+            block, rows = shared.locate(wanted)
+            if block.take(pa.array(rows)).column("input_ids").to_pylist() != [samples[n]["input_ids"] for n in wanted]:
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_an_index_travels_as_a_path(store: Path) -> None:
+    one = StoreIndex(str(store))
+    one.locate(np.arange(3000))
+    travelled = pickle.dumps(one)
+    assert len(travelled) < 500
+    assert pickle.loads(travelled).fingerprint() == one.fingerprint()
+
+
+# -- what can be wrong with a store --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    store_of(tmp_path / "store", blocks_of([5] * 40, 10), batch_bytes=1, file_bytes=1)
+    return tmp_path / "store"
+
+
+def edit(path: Path, **changes: object) -> None:
+    content = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps(content | changes))
+
+
+def test_no_store(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(
+            FileNotFoundError, match=rf"there is no token store at {path}; cache\(path\) and `brimful tokenize` m"
+        ):
+            bf.from_store(path)
+
+
+def test_another_version(small: Path) -> None:
+    edit(small, version=2)
+    with pytest.raises(bf.StateError, match=r"store has version 2, but this release of brimful reads version 1"):
+        bf.from_store(small)
+
+
+def test_a_damaged_manifest(small: Path) -> None:
+    edit(small, rows=41)
+    with pytest.raises(bf.DataError, match=r"manifest.json is damaged: its checksum is \w{16}, not \w{16}"):
+        bf.from_store(small)
+    (small / MANIFEST).write_text("{")
+    with pytest.raises(bf.DataError, match=r"manifest.json is damaged: it is not JSON"):
+        bf.from_store(small)
+    (small / MANIFEST).write_text("{}")
+    with pytest.raises(bf.DataError, match=r"manifest.json is no manifest of a token store"):
+        bf.from_store(small)
+
+
+def test_a_missing_file(small: Path) -> None:
+    (small / "00002.arrow").unlink()
+    stored = bf.from_store(small)
+    with pytest.raises(bf.DataError, match=r"00002.arrow is missing from its store: the manifest says [\d,]+ bytes"):
+        list(stored)
+
+
+def test_a_file_of_the_wrong_size(small: Path) -> None:
+    size = (small / "00001.arrow").stat().st_size
+    with (small / "00001.arrow").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(
+        bf.DataError, match=rf"00001.arrow is damaged: it has {size + 1:,} bytes, and the manifest says {size:,}"
+    ):
+        list(bf.from_store(small))
+    (small / "lengths.input_ids.npy").write_bytes(b"")
+    with pytest.raises(
+        bf.DataError, match=r"lengths.input_ids.npy is damaged: it has 0 bytes, and the manifest says 288"
+    ):
+        bf.from_store(small).lengths()
+
+
+def test_a_file_that_is_no_arrow_file(small: Path) -> None:
+    path = small / "00000.arrow"
+    path.write_bytes(b"x" * path.stat().st_size)
+    with pytest.raises(bf.DataError, match=r"00000.arrow is damaged: .*; `brimful verify` says what else is"):
+        list(bf.from_store(small))
+
+
+def test_a_file_of_other_rows(small: Path) -> None:
+    manifest = Manifest.load(small)
+    first = manifest.files[0]
+    for batches, message in [
+        ((2,) * 5, "a file of the store .* has other rows than its manifest"),
+        ((1,) * 11, "is damaged: Batch"),
+    ]:
+        replace(manifest, files=(replace(first, batches=batches), *manifest.files[1:])).save(small)
+        with pytest.raises(bf.DataError, match=message):
+            list(bf.from_store(small))

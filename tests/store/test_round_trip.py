@@ -1,0 +1,179 @@
+"""What goes into a store comes out of it, whatever the columns, and in the smallest types that fit."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import brimful as bf
+from brimful.errors import HIDDEN, ORIGIN, where
+from brimful.store.index import StoreIndex
+from tests.store.stores import blocks_of, rows_of, store_of
+
+KINDS: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.list_(pa.int32()): st.lists(st.sampled_from([0, 1, 255, 256, 40_000, 70_000]), max_size=5),
+    pa.list_(pa.int64()): st.lists(st.sampled_from([-100, 0, 5, 2**40]), max_size=5),
+    pa.large_list(pa.uint16()): st.lists(st.integers(0, 65_535), max_size=5),
+    pa.list_(pa.int16(), 3): st.lists(st.integers(-9, 9), min_size=3, max_size=3),
+    pa.list_(pa.float32()): st.lists(st.sampled_from([0.5, -2.0]), max_size=3),
+    pa.list_(pa.bool_()): st.lists(st.booleans(), max_size=3),
+    pa.list_(pa.string()): st.lists(st.text("ab", max_size=2), max_size=2),
+    pa.list_(pa.null()): st.just([]),
+    pa.int64(): st.integers(-(2**62), 2**62),
+    pa.float64(): st.sampled_from([0.0, 1.5]),
+    pa.bool_(): st.booleans(),
+    pa.string(): st.text("añ\0", max_size=4),
+    pa.dictionary(pa.int32(), pa.string()): st.sampled_from(["x", "y"]),
+    pa.binary(): st.binary(max_size=3),
+    pa.struct([("a", pa.int64()), ("b", pa.string())]): st.fixed_dictionaries(
+        {"a": st.integers(0, 9), "b": st.text("q", max_size=2)}
+    ),
+}
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> list[pa.RecordBatch]:
+    """Blocks of the same columns; some have nulls."""
+    kinds = draw(st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=4))
+    nulls = [draw(st.booleans()) for _ in kinds]
+    blocks = []
+    for rows in draw(st.lists(st.integers(0, 9), min_size=1, max_size=6)):
+        columns = {}
+        for number, kind in enumerate(kinds):
+            value = st.one_of(st.none(), KINDS[kind]) if nulls[number] else KINDS[kind]
+            columns[f"c{number}"] = pa.array(draw(st.lists(value, min_size=rows, max_size=rows)), kind)
+        blocks.append(pa.RecordBatch.from_pydict(columns))
+    return blocks
+
+
+@given(tables(), st.sampled_from([1, 100, 1 << 20]), st.sampled_from([1, 1000, 1 << 20]), st.data())
+@settings(max_examples=150)
+def test_rows_come_back(blocks: list[pa.RecordBatch], batch_bytes: int, file_bytes: int, data: st.DataObject) -> None:
+    expected = [row for block in blocks for row in block.to_pylist()]
+    with tempfile.TemporaryDirectory() as folder:
+        manifest = store_of(Path(folder, "store"), tuple(blocks), batch_bytes, file_bytes)
+        assert manifest.rows == len(expected)
+        index = StoreIndex(str(Path(folder, "store")))
+        numbers = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=30)) if expected else []
+        for wanted in (np.array(numbers, dtype=np.int64), np.arange(len(expected))):
+            block, rows = index.locate(wanted)
+            assert block.take(pa.array(rows)).drop_columns([ORIGIN] if len(wanted) else []).to_pylist() == [
+                expected[number] for number in wanted
+            ]
+            for number, row in zip(wanted.tolist(), rows.tolist()):
+                file = np.searchsorted(np.cumsum([file.rows for file in manifest.files]), number, side="right")
+                before = sum(file.rows for file in manifest.files[:file])
+                assert where(block, row) == f"store store/{file:05d}.arrow, row {number - before + 1:,}"
+        for name in manifest.lengths:
+            if not manifest.nulls[name]:
+                assert index.lengths((name,), True).tolist() == [len(row[name]) for row in expected]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([[1], [65_535]], "uint16"),
+        ([[1], [-100]], "int32"),  # uint16 after the first file: of what it may hold, not of what it holds
+        ([[-100, 30_000], [5]], "int16"),
+        ([[1], [65_536]], "int32"),
+        ([[1], [2**31]], "uint32"),
+        ([[-1], [2**31]], "int64"),
+        ([[], [7]], "uint16"),
+        ([[], []], "uint16"),
+    ],
+)
+def test_all_files_have_the_smallest_type_that_fits(tmp_path: Path, values: list[list[int]], kind: str) -> None:
+    blocks = tuple(pa.RecordBatch.from_pydict({"input_ids": pa.array([row], pa.list_(pa.int64()))}) for row in values)
+    manifest = store_of(tmp_path / "store", blocks, batch_bytes=1, file_bytes=1)
+    assert [
+        pa.ipc.open_file(tmp_path / "store" / file.name).schema.field("input_ids").type for file in manifest.files
+    ] == [pa.list_(pa.type_for_alias(kind))] * 2
+    assert rows_of(bf.from_store(tmp_path / "store")) == [{"input_ids": row} for row in values]
+
+
+def vocabulary_store(path: Path, size: int) -> str:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(size)}, "w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    len(bf.from_sequence(["w1 w2", "w3"]).tokenize(tokenizer).cache(path))
+    return bf.from_store(path).stage.rows.manifest.columns["input_ids"]
+
+
+def test_a_known_vocabulary_says_the_type(tmp_path: Path) -> None:
+    assert vocabulary_store(tmp_path / "1", 256) == "list<item: uint8>"
+    assert vocabulary_store(tmp_path / "2", 257) == "list<item: uint16>"
+    assert vocabulary_store(tmp_path / "3", 65_537) == "list<item: int32>"
+
+
+def test_columns_that_come_later_are_null_before(tmp_path: Path) -> None:
+    blocks = (pa.RecordBatch.from_pydict({"a": [1]}), pa.RecordBatch.from_pydict({"b": ["x"], "a": [2.5]}))
+    store_of(tmp_path / "store", blocks, batch_bytes=1, file_bytes=1)
+    assert rows_of(bf.from_store(tmp_path / "store")) == [{"a": 1.0, "b": None}, {"a": 2.5, "b": "x"}]
+
+
+def test_a_column_of_two_types_is_an_error_that_names_both(tmp_path: Path) -> None:
+    blocks = (pa.RecordBatch.from_pydict({"a": [1]}), pa.RecordBatch.from_pydict({"a": ["x"]}))
+    with pytest.raises(
+        bf.DataError, match=r"column 'a' changes its type from int64 to string \(given, row 0\); cast it"
+    ):
+        store_of(tmp_path / "store", blocks, batch_bytes=1)
+
+
+def test_a_row_without_columns_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(bf.DataError, match=r"there is nothing to store in a row without columns \(sequence, row 0\)"):
+        len(bf.from_sequence([{f"{HIDDEN}x": 1}]).cache(tmp_path / "store"))
+
+
+def test_hidden_columns_are_not_stored(tmp_path: Path) -> None:
+    cached = bf.from_sequence([{"x": 1}]).map(lambda sample, rng: sample, seed=3).cache(tmp_path / "store", version="1")
+    assert list(cached) == [{"x": 1}]
+    assert list(cached.stage.rows.store.manifest.columns) == ["x"]
+
+
+def test_an_empty_store(tmp_path: Path) -> None:
+    store_of(tmp_path / "store", (pa.RecordBatch.from_pydict({"input_ids": pa.array([], pa.list_(pa.int32()))}),))
+    stored = bf.from_store(tmp_path / "store", shuffle=True)
+    assert (len(stored), list(stored), list(stored.batch(2, window=4, drop_last=True))) == (0, [], [])
+
+
+def test_lengths_and_labels_are_known_without_rows(tmp_path: Path) -> None:
+    samples = [{"input_ids": [1] * n, "labels": [-100] * (n // 2) + [3] * (n - n // 2)} for n in (3, 0, 5, 2)]
+    len(bf.from_sequence(samples).cache(tmp_path / "store"))
+    (tmp_path / "store" / "00000.arrow").unlink()
+    stored = bf.from_store(tmp_path / "store")
+    assert stored.lengths().tolist() == stored.lengths("labels").tolist() == [3, 0, 5, 2]
+    assert stored.stage.rows.num_labels().tolist() == [2, 0, 3, 1]
+    assert bf.from_sequence(samples).lengths("labels").tolist() == [3, 0, 5, 2]
+    with pytest.raises(bf.DataError, match=r"no list column 'x' in the store .* \(list columns: input_ids, labels\)"):
+        stored.lengths("x")
+
+
+def test_lengths_of_a_column_with_nulls_are_refused(tmp_path: Path) -> None:
+    store_of(tmp_path / "store", (pa.RecordBatch.from_pydict({"a": [[1, None], None, [2]]}),))
+    with pytest.raises(bf.DataError, match=r"column 'a' of the store .* has 2 nulls; filter them out or fill them"):
+        bf.from_store(tmp_path / "store").lengths("a")
+
+
+def test_lengths_of_a_stream_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        TypeError, match=r"the lengths of this data set are not known: it is streamed \(by FromIterable\); cache it"
+    ):
+        bf.from_iterable([{"x": 1}]).lengths()
+
+
+def test_rows_that_follow_one_another_are_not_copied(tmp_path: Path) -> None:
+    store_of(tmp_path / "store", blocks_of([5] * 1000, 1000))
+    index = StoreIndex(str(tmp_path / "store"))
+    memory = index._fetcher._mapped.batch(0, 0).column("input_ids").values.buffers()[1]
+    block, rows = index.locate(np.arange(100, 900))
+    values = block.column("input_ids").values.buffers()[1]
+    assert memory.address <= values.address < memory.address + memory.size
+    assert rows.tolist() == list(range(800))

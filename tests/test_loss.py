@@ -1,0 +1,149 @@
+"""The gradient of every way to batch is that of one big batch: padding, copies, packing and ranks change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+
+import brimful as bf
+from brimful import attention
+from tests.test_attention import LONGEST, VOCABULARY, Tensor, by_mask, causal, loss_sum, model
+
+MOST = 24
+
+
+def rows() -> list[dict[str, Any]]:
+    """Samples of 1 to 24 tokens; some ask for few labels, some for none."""
+    generator = torch.Generator().manual_seed(2)
+    out = []
+    for number in range(23):
+        tokens = torch.randint(1, VOCABULARY, (1 + number * 7 % MOST,), generator=generator)
+        labels = torch.where(torch.arange(len(tokens)) < 1 + number % 5, -100, tokens)
+        out.append({"input_ids": tokens.tolist(), "labels": labels.tolist()})
+    return out
+
+
+def gradients(batches: Iterable[dict[str, Any]], tokens: int | None = None) -> list[Tensor]:
+    """The sum of the gradients of each batch's loss; `tokens` are those of the whole step."""
+    net = model()
+    for batch in batches:
+        positions = batch.get("position_ids")
+        if positions is None:
+            positions = torch.arange(batch["input_ids"].shape[1])[None]
+        logits = net(batch["input_ids"], positions, by_mask(batch) if "segment_ids" in batch else causal)
+        step = batch if tokens is None else batch | {"num_items_in_batch": tokens}
+        bf.token_mean(loss_sum(logits, batch["labels"]), step).backward()
+    return [parameter.grad for parameter in net.parameters()]
+
+
+def big_batch() -> tuple[list[Tensor], int]:
+    (batch,) = bf.from_sequence(rows()).batch(len(rows()))
+    return gradients([batch]), int((batch["labels"] != -100).sum())
+
+
+def assert_same(own: list[Tensor], expected: list[Tensor]) -> None:
+    for one, other in zip(own, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10 * float(other.abs().max()))
+
+
+WAYS: dict[str, Callable[[bf.Dataset], bf.Batches]] = {
+    "arrival": lambda data: data.batch(4),
+    "budget": lambda data: data.batch_by_tokens(64, pad_to_multiple_of=8),
+    "buckets": lambda data: data.batch_by_tokens(64, buckets=[6, 12, 24]),
+    "static": lambda data: data.batch(bf.StaticShapes([8, 16, MOST], 72), window=10),
+    "packed": lambda data: data.pack(LONGEST, rows=2),
+    "packed tight": lambda data: data.pack(MOST, rows=3),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gradient_is_that_of_one_big_batch(way: str) -> None:
+    expected, tokens = big_batch()
+    batches = list(WAYS[way](bf.from_sequence(rows())))
+    assert sum(int((batch["labels"] != -100).sum()) for batch in batches) == tokens
+    if way == "static":
+        assert any((batch["sample_weights"] == 0).any() for batch in batches), "a batch is filled up with copies"
+    assert_same(gradients(batches, tokens), expected)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.mark.parametrize("way", ["budget", "static", "packed"])
+def test_the_gradients_of_ranks_average_to_that_of_one_big_batch(
+    way: str, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks without a batch of their own have fillers, whose loss is 0."""
+    expected, tokens = big_batch()
+    batches = WAYS[way](bf.from_sequence(rows()))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda group=None: world_size)
+    ranks = [gradients(batches.shard(rank, world_size), tokens) for rank in range(world_size)]
+    assert_same([torch.stack(one).mean(0) for one in zip(*ranks, strict=True)], expected)
+
+
+def test_a_mean_of_means_has_another_gradient() -> None:
+    """That the tests above can fail at all."""
+    expected, _ = big_batch()
+    batches = list(WAYS["budget"](bf.from_sequence(rows())))
+    means = [gradient / len(batches) for gradient in gradients(batches)]
+    with pytest.raises(AssertionError):
+        assert_same(means, expected)
+
+
+@pytest.mark.parametrize("tokens", [None, 0, torch.tensor(0)])
+def test_nothing_to_predict_is_no_loss_and_no_gradient(tokens: Any) -> None:
+    batch = {"input_ids": torch.tensor([[3, 4]]), "labels": torch.full((1, 2), -100)}
+    assert all((gradient == 0).all() for gradient in gradients([batch], tokens))
+
+
+@pytest.mark.parametrize("tokens", [8, torch.tensor(8), torch.tensor(8, dtype=torch.int32)])
+def test_the_count_of_the_whole_step_comes_first(tokens: Any) -> None:
+    loss = bf.token_mean(
+        torch.tensor(6.0, dtype=torch.float64), {"labels": torch.tensor([1]), "num_items_in_batch": tokens}
+    )
+    assert (loss.item(), loss.dtype) == (0.75, torch.float64)
+
+
+def test_labels_may_be_nested_or_of_whole_samples() -> None:
+    data = bf.from_sequence([{"input_ids": [1, 2], "labels": [1, -100]}, {"input_ids": [3], "labels": [5]}])
+    (batch,) = data.batch(2, layout="nested")
+    assert bf.token_mean(torch.tensor(6.0), batch).item() == 3
+    (batch,) = bf.from_sequence([{"input_ids": [1], "labels": 4}, {"input_ids": [3], "labels": 5}]).batch(2)
+    assert bf.token_mean(torch.tensor(6.0), batch).item() == 3
+
+
+def test_a_batch_without_labels_needs_a_count() -> None:
+    with pytest.raises(
+        ValueError, match=r"token_mean needs labels or num_items_in_batch in the batch \(got input_ids\)"
+    ):
+        bf.token_mean(torch.tensor(1.0), {"input_ids": torch.tensor([1])})
+
+
+def rank_of_two(rank: int, folder: str) -> None:
+    """A data-parallel step on each rank, with the labels counted over both; rank 0 saves the averaged gradients."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    batches = bf.from_sequence(rows()).batch(12, length_column="input_ids").shard()
+    own = gradients(batches)
+    for gradient in own:
+        dist.all_reduce(gradient)
+    if rank == 0:
+        torch.save([gradient / 2 for gradient in own], f"{folder}/gradients")
+    dist.destroy_process_group()
+
+
+def test_two_processes_count_their_labels_together(tmp_path: Path) -> None:
+    multiprocessing.spawn(rank_of_two, args=(str(tmp_path),), nprocs=2)
+    assert_same(torch.load(tmp_path / "gradients"), big_batch()[0])
+
+
+def test_attention_and_loss_are_had_from_the_package() -> None:
+    assert bf.attention is attention
+    assert {"attention", "token_mean"} <= set(bf.__all__)
+    with pytest.raises(AttributeError, match="module 'brimful' has no attribute 'nothing'"):
+        bf.nothing  # noqa: B018
