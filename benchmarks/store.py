@@ -2,8 +2,8 @@
 
     python benchmarks/store.py [millions of samples]
 
-Lengths are those of WikiText-103 with a BERT tokenizer (mean 104, at most 512), tokens are uint16. The store is written to
-a temporary folder, and lies in the system's page cache when it is read.
+Lengths are those of WikiText-103 with a BERT tokenizer (mean 104, at most 512), tokens are uint16. The stores are written to
+a temporary folder and lie in the system's page cache when they are read.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 import brimful as bf
 
 MAX_TOKENS = 16_384
-RUNS = 3
-FIRST_BATCH = """
+RUNS = 5
+FRESH = """
 import sys, time
 import torch, brimful as bf
+
 began = time.perf_counter()
-batches = bf.from_store(sys.argv[1], shuffle=True).batch_by_tokens(int(sys.argv[2]))
-it = batches.iter()
+it = bf.from_store(sys.argv[1], shuffle=True).batch_by_tokens(int(sys.argv[2])).iter()
 next(it)
 first = time.perf_counter() - began
-for _ in range(int(sys.argv[3])):
-    next(it)
-state = open("/proc/self/status").read() if sys.platform == "linux" else ""
-kB = {line.split(":")[0]: int(line.split()[1]) for line in state.splitlines() if line.startswith(("RssAnon", "RssFile"))}
-print(first, kB.get("RssAnon", 0) / 1e3, kB.get("RssFile", 0) / 1e3)
+for batch in it:
+    pass
+with open("/proc/self/status") as file:
+    resident = {line.split(":")[0]: int(line.split()[1]) / 1e3 for line in file if line.startswith("Rss")}
+print(first, resident["RssAnon"], resident["RssFile"])
 """
 
 
@@ -49,49 +49,48 @@ def lengths_of(count: int) -> np.ndarray[Any, Any]:
     return np.clip(text.astype(int) + 2, 4, 512)
 
 
-def write(folder: Path, count: int) -> None:
+def write(folder: Path, count: int) -> float:
+    """Writes a store of so many samples; ns a token."""
     lengths = lengths_of(count)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
-    tokens = np.random.default_rng(1).integers(0, 30_522, offsets[-1]).astype(np.uint16)
+    tokens = np.random.default_rng(1).integers(0, 30_522, offsets[-1], dtype=np.uint16)
     rows = pa.table({"input_ids": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(tokens))})
     began = time.perf_counter()
     len(bf.from_sequence(rows).cache(folder))
-    seconds = time.perf_counter() - began
-    print(f"written in {seconds:.2f} s: {seconds / offsets[-1] * 1e9:.1f} ns a token")
+    return (time.perf_counter() - began) / float(offsets[-1]) * 1e9
 
 
-def ours(folder: Path) -> tuple[int, float]:
+def epoch(batches: bf.Batches) -> tuple[int, float]:
     """Tokens and seconds of an epoch, in tensors."""
-    batches = bf.from_store(folder, shuffle=True).batch_by_tokens(MAX_TOKENS)
-    tokens = 0
     began = time.perf_counter()
     with batches.iter() as it:
         for _ in it:
             pass
-        tokens = int(it.stats.tokens)
-    return tokens, time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        return int(it.stats.tokens), seconds
 
 
-def with_numpy(folder: Path) -> tuple[int, float]:
-    """The same batches from the same file by plain numpy: planned ahead, tokens gathered by flat indices."""
-    plans = [(batch.window, batch.numbers) for batch in bf.from_store(folder, shuffle=True).batch_by_tokens(MAX_TOKENS).plans()]
-    index = bf.from_store(folder).stage.rows
-    orders = {id(window): window.locate.args[0] for window, _ in plans}
-    block, _ = index.locate(np.arange(len(index)))  # all rows, in memory
-    values, offsets = block.column("input_ids").values.to_numpy(), block.column("input_ids").offsets.to_numpy().astype(np.int64)
-    tokens = 0
-    began = time.perf_counter()
-    for window, numbers in plans:
-        rows = orders[id(window)][numbers]
-        starts, counts = offsets[rows], offsets[rows + 1] - offsets[rows]
-        width = int(counts.max())
-        places = np.arange(width)
-        mask = places < counts[:, None]
-        ids = np.where(mask, values.take(starts[:, None] + places, mode="clip"), 0).astype(np.int64)
-        mask = mask.astype(np.int64)
-        tokens += int(counts.sum())
-        del ids
-    return tokens, time.perf_counter() - began
+class WithNumpy:
+    """The same batches by hand: planned ahead, all tokens in memory, each batch gathered by flat indices."""
+
+    def __init__(self, folder: Path) -> None:
+        stored = bf.from_store(folder)
+        block, _ = stored.stage.rows.locate(np.arange(len(stored)))  # type: ignore[attr-defined]
+        column = block.column("input_ids")
+        self.values, self.offsets = column.values.to_numpy(), column.offsets.to_numpy().astype(np.int64)
+        plans = bf.from_store(folder, shuffle=True).batch_by_tokens(MAX_TOKENS).plans()
+        self.batches = [plan.window.locate.args[0][plan.numbers] for plan in plans]  # type: ignore[attr-defined]
+
+    def epoch(self) -> float:
+        began = time.perf_counter()
+        for rows in self.batches:
+            starts, counts = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
+            places = np.arange(counts.max())
+            filled = places < counts[:, None]
+            gathered = self.values.take(starts[:, None] + places, mode="clip")
+            torch.from_numpy(np.where(filled, gathered, 0).astype(np.int64))
+            torch.from_numpy(filled.astype(np.int64))
+        return time.perf_counter() - began
 
 
 def memcpy(tokens: int) -> float:
@@ -103,34 +102,45 @@ def memcpy(tokens: int) -> float:
     return time.perf_counter() - began
 
 
-def best(run: Callable[[], tuple[int, float]]) -> float:
-    tokens, seconds = run()
-    return tokens / seconds / 1e6
+def fresh(folder: Path) -> str:
+    """The time to the first batch, and the memory after an epoch, of a process of its own."""
+    command = [sys.executable, "-c", FRESH, str(folder), str(MAX_TOKENS)]
+    first, own, files = map(float, subprocess.check_output(command, text=True).split())
+    size = sum(path.stat().st_size for path in folder.glob("*.arrow")) / 1e6
+    return f"{size:5.0f} MB on disk: first batch after {first:.3f} s; after an epoch {own:.0f} MB, and {files:.0f} MB of files"
+
+
+def processor() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())
 
 
 def main() -> None:
     millions = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
-    import torch
-
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one in use; {platform.system()}")
-    print(f"{millions:g} M samples, {MAX_TOKENS:,} tokens a batch; medians of {RUNS} runs in turn")
+    print(
+        f"{processor()}, {os.cpu_count()} cores, one in use; Python {platform.python_version()}, numpy {np.__version__}"
+    )
     with tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "store"
-        write(store, int(millions * 1e6))
-        speeds: dict[str, list[float]] = {"brimful": [], "numpy gather": [], "memcpy": []}
+        store, quarter = Path(folder, "store"), Path(folder, "quarter")
+        price = write(store, int(millions * 1e6))
+        write(quarter, int(millions * 2.5e5))
+        print(f"{millions:g} M samples, {MAX_TOKENS:,} tokens a batch; written at {price:.1f} ns a token")
+        batches, numpy = bf.from_store(store, shuffle=True).batch_by_tokens(MAX_TOKENS), WithNumpy(store)
+        tokens, _ = epoch(batches)
+        ours, gathers, copies = [], [], []
         for _ in range(RUNS):
-            tokens, seconds = ours(store)
-            speeds["brimful"].append(tokens / seconds / 1e6)
-            speeds["numpy gather"].append(best(lambda: with_numpy(store)))
-            speeds["memcpy"].append(tokens / memcpy(tokens) / 1e6)
-        for name, values in speeds.items():
-            print(f"{name:14} {median(values):6.0f} M tokens/s")
-        for steps in (0, 2000):
-            command = [sys.executable, "-c", FIRST_BATCH, str(store), str(MAX_TOKENS), str(steps)]
-            first, anonymous, file = map(float, subprocess.check_output(command, text=True).split())
-            print(f"first batch after {first:.3f} s; memory after {steps:,} more: {anonymous:.0f} MB of its own, {file:.0f} MB of files")
+            ours.append(tokens / epoch(batches)[1] / 1e6)
+            gathers.append(tokens / numpy.epoch() / 1e6)
+            copies.append(tokens / memcpy(tokens) / 1e6)
+        print(f"best and median of {RUNS} epochs in turn, M tokens/s")
+        for name, speeds in (("brimful", ours), ("numpy, by hand", gathers), ("memcpy", copies)):
+            print(f"  {name:15} {max(speeds):5.0f} {median(speeds):5.0f}")
+        del batches, numpy
+        for path in (quarter, store):
+            print(fresh(path))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,17 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "brimful"
+OPTIONS = [
+    "-x",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "--assert=plain",
+    "--tb=line",
+    "--timeout=60",
+    "-o",
+    "addopts=--import-mode=importlib",
+]
 FAILED = 1
 """What pytest exits with where tests failed; other codes say that none ran."""
 
@@ -151,7 +162,13 @@ MUTANTS = [
         of("test_law", "test_blocks_never_change_what_a_stage_gives[Take]"),
     ),
     Mutant("a count begins anew", "stages/enumerate.py", "[after, number]", "[after, 0]", law("Enumerate")),
-    Mutant("rows draw the numbers of others", "stages/keyed.py", "[epoch, after, number]", "[epoch, after, 0]", law("Keyed")),
+    Mutant(
+        "rows draw the numbers of others",
+        "stages/keyed.py",
+        "[epoch, after, number]",
+        "[epoch, after, 0]",
+        law("Keyed"),
+    ),
     Mutant(
         "a data set that follows begins with the first epoch",
         "stages/concat.py",
@@ -347,7 +364,7 @@ def survives(mutant: Mutant) -> str | None:
         shutil.copytree(PACKAGE, f"{folder}/brimful")
         Path(folder, "brimful", mutant.file).write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
         ran = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=line", "--timeout=60", *mutant.tests],
+            [sys.executable, "-m", "pytest", *OPTIONS, *mutant.tests],
             cwd=ROOT,
             env=os.environ | {"PYTHONPATH": folder, "BRIMFUL_SRC": folder, "HYPOTHESIS_PROFILE": "mutant"},
             capture_output=True,

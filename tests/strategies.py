@@ -87,6 +87,11 @@ def sample(number: int, length: int) -> Sample:
     return {"id": number, "text": text, "input_ids": tokens, "labels": tokens}
 
 
+def schema(token: pa.DataType) -> pa.Schema:
+    tokens = pa.list_(token)
+    return pa.schema([("id", pa.int64()), ("text", pa.string()), ("input_ids", tokens), ("labels", tokens)])
+
+
 def samples_of(lengths: Iterable[int], first: int = 0) -> list[Sample]:
     return [sample(number, length) for number, length in enumerate(lengths, first)]
 
@@ -108,7 +113,12 @@ class Blocks(Stage[Block]):
         epoch, number = at
         rows = samples_of(self.lengths, first=1000 * epoch)
         rows = rows[epoch:] + rows[:epoch]
-        schema = [("id", pa.int64()), ("text", pa.string()), ("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))]
+        schema = [
+            ("id", pa.int64()),
+            ("text", pa.string()),
+            ("input_ids", pa.list_(pa.int32())),
+            ("labels", pa.list_(pa.int32())),
+        ]
         block = pa.RecordBatch.from_pylist(rows, pa.schema(schema))
         block = block.append_column(ORIGIN, origins("blocks", np.arange(len(rows)), "row"))
         ends = np.minimum(np.cumsum([*self.sizes, len(rows)]), len(rows)).tolist()
@@ -128,9 +138,17 @@ blocks = st.builds(lambda lengths, sizes: lambda: Blocks(tuple(lengths), sizes),
 @contextmanager
 def small(rows: int, size: int = 1 << 20) -> Iterator[None]:
     """Blocks, buffers and reads so small that little data has many of them."""
-    limits = {"BLOCK_ROWS": rows, "ROWS": rows, "BLOCK_BYTES": size, "BUFFER_BYTES": size, "READ_BYTES": max(1, size // 4)}
+    limits = {
+        "BLOCK_ROWS": rows,
+        "ROWS": rows,
+        "BLOCK_BYTES": size,
+        "BUFFER_BYTES": size,
+        "READ_BYTES": max(1, size // 4),
+    }
     modules = [module for name, module in sys.modules.items() if name.startswith("brimful")]
-    patches = [patch.object(module, name, limits[name]) for module in modules for name in limits.keys() & vars(module).keys()]
+    patches = [
+        patch.object(module, name, limits[name]) for module in modules for name in limits.keys() & vars(module).keys()
+    ]
     try:
         for one in patches:
             one.start()
@@ -198,7 +216,7 @@ def files(draw: st.DrawFn) -> Make:
         text = draw(st.sampled_from([b"{bad\n", b"\xff\n\n"])) + text if bad and draw(st.booleans()) else text
         urls.append(shard(text, draw(st.sampled_from([".jsonl", ".jsonl.gz", ".jsonl.zst"]))))
         number += len(counts)
-    settings = draw(
+    settings: dict[str, Any] = draw(
         st.fixed_dictionaries(
             {
                 "format": st.sampled_from(["auto", "jsonl"] if bad else ["auto", "jsonl", read_json]),
@@ -211,17 +229,14 @@ def files(draw: st.DrawFn) -> Make:
             }
         )
     )
-    schema = pa.schema(
-        [("id", pa.int64()), ("text", pa.string()), ("input_ids", pa.list_(pa.int64())), ("labels", pa.list_(pa.int64()))]
-    )
-    return lambda: bf.from_files(urls, schema=schema, **settings).stage
+    return lambda: bf.from_files(urls, schema=schema(pa.int64()), **settings).stage
 
 
 # -- functions of a user's -----------------------------------------------------------------------------------------------
 
 
 def in_even_epochs(sample: Sample) -> bool:
-    return sample["id"] // 1000 % 2 == 0
+    return bool(sample["id"] // 1000 % 2 == 0)
 
 
 def longer(sample: Sample) -> Sample:
@@ -296,18 +311,18 @@ def tagged(item: Any) -> Any:
 # -- stages: for each class, how to draw its settings --------------------------------------------------------------------
 
 
-def on(cls: type[Stage[Any]], **settings: Any) -> SearchStrategy[Link]:
+def on(cls: type[Any], **settings: Any) -> SearchStrategy[Link]:
     """Stages of a class on an upstream that is given later; settings are strategies, or values."""
     drawn = {name: value if isinstance(value, SearchStrategy) else st.just(value) for name, value in settings.items()}
     return st.fixed_dictionaries(drawn).map(lambda kwargs: lambda upstream: cls(upstream, **kwargs))
 
 
-def keyed(cls: type[Stage[Any]], plain: Any, seeded: Any) -> SearchStrategy[Link]:
+def keyed(cls: type[Any], plain: Any, seeded: Any) -> SearchStrategy[Link]:
     """Stages that call a user's function: as it is, or with a generator keyed by the row."""
     seeds = st.integers(0, 1)
     return st.one_of(
         *(on(cls, fn=fn, seeded=False) for fn in plain),
-        seeds.map(lambda seed: lambda upstream: cls(Keyed(upstream, seed), seeded, True)),  # type: ignore[call-arg]
+        seeds.map(lambda seed: lambda upstream: cls(Keyed(upstream, seed), seeded, True)),
     )
 
 
@@ -341,7 +356,9 @@ SOURCES: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {
     FromIterable: lengths.map(lambda counts: lambda: bf.from_iterable(samples_of(counts)).stage),
     FromSequence: st.one_of(
         st.builds(
-            lambda counts, shuffle, seed: lambda: bf.from_sequence(samples_of(counts), shuffle=shuffle, seed=seed).stage,
+            lambda counts, shuffle, seed: (
+                lambda: bf.from_sequence(samples_of(counts), shuffle=shuffle, seed=seed).stage
+            ),
             lengths,
             st.booleans(),
             seeds,
@@ -399,7 +416,7 @@ BATCHES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # windows to b
 }
 SHARES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to batches
     Sharded: st.builds(
-        lambda rank, uneven: lambda upstream: Sharded(upstream, *rank, uneven=uneven),
+        lambda rank, uneven: lambda upstream: Sharded(upstream, rank[0], rank[1], uneven=uneven),
         st.sampled_from([(0, 1), (0, 2), (1, 2), (2, 3)]),
         st.sampled_from(["pad", "drop", "wrap"]),
     ),
@@ -410,6 +427,8 @@ TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to w
         length_columns=("input_ids",),
         pad_values={"input_ids": 9},
         left=st.booleans(),
+        layout=st.sampled_from(["padded", "nested"]),
+        dtypes=st.sampled_from([{}, {"input_ids": "int32", "attention_mask": "bool"}]),
         collate_fn=st.sampled_from([None, list]),
     ),
 }
@@ -421,8 +440,19 @@ ITEMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # anything to an
     Repeat: on(Repeat),
     TakeItems: on(TakeItems, count=count),
 }
-STAGES: Final = {*SOURCES, *ROWS, *SEVERAL, *WINDOWS, *SHUFFLES, *BATCHES, *SHARES, *TENSORS, *SAMPLES, *ITEMS}
-CUTTERS: Final = {Chunk, ConcatChunk, PackChunk, MapBlocks}
+STAGES: Final[set[type[Stage[Any]]]] = {
+    *SOURCES,
+    *ROWS,
+    *SEVERAL,
+    *WINDOWS,
+    *SHUFFLES,
+    *BATCHES,
+    *SHARES,
+    *TENSORS,
+    *SAMPLES,
+    *ITEMS,
+}
+CUTTERS: Final[set[type[Stage[Any]]]] = {Chunk, ConcatChunk, PackChunk, MapBlocks}
 """After these a sample may have no text."""
 
 
@@ -450,8 +480,9 @@ def sources() -> SearchStrategy[Make]:
 @st.composite
 def row_links(draw: st.DrawFn, seen: frozenset[type[Stage[Any]]] = frozenset()) -> list[Link]:
     """A few stages from rows to rows, shuffles among them; `seen`: what may lie below."""
-    links = []
-    for cls in draw(st.lists(st.sampled_from([*ROWS, Shuffle, Ahead, Repeat]), max_size=4)):
+    links: list[Link] = []
+    classes: list[type[Stage[Any]]] = [*ROWS, Shuffle, Ahead, Repeat]
+    for cls in draw(st.lists(st.sampled_from(classes), max_size=4)):
         if (cls is Tokenize and seen & CUTTERS) or (cls is Pad and Pad in seen):
             continue
         seen |= {cls}

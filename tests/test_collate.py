@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.testing import assert_exact_resume
 from brimful.windows import Batch, Packs
 
 Rows: TypeAlias = list[dict[str, Any]]
@@ -399,14 +400,11 @@ def test_what_the_plan_gives_has_the_type_that_is_asked_for() -> None:
             {"dtypes": {"input_ids": "int33"}},
             r"dtypes\['input_ids'\] must be one of bool, .* \(got 'int33'",
         ),
-        ([{"input_ids": [1]}], {"layout": "ragged"}, r"layout must be one of padded, nested \(got 'ragged'\)"),
     ],
 )
 @pytest.mark.parametrize("layout", ["padded", "nested", "packed"])
 def test_what_a_type_does_not_hold_is_refused(rows: Rows, options: Any, message: str, layout: Any) -> None:
     data = bf.from_sequence(rows)
-    if layout == "packed" and "layout" in options:
-        pytest.skip("packed is a layout of its own")
     with pytest.raises(ValueError, match=message):
         next(iter(data.pack(4, **options) if layout == "packed" else data.batch(1, **({"layout": layout} | options))))
 
@@ -458,6 +456,11 @@ def test_nested_samples_are_cut_as_planned() -> None:
         bf.TokenBudget(8), layout="nested", overlong="truncate", shuffle_batches=False, window=2
     ).take(1)
     assert batch["input_ids"].values().tolist() == list(range(8))
+
+
+def test_a_layout_is_padded_or_nested() -> None:
+    with pytest.raises(ValueError, match=r"layout must be one of padded, nested \(got 'ragged'\)"):
+        bf.from_sequence([{"input_ids": [1]}]).batch(1, layout="ragged")  # type: ignore[typeddict-item]
 
 
 def test_nested_batches_have_no_static_shapes() -> None:
@@ -682,3 +685,23 @@ def test_more_shapes_than_torch_compiles_are_told_once_where_few_were_asked_for(
         assert warnings(data.batch(bf.StaticShapes(few, 40), window=40))[0].startswith("8 distinct batch shapes")
     finally:
         torch._dynamo.config.recompile_limit = 8  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("way", ["packed", "split", "nested", "static", "function"])
+def test_resuming_gives_the_same_tensors(way: str, streamed: bool) -> None:
+    rows = table([number % 9 for number in range(20)], ("labels", "text", "spans"))
+
+    def make() -> bf.Batches:
+        data = dataset(rows, streamed)
+        if way == "packed":
+            return data.pack(12, rows=2, window=8)
+        if way == "split":
+            return data.pack(4, rows=3, window=8, overlong="split")
+        if way == "nested":
+            return data.batch(bf.TokenBudget(20), window=8, layout="nested")
+        if way == "static":
+            return data.batch(bf.StaticShapes((4, 8), 24), window=8)
+        return data.batch(3, collate_fn=list)
+
+    assert_exact_resume(make, max_resumes=6)

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.rows import Sample
+from brimful.stats import Stats
 from brimful.testing import first_difference
 from tests import strategies as draw
 from tests.test_law import examples
@@ -76,7 +77,10 @@ def test_resume_at_the_end_of_an_epoch_goes_on_with_the_next(pipeline: Any) -> N
     for count in (epoch - 1, epoch, epoch + 1, 2 * epoch):
         it = pipeline(True).iter()
         taken(it, count)
-        same(taken(pipeline(True).iter(json.loads(json.dumps(it.state_dict()))), epoch), everything[count : count + epoch])
+        same(
+            taken(pipeline(True).iter(json.loads(json.dumps(it.state_dict()))), epoch),
+            everything[count : count + epoch],
+        )
         it.close()
 
 
@@ -121,6 +125,15 @@ def test_two_shuffles_with_one_seed_differ() -> None:
     later = [sample["id"] for sample in bf.from_sequence(ROWS).map(dict).shuffle(20)]
     assert sorted(once) == sorted(later)
     assert once != later
+
+
+def test_what_comes_last_in_a_row_of_data_sets_may_repeat() -> None:
+    data = bf.from_sequence(["a", "b"]) + bf.from_sequence(["c", "d"], repeat=True)
+    assert "".join(sample["text"] for sample in islice(data, 8)) == "abcdcdcd"
+    with pytest.raises(
+        ValueError, match="^data set 0 repeats without end, so that none after it is reached; repeat only"
+    ):
+        data + data
 
 
 def never(sample: Sample) -> bool:
@@ -204,43 +217,31 @@ def test_ctrl_c_leaves_a_state_and_the_iterator_goes_on(ahead: int, window: int 
     with draw.small(3):
         expected = list(batches(None))
         it = batches(KeyboardInterrupt()).iter()
-        found = []
+        found: list[Any] = []
         with pytest.raises(KeyboardInterrupt):
-            for batch in it:
-                found.append(batch)
+            found.extend(it)
         state = it.state_dict()
         same(found + list(batches(None).iter(state)), expected)
         same(found + list(it), expected)
 
 
-class Touchy(dict[str, Any]):
-    """A batch that meets a Ctrl-C as it is looked at for the first time."""
-
-    def __init__(self, *args: Any, touchy: bool) -> None:
-        dict.__init__(self, *args)
-        self.touchy = touchy
-
-    def __contains__(self, name: object) -> bool:
-        if self.touchy:
-            raise KeyboardInterrupt
-        return dict.__contains__(self, name)
-
-
-def test_ctrl_c_while_an_item_is_handed_out_loses_no_item() -> None:
+def test_ctrl_c_while_an_item_is_handed_out_loses_no_item(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = itertools.count()
+    took = Stats.took
 
-    def touchy(batch: dict[str, Any]) -> dict[str, Any]:
-        return Touchy(batch, touchy=next(calls) == 3)
+    def touchy(stats: Stats, item: Any) -> None:
+        took(stats, item)
+        if next(calls) == 3:
+            raise KeyboardInterrupt
 
-    it = bf.from_sequence(ROWS).batch(2).map(touchy).iter()
-    found: list[int] = []
+    monkeypatch.setattr(Stats, "took", touchy)
+    it = bf.from_sequence(ROWS).batch(2).iter()
+    found: list[Any] = []
     with pytest.raises(KeyboardInterrupt):
-        for batch in it:
-            found += batch["id"].tolist()
-    assert len(found) == 6
-    for batch in it:
-        found += batch["id"].tolist()
-    assert found == list(range(len(ROWS)))
+        found.extend(it)
+    assert len(found) == 3
+    found.extend(it)
+    assert [number for batch in found for number in batch["id"].tolist()] == list(range(len(ROWS)))
 
 
 def test_ctrl_c_in_a_tokenizer_of_another_thread() -> None:
@@ -249,10 +250,9 @@ def test_ctrl_c_in_a_tokenizer_of_another_thread() -> None:
     with draw.small(2):
         expected = list(bf.from_iterable(texts).tokenize(draw.letters))
         it = bf.from_iterable(texts).tokenize(once.on_texts).iter()
-        found = []
+        found: list[Any] = []
         with pytest.raises(KeyboardInterrupt):
-            for sample in it:
-                found.append(sample)
+            found.extend(it)
         same(found + list(it), expected)
 
 
@@ -299,9 +299,9 @@ def test_an_exception_breaks_the_iterator_for_ever() -> None:
         with pytest.raises(bf.StageError, match=rf"^map\(Once\) failed at shard {name}, line 8: ValueError: no eight$"):
             taken(it)
         for _ in range(2):
-            with pytest.raises(bf.BrokenError, match="^this iterator failed earlier: map.*no eight"):
+            with pytest.raises(bf.BrokenError, match=r"^this iterator failed earlier: map.*no eight"):
                 next(it)
-            with pytest.raises(bf.BrokenError, match="^a failed iterator has no state: map.*no eight"):
+            with pytest.raises(bf.BrokenError, match=r"^a failed iterator has no state: map.*no eight"):
                 it.state_dict()
         it.close()
         with pytest.raises(bf.BrokenError):
@@ -358,11 +358,10 @@ def test_an_error_comes_after_the_rows_before_it() -> None:
     for workers in (0, 2):
         with draw.small(2, 64):
             it = bf.from_files(draw.shard(lines, ".jsonl")).tokenize(draw.letters, max_workers=workers).iter()
-            found = []
+            found: list[Any] = []
             with pytest.raises(bf.DataError, match=r"line 8: "):
-                for sample in it:
-                    found.append(sample["id"])
-            assert found == list(range(7))
+                found.extend(it)
+            assert [sample["id"] for sample in found] == list(range(7))
 
 
 # -- what is left behind -----------------------------------------------------------------------------------------------------
@@ -386,7 +385,9 @@ def background() -> list[str]:
 
 def everything() -> bf.Batches:
     """All that reads, or works, in the background."""
-    data = bf.from_files(shards(".jsonl.gz", 8) + shards(".jsonl", 3), n_active_shards=3, n_standby_shards=2, repeat=True)
+    data = bf.from_files(
+        shards(".jsonl.gz", 8) + shards(".jsonl", 3), n_active_shards=3, n_standby_shards=2, repeat=True
+    )
     return data.tokenize(draw.letters, max_workers=2).shuffle(4).batch_by_tokens(16, window=4).prefetch(2)
 
 
@@ -401,7 +402,6 @@ def dropped(it: bf.iterator.ResumableIterator[Any]) -> None:
 def left(it: bf.iterator.ResumableIterator[Any]) -> None:
     with it:
         next(it)
-
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="asks Linux which files are open")

@@ -181,11 +181,11 @@ def test_blocks_are_joined_by_the_names_of_their_columns(pieces: list[list[dict[
     joined = concat(blocks)
     expected = [row for piece in pieces for row in piece]
     assert joined.num_rows == len(expected)
-    for made, given in zip(joined.to_pylist(), expected):
+    for made, row in zip(joined.to_pylist(), expected):
         assert {name: value for name, value in made.items() if value is not None and name not in ("id", "e")} == {
-            name: value for name, value in given.items() if value is not None and name != "e"
+            name: value for name, value in row.items() if value is not None and name != "e"
         }
-        assert {k: v for k, v in (made.get("e") or {}).items() if v is not None} == (given.get("e") or {})
+        assert {k: v for k, v in (made.get("e") or {}).items() if v is not None} == (row.get("e") or {})
 
 
 def test_blocks_without_rows_do_not_count_and_none_is_empty() -> None:

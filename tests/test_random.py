@@ -55,7 +55,7 @@ def test_a_permutation_mixes(count: int) -> None:
 
 
 def test_each_order_of_a_few_is_as_likely_as_any_other() -> None:
-    counts = {order: 0 for order in itertools.permutations(range(4))}
+    counts = dict.fromkeys(itertools.permutations(range(4)), 0)
     for key in range(24_000):
         counts[tuple(random.permutation(4, random.key(key)).tolist())] += 1
     expected = 1_000

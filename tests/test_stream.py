@@ -50,11 +50,31 @@ DIFFERENT: dict[str, tuple[Any, Any, str]] = {
         samples.take(8).skip(1),
         "Skip.Take.count was 9 when it was saved and is 8 here",
     ),
-    "another seed": (samples.shuffle(5, seed=1), samples.shuffle(5), "Shuffle.seed was 1 when it was saved and is 42 here"),
-    "another buffer": (samples.shuffle(5), samples.shuffle(6), "Shuffle.Planned.size was 5 when it was saved and is 6 here"),
-    "another function": (samples.map(other), samples.map(dict), "Map.fn was 'other' when it was saved and is 'dict' here"),
-    "repeats": (samples, bf.from_sequence(ROWS, repeat=True), "Sampled was FromSequence when it was saved and is Repeat here"),
-    "other rows": (samples, bf.from_sequence(ROWS[1:]), "FromSequence.rows.rows was 20 when it was saved and is 19 here"),
+    "another seed": (
+        samples.shuffle(5, seed=1),
+        samples.shuffle(5),
+        "Shuffle.seed was 1 when it was saved and is 42 here",
+    ),
+    "another buffer": (
+        samples.shuffle(5),
+        samples.shuffle(6),
+        "Shuffle.Planned.size was 5 when it was saved and is 6 here",
+    ),
+    "another function": (
+        samples.map(other),
+        samples.map(dict),
+        "Map.fn was 'other' when it was saved and is 'dict' here",
+    ),
+    "repeats": (
+        samples,
+        bf.from_sequence(ROWS, repeat=True),
+        "Sampled was FromSequence when it was saved and is Repeat here",
+    ),
+    "other rows": (
+        samples,
+        bf.from_sequence(ROWS[1:]),
+        "FromSequence.rows.rows was 20 when it was saved and is 19 here",
+    ),
     "other values": (
         samples,
         bf.from_sequence([{**row, "id": 0} for row in ROWS]),
@@ -154,7 +174,11 @@ REPLAYED: dict[str, tuple[int, Callable[[bf.Dataset], Any], str]] = {
     "chunks": (2, lambda data: data.concat_chunk(7), "ConcatChunk read other rows"),
     "packs": (1, lambda data: data.pack_chunk(20), "PackChunk read other rows"),
     "copies": (5, lambda data: data.flat_map(thrice), "Recut read other rows .* at 4 rows into a block"),
-    "a mix": (5, lambda data: bf.interleave_datasets([data, samples]), "Interleave read other rows .* at 2 rows into a block"),
+    "a mix": (
+        5,
+        lambda data: bf.interleave_datasets([data, samples]),
+        "Interleave read other rows .* at 2 rows into a block",
+    ),
 }
 
 
@@ -184,9 +208,7 @@ def test_an_edited_shard_is_refused(
 
 
 @pytest.mark.parametrize(("count", "pipeline", "message"), REPLAYED.values(), ids=REPLAYED)
-def test_a_random_function_is_refused(
-    count: int, pipeline: Callable[[bf.Dataset], Any], message: str
-) -> None:
+def test_a_random_function_is_refused(count: int, pipeline: Callable[[bf.Dataset], Any], message: str) -> None:
     calls = itertools.count()
 
     def fickle(sample: Sample) -> Sample:
@@ -203,10 +225,10 @@ def test_a_random_function_is_refused(
 
 @pytest.mark.parametrize("count", [3, 5, 6])
 def test_rows_that_are_gone_are_refused(count: int) -> None:
-    rows = list(ROWS)
-    for pipeline in (lambda data: data.shuffle(9), lambda data: data.batch(2, window=9)):
+    pipelines: list[Callable[[bf.Dataset], Any]] = [lambda data: data.shuffle(9), lambda data: data.batch(2, window=9)]
+    for pipeline in pipelines:
         with draw.small(6):
-            state = saved(pipeline(bf.from_iterable(rows)), count)
+            state = saved(pipeline(bf.from_iterable(ROWS)), count)
             with pytest.raises(bf.StateError, match=r"read other rows|the iterable has \d+ samples, but this state"):
                 taken(pipeline(bf.from_iterable([])).iter(state))
 
@@ -216,7 +238,10 @@ def test_rows_that_are_gone_are_refused(count: int) -> None:
     [
         ([], r"a state is a dict of version, header and position, as state_dict\(\) returns it \(got list\)"),
         ({"position": 1}, r"a state is a dict of version, header and position, .* \(got \['position'\]\)"),
-        ({"version": 99, "header": None, "position": 1}, "this state has version 99, but this release .* reads version 1"),
+        (
+            {"version": 99, "header": None, "position": 1},
+            "this state has version 99, but this release .* reads version 1",
+        ),
     ],
 )
 def test_what_is_no_state_is_refused(state: Any, message: str) -> None:

@@ -164,6 +164,7 @@ class Batches:
 
     def prefetch(self, n: int) -> Batches:
         """Up to n batches made ahead of use by a thread, over the ends of epochs too."""
+        require("n", n, 1, "batch")
         return replace(self, stage=Ahead(self._endless, n, "prefetch"), repeats=False)
 
     @property

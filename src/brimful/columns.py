@@ -103,7 +103,7 @@ class Plain:
     def of(self, numbers: IntArray) -> Any:
         """Those of some samples: stacked (len(numbers),), or a list."""
         if isinstance(self.values, torch.Tensor):
-            return self.values[torch.from_numpy(numbers)]
+            return self.values[torch.from_numpy(numbers.copy())]  # a policy's numbers may be read-only
         return self.values.take(pa.array(self.rows[numbers])).to_pylist()
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from brimful.batches import Batches, BatchOptions, PackOptions, batches_of, packs_of, windows_of
 from brimful.encoders import encoder_for, missing_bos_eos
+from brimful.errors import require
 from brimful.iterator import ResumableIterator
 from brimful.plan import FixedSize, Packed, Policy, TokenBudget
 from brimful.planners import ByKey
@@ -180,7 +181,7 @@ class Dataset:
         >>> [sample["input_ids"].tolist() for sample in samples.chunk(6)]
         [[0, 1, 2, 3, 4, 5]]
         """
-        return self._add(Recut(Chunk(self.stage, chunk_length, tuple(target_columns), drop_remainder)))
+        return self._add(Recut(Chunk(self.stage, chunk_length, _targets(target_columns), drop_remainder)))
 
     def concat_chunk(self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",)) -> Dataset:
         """All samples end to end, cut; the tail of an epoch that fills no chunk is dropped and counted.
@@ -190,7 +191,7 @@ class Dataset:
         >>> [sample["input_ids"].tolist() for sample in samples.concat_chunk(2)]
         [[0, 1], [2, 3]]
         """
-        return self._add(Recut(ConcatChunk(self.stage, tuple(target_columns), chunk_length)))
+        return self._add(Recut(ConcatChunk(self.stage, _targets(target_columns), chunk_length)))
 
     def pack_chunk(
         self,
@@ -206,7 +207,7 @@ class Dataset:
         >>> [sample["input_ids"].tolist() for sample in samples.pack_chunk(4)]
         [[0, 1, 2], [3, 4]]
         """
-        return self._add(Recut(PackChunk(self.stage, tuple(target_columns), chunk_length, discard_long_samples)))
+        return self._add(Recut(PackChunk(self.stage, _targets(target_columns), chunk_length, discard_long_samples)))
 
     def pad(self, pad_values: Mapping[str, int], chunk_length: int) -> Dataset:
         """Fills each list of the columns in `pad_values` to `chunk_length` values."""
@@ -217,6 +218,7 @@ class Dataset:
 
         Price: one and a half windows held; a resume reads the window again.
         """
+        require("buffer_size", buffer_size, 1, "sample")
         return self._add(Shuffle(windows_of(self.stage, buffer_size), seed))
 
     def take(self, n: int) -> Dataset:
@@ -265,7 +267,8 @@ class Dataset:
             TypeError: the data set is streamed.
             DataError: there is no such list column, or it has nulls.
 
-        >>> from_sequence([{"input_ids": [1, 2]}, {"input_ids": [3]}]).lengths().tolist()
+        >>> import brimful as bf
+        >>> bf.from_sequence([{"input_ids": [1, 2]}, {"input_ids": [3]}]).lengths().tolist()
         [2, 1]
         """
         if not isinstance(self.stage, FromSequence):
@@ -429,4 +432,11 @@ def concat_datasets(datasets: Sequence[Dataset]) -> Dataset:
             raise ValueError(
                 f"data set {number} repeats without end, so that none after it is reached; repeat only the last"
             )
-    return Dataset(Concat(tuple(dataset.stage for dataset in datasets)), datasets[-1].repeats and len(datasets) == 1)
+    return Dataset(Concat(tuple(dataset._endless for dataset in datasets)))
+
+
+def _targets(names: str | Sequence[str]) -> tuple[str, ...]:
+    columns = (names,) if isinstance(names, str) else tuple(names)
+    if not columns:
+        raise ValueError("target_columns must name at least one column (got none)")
+    return columns

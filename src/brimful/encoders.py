@@ -143,8 +143,12 @@ class CallableEncoder(Encoder):
     kwargs: dict[str, Any]
 
     def encode(self, texts: list[str]) -> Iterable[Sequence[int]]:
-        rows = self.fn(texts, **self.kwargs)
-        return cast(Iterable[Sequence[int]], rows["input_ids"] if isinstance(rows, Mapping) else rows)
+        answer = self.fn(texts, **self.kwargs)
+        rows = list(answer["input_ids"] if isinstance(answer, Mapping) else answer)
+        for row in rows:
+            if len(row) and not hasattr(row[0], "__index__"):  # a float would be cut off to an integer
+                raise TypeError(f"the tokenizer must return integers (got {type(row[0]).__name__})")
+        return rows
 
     def depends_on(self) -> tuple[Any, ...]:
         return getattr(self.fn, "__name__", type(self.fn).__name__), describe(self.kwargs)

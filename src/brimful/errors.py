@@ -48,8 +48,7 @@ def require(name: str, value: float, least: float, unit: str = "") -> None:
     ValueError: max_tokens must be at least 1 token (got 0)
     """
     if value < least:
-        unit = f" {unit}" + "s" * (least != 1) if unit else ""
-        raise ValueError(f"{name} must be at least {least:,}{unit} (got {value:,})")
+        raise ValueError(f"{name} must be at least {least:,}{unit and ' ' + unit} (got {value:,})")
 
 
 def one_of(name: str, value: str, *choices: str) -> None:

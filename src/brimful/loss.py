@@ -51,11 +51,8 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, group: Any =
         if world_size > 1:
             tokens = tokens.to(loss_sum.device)
             torch.distributed.all_reduce(tokens, group=process_group)
-    if isinstance(tokens, torch.Tensor):
-        tokens = tokens.to(loss_sum.device, non_blocking=True).clamp(min=1)
-    else:
-        tokens = max(tokens, 1)
-    return loss_sum * world_size / tokens
+    count = torch.as_tensor(tokens).to(loss_sum.device, non_blocking=True)
+    return loss_sum * world_size / count.clamp(min=1)
 
 
 def _group(group: Any) -> tuple[Any, int]:

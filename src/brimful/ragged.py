@@ -143,7 +143,7 @@ def surround(column: Ragged, before: int | None, after: int | None) -> Ragged:
     extra = (before is not None) + (after is not None)
     first, last = int(column.offsets[0]), int(column.offsets[-1])
     offsets = column.offsets - first + np.arange(len(column.offsets)) * extra
-    values = np.empty(offsets[-1], dtype=column.values.dtype)
+    values = np.empty(offsets[-1], dtype=holding(column.values.dtype, before or 0, after or 0))
     inner = np.ones(len(values), dtype=bool)
     for token, places in ((before, offsets[:-1]), (after, offsets[1:] - 1)):
         if token is not None:
@@ -151,6 +151,14 @@ def surround(column: Ragged, before: int | None, after: int | None) -> Ragged:
             inner[places] = False
     values[inner] = column.values[first:last]
     return Ragged(values, offsets)
+
+
+def holding(dtype: Any, *values: int) -> Any:
+    """A numeric type, or where it is an integer one that is too small for some values, the next one that holds them."""
+    if dtype.kind not in "iu" or all(np.iinfo(dtype).min <= value <= np.iinfo(dtype).max for value in values):
+        return dtype
+    wide = np.result_type(dtype, *(np.min_scalar_type(value) for value in values))
+    return wide if wide.kind in "iu" else np.dtype(np.int64)
 
 
 class Gaps(NamedTuple):

@@ -59,7 +59,7 @@ def from_files(
     given = (urls,) if isinstance(urls, str | os.PathLike) else tuple(urls)
     if not given:
         raise ValueError("urls must name at least one file (got none)")
-    kept = None if columns is None else tuple(columns)
+    kept = None if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
     typed = schema if schema is None or isinstance(schema, pa.Schema) else pa.schema(list(schema.items()))
     stage = FromFiles(
         Shards(tuple(os.fspath(url) for url in given), dict(storage_options or {})),
@@ -105,15 +105,14 @@ def from_store(path: str | os.PathLike[str], *, repeat: bool = False, shuffle: b
         shuffle: another order each epoch: of runs of 64 rows, and of the rows of each 131,072.
         seed: of that order.
     Raises:
+        ValueError: the folder is not local.
         FileNotFoundError: there is no store, or one that is not finished.
         StateError: another release of brimful wrote it, in a version that this one does not read.
         DataError: its manifest is damaged; (when run) a file is missing or damaged.
     State: [epoch, samples handed on]; of batches [epoch, number of the window, batches handed on].
     Price: opening reads one file (1,000 files of rows: 20 ms). See `brimful.store.index.StoreIndex`.
     """
-    rows = StoreIndex(os.fspath(path))
-    rows.manifest  # noqa: B018  what is wrong with it is known now
-    return Dataset(FromSequence(rows, shuffle, seed), repeat)
+    return Dataset(FromSequence(StoreIndex.opened(path), shuffle, seed), repeat)
 
 
 def from_iterable(iterable: Iterable[Sample | str], *, repeat: bool = False) -> Dataset:

@@ -19,7 +19,18 @@ from numpy.typing import NDArray
 
 from brimful import random
 from brimful.errors import HIDDEN, ORIGIN, DataError, StageError, StateError, where
-from brimful.ragged import EMPTY, column_of, concat, fingerprint, is_ragged, list_array, numpy_of, ragged, with_column
+from brimful.ragged import (
+    EMPTY,
+    Ragged,
+    column_of,
+    concat,
+    fingerprint,
+    is_ragged,
+    list_array,
+    numpy_of,
+    ragged,
+    with_column,
+)
 from brimful.stream import BLOCK_ROWS, END, Stage, State, running
 
 Sample: TypeAlias = dict[str, Any]
@@ -113,8 +124,14 @@ def cut(block: Block) -> Iterator[Block]:
         yield block.slice(first, BLOCK_ROWS)
 
 
-def call(stage: str, fn: Callable[..., Any], block: Block, seeded: bool = False) -> Iterator[Any]:
-    """`fn(sample)` for each row of a block, `fn(sample, rng)` where seeded, by the keys in the block.
+def call(
+    stage: str,
+    fn: Callable[..., Any],
+    block: Block,
+    seeded: bool = False,
+    convert: Callable[[Any], Any] = lambda result: result,
+) -> Iterator[Any]:
+    """`convert(fn(sample))` for each row of a block, `fn(sample, rng)` where seeded, by the keys in the block.
 
     Raises:
         StageError: what `fn` raised, with the row's place.
@@ -122,7 +139,7 @@ def call(stage: str, fn: Callable[..., Any], block: Block, seeded: bool = False)
     keys = column_of(block, KEY).to_pylist() if seeded else ()
     for row, sample in enumerate(samples(block)):
         try:
-            result = fn(sample, random.generator(keys[row])) if seeded else fn(sample)
+            result = convert(fn(sample, random.generator(keys[row])) if seeded else fn(sample))
         except Exception as error:
             message = f"{stage}({name_of(fn)}) failed at {where(block, row)}: {type(error).__name__}: {error}"
             raise StageError(message) from error
@@ -137,6 +154,10 @@ def rebuilt(stage: str, fn: Callable[..., Any], block: Block, results: list[Any]
     """The block of the samples that a user's function returned, each with the origin of its parent row."""
     if not results:
         return EMPTY
+    for row, result in zip(parents, results):
+        if not isinstance(result, dict):
+            given = f"{stage}({name_of(fn)}) must return dicts"
+            raise StageError(f"{given} (got {type(result).__name__}; {where(block, int(row))})")
     try:
         out = from_samples(results)
     except TypeError as error:
@@ -251,17 +272,28 @@ class Carried(Stage[Block]):
     def _target(self, block: Block) -> Block:
         if not block.num_rows:
             return EMPTY
-        sizes = [ragged(block, column).lengths for column in self.target_columns]
-        for column, size in zip(self.target_columns[1:], sizes[1:]):
-            differ = np.flatnonzero(size != sizes[0])
-            if len(differ):
-                row = int(differ[0])
-                raise DataError(
-                    f"columns {self.target_columns[0]!r} and {column!r} must be equally long "
-                    f"(got {sizes[0][row]:,} and {size[row]:,}; {where(block, row)})"
-                )
+        equally_long(block, self.target_columns)
         origin = [ORIGIN] if block.schema.get_field_index(ORIGIN) >= 0 else []
         return block.select([*self.target_columns, *origin])
+
+
+def equally_long(block: Block, names: Sequence[str]) -> list[Ragged]:
+    """Several list columns of a block.
+
+    Raises:
+        DataError: where a row has lists of two lengths; with both and its place.
+    """
+    columns = [ragged(block, name) for name in names]
+    sizes = columns[0].lengths
+    for name, column in zip(names[1:], columns[1:]):
+        differ = np.flatnonzero(column.lengths != sizes)
+        if len(differ):
+            row = int(differ[0])
+            raise DataError(
+                f"columns {names[0]!r} and {name!r} must be equally long "
+                f"(got {sizes[row]:,} and {column.lengths[row]:,}; {where(block, row)})"
+            )
+    return columns
 
 
 class _Held(NamedTuple):

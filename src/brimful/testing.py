@@ -14,7 +14,8 @@ from typing import Any, Final, TypeAlias, cast
 import numpy as np
 import pyarrow as pa
 
-from brimful.dataset import Batches, Dataset
+from brimful.batches import Batches
+from brimful.dataset import Dataset
 from brimful.stream import Stage, State, running
 from brimful.windows import Window
 
@@ -110,7 +111,9 @@ class _Law:
     max_state_bytes: int
 
     def check(self) -> None:
-        items, states, texts = [], [], []
+        items: list[Any] = []
+        states: list[State] = []
+        texts: list[str] = []
         with closing(self.make()(None)) as run:
             for item, state in islice(run, self.max_items):
                 items.append(item)
@@ -227,6 +230,13 @@ def first_difference(found: Any, expected: Any) -> str | None:
     if isinstance(found, np.ndarray):
         return _array_difference(found, expected, str(found.dtype), str(expected.dtype))
     if "torch" in sys.modules and isinstance(found, sys.modules["torch"].Tensor):
+        if found.layout != expected.layout:
+            return _is(found.layout, expected.layout)
+        if found.is_nested:
+            parts = (
+                (f".{name}()", getattr(found, name)(), getattr(expected, name)()) for name in ("values", "offsets")
+            )
+            return _first(parts)
         kinds = (f"{tensor.dtype} on {tensor.device}" for tensor in (found, expected))
         return _array_difference(found.detach().cpu().numpy(), expected.detach().cpu().numpy(), *kinds)
     same = found == expected or (found != found and expected != expected)

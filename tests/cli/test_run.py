@@ -194,7 +194,7 @@ def test_a_tokenizer_that_is_none(corpus: Corpus, tmp_path: Path) -> None:
 
 def test_a_sample_over_the_budget_is_named(corpus: Corpus) -> None:
     words = ["run", corpus.urls, "--tokenizer", corpus.tokenizer, "--max-tokens", 10, "--max-length", 0]
-    assert re.search(r"\d+ tokens.* cannot fit max_tokens=10; .*jsonl.*, line \d+", refusal(*words))
+    assert re.search(r"\d+ tokens \(shard .*jsonl.*, line \d+\) cannot fit max_tokens=10; ", refusal(*words))
 
 
 @pytest.mark.parametrize(

@@ -170,13 +170,16 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("line", "message"), BAD)
-@pytest.mark.parametrize("before", [2, 1_500])
+@pytest.mark.parametrize(
+    ("before", "line", "message"),
+    [
+        *((2, *bad) for bad in BAD[:-1]),
+        *((1_500, *bad) for bad in BAD),
+    ],  # a new key among the first 1,000 rows is known
+)
 def test_a_bad_line_is_an_error_after_the_rows_before_it_or_is_skipped_and_counted(
-    tmp_path: Path, line: bytes, message: str, before: int, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, before: int, line: bytes, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if b'"new"' in line and before < 1_000:
-        pytest.skip("a key among the first 1,000 rows is in the schema")
     lines = [json.dumps(row).encode() for row in numbered(0, before + 1)]
     lines.insert(before, line)
     url = write(tmp_path / "a.jsonl.gz", b"\n".join(lines))

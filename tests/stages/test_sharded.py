@@ -105,7 +105,11 @@ def test_an_uneven_end_is_an_error_where_it_is_asked_to_be() -> None:
 
 
 def test_a_filler_has_no_weight_and_no_label() -> None:
-    data = [{"input_ids": [1, 2, 3], "labels": [4, 5, 6]}, {"input_ids": [7], "labels": [8]}, {"input_ids": [9], "labels": [9]}]
+    data = [
+        {"input_ids": [1, 2, 3], "labels": [4, 5, 6]},
+        {"input_ids": [7], "labels": [8]},
+        {"input_ids": [9], "labels": [9]},
+    ]
     last = list(bf.from_sequence(data).batch(1).shard(1, 2))[-1]
     assert (last["weight"], last["is_filler"]) == (0.0, True)
     assert last["input_ids"].tolist() == [[9]]

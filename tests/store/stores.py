@@ -29,7 +29,7 @@ class Given(Stage[Block]):
     fail_at: int | None = None
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"type": "Given", "name": self.name, "blocks": len(self.blocks)}
+        return {"type": "Given", "name": self.name, "rows": sum(block.num_rows for block in self.blocks)}
 
     def start(self, epoch: int) -> State:
         return 0

@@ -54,7 +54,7 @@ def tables(draw: st.DrawFn) -> list[pa.RecordBatch]:
 
 
 @given(tables(), st.sampled_from([1, 100, 1 << 20]), st.sampled_from([1, 1000, 1 << 20]), st.data())
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_rows_come_back(blocks: list[pa.RecordBatch], batch_bytes: int, file_bytes: int, data: st.DataObject) -> None:
     expected = [row for block in blocks for row in block.to_pylist()]
     with tempfile.TemporaryDirectory() as folder:

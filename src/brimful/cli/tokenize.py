@@ -54,7 +54,7 @@ def tokenize(
     Example: brimful tokenize 'a/*.jsonl.gz' --tokenizer gpt2 --output store
     """
     with clear_errors():
-        require("--max-length", max_length, 0, "token")
+        require("--max-length", max_length, 0, "tokens")
         kept = tuple(dict.fromkeys(keep or ()))
         files = from_files(
             urls,

@@ -56,7 +56,7 @@ class FromFiles(Stage[Block]):
 
     def __post_init__(self) -> None:
         require("n_active_shards", self.n_active_shards, 1, "shard")
-        require("n_standby_shards", self.n_standby_shards, 0, "shard")
+        require("n_standby_shards", self.n_standby_shards, 0, "shards")
         if self.on_error not in get_args(OnError):
             raise ValueError(f"on_error must be one of {', '.join(get_args(OnError))} (got {self.on_error!r})")
         known = ("auto", *_FORMAT_NAMES)

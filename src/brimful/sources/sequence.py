@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,9 @@ from brimful.sources.index import Index
 from brimful.sources.iterable import drawn, numbered
 from brimful.stream import BLOCK_ROWS, END, Stage, State, describe, place, running
 
+_VIEWS: Final = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+"""What Arrow cannot take rows of, and what stands for it."""
+
 
 @dataclass(frozen=True, eq=False)
 class SequenceIndex(Index):
@@ -33,7 +36,8 @@ class SequenceIndex(Index):
         if hasattr(rows, "with_format"):  # Hugging Face datasets
             rows = rows.with_format("arrow")[:]
         if isinstance(rows, pa.Table):
-            block = concat(rows.to_batches())
+            kinds = pa.schema([field.with_type(_VIEWS.get(field.type, field.type)) for field in rows.schema])
+            block = concat(rows.cast(kinds).to_batches())
             return with_column(block, ORIGIN, origins("sequence", np.arange(block.num_rows), "row"))
         samples = list(drawn((rows[row] for row in range(len(rows))), "from_sequence", 0))
         if samples and isinstance(samples[-1], Exception):

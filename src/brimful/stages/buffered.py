@@ -37,7 +37,7 @@ class Buffered(Stage[Window]):
     policy: Policy | None = runtime(None)
 
     def __post_init__(self) -> None:
-        require("window", self.size, 0, "row")
+        require("window", self.size, 0, "rows")
 
     def start(self, epoch: int) -> State:
         return [epoch, self.upstream.start(epoch), 0, 0, 0, self.size]

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from brimful.errors import count, require
-from brimful.ragged import gather, list_array, ragged
-from brimful.rows import Block, Blockwise, with_origin
+from brimful.ragged import gather, list_array
+from brimful.rows import Block, Blockwise, equally_long, with_origin
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Chunk(Blockwise):
         require("chunk_length", self.chunk_length, 1, "token")
 
     def apply(self, block: Block) -> Block:
-        columns = [ragged(block, name) for name in self.target_columns]
+        columns = equally_long(block, self.target_columns)
         sizes = columns[0].lengths
         chunks = sizes // self.chunk_length if self.drop_remainder else -(-sizes // self.chunk_length)
         parents = np.repeat(np.arange(len(sizes)), chunks)

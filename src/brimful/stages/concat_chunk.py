@@ -30,9 +30,7 @@ class ConcatChunk(Carried):
         done = chunks * self.chunk_length
         if last:
             dropped = int(offsets[-1]) - done
-            count(
-                "dropped_tokens", dropped, f"concat_chunk({self.chunk_length}) drops the {dropped:,} tokens at the end"
-            )
+            count("dropped_tokens", dropped, f"concat_chunk({self.chunk_length}) drops what fills no chunk at the end")
         row = min(int(np.searchsorted(offsets, done, side="right")) - 1, held.num_rows)
         value = done - int(offsets[row])
         if not chunks:

@@ -18,6 +18,6 @@ class Filter(Blockwise):
     seeded: bool
 
     def apply(self, block: Block) -> Block:
-        kept = [bool(result) for result in call("filter", self.fn, block, self.seeded)]
+        kept = list(call("filter", self.fn, block, self.seeded, bool))
         block = block.drop_columns([KEY]) if self.seeded else block
         return block if all(kept) else block.filter(pa.array(kept, pa.bool_()))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any
 
 import numpy as np
 
@@ -20,14 +18,6 @@ class FlatMap(Blockwise):
     seeded: bool
 
     def apply(self, block: Block) -> Block:
-        results = list(call("flat_map", self._list, block, self.seeded))
+        results = list(call("flat_map", self.fn, block, self.seeded, list))
         parents = np.repeat(np.arange(block.num_rows), [len(result) for result in results])
         return rebuilt("flat_map", self.fn, block, [sample for result in results for sample in result], parents)
-
-    @property
-    def _list(self) -> Callable[..., list[Sample]]:
-        @wraps(self.fn)  # an error names the user's function
-        def collected(*args: Any) -> list[Sample]:
-            return list(self.fn(*args))
-
-        return collected

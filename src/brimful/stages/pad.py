@@ -32,9 +32,8 @@ class Pad(Blockwise):
                     f"pad: column {name!r} has {column.lengths[long[0]]:,} values ({where(block, int(long[0]))}), more than "
                     f"chunk_length={self.chunk_length:,}; chunk, truncate or filter it"
                 )
-            padded = kernels.pad(
-                column.values, *column.spans(rows), self.chunk_length, value, column.values.dtype, left=False
-            )
+            dtype = kernels.holding(column.values.dtype, value)
+            padded = kernels.pad(column.values, *column.spans(rows), self.chunk_length, value, dtype, left=False)
             offsets = np.arange(block.num_rows + 1) * self.chunk_length
             block = with_column(block, name, list_array(padded.ravel(), offsets))
         return block

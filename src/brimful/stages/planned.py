@@ -34,7 +34,7 @@ class Planned(Stage[Window]):
     policy: Policy | None = runtime(None)
 
     def __post_init__(self) -> None:
-        require("window", self.size, 0, "row")
+        require("window", self.size, 0, "rows")
 
     def start(self, epoch: int) -> State:
         return [epoch, 0]

@@ -18,7 +18,7 @@ class Skip(Stage[Block]):
     count: int
 
     def __post_init__(self) -> None:
-        require("n", self.count, 0, "sample")
+        require("n", self.count, 0, "samples")
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), self.count]

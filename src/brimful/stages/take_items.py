@@ -18,7 +18,7 @@ class TakeItems(Stage[Any]):
     count: int
 
     def __post_init__(self) -> None:
-        require("n", self.count, 0, "batch")
+        require("n", self.count, 0, "batches")
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0] if self.count else END

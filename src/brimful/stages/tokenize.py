@@ -43,11 +43,11 @@ class Tokenize(Stage[Block]):
         if not block.num_rows:
             return block
         texts = column_of(block, self.column)
-        if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
-            raise DataError(f"tokenize: column {self.column!r} must be text (got {texts.type}; {where(block, 0)})")
         if texts.null_count:
             row = int(np.flatnonzero(texts.is_null().to_numpy(zero_copy_only=False))[0])
             raise DataError(f"tokenize: column {self.column!r} is null ({where(block, row)}); filter it out or fill it")
+        if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
+            raise DataError(f"tokenize: column {self.column!r} must be text (got {texts.type}; {where(block, 0)})")
         rows = texts.to_pylist()
         try:
             tokens = self.encoder(rows)

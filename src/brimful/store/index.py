@@ -40,6 +40,15 @@ class StoreIndex(Index):
 
     path: str
 
+    @classmethod
+    def opened(cls, path: str | os.PathLike[str]) -> StoreIndex:
+        """The index of a store of which the manifest has been read."""
+        if "://" in os.fspath(path):
+            raise ValueError(f"a store is read from a local folder (got {path}); copy it there")
+        index = cls(os.fspath(path))
+        assert index.manifest
+        return index
+
     @cached_property
     def manifest(self) -> Manifest:
         return Manifest.load(Path(self.path))

@@ -80,8 +80,9 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Of the content, wherever the store lies."""
-        return hashlib.sha256("".join(file.sha256 for file in self.files).encode()).hexdigest()[:16]
+        """Of what the rows were made by and of their lengths: the same wherever the store lies, and however its rows are
+        cut into record batches, which an interruption may change."""
+        return _digest([self.pipeline, self.rows, {name: side.sha256 for name, side in self.lengths.items()}])[:16]
 
     def save(self, folder: Path) -> None:
         """Writes the manifest: with it the store is finished."""
@@ -170,7 +171,7 @@ def settle(part: Path, path: Path) -> None:
         os.close(descriptor)
 
 
-def _digest(content: dict[str, Any]) -> str:
+def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -76,7 +76,13 @@ class MappedFiles:
         mapped = self._mapped.get(file)
         if mapped is None:
             mapped = self._mapped[file] = MappedFile(check_size(self._folder, self._files[file]))
-        return mapped.batch(number)
+        batch, rows = mapped.batch(number), self._files[file].batches[number]
+        if batch.num_rows != rows:
+            raise DataError(
+                f"{self._folder / self._files[file].name} has {batch.num_rows:,} rows in record batch {number}, and the "
+                f"manifest says {rows:,}; `brimful verify` says what else is wrong"
+            )
+        return batch
 
     def reading(self, slices: int) -> None:
         """Makes room for the pages of so many slices: gives all back before much more than RESIDENT_BYTES are held."""

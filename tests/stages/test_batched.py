@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import brimful as bf
+from brimful.testing import assert_exact_resume
+from tests.samples import tokens
+
+lengths = st.lists(st.integers(0, 9), min_size=1, max_size=30)
+
+
+def batches(sizes: list[int], **options: Any) -> bf.Batches:
+    return tokens(*([1] * size for size in sizes), id=range(len(sizes))).batch_by_tokens(20, **options)
+
+
+def numbers(data: bf.Batches) -> list[list[int]]:
+    return [batch["id"].tolist() for batch in data]
+
+
+@given(lengths, st.integers(1, 20))
+def test_a_shuffled_epoch_has_the_batches_of_the_plan_in_another_order(sizes: list[int], window: int) -> None:
+    in_order = numbers(batches(sizes, window=window, shuffle_batches=False))
+    shuffled = numbers(batches(sizes, window=window))
+    assert sorted(map(tuple, shuffled)) == sorted(map(tuple, in_order))
+    assert sorted(number for batch in shuffled for number in batch) == list(range(len(sizes)))
+
+
+@given(lengths, st.integers(2, 4))
+def test_groups_of_neighbours_stay_together(sizes: list[int], group: int) -> None:
+    in_order = [tuple(batch) for batch in numbers(batches(sizes, shuffle_batches=False))]
+    shuffled = [tuple(batch) for batch in numbers(batches(sizes, group=group))]
+    groups = [in_order[first : first + group] for first in range(0, len(in_order), group)]
+    place = 0
+    while place < len(shuffled):
+        (its,) = [one for one in groups if one[0] == shuffled[place]]
+        assert shuffled[place : place + len(its)] == its
+        place += len(its)
+
+
+def test_each_epoch_and_seed_has_another_order() -> None:
+    sizes = list(range(1, 10)) * 10
+
+    def order(seed: int, epoch: int) -> list[tuple[int, ...]]:
+        return [tuple(batch.numbers.tolist()) for batch in batches(sizes, seed=seed).plans(epoch)]
+
+    orders = [order(seed, epoch) for seed in (1, 2) for epoch in (0, 1)]
+    assert len({tuple(one) for one in orders}) == 4
+    assert order(1, 0) == orders[0]
+
+
+def test_drop_last_leaves_out_what_is_incomplete() -> None:
+    data = tokens(*([1] * size for size in range(1, 8)), id=range(7))
+    assert [len(batch["id"]) for batch in data.batch(3)] == [3, 3, 1]
+    assert [len(batch["id"]) for batch in data.batch(3, drop_last=True)] == [3, 3]
+    assert list(data.take(2).batch(3, drop_last=True)) == []
+
+
+def test_the_number_of_batches_is_known_for_indexed_data() -> None:
+    data = batches([3] * 40, window=10)
+    assert len(data) == len(numbers(data))
+    with pytest.raises(TypeError, match=r"^the number of batches is not known: the data set is streamed, or repeats$"):
+        len(tokens([1]).filter(lambda sample: True).batch(1))
+
+
+def test_resume_is_exact_at_every_batch() -> None:
+    for options in ({}, {"window": 7}, {"group": 3}, {"drop_last": True}):
+        assert_exact_resume(lambda: batches(list(range(20)), **options))  # noqa: B023
+
+
+def test_a_group_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^group must be at least 1 batch \(got 0\)$"):
+        batches([1], group=0)

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import brimful as bf
+from brimful.testing import assert_exact_resume
+from tests.samples import counted, ids, tokens
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=9), max_size=5), st.integers(1, 4), st.booleans())
+def test_each_sample_is_cut_by_itself(rows: list[list[int]], length: int, drop: bool) -> None:
+    chunks = [row[start : start + length] for row in rows for start in range(0, len(row), length)]
+    kept = [chunk for chunk in chunks if len(chunk) == length or not drop]
+    samples, it = counted(
+        tokens(*rows, labels=rows).chunk(length, target_columns=["input_ids", "labels"], drop_remainder=drop)
+    )
+    assert [sample["input_ids"].tolist() for sample in samples] == kept
+    assert [sample["labels"].tolist() for sample in samples] == kept
+    assert it.stats["dropped_tokens"] == sum(map(len, chunks)) - sum(map(len, kept))
+
+
+def test_rows_have_the_target_columns_alone() -> None:
+    (sample,) = tokens([1, 2], id=[7]).chunk(2)
+    assert list(sample) == ["input_ids"]
+    assert ids(tokens([1], labels=[[2, 3]]).chunk(1, target_columns="labels"), "labels") == [[2], [3]]
+
+
+def test_many_chunks_of_one_sample_come_in_blocks_that_a_resume_can_begin_at() -> None:
+    data = tokens(range(10_000))
+    assert [block.num_rows for block, _ in data.chunk(1).stage.items(data.chunk(1).stage.start(0))] == [
+        4096,
+        4096,
+        1808,
+    ]
+    assert_exact_resume(lambda: tokens(range(10_000)).chunk(1), max_resumes=5, epochs=(0,))
+
+
+def test_columns_of_two_lengths_are_an_error_with_both() -> None:
+    data = tokens([1, 2], [3], labels=[[1, 2], [1, 2, 3]])
+    for cut in (data.chunk, data.concat_chunk, data.pack_chunk):
+        message = r"^columns 'input_ids' and 'labels' must be equally long \(got 1 and 3; sequence, row 1\)$"
+        with pytest.raises(bf.DataError, match=message):
+            list(cut(1, target_columns=("input_ids", "labels")))  # type: ignore[operator]
+
+
+def test_settings_are_checked() -> None:
+    data = tokens([1])
+    for cut in (data.chunk, data.concat_chunk, data.pack_chunk):
+        with pytest.raises(ValueError, match=r"^chunk_length must be at least 1 token \(got 0\)$"):
+            cut(0)  # type: ignore[operator]
+        with pytest.raises(ValueError, match=r"^target_columns must name at least one column \(got none\)$"):
+            cut(1, target_columns=())  # type: ignore[operator]

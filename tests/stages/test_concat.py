@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+import brimful as bf
+from brimful.testing import assert_exact_resume
+from tests.samples import letters, spelled
+
+
+def test_one_data_set_follows_another() -> None:
+    assert spelled(letters("ab") + letters("") + letters("c")) == "abc"
+    assert spelled(bf.concat_datasets([letters("ab")])) == "ab"
+    assert spelled(letters("") + letters("")) == ""
+
+
+def test_columns_may_differ() -> None:
+    data = letters("a") + bf.from_sequence([{"n": 1}])
+    assert list(data) == [{"letter": "a"}, {"n": 1}]
+    mixed = data.shuffle(2).map(lambda sample: sample | {"x": 1}).enumerate()
+    assert {tuple(sample) for sample in mixed} == {("letter", "n", "x", "step")}
+
+
+def test_the_last_may_repeat_where_it_is_alone() -> None:
+    assert spelled(bf.concat_datasets([letters("ab", repeat=True)]).take(3)) == "aba"
+    with pytest.raises(
+        ValueError, match=r"^data set 0 repeats without end, so that none after it is reached; repeat only the"
+    ):
+        bf.concat_datasets([letters("a", repeat=True), letters("b")])
+    with pytest.raises(ValueError, match=r"^concat_datasets needs at least one data set \(got none\)$"):
+        bf.concat_datasets([])
+
+
+def test_resume_is_exact_at_every_sample() -> None:
+    assert_exact_resume(lambda: letters("ab") + bf.from_iterable(["x", "y"]) + letters(""))

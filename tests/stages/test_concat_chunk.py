@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import brimful as bf
+from tests.samples import counted, shard, tokens
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=9), max_size=6), st.integers(1, 5))
+def test_samples_are_cut_end_to_end(rows: list[list[int]], length: int) -> None:
+    flat = [value for row in rows for value in row]
+    whole = len(flat) // length * length
+    data = tokens(*rows, labels=rows).concat_chunk(length, target_columns=("input_ids", "labels"))
+    samples, it = counted(data)
+    expected = [flat[start : start + length] for start in range(0, whole, length)]
+    assert [sample["input_ids"].tolist() for sample in samples] == expected
+    assert [sample["labels"].tolist() for sample in samples] == expected
+    assert it.stats["dropped_tokens"] == len(flat) - whole
+
+
+def test_chunks_go_over_the_ends_of_blocks() -> None:
+    rows = [{"input_ids": [number] * 3} for number in range(1_000)]
+    chunks = [sample["input_ids"].tolist() for sample in bf.from_iterable(rows).concat_chunk(1_000)]
+    assert [value for chunk in chunks for value in chunk] == [number for number in range(1_000) for _ in range(3)]
+    assert [len(chunk) for chunk in chunks] == [1_000] * 3
+
+
+def test_each_epoch_begins_a_chunk_anew() -> None:
+    data = bf.from_sequence([{"input_ids": [1, 2, 3]}], repeat=True).concat_chunk(2).take(3)
+    assert [sample["input_ids"].tolist() for sample in data] == [[1, 2]] * 3
+
+
+def test_a_chunk_comes_from_where_it_begins(tmp_path: Path) -> None:
+    def fails(sample: dict[str, Any]) -> dict[str, Any]:
+        assert sample["input_ids"][0] == 1
+        return sample
+
+    rows = [{"input_ids": [1, 2]}, {"input_ids": [3, 4]}, {"input_ids": [5, 6]}]
+    with pytest.raises(bf.StageError, match=r"^map\(fails\) failed at shard a\.jsonl, line 2: AssertionError"):
+        list(shard(tmp_path, rows).concat_chunk(3).map(fails))
