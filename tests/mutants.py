@@ -118,6 +118,13 @@ MUTANTS = [
         law("Batched"),
     ),
     Mutant(
+        "a step's state is that of its first batch",
+        "stages/sharded.py",
+        "after = step[-1][1]",
+        "after = step[0][1]",
+        law("Sharded"),
+    ),
+    Mutant(
         "a sample's state is that of its whole block",
         "stages/sampled.py",
         "yield sample, [before, row, crc]",

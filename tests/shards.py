@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, ClassVar
 
 import fsspec
 import pyarrow as pa
@@ -43,8 +43,8 @@ class Watched(LocalFileSystem):  # type: ignore[misc]
 
     protocol = "watched"
     cachable = False
-    on_open: ClassVar[Callable[[str], None]]
-    on_read: ClassVar[Callable[[str], None]]
+    on_open: ClassVar[Callable[[str], object]]
+    on_read: ClassVar[Callable[[str], object]]
     opened: ClassVar[list[str]]
     read_bytes: ClassVar[dict[str, int]]
 
@@ -55,7 +55,7 @@ class Watched(LocalFileSystem):  # type: ignore[misc]
     def unstrip_protocol(self, name: str) -> str:
         return f"watched://{name}"
 
-    def open(self, path: str, mode: str = "rb", **kwargs: Any) -> BinaryIO:
+    def open(self, path: str, mode: str = "rb", **kwargs: Any) -> WatchedFile:
         path = self._strip_protocol(path)
         Watched.opened.append(Path(path).name)
         Watched.on_open(Path(path).name)
@@ -78,7 +78,7 @@ class WatchedFile:
 
 @contextmanager
 def watched(
-    on_open: Callable[[str], None] = lambda name: None, on_read: Callable[[str], None] = lambda name: None
+    on_open: Callable[[str], object] = lambda name: None, on_read: Callable[[str], object] = lambda name: None
 ) -> Iterator[type[Watched]]:
     """Registers the file system `watched` anew."""
     fsspec.register_implementation("watched", Watched, clobber=True)

@@ -131,9 +131,9 @@ def test_what_comes_last_in_a_row_of_data_sets_may_repeat() -> None:
     data = bf.from_sequence(["a", "b"]) + bf.from_sequence(["c", "d"], repeat=True)
     assert "".join(sample["text"] for sample in islice(data, 8)) == "abcdcdcd"
     with pytest.raises(
-        ValueError, match="^data set 0 repeats without end, so that none after it is reached; repeat only"
+        ValueError, match=r"^data set 0 repeats without end, so that none after it is reached; repeat only"
     ):
-        data + data
+        bf.from_sequence(["a"], repeat=True) + data
 
 
 def never(sample: Sample) -> bool:
@@ -351,6 +351,16 @@ def test_a_stop_iteration_of_user_code_is_an_error_not_an_end(make: Any) -> None
         taken(it)
     with pytest.raises(bf.BrokenError):
         next(it)
+
+
+def test_a_none_among_the_samples_is_an_error_not_an_end() -> None:
+    with draw.small(2):
+        for place in range(4):
+            rows: list[Any] = [*ROWS[:place], None, *ROWS[place:]]
+            with pytest.raises(
+                (TypeError, bf.StageError), match=r"a sample must be a dict or a string \(got NoneType\)"
+            ):
+                list(bf.from_iterable(rows))
 
 
 def test_an_error_comes_after_the_rows_before_it() -> None:

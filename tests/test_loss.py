@@ -99,6 +99,12 @@ def test_a_mean_of_means_has_another_gradient() -> None:
 def test_nothing_to_predict_is_no_loss_and_no_gradient(tokens: Any) -> None:
     batch = {"input_ids": torch.tensor([[3, 4]]), "labels": torch.full((1, 2), -100)}
     assert all((gradient == 0).all() for gradient in gradients([batch], tokens))
+    loss = torch.zeros((), requires_grad=True)
+    own = bf.token_mean(loss * 3, batch if tokens is None else batch | {"num_items_in_batch": tokens})
+    own.backward()
+    assert own.item() == 0, "NaN on one rank is NaN on all"
+    assert loss.grad is not None
+    assert loss.grad.isfinite()
 
 
 @pytest.mark.parametrize("tokens", [8, torch.tensor(8), torch.tensor(8, dtype=torch.int32)])

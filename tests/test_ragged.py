@@ -71,7 +71,7 @@ def test_columns_of_fixed_size_of_booleans_and_of_empty_lists_are_ragged_too() -
     assert rows(ragged(fixed, "a")) == [[3, 4], [5, 6]]
     assert rows(ragged(block(a=[[True], [False, True]]), "a")) == [[True], [False, True]]
     empty = ragged(block(a=[[], []]), "a")
-    assert (rows(empty), empty.values.dtype) == ([[], []], np.int64)
+    assert (rows(empty), empty.values.dtype) == ([[], []], np.dtype("int64"))
     for kind, expected in (
         (pa.list_(pa.string()), False),
         (pa.int64(), False),
@@ -132,9 +132,9 @@ def test_pad_makes_one_width_and_a_mask_says_what_is_there(
     mask = attention_mask(gaps(counts, width, left), width)
     short = [[-7] * (width - len(row)) for row in values]
     assert padded.tolist() == [fill + row if left else row + fill for fill, row in zip(short, values)]
-    assert (padded.shape, padded.dtype) == ((len(values), width), dtype)
+    assert (padded.shape, padded.dtype) == ((len(values), width), np.dtype(dtype))
     assert (mask == 1).tolist() == (padded != -7).tolist()
-    assert (mask.shape, mask.dtype) == (padded.shape, np.int64)
+    assert (mask.shape, mask.dtype) == (padded.shape, np.dtype("int64"))
 
 
 @given(st.lists(st.none() | st.lists(st.integers(0, 9), max_size=3), max_size=5))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import tiktoken
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
@@ -20,20 +20,22 @@ TEXTS = [
 ]
 
 
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "<|endoftext|>", "<s>", "</s>"]
+
+
 @cache
 def _trained(kind: str) -> str:
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "<|endoftext|>", "<s>", "</s>"]
     if kind == "bpe":
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(
-            vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        trainer: Any = trainers.BpeTrainer(
+            vocab_size=300, initial_alphabet=alphabet, special_tokens=SPECIAL, show_progress=False
         )
     else:
         tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=special, show_progress=False)
+        trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=SPECIAL, show_progress=False)
     tokenizer.train_from_iterator(TEXTS * 3, trainer)
     return str(tokenizer.to_str())
 
@@ -51,16 +53,21 @@ def wordpiece() -> Tokenizer:
     return tokenizer
 
 
+def _fast(**settings: Any) -> PreTrainedTokenizerFast:
+    make: Any = PreTrainedTokenizerFast
+    return cast(PreTrainedTokenizerFast, make(**settings))
+
+
 def gpt2(**settings: Any) -> PreTrainedTokenizerFast:
     """BOS and EOS are one id; it adds neither."""
     end = "<|endoftext|>"
-    return PreTrainedTokenizerFast(tokenizer_object=bpe(), bos_token=end, eos_token=end, pad_token=end, **settings)
+    return _fast(tokenizer_object=bpe(), bos_token=end, eos_token=end, pad_token=end, **settings)
 
 
 def bert(**settings: Any) -> PreTrainedTokenizerFast:
     """Adds [CLS] and [SEP]; has neither BOS nor EOS."""
     names = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
-    return PreTrainedTokenizerFast(tokenizer_object=wordpiece(), **names, **settings)
+    return _fast(tokenizer_object=wordpiece(), **names, **settings)
 
 
 def llama(**settings: Any) -> PreTrainedTokenizerFast:
@@ -69,7 +76,7 @@ def llama(**settings: Any) -> PreTrainedTokenizerFast:
     ids = [("<s>", tokenizer.token_to_id("<s>"))]
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=ids)
     names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "[PAD]"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{**names, **settings})
+    return _fast(tokenizer_object=tokenizer, **{**names, **settings})
 
 
 def byt5(**settings: Any) -> ByT5Tokenizer:

@@ -36,7 +36,9 @@ def resolve(rank: int | None = None, world_size: int | None = None, group: Any =
 def _of_group(group: Any) -> tuple[int, int]:
     if hasattr(group, "get_local_rank"):  # a DeviceMesh; of several dimensions, name the data-parallel one: mesh["dp"]
         if group.ndim != 1:
-            raise ValueError(f"the device mesh has {group.ndim} dimensions; pass the data-parallel one, such as mesh['dp']")
+            raise ValueError(
+                f"the device mesh has {group.ndim} dimensions; pass the data-parallel one, such as mesh['dp']"
+            )
         return group.get_local_rank(), group.size()
     import torch.distributed as dist
 

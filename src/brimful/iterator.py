@@ -23,7 +23,9 @@ class ResumableIterator(Iterator[T], Generic[T]):
     describes the place after the last item that `next` returned, whatever was read ahead. After Ctrl-C, `next` goes on.
     """
 
-    def __init__(self, stage: Stage[T], state_dict: dict[str, Any] | None, allow: Collection[str], epoch: int = 0) -> None:
+    def __init__(
+        self, stage: Stage[T], state_dict: dict[str, Any] | None, allow: Collection[str], epoch: int = 0
+    ) -> None:
         self._stage = stage
         self._header = describe(stage)
         self._state: State = stage.start(epoch) if state_dict is None else self._position(state_dict, frozenset(allow))

@@ -95,7 +95,9 @@ def test_waste_of_packing(draw: object, row_length: int, rows: int, waste: float
 
 def test_a_sample_longer_than_a_row_is_an_error() -> None:
     assert Packed(512).max_length == 512
-    message = r"a sample of 513 tokens \(sample 1\) cannot fit row_length=512; truncate or filter it, or take longer rows"
+    message = (
+        r"a sample of 513 tokens \(sample 1\) cannot fit row_length=512; truncate or filter it, or take longer rows"
+    )
     with pytest.raises(OverlongError, match=f"^{message}$"):
         Packed(512).plan([512, 513])
     with pytest.raises(ValueError, match=r"^row_length must be at least 1 token \(got 0\)$"):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -69,7 +69,7 @@ def test_an_error_of_the_iterable_comes_after_the_samples_before_it() -> None:
 
 def test_a_row_that_is_no_sample_is_an_error_after_those_before_it() -> None:
     rows: list[Any] = [{"n": 1}] * 300
-    it = bf.from_iterable([*rows, 7]).iter()
+    it = bf.from_iterable([*rows, cast(Any, 7)]).iter()
     assert len([next(it) for _ in rows]) == 300
     message = r"^from_iterable failed at row 300: TypeError: a sample must be a dict or a string \(got int\)$"
     with pytest.raises(bf.StageError, match=message):

@@ -53,7 +53,7 @@ def test_a_value_that_goes_with_none_before_it_does_not_count(values: list[Any],
 
 
 def test_a_schema_has_all_keys_of_the_first_rows_or_the_columns_asked_for() -> None:
-    rows = [{"a": 1}, {"b": "x", "a": None}]
+    rows: list[dict[str, Any]] = [{"a": 1}, {"b": "x", "a": None}]
     assert infer(rows, None, "shard x") == pa.schema([("a", INT), ("b", TEXT)])
     assert infer(rows, ("b",), "shard x") == pa.schema([("b", TEXT)])
     assert infer([], ("b",), "no shard") == pa.schema([("b", pa.null())])

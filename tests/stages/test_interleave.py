@@ -39,7 +39,7 @@ texts = st.lists(st.text("abc", max_size=4), min_size=1, max_size=3)
 
 
 @given(texts, st.lists(st.integers(1, 4), min_size=3, max_size=3), st.sampled_from(["first", "all", "all_repeat"]))
-def test_rows_come_as_one_by_one(texts: list[str], weights: list[int], stop: Stop) -> None:  # type: ignore[name-defined]
+def test_rows_come_as_one_by_one(texts: list[str], weights: list[int], stop: Stop) -> None:
     texts = [text.translate(str.maketrans("abc", "abc"[number] * 3)) for number, text in enumerate(texts)]
     weights = weights[: len(texts)]
     data = bf.interleave_datasets([letters(text) for text in texts], weights=weights, stop=stop)
@@ -88,6 +88,6 @@ def test_settings_are_checked() -> None:
         ({"weights": [1, float("nan")]}, r"^weights must be positive \(got 1, nan\)$"),
     ):
         with pytest.raises(ValueError, match=message):
-            bf.interleave_datasets(two, **wrong)  # type: ignore[arg-type]
+            bf.interleave_datasets(two, **wrong)
     with pytest.raises(ValueError, match=r"^interleave_datasets needs at least one data set \(got none\)$"):
         bf.interleave_datasets([])

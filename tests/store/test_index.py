@@ -180,7 +180,7 @@ def test_pages_are_given_back(store: Path, samples: list[object]) -> None:
     released = []
     release = mapped.MappedFile.release
     with (
-        patch.object(mapped, "RESIDENT_BYTES", 10_000),
+        patch.object(mapped, "RESIDENT_BYTES", -1),
         patch.object(mapped.MappedFile, "release", lambda self: released.append(1) or release(self)),
     ):
         assert rows_of(bf.from_store(store)) == samples

@@ -64,9 +64,12 @@ class FromFiles(Stage[Block]):
             raise ValueError(
                 f"format must be one of {', '.join(known)}, or a function of the open file (got {self.format!r})"
             )
-        for name in self.columns or ():
-            if self.schema is not None and name not in self.schema.names:
-                raise ValueError(f"columns= names {name!r}, but schema= has {', '.join(self.schema.names)}")
+        if self.schema is not None:
+            for name in self.columns or ():
+                if name not in self.schema.names:
+                    raise ValueError(f"columns= names {name!r}, but schema= has {', '.join(self.schema.names)}")
+            if not callable(self.format):
+                JsonLines(self.schema, closed=True)  # has types that JSON can give, or says so
 
     def start(self, epoch: int) -> State:
         return [epoch, 0, []]

@@ -69,7 +69,7 @@ class Fetcher:
             DataError: a file is missing or damaged.
         """
         ranges = self._ranges(firsts, lasts)
-        self._mapped.reading(len(ranges.batches))
+        self._mapped.make_room()
         batches, which = np.unique(ranges.batches, return_inverse=True)
         blocks = [self._batch(batch) for batch in batches.tolist()]
         begins = ranges.firsts - self.starts[ranges.batches]

@@ -33,9 +33,10 @@ MOST_ALONG: Final = 8
 class StoreIndex(Index):
     """The rows of a finished store.
 
-    Price: opening reads the manifest alone (1,000 files: 10 ms); `lengths` maps a file; `locate` copies whole runs of
-    rows, .3 to 1 ns a token where whole runs of 64 are wanted, 2 to 3 where a fifth of their rows are, and nothing
-    where they follow one another in one record batch. Memory: what was fetched last, and 256 MB of pages.
+    Price: opening reads the manifest alone (1,000 files: 10 to 20 ms); `lengths` maps a file. `locate` copies runs of rows:
+        .5 ns a token where all rows of a window come in runs of 64, 2 where every third of them is wanted; nothing where
+        rows follow one another in one record batch. Memory: two or three windows, whatever the size of the store; beside
+        that, up to 1 GB of the system's pages is mapped.
     """
 
     path: str
