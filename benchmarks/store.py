@@ -107,7 +107,7 @@ def fresh(folder: Path) -> str:
     command = [sys.executable, "-c", FRESH, str(folder), str(MAX_TOKENS)]
     first, own, files = map(float, subprocess.check_output(command, text=True).split())
     size = sum(path.stat().st_size for path in folder.glob("*.arrow")) / 1e6
-    return f"{size:5.0f} MB on disk: first batch after {first:.3f} s; an epoch later {own:.0f} MB of its own, {files:.0f} MB mapped"
+    return f"{size:5.0f} MB: first batch after {first:.3f} s; an epoch later {own:.0f} MB of its own, {files:.0f} MB mapped"
 
 
 def processor() -> str:

@@ -232,6 +232,14 @@ def files(draw: st.DrawFn) -> Make:
     return lambda: bf.from_files(urls, schema=schema(pa.int64()), **settings).stage
 
 
+def store(lengths: tuple[int, ...]) -> str:
+    """The name of a token store of samples of these lengths."""
+    path = folder() / f"store-{hashlib.sha256(repr(lengths).encode()).hexdigest()[:16]}"
+    if not path.exists():
+        len(bf.from_sequence(samples_of(lengths)).cache(path))
+    return str(path)
+
+
 # -- functions of a user's -----------------------------------------------------------------------------------------------
 
 
@@ -359,6 +367,12 @@ SOURCES: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {
             lambda counts, shuffle, seed: (
                 lambda: bf.from_sequence(samples_of(counts), shuffle=shuffle, seed=seed).stage
             ),
+            lengths,
+            st.booleans(),
+            seeds,
+        ),
+        st.builds(
+            lambda counts, shuffle, seed: lambda: bf.from_store(store(tuple(counts)), shuffle=shuffle, seed=seed).stage,
             lengths,
             st.booleans(),
             seeds,

@@ -9,12 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import brimful as bf
 from brimful.rows import Sample
 from tests import strategies as draw
 from tests.test_iterator import ROWS, same, taken
+
+
+def seeded(sample: Sample, rng: np.random.Generator) -> Sample:
+    return {**sample, "drawn": int(rng.integers(9))}
 
 
 def write(folder: Path, names: str = "ab", rows: list[Sample] = ROWS) -> str:
@@ -231,6 +236,22 @@ def test_rows_that_are_gone_are_refused(count: int) -> None:
             state = saved(pipeline(bf.from_iterable(ROWS)), count)
             with pytest.raises(bf.StateError, match=r"read other rows|the iterable has \d+ samples, but this state"):
                 taken(pipeline(bf.from_iterable([])).iter(state))
+
+
+def test_settings_may_be_numpy_numbers() -> None:
+    def pipeline(number: Callable[[int], Any]) -> bf.Batches:
+        data = bf.from_sequence(ROWS, shuffle=True, seed=number(3)).map(seeded, seed=number(4)).skip(number(1))
+        data = data.stride(number(2), number(1)).shuffle(number(5), seed=number(6)).take(number(9))
+        mixed = bf.interleave_datasets([data, samples], weights=[number(1), number(2)])
+        return mixed.batch_by_tokens(number(16), window=number(8), seed=number(7)).take(number(6))
+
+    expected = list(pipeline(int))
+    for count in range(6):
+        state = saved(pipeline(np.int64), count)
+        assert state == saved(pipeline(int), count)
+        same(taken(pipeline(np.int64).iter(state)), expected[count:])
+    with pytest.raises(bf.StateError, match=r"Take\.count was 9 when it was saved and is 8 here"):
+        samples.take(8).iter(saved(samples.take(np.int64(9))))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

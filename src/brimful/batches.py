@@ -266,10 +266,10 @@ def windows_of(
 def _rows(window: int | Literal["auto"]) -> int:
     if window == "auto":
         return 0
-    if not isinstance(window, int):
+    if not hasattr(window, "__index__"):
         raise ValueError(f"window must be a number of rows or 'auto' (got {window!r})")
     require("window", window, 1, "row")
-    return window
+    return int(window)
 
 
 def _names(dtypes: Mapping[str, Any] | None) -> dict[str, str]:

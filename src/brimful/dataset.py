@@ -248,7 +248,8 @@ class Dataset:
 
         Args:
             path: None: in memory. A folder: a token store, complete before the first sample is handed out, or the finished
-                one of the same pipeline that is there already; what was interrupted goes on where it stopped.
+                one of the same pipeline that is there already; what was interrupted goes on where it stopped. Every column
+                is stored, a text that has been tokenised too.
             version: of the functions in the chain, which a store cannot tell apart: another one when they change.
             timeout_seconds: how long to wait for another writer of the store that makes no progress.
         Raises:

@@ -29,7 +29,7 @@ def key(*parts: int) -> int:
     """
     state = len(parts) * _GOLDEN & _MASK
     for part in parts:
-        state = _mix((state ^ _mix(part & _MASK)) + _GOLDEN & _MASK)
+        state = _mix((state ^ _mix(int(part) & _MASK)) + _GOLDEN & _MASK)
     return state
 
 

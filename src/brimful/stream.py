@@ -15,6 +15,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
+from numbers import Integral, Real
 from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar, cast
 
 from brimful.errors import StateError
@@ -79,6 +80,8 @@ def describe(value: Any) -> Any:
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, Integral | Real):  # numpy's
+        return int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, (list, tuple, set, frozenset)):
         return [describe(item) for item in (sorted(value) if isinstance(value, (set, frozenset)) else value)]
     if isinstance(value, dict):

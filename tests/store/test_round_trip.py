@@ -132,6 +132,14 @@ def test_a_row_without_columns_is_an_error(tmp_path: Path) -> None:
         len(bf.from_sequence([{f"{HIDDEN}x": 1}]).cache(tmp_path / "store"))
 
 
+def test_two_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
+    block = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"])
+    with pytest.raises(
+        bf.DataError, match=r"there are two columns 'a' \(given, row 0\); give one of them another name"
+    ):
+        store_of(tmp_path / "store", (block,))
+
+
 def test_hidden_columns_are_not_stored(tmp_path: Path) -> None:
     cached = bf.from_sequence([{"x": 1}]).map(lambda sample, rng: sample, seed=3).cache(tmp_path / "store", version="1")
     assert list(cached) == [{"x": 1}]

@@ -102,7 +102,9 @@ class FromSequence(Stage[Block]):
         for first in range(done, count, BLOCK_ROWS):
             last = min(first + BLOCK_ROWS, count)
             block, rows = self.rows.locate(order.rows(first, last))
-            yield block.take(pa.array(rows)), [epoch, last] if last < count else END
+            follow = rows[-1] - rows[0] == len(rows) - 1 and bool((np.diff(rows) == 1).all())
+            taken = block.slice(int(rows[0]), len(rows)) if follow else block.take(pa.array(rows))
+            yield taken, [epoch, last] if last < count else END
 
     def order(self, epoch: int) -> Order:
         """The order of an epoch."""

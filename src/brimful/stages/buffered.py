@@ -40,7 +40,7 @@ class Buffered(Stage[Window]):
         require("window", self.size, 0, "rows")
 
     def start(self, epoch: int) -> State:
-        return [epoch, self.upstream.start(epoch), 0, 0, 0, self.size]
+        return [epoch, self.upstream.start(epoch), 0, 0, 0, int(self.size)]
 
     def items(self, at: State) -> Generator[tuple[Window, State], None, None]:
         epoch, before, skip, crc, number, size = at

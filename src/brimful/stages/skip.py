@@ -21,7 +21,7 @@ class Skip(Stage[Block]):
         require("n", self.count, 0, "samples")
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), self.count]
+        return [self.upstream.start(epoch), int(self.count)]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         before, left = at

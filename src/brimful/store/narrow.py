@@ -18,7 +18,8 @@ from brimful.encoders import Encoder, FastEncoder, TiktokenEncoder, Transformers
 from brimful.errors import DataError
 from brimful.ragged import array_of, is_ragged, numpy_of
 from brimful.rows import Block
-from brimful.stream import Stage, upstreams
+from brimful.store.pipeline import all_below
+from brimful.stream import Stage
 
 TYPES: Final = (pa.uint8(), pa.int8(), pa.uint16(), pa.int16(), pa.int32(), pa.uint32(), pa.int64(), pa.uint64())
 UNKNOWN_BITS: Final = 16
@@ -47,7 +48,7 @@ def bounds(kind: pa.DataType) -> tuple[int, int]:
 def vocabularies(stage: Stage[Any]) -> dict[str, int]:
     """The number of token ids of each column that a chain tokenises, where its tokenizer says it."""
     found: dict[str, int] = {}
-    for below in upstreams(stage):
+    for below in all_below(stage):
         found |= vocabularies(below)
     encoder = getattr(stage, "encoder", None)
     if isinstance(encoder, Encoder) and (size := _num_ids(encoder)):

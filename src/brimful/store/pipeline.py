@@ -11,6 +11,7 @@ from typing import Any
 from brimful.encoders import CallableEncoder, Encoder
 from brimful.errors import StateError
 from brimful.rows import name_of
+from brimful.sources.sequence import CachedIndex
 from brimful.stream import Stage, describe, header_difference, upstreams
 
 
@@ -49,16 +50,22 @@ def check_same(folder: Path, saved: Any, ours: Any) -> None:
         )
 
 
+def all_below(stage: Stage[Any]) -> list[Stage[Any]]:
+    """The stages that a stage reads from, also by way of a cache in memory."""
+    cached = [value.upstream for value in vars(stage).values() if isinstance(value, CachedIndex)]
+    return [*upstreams(stage), *cached]
+
+
 def _tokenizers(stage: Stage[Any]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for below in upstreams(stage):
+    for below in all_below(stage):
         found |= _tokenizers(below)
     encoder = getattr(stage, "encoder", None)
     return found | {vars(stage)["output"]: encoder.fingerprint()} if isinstance(encoder, Encoder) else found
 
 
 def _functions(stage: Stage[Any]) -> Iterator[str]:
-    for below in upstreams(stage):
+    for below in all_below(stage):
         yield from _functions(below)
     for field in dataclasses.fields(stage):  # type: ignore[arg-type]
         value = getattr(stage, field.name)

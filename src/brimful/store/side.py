@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from brimful.ragged import is_ragged, numpy_of
@@ -54,7 +55,8 @@ def _lengths(column: pa.Array) -> NDArray[np.int32]:
 def _num_labels(block: Block) -> NDArray[np.int64]:
     """Labels of each row that are trained on."""
     column = block.column(LABELS)
-    trained_on = numpy_of(column.flatten().fill_null(NOT_TRAINED_ON)) != NOT_TRAINED_ON
+    differ = pc.not_equal(column.flatten(), pa.scalar(NOT_TRAINED_ON, pa.int64()))  # of unsigned integers too
+    trained_on = numpy_of(differ.fill_null(False))
     before = np.concatenate(([0], np.cumsum(trained_on)))
     ends = np.cumsum(_lengths(column))
     counts: NDArray[np.int64] = np.diff(before[ends], prepend=0)

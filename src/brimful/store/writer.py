@@ -7,6 +7,7 @@ Files get their names when they are complete and on disk; the manifest is writte
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -51,7 +52,7 @@ def write_store(
         StateError: another pipeline wrote the store, or began it; the setting and both its values are named.
         TimeoutError: another writer, which is named, makes no progress.
         ValueError: functions without a version, or a folder of other things.
-    Price: what the chain costs, and 2 to 3 ns a token; about 50 MB held.
+    Price: what the chain costs, and about 10 ns a token; 50 MB held.
     """
     require_version(stage, version)
     pipeline = pipeline_of(stage, version)
@@ -100,6 +101,11 @@ class StoreWriter:
 
     def _add(self, block: Block, after: State) -> None:
         if block.num_rows:
+            twice = [name for name, count in Counter(block.schema.names).items() if count > 1]
+            if twice:
+                raise DataError(
+                    f"there are two columns {twice[0]!r} ({where(block, 0)}); give one of them another name"
+                )
             rows = visible(block)
             if not rows.num_columns:
                 raise DataError(f"there is nothing to store in a row without columns ({where(block, 0)})")
