@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import HealthCheck, Phase, settings
 
@@ -16,7 +17,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 def pytest_configure() -> None:
-    """A mutant's tests must run against the mutant."""
+    """Ctrl-C works also where tests run in the background of a shell, which has it ignored; a mutant's tests must run
+    against the mutant."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if where := os.environ.get("BRIMFUL_SRC"):
         import brimful
 

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 import brimful as bf
+from brimful.batches import in_turn
 from brimful.encoders import encoder_for
 from brimful.errors import ORIGIN, origins
 from brimful.plan import CostBudget, FixedSize, Packed, Policy, StaticShapes, TokenBudget
@@ -41,6 +42,7 @@ from brimful.stages.chunk import Chunk
 from brimful.stages.collated import Collated
 from brimful.stages.concat import Concat
 from brimful.stages.concat_chunk import ConcatChunk
+from brimful.stages.dealt import Dealt
 from brimful.stages.enumerate import Enumerate
 from brimful.stages.enumerate_items import EnumerateItems
 from brimful.stages.filter import Filter
@@ -202,8 +204,8 @@ def read_json(file: BinaryIO) -> Iterator[Sample]:
 
 
 @st.composite
-def files(draw: st.DrawFn) -> Make:
-    """Shards of JSON lines: empty ones, blank lines, compressed, with bad lines that are skipped."""
+def files(draw: st.DrawFn, streams: bool = False) -> Make:
+    """Shards of JSON lines: empty ones, blank lines, compressed, with bad lines that are skipped; dealt to streams."""
     urls, number = [], 0
     bad = draw(st.booleans())
     for counts in draw(st.lists(lengths, min_size=1, max_size=5)):
@@ -226,6 +228,7 @@ def files(draw: st.DrawFn) -> Make:
                 "n_standby_shards": st.integers(0, 2),
                 "seed": st.integers(0, 1),
                 "on_error": st.just("skip" if bad else "raise"),
+                "streams": st.integers(1, min(3, len(urls))) if streams else st.none(),
             }
         )
     )
@@ -447,6 +450,7 @@ TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to w
     ),
 }
 SAMPLES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {Sampled: on(Sampled)}  # rows to dicts
+DEALT: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {Dealt: st.just(in_turn)}  # streams of anything to one
 ITEMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # anything to anything
     Ahead: on(Ahead, depth=few, name="test"),
     EnumerateItems: on(EnumerateItems),
@@ -464,6 +468,7 @@ STAGES: Final[set[type[Stage[Any]]]] = {
     *SHARES,
     *TENSORS,
     *SAMPLES,
+    *DEALT,
     *ITEMS,
 }
 CUTTERS: Final[set[type[Stage[Any]]]] = {Chunk, ConcatChunk, PackChunk, MapBlocks}
@@ -497,7 +502,7 @@ def row_links(draw: st.DrawFn, seen: frozenset[type[Stage[Any]]] = frozenset()) 
     links: list[Link] = []
     classes: list[type[Stage[Any]]] = [*ROWS, Shuffle, Ahead, Repeat]
     for cls in draw(st.lists(st.sampled_from(classes), max_size=4)):
-        if (cls is Tokenize and seen & CUTTERS) or (cls is Pad and Pad in seen):
+        if (cls is Tokenize and seen & CUTTERS) or (cls in (Pad, Stride) and cls in seen):
             continue
         seen |= {cls}
         if cls is Shuffle:
@@ -521,6 +526,12 @@ def rows() -> SearchStrategy[Make]:
     return st.one_of(straight, straight, mixed)
 
 
+def dealt() -> SearchStrategy[Make]:
+    """Chains of rows, or of batches, that run in several streams."""
+    rows = st.builds(lambda make, links: chain(make, *links), files(streams=True), row_links(frozenset({Stride})))
+    return st.builds(chain, st.one_of(rows, st.builds(chain, rows, WINDOWS[Buffered], BATCHES[Batched])), DEALT[Dealt])
+
+
 def windows() -> SearchStrategy[Make]:
     """Chains that end in windows."""
     return st.one_of(
@@ -540,6 +551,8 @@ def alone(cls: type[Stage[Any]]) -> SearchStrategy[Make]:
     """A stage on the least that it needs."""
     if cls in SOURCES:
         return SOURCES[cls]
+    if cls in DEALT:
+        return dealt()
     if cls in SEVERAL:
         return st.builds(joined, st.lists(blocks, min_size=1, max_size=3), SEVERAL[cls])
     if cls is Planned:

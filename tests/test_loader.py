@@ -73,7 +73,7 @@ def test_a_restored_epoch_keeps_its_position_and_another_starts_anew() -> None:
 def test_a_state_after_the_loop_is_that_of_the_next_epoch() -> None:
     loader = make()
     flat(loader)
-    assert loader.state_dict() == {"epoch": 1, "iterator": None}
+    assert loader.state_dict() == {"epoch": 1, "iterator": ""}
 
 
 def test_leaving_a_loop_closes_what_it_ran() -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from brimful.batches import Batches
 from brimful.dataset import Dataset, concat_datasets, interleave_datasets
-from brimful.errors import BrokenError, DataError, StageError, StateError
+from brimful.errors import BrokenError, DataError, RankError, StageError, StateError
 from brimful.plan import (
     AttentionCost,
     CostBudget,
@@ -36,6 +36,7 @@ from brimful.plan import (
 )
 from brimful.read import from_files, from_iterable, from_sequence, from_store
 from brimful.sampler import BatchSampler
+from brimful.states import merge_states
 
 if TYPE_CHECKING:
     from brimful import attention
@@ -56,6 +57,7 @@ __all__ = [
     "Packed",
     "Plan",
     "Policy",
+    "RankError",
     "StageError",
     "StateError",
     "StaticShapes",
@@ -69,6 +71,7 @@ __all__ = [
     "from_sequence",
     "from_store",
     "interleave_datasets",
+    "merge_states",
     "optimal_buckets",
     "quantile_buckets",
     "token_mean",

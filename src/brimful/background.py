@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from contextvars import copy_context
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 T = TypeVar("T")
@@ -122,16 +122,15 @@ def read_ahead(start: Callable[[], Generator[T, None, None]], depth: int, name: 
 
     The thread that runs the generator also closes it. An exception in it reaches the consumer in its place.
     """
-    channel = _Channel(start, depth, name)
+    channel = Channel(start, depth, name)
     try:
         yield from channel.items()
     finally:
-        channel.stop()
-        _join(channel.threads)
+        channel.close()
 
 
-class _Channel(Generic[T]):
-    """A generator run by a thread, and a bounded queue of its items with an end, or an error, after the last."""
+class Channel(Generic[T]):
+    """A generator run by a thread from now on, and a bounded queue of its items with an end, or an error, after the last."""
 
     def __init__(self, start: Callable[[], Generator[T, None, None]], capacity: int, name: str) -> None:
         self._start, self._capacity = start, capacity
@@ -144,11 +143,15 @@ class _Channel(Generic[T]):
         _running.add(self)
         self.threads[0].start()
 
-    def items(self) -> Generator[T, None, None]:
+    def items(self, check: Callable[[float], None] | None = None) -> Generator[T, None, None]:
+        """The items, once; `check` is told the seconds that one has been waited for, each second, and may raise."""
         while True:
+            began = time.monotonic()
             with self._changed:
                 while not self._queue and not self._ended:
-                    self._changed.wait()
+                    self._changed.wait(None if check is None else 1.0)
+                    if check is not None:
+                        check(time.monotonic() - began)
                 if not self._queue:
                     break
                 item = self._queue.popleft()
@@ -157,6 +160,11 @@ class _Channel(Generic[T]):
             del item
         if self._error is not None:
             raise self._error
+
+    def close(self) -> None:
+        """Has the thread close the generator, and waits for it."""
+        self.stop()
+        _join(self.threads)
 
     def stop(self) -> None:
         """Lets the thread close the generator at its next item."""
@@ -188,7 +196,18 @@ class _Channel(Generic[T]):
             return not self._stopped
 
 
-_running: WeakSet[Workers | _Channel[Any]] = WeakSet()
+class Stoppable(Protocol):
+    """What runs threads, or is waited for by one."""
+
+    def stop(self) -> None: ...
+
+
+_running: WeakSet[Stoppable] = WeakSet()
+
+
+def closed_at_exit(one: Stoppable) -> None:
+    """Stops what a thread of a Channel may be waiting for before the interpreter waits for the thread."""
+    _running.add(one)
 
 
 def _join(threads: Iterable[threading.Thread]) -> None:
@@ -203,4 +222,4 @@ def _end() -> None:
     running = list(_running)
     for one in running:
         one.stop()
-    _join(thread for one in running for thread in one.threads)
+    _join(thread for one in running for thread in getattr(one, "threads", ()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
 
 from brimful.errors import one_of, require
 from brimful.iterator import ResumableIterator
@@ -17,17 +17,21 @@ from brimful.stages.ahead import Ahead
 from brimful.stages.batched import Batched
 from brimful.stages.buffered import Buffered
 from brimful.stages.collated import Collated, Layout
+from brimful.stages.dealt import Dealt
 from brimful.stages.enumerate_items import EnumerateItems
 from brimful.stages.map_items import MapItems
 from brimful.stages.planned import Planned
 from brimful.stages.repeat import Repeat
-from brimful.stages.sharded import Sharded, Uneven
+from brimful.stages.sampled import Sampled
+from brimful.stages.sharded import Sharded
 from brimful.stages.take_items import TakeItems
-from brimful.stream import Stage, chain, running, substituted, upstreams
-from brimful.windows import Batch, Packs, Window
+from brimful.stream import BLOCK_ROWS, Stage, chain, num_streams, running, substituted, upstreams
+from brimful.windows import Batch, Packs, Uneven, Window
 
 if TYPE_CHECKING:
     from brimful.loader import Loader
+
+T = TypeVar("T")
 
 
 class BatchOptions(TypedDict, total=False):
@@ -108,24 +112,44 @@ class Batches:
         *,
         group: Any = None,
         uneven: Uneven = "pad",
+        timeout_seconds: float = 600.0,
     ) -> Batches:
         """The batches of one data-parallel rank: of each step's `world_size` batches the one at `rank`.
 
-        The order of all batches does not depend on the world size, nor does a state: one saved by 8 ranks resumes on 1,
-        2, 4 or 16. Each batch carries `weight` and `is_filler`. Resolved when iterated.
+        The order of all batches does not depend on the world size. Of indexed data a state is the same on all ranks, and one
+        saved by 8 ranks resumes on 1, 2, 4 or 16. Of `from_files(streams=n)` each rank reads and saves its own streams: join
+        the states of all ranks with `bf.merge_states` (or save the loader with torch.distributed.checkpoint), and resume on
+        any world size that divides n. Each batch carries `weight` and `is_filler`. Resolved when iterated.
 
         Args:
             rank, world_size: the data-parallel ones; by default of `group`, else of torch.distributed, else of the
                 environment, else this process is the only one.
-            group: a process group or a one-dimensional device mesh.
-            uneven: where the last step has too few batches: "pad" (a filler: one real row again, weight 0), "drop" the
-                step, "wrap" to the epoch's first batches, or "error".
+            group: a process group or a one-dimensional device mesh; or, beside rank and world_size, the
+                torch.distributed.Store through which ranks that read streams agree on the end of the epoch.
+            uneven: where a step has too few batches, the last one of indexed data or those after a stream's end: "pad" (a
+                filler: one real row again, weight 0), "drop" the step (and what follows), "wrap" to the epoch's first
+                batches (of streams: the stream's), or "error".
+            timeout_seconds: how long to wait for other ranks that read streams.
         Raises:
-            ValueError: (when iterated) streamed data at a world size above 1: its ranks would have to read everything.
+            ValueError: (when iterated) streamed data without streams at a world size above 1: its ranks would have to read
+                everything; a world size that does not divide the streams.
+            TimeoutError: (when iterated) another rank was not heard of in time; it is named.
+            RankError: (when iterated) another rank failed; it and its error are named.
         """
         one_of("uneven", uneven, *get_args(Uneven))
-        streamed = not isinstance(upstreams(self.planned)[0], Planned)
-        sharded = Sharded(self.planned, rank, world_size, group, uneven, streamed)
+        if isinstance(self.planned, Dealt):
+            sharded: Stage[Any] = replace(
+                self.planned,
+                sharded=True,
+                rank=rank,
+                world_size=world_size,
+                group=group,
+                uneven=uneven,
+                timeout_seconds=timeout_seconds,
+            )
+        else:
+            streamed = not isinstance(upstreams(self.planned)[0], Planned)
+            sharded = Sharded(self.planned, rank, world_size, group, uneven, streamed)
         return Batches(sharded, substituted(self.stage, self.planned, sharded), self.repeats)
 
     def plans(self, epoch: int = 0) -> Iterator[Batch | Packs]:
@@ -142,6 +166,11 @@ class Batches:
 
     def __repr__(self) -> str:
         return f"Batches({' > '.join(chain(self.stage))}{', repeat' if self.repeats else ''})"
+
+    @property
+    def streams(self) -> int | None:
+        """How many streams the data are dealt to; None where they are not."""
+        return num_streams(self.planned)
 
     @cached_property
     def _length(self) -> int:
@@ -198,7 +227,7 @@ def batches_of(
     policy = None if isinstance(plan, ByKey) else plan
     windows = windows_of(stage, _rows(window), columns, required=policy is not None and not in_order, policy=policy)
     planner: Planner = plan if isinstance(plan, ByKey) else ByPolicy(plan, overlong)
-    batched = Batched(windows, planner, drop_last, shuffle_batches and not in_order, group, seed)
+    batched = in_turn(Batched(windows, planner, drop_last, shuffle_batches and not in_order, group, seed))
     static = isinstance(plan, StaticShapes)
     collated = Collated(
         batched,
@@ -235,9 +264,8 @@ def packs_of(
     """Rows of samples to rows of packed tokens; see PackOptions."""
     one_of("overlong", overlong, "raise", "truncate", "drop", "split")
     windows = windows_of(stage, _rows(window), (length_column,), required=True, policy=policy)
-    batched = Batched(
-        windows, ByPacking(policy, num_rows, overlong, shuffle_batches), drop_last, shuffle_batches, group, seed
-    )
+    planner = ByPacking(policy, num_rows, overlong, shuffle_batches)
+    batched = in_turn(Batched(windows, planner, drop_last, shuffle_batches, group, seed))
     collated = Collated(
         batched,
         (length_column,),
@@ -263,6 +291,20 @@ def windows_of(
     return Ahead(Buffered(stage, size, columns, required, policy), 1, "window")
 
 
+def in_turn(stage: Stage[T], ahead: int = 1) -> Stage[T]:
+    """A chain as it is; where its data are dealt to streams, an item of each of them in turn."""
+    streams = num_streams(stage)
+    return stage if streams is None else Dealt(stage, streams, ahead=ahead)
+
+
+def sampled(stage: Stage[Block], repeats: bool) -> Stage[Sample]:
+    """Rows to samples."""
+    if num_streams(stage) is None:
+        return Sampled(Repeat(stage) if repeats else stage)
+    turns = in_turn(Sampled(stage), ahead=BLOCK_ROWS)
+    return Repeat(turns) if repeats else turns
+
+
 def _rows(window: int | Literal["auto"]) -> int:
     if window == "auto":
         return 0
@@ -279,6 +321,8 @@ def _names(dtypes: Mapping[str, Any] | None) -> dict[str, str]:
 
 def _num_items(stage: Stage[Any]) -> int | None:
     """How many items a stage of batches has, where indexed data say it."""
+    if isinstance(stage, Dealt):
+        return None
     below = upstreams(stage)[0]
     if isinstance(stage, Batched):
         if not isinstance(below, Planned):

@@ -9,7 +9,7 @@ from typing import Any, Literal, Unpack
 
 from numpy.typing import NDArray
 
-from brimful.batches import Batches, BatchOptions, PackOptions, batches_of, packs_of, windows_of
+from brimful.batches import Batches, BatchOptions, PackOptions, batches_of, packs_of, sampled, windows_of
 from brimful.encoders import encoder_for, missing_bos_eos
 from brimful.errors import require
 from brimful.iterator import ResumableIterator
@@ -32,7 +32,6 @@ from brimful.stages.map_blocks import MapBlocks
 from brimful.stages.pack_chunk import PackChunk
 from brimful.stages.pad import Pad
 from brimful.stages.repeat import Repeat
-from brimful.stages.sampled import Sampled
 from brimful.stages.shuffle import Shuffle
 from brimful.stages.skip import Skip
 from brimful.stages.stride import Stride
@@ -76,7 +75,7 @@ class Dataset:
         >>> list(bf.from_sequence([{"x": 1}, {"x": 2}]).iter(it.state_dict()))
         [{'x': 2}]
         """
-        return ResumableIterator(Sampled(self._endless), state_dict, allow)
+        return ResumableIterator(sampled(self.stage, self.repeats), state_dict, allow)
 
     def __len__(self) -> int:
         if not isinstance(self.stage, FromSequence) or self.repeats:

@@ -36,6 +36,10 @@ class StageError(RuntimeError):
     """A function of the user's raised: the message names the stage, the file and the line; the cause is chained."""
 
 
+class RankError(RuntimeError):
+    """Another data-parallel rank failed, or is not what it should be: the message names it and what it said."""
+
+
 class BrokenError(RuntimeError):
     """The iterator failed earlier and says so for ever: its place is not known, so it has no state to give."""
 

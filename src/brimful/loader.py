@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from brimful.errors import StateError
 from brimful.iterator import ResumableIterator
+from brimful.states import with_streams, without_streams
 from brimful.stream import END
 
 
@@ -19,12 +21,19 @@ class Runs(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def streams(self) -> int | None: ...
+
 
 class Loader(IterableDataset[Any]):
     """Each iteration is one epoch of the batches: the next one, or the one that `set_epoch` names.
 
     A checkpoint taken after the last batch of an epoch starts the next one. Read by this process, with `prefetch` and
     tokenising in threads: hand it to the trainer as it is, or to a DataLoader with batch_size=None and num_workers=0.
+
+    It is a Stateful of torch.distributed.checkpoint: `dcp.save({"loader": loader, ...})` on all ranks, and `dcp.load` on as
+    many or as few as divide the streams. (Each rank writes the entries of its own streams; a loader that has not begun asks
+    for all.)
 
     >>> import brimful as bf
     >>> loader = bf.from_sequence([{"input_ids": [1]}, {"input_ids": [2]}]).batch(1).loader()
@@ -69,16 +78,26 @@ class Loader(IterableDataset[Any]):
             self.epoch, self._restored = epoch, None
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON: the epoch and the place after the last batch that was taken."""
-        if self._restored is not None or self._running is None:
-            return {"epoch": self.epoch, "iterator": self._restored}
-        state = self._running.state_dict()
-        ended = state["position"] == END
-        return {"epoch": self.epoch + ended, "iterator": None if ended else state}
+        """Plain JSON: the epoch and, as text, the place after the last batch that was taken; of streams an entry for each
+        that this rank reads, so that the states of all ranks can be joined (`bf.merge_states`)."""
+        epoch, state = self.epoch, self._restored
+        if state is None and self._running is not None:
+            state = self._running.state_dict()
+            if state["position"] == END:
+                epoch, state = epoch + 1, None
+        saved: dict[str, Any] = {"epoch": epoch, "iterator": ""}
+        entries = dict.fromkeys(map(str, range(self.batches.streams or 0)), "")
+        if state is not None:
+            rest, held = without_streams(state)
+            saved["iterator"] = json.dumps(rest)
+            entries = {stream: json.dumps(entry) for stream, entry in held.items()}
+        return saved | ({"streams": entries} if self.batches.streams else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a state at the next iteration. The state is checked against the pipeline then."""
-        if not isinstance(state_dict, dict) or state_dict.keys() != {"epoch", "iterator"}:
+        if not isinstance(state_dict, dict) or state_dict.keys() - {"streams"} != {"epoch", "iterator"}:
             raise StateError(f"a loader's state is a dict of epoch and iterator (got {state_dict!r:.80})")
-        self.epoch, self._restored = state_dict["epoch"], state_dict["iterator"]
-        self._running = None
+        self.epoch, self._restored, self._running = state_dict["epoch"], None, None
+        if state_dict["iterator"]:
+            entries = {stream: json.loads(entry) for stream, entry in state_dict.get("streams", {}).items() if entry}
+            self._restored = with_streams(json.loads(state_dict["iterator"]), entries)

@@ -29,6 +29,7 @@ def from_files(
     shuffle_shards: bool = False,
     n_active_shards: int = 10,
     n_standby_shards: int = 2,
+    streams: int | None = None,
     seed: int = 42,
     on_error: OnError = "raise",
     storage_options: Mapping[str, Any] | None = None,
@@ -47,6 +48,9 @@ def from_files(
         shuffle_shards: another order of the shards each epoch.
         n_active_shards: shards read at once.
         n_standby_shards: shards opened ahead.
+        streams: deal the shards of each epoch to so many independent streams, through each of which all that follows runs
+            by itself: their samples, or batches, come in turn, and `Batches.shard` shares the streams out to ranks. Any
+            world size that divides it sees the same order.
         on_error: "raise" names file and line; "skip" leaves a bad record out, counts it and logs file and line.
         storage_options: for fsspec.
         timeout_seconds: how long to wait for a shard before a TimeoutError names it.
@@ -72,6 +76,7 @@ def from_files(
         seed,
         on_error,
         timeout_seconds,
+        streams,
     )
     return Dataset(stage, repeat)
 

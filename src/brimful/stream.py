@@ -16,8 +16,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from numbers import Integral, Real
-from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, Self, TypeAlias, TypeVar, cast
 
+from brimful import random
 from brimful.errors import StateError
 
 T = TypeVar("T")
@@ -49,6 +50,20 @@ class Stage(ABC, Generic[T_co]):
     @abstractmethod
     def items(self, at: State) -> Generator[tuple[T_co, State], None, None]:
         """The items that follow the state `at` (never END), each with the state after it."""
+
+    def dealt(self, stream: int, num_streams: int) -> Self:
+        """What the stage is in stream `stream` of `num_streams` that share out its data: as it is, with a seed of its own.
+
+        Called of a stage whose upstreams have been dealt already.
+        """
+        if not upstreams(self):
+            raise ValueError(
+                f"{type(self).__name__} cannot be dealt to {num_streams} streams, as from_files(streams={num_streams}) can: "
+                "each stream would read all of it"
+            )
+        if not hasattr(self, "seed"):
+            return self
+        return cast(Self, dataclasses.replace(cast(Any, self), seed=random.key(cast(Any, self).seed, stream)))
 
 
 @contextmanager
@@ -162,6 +177,45 @@ def chain(stage: Stage[Any]) -> list[str]:
     if len(below) > 1:
         names = [f"({' | '.join(' > '.join(chain(one)) for one in below)})"]
     return names if stage.transparent else [*names, type(stage).__name__]
+
+
+def num_streams(stage: Stage[Any]) -> int | None:
+    """Into how many streams a chain deals its data; None where it does not.
+
+    Raises:
+        ValueError: the sources of a mixture differ in that.
+    """
+    below = upstreams(stage)
+    if not below:
+        return getattr(stage, "streams", None)
+    counts = [num_streams(one) for one in below]
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"the data sets of {type(stage).__name__} must have equally many streams (got {', '.join(map(str, counts))}); "
+            "give each the same from_files(streams=...)"
+        )
+    return counts[0]
+
+
+def stream_of(stage: Stage[T], stream: int, count: int) -> Stage[T]:
+    """The chain of stages that gives stream `stream` of the `count` that a chain deals its data into."""
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(cast(Any, stage)):
+        value = getattr(stage, field.name)
+        if isinstance(value, Stage):
+            changes[field.name] = stream_of(value, stream, count)
+        elif isinstance(value, tuple) and any(isinstance(one, Stage) for one in value):
+            changes[field.name] = tuple(stream_of(one, stream, count) for one in value)
+    return cast(Stage[T], dataclasses.replace(cast(Any, stage), **changes)).dealt(stream, count)
+
+
+def share(count: int, stream: int, count_of_streams: int) -> int:
+    """How many of the first `count` items are a stream's where an item of each is taken in turn.
+
+    >>> [share(7, stream, 3) for stream in range(3)]
+    [3, 2, 2]
+    """
+    return (count + count_of_streams - 1 - stream) // count_of_streams
 
 
 def substituted(stage: Stage[Any], old: Stage[Any], new: Stage[Any]) -> Stage[Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,9 @@ from numpy.typing import NDArray
 from brimful.plan import Policy, window_rows
 from brimful.ragged import Ragged, ragged
 from brimful.rows import Block
+
+Uneven = Literal["pad", "drop", "wrap", "error"]
+"""What ranks do in a step for which there are too few batches: a filler, no step, the epoch's first ones again, an error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,3 +143,12 @@ class Packs:
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+
+def filler(batch: Batch | Packs) -> Batch | Packs:
+    """One real row of a batch, without weight."""
+    if isinstance(batch, Batch):
+        return replace(batch, numbers=batch.numbers[:1], padded_size=1, weight=0.0)
+    row = batch.rows == 0
+    pieces = {name: getattr(batch, name)[row] for name in ("numbers", "starts", "lengths", "rows")}
+    return replace(batch, **pieces, padded_size=1, weight=0.0)

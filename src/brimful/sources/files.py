@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 from typing import BinaryIO, Final, get_args
@@ -37,7 +37,7 @@ MAX_THREADS: Final = 32
 
 @dataclass(frozen=True)
 class FromFiles(Stage[Block]):
-    """The rows of many shards.
+    """The rows of many shards; in one of several streams, those of every so many of the epoch's order of shards.
 
     State: [epoch, shards begun, [[shard, byte, line] of each open shard, in turn]]: about 30 bytes an open shard. A
     resume reads each open shard from its byte on (a compressed one is decompressed up to there).
@@ -53,8 +53,12 @@ class FromFiles(Stage[Block]):
     seed: int = 42
     on_error: OnError = "raise"
     timeout_seconds: float = runtime(60.0)
+    streams: int | None = None
+    stream: int | None = runtime(None)
 
     def __post_init__(self) -> None:
+        if self.streams is not None:
+            require("streams", self.streams, 1, "stream")
         require("n_active_shards", self.n_active_shards, 1, "shard")
         require("n_standby_shards", self.n_standby_shards, 0, "shards")
         if self.on_error not in get_args(OnError):
@@ -109,10 +113,19 @@ class FromFiles(Stage[Block]):
             return True
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
-        count = len(self.urls.listed)
-        if not self.shuffle_shards:
-            return np.arange(count)
-        return random.permutation(count, random.key(self.seed, place(self), epoch))
+        order = np.arange(len(self.urls.listed))
+        if self.shuffle_shards:
+            order = random.permutation(len(order), random.key(self.seed, place(self), epoch))
+        return order if self.stream is None else order[self.stream :: self.streams]
+
+    def dealt(self, stream: int, num_streams: int) -> FromFiles:
+        """Every `num_streams`-th shard of each epoch's order; the schema is that of the first shard of all."""
+        if num_streams > len(self.urls.listed):
+            raise ValueError(
+                f"{len(self.urls.listed):,} shards cannot be dealt to streams={num_streams:,}: each needs one at least"
+            )
+        text = {self._format(shard) for shard in self.urls.listed} == {"text"}
+        return replace(self, stream=stream, schema=None if text else self._schema)
 
     def _reader(self, shard: Shard, at: Position) -> Reader:
         file, compressed = self.urls.open(shard)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from brimful.ragged import with_column
 from brimful.rows import Block
-from brimful.stream import END, Stage, State, running
+from brimful.stream import END, Stage, State, running, runtime
 
 
 @dataclass(frozen=True)
 class Enumerate(Stage[Block]):
-    """Adds a count from 0. State: [upstream's state, the next number]."""
+    """Adds a count from 0 (of one of several streams: from its number, in their turn).
+
+    State: [upstream's state, rows counted].
+    """
 
     upstream: Stage[Block]
     count_column: str
+    first: int = runtime(0)
+    step: int = runtime(1)
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0]
@@ -27,8 +32,11 @@ class Enumerate(Stage[Block]):
         before, number = at
         with running(self.upstream, before) as items:
             for block, after in items:
-                numbers = np.arange(number, number + block.num_rows, dtype=np.int64)
+                numbers = np.arange(number, number + block.num_rows, dtype=np.int64) * self.step + self.first
                 number += block.num_rows
                 if block.num_rows:
                     block = with_column(block, self.count_column, pa.array(numbers))
                 yield block, END if after == END else [after, number]
+
+    def dealt(self, stream: int, num_streams: int) -> Enumerate:
+        return replace(self, first=stream, step=num_streams)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from brimful.distributed import resolve
 from brimful.stream import END, Stage, State, running, runtime
-from brimful.windows import Batch, Packs
-
-Uneven = Literal["pad", "drop", "wrap", "error"]
+from brimful.windows import Batch, Packs, Uneven, filler
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Sharded(Stage[Batch | Packs]):
         if world_size > 1 and self.streamed:
             raise ValueError(
                 f"streamed data cannot be shared out among {world_size} ranks: each would read and tokenise all of it; "
-                "make a token store of it, or take from_sequence or cache()"
+                "give from_files(streams=...), or make a token store of it with cache(path)"
             )
         with running(self.upstream, at) as batches:
             while step := list(islice(batches, world_size)):
@@ -57,7 +55,7 @@ class Sharded(Stage[Batch | Packs]):
                 elif self.uneven == "wrap":
                     batch = replace(self._first(step[0][0].window.epoch, rank - len(step)), weight=1.0)
                 else:
-                    batch = _filler(step[-1][0])
+                    batch = filler(step[-1][0])
                 yield batch, END if missing else after
 
     def num_steps(self, num_batches: int) -> int:
@@ -73,12 +71,3 @@ class Sharded(Stage[Batch | Packs]):
                     if place == number:
                         return batch
             number -= place + 1
-
-
-def _filler(batch: Batch | Packs) -> Batch | Packs:
-    """One real row of a batch, without weight."""
-    if isinstance(batch, Batch):
-        return replace(batch, numbers=batch.numbers[:1], padded_size=1, weight=0.0)
-    row = batch.rows == 0
-    pieces = {name: getattr(batch, name)[row] for name in ("numbers", "starts", "lengths", "rows")}
-    return replace(batch, **pieces, padded_size=1, weight=0.0)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from brimful.errors import require
 from brimful.rows import Block
-from brimful.stream import END, Stage, State, running
+from brimful.stream import END, Stage, State, running, share
 
 
 @dataclass(frozen=True)
@@ -30,3 +30,7 @@ class Skip(Stage[Block]):
                 rest = block.slice(left)
                 left -= block.num_rows - rest.num_rows
                 yield rest, END if after == END else [after, left]
+
+    def dealt(self, stream: int, num_streams: int) -> Skip:
+        """The rows that are this stream's where a row of each is skipped in turn."""
+        return replace(self, count=share(self.count, stream, num_streams))

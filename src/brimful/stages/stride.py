@@ -36,3 +36,6 @@ class Stride(Stage[Block]):
                 rows = np.arange((self.offset - phase) % self.interval, block.num_rows, self.interval)
                 phase = (phase + block.num_rows) % self.interval
                 yield block.take(pa.array(rows)) if block.num_rows else block, END if after == END else [after, phase]
+
+    def dealt(self, stream: int, num_streams: int) -> Stride:
+        raise ValueError(f"stride counts the rows of all {num_streams} streams, which are read apart; filter instead")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from brimful.errors import require
 from brimful.rows import Block
-from brimful.stream import END, Stage, State, running
+from brimful.stream import END, Stage, State, running, share
 
 
 @dataclass(frozen=True)
@@ -32,3 +32,7 @@ class Take(Stage[Block]):
                 yield block, END if taken == self.count or after == END else [after, taken]
                 if taken == self.count:
                     return
+
+    def dealt(self, stream: int, num_streams: int) -> Take:
+        """The rows that are this stream's where a row of each is taken in turn."""
+        return replace(self, count=share(self.count, stream, num_streams))
