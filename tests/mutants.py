@@ -329,6 +329,42 @@ MUTANTS = [
         "",
         of("test_law", "test_an_automatic_window_is_judged_by_the_same_rows_however_they_are_cut"),
     ),
+    # -- streams that ranks share out
+    Mutant(
+        "a state names the place of the item before it",
+        "stages/dealt.py",
+        'END if over else at | {"next": place,',
+        'END if over else at | {"next": place - 1,',
+        law("Dealt"),
+    ),
+    Mutant(
+        "a rank reads the streams of a run that begins in the middle of a round as if it began with it",
+        "stages/dealt.py",
+        'range((at["next"] + rank) % world_size',
+        "range(rank",
+        of("stages/test_dealt", "test_the_states_of_all_ranks_joined_resume_on_any_world_size"),
+    ),
+    Mutant(
+        "the epoch ends as soon as this rank's streams do",
+        "agreement.py",
+        "                self._compare()\n                return count\n",
+        "                return 0\n",
+        of("stages/test_dealt", "test_the_global_order_does_not_depend_on_the_world_size"),
+    ),
+    Mutant(
+        "a state forgets that a stream has begun again",
+        "stages/dealt.py",
+        '{"again": after} if self._again else after',
+        "after",
+        of("stages/test_dealt", "test_wrap_begins_a_stream_again_until_all_have_ended"),
+    ),
+    Mutant(
+        "all streams draw the same random numbers",
+        "stream.py",
+        "seed=random.key(cast(Any, self).seed, stream)",
+        "seed=cast(Any, self).seed",
+        of("stages/test_dealt", "test_streams_differ_in_their_random_choices"),
+    ),
     # -- plans
     Mutant(
         "a budget counts the tokens, not the slots that padding makes of them",

@@ -50,6 +50,10 @@ ORDERS: dict[str, tuple[Any, Any]] = {
         ids(bf.from_files(URLS, n_active_shards=2, shuffle_shards=True, repeat=True)),
         [3, 1, 7, 5, 11, 9, 2, 0, 6, 4, 10, 8, 2, 0, 6, 4, 10, 8, 1, 3, 5, 7, 9, 11],
     ),
+    "streams of shards, batches in turn": (
+        batches(bf.from_files(URLS, streams=2, shuffle_shards=True).batch(2)),
+        [[3, 2], [1, 0], [7, 6], [5, 4], [11, 10], [9, 8]],
+    ),
     "what a seeded function draws": (
         ids(bf.from_sequence(ROWS[:6]).map(drawn, seed=7)),
         [779, 313, 78, 322, 232, 638],

@@ -22,6 +22,8 @@ _POSTED: Final = 1 << 32
 """Added to a round's counter by each rank, beside its count."""
 _SOONEST, _LATEST, _NOTICE = 0.001, 0.05, 0.5
 """Seconds between two looks at a counter, and between two looks for the failure of another rank."""
+_LEAVE: Final = 10.0
+"""Seconds for which rank 0 waits at the end."""
 _GRACE: Final = 5.0
 """Seconds beyond the timeout after which it is the store that does not answer."""
 
@@ -94,6 +96,15 @@ class Agreement:
             self._closed.wait(pause)
             pause = min(2 * pause, _LATEST)
         return None
+
+    def leave(self) -> None:
+        """Of the last outcome: rank 0, whose process may host the store and end now, lets the others read it first."""
+        with _reached():
+            self._store.add(f"{self._name}/left", 1)
+            until = time.monotonic() + _LEAVE
+            while self._rank == 0 and int(self._store.add(f"{self._name}/left", 0)) < self._world_size:
+                if time.monotonic() > until or self._closed.wait(_SOONEST):
+                    return
 
     def forget(self, number: int) -> None:
         """Removes the counter of a round that all ranks have left behind."""

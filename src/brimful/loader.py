@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from brimful.errors import StateError
 from brimful.iterator import ResumableIterator
-from brimful.states import with_streams, without_streams
+from brimful.states import as_text, from_text
 from brimful.stream import END
 
 
@@ -85,19 +83,9 @@ class Loader(IterableDataset[Any]):
             state = self._running.state_dict()
             if state["position"] == END:
                 epoch, state = epoch + 1, None
-        saved: dict[str, Any] = {"epoch": epoch, "iterator": ""}
-        entries = dict.fromkeys(map(str, range(self.batches.streams or 0)), "")
-        if state is not None:
-            rest, held = without_streams(state)
-            saved["iterator"] = json.dumps(rest)
-            entries = {stream: json.dumps(entry) for stream, entry in held.items()}
-        return saved | ({"streams": entries} if self.batches.streams else {})
+        return as_text(epoch, state, self.batches.streams)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a state at the next iteration. The state is checked against the pipeline then."""
-        if not isinstance(state_dict, dict) or state_dict.keys() - {"streams"} != {"epoch", "iterator"}:
-            raise StateError(f"a loader's state is a dict of epoch and iterator (got {state_dict!r:.80})")
-        self.epoch, self._restored, self._running = state_dict["epoch"], None, None
-        if state_dict["iterator"]:
-            entries = {stream: json.loads(entry) for stream, entry in state_dict.get("streams", {}).items() if entry}
-            self._restored = with_streams(json.loads(state_dict["iterator"]), entries)
+        self.epoch, self._restored = from_text(state_dict)
+        self._running = None

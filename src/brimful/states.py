@@ -60,12 +60,49 @@ def _differ(path: str, one: State, other: State, number: int) -> None:
     )
 
 
-def without_streams(state: State) -> tuple[State, dict[str, State]]:
-    """A state less the entries of its streams, and those.
+def as_text(epoch: int, state: State | None, streams: int | None) -> dict[str, Any]:
+    """A loader's state: an epoch, and an iterator's state in it as text; an entry by itself for each of the streams.
 
-    >>> without_streams([0, {"next": 2, "streams": {"0": "end"}}])
-    ([0, {'next': 2, 'streams': {}}], {'0': 'end'})
+    Each value is a number or a text, so that torch.distributed.checkpoint, which takes dicts apart and of one name keeps
+    what one rank wrote, keeps the entries of all ranks.
+
+    >>> state = {"version": 1, "position": [0, {"next": 2, "streams": {"1": "end"}}]}
+    >>> as_text(3, state, 2)["streams"]
+    {'1': '"end"'}
+    >>> from_text(as_text(3, state, 2)) == (3, state)
+    True
     """
+    entries = dict.fromkeys(map(str, range(streams or 0)), "")
+    text = ""
+    if state is not None:
+        position, held = _without_streams(state["position"])
+        text = json.dumps(state | {"position": position})
+        entries = {stream: json.dumps(entry) for stream, entry in held.items()}
+    return {"epoch": epoch, "iterator": text} | ({"streams": entries} if streams else {})
+
+
+def from_text(saved: Any) -> tuple[int, State | None]:
+    """The epoch and the iterator's state that `as_text` was given.
+
+    Raises:
+        StateError: it is no such thing.
+    """
+    if not is_text(saved):
+        raise StateError(f"a loader's state is a dict of epoch and iterator (got {saved!r:.80})")
+    if not saved["iterator"]:
+        return saved["epoch"], None
+    state = json.loads(saved["iterator"])
+    entries = {stream: json.loads(entry) for stream, entry in saved.get("streams", {}).items() if entry}
+    return saved["epoch"], state | {"position": _with_streams(state["position"], entries)}
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value looks like what `as_text` returns."""
+    return isinstance(value, dict) and value.keys() - {"streams"} == {"epoch", "iterator"}
+
+
+def _without_streams(position: State) -> tuple[State, dict[str, State]]:
+    """A position less the entries of its streams, and those."""
     entries: dict[str, Any] = {}
 
     def stripped(value: State) -> State:
@@ -74,11 +111,10 @@ def without_streams(state: State) -> tuple[State, dict[str, State]]:
             return {name: {} if name == "streams" else stripped(item) for name, item in value.items()}
         return [stripped(item) for item in value] if isinstance(value, list) else value
 
-    return stripped(state), entries
+    return stripped(position), entries
 
 
-def with_streams(state: State, entries: dict[str, State]) -> State:
-    """What `without_streams` took apart."""
-    if isinstance(state, dict):
-        return {name: entries if name == "streams" else with_streams(value, entries) for name, value in state.items()}
-    return [with_streams(value, entries) for value in state] if isinstance(state, list) else state
+def _with_streams(position: State, entries: dict[str, State]) -> State:
+    if isinstance(position, dict):
+        return {name: entries if name == "streams" else _with_streams(one, entries) for name, one in position.items()}
+    return [_with_streams(one, entries) for one in position] if isinstance(position, list) else position

@@ -37,6 +37,19 @@ def test_shows_a_state_dict_with_its_branches(tmp_path: Path) -> None:
     assert "    Skip(" in output
 
 
+def test_shows_the_state_of_a_loader_and_of_its_streams(corpus: Corpus, tmp_path: Path) -> None:
+    batches = bf.from_files(corpus.urls, streams=2).batch(2)
+    loader = batches.loader()
+    next(iter(loader))
+    path = tmp_path / "checkpoint.json"
+    path.write_text(json.dumps({"step": 1, "loader": loader.state_dict()}))
+    lines = invoke("state", "show", path).stdout.splitlines()
+    assert lines[0] == "step      1"
+    assert [line.split("(")[0].strip() for line in lines if line.startswith("  Dealt")] == ["Dealt"]
+    position = json.loads(lines[-2].removeprefix("position  "))
+    assert (position["next"], list(position["streams"])) == (1, ["0", "1"])
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

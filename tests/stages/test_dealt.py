@@ -101,7 +101,9 @@ def test_the_global_order_does_not_depend_on_the_world_size(world_size: int) -> 
     made = batches(UNEQUAL)
     steps = Ranks(made, world_size).run()
     assert real(steps) == expected(made)
-    assert sorted(sum(real(steps), [])) == [number for number in range(144) if number % 7 != 3]
+    assert sorted(number for batch in real(steps) for number in batch) == [
+        number for number in range(144) if number % 7 != 3
+    ]
     fillers = [batch for step in steps for batch in step if not batch["weight"]]
     assert all(batch["is_filler"] and len(batch["input_ids"]) == 1 for batch in fillers)
     assert bool(fillers) == (world_size > 1)
@@ -187,6 +189,7 @@ def test_wrap_begins_a_stream_again_until_all_have_ended(world_size: int) -> Non
         taken += real(ranks.run(state, 1))
         state = bf.merge_states(list(ranks.states.values()))
     assert taken == real(steps)
+    assert Ranks(made, world_size, "wrap").run(state) == []
 
 
 def test_an_uneven_end_is_an_error_on_all_ranks_where_it_is_asked_to_be() -> None:

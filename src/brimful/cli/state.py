@@ -11,6 +11,7 @@ import typer
 
 from brimful.cli.output import clear_errors, stdout
 from brimful.cli.saved import is_state, load_json
+from brimful.states import from_text, is_text
 from brimful.stream import END
 
 
@@ -22,15 +23,15 @@ def show(
     Example: brimful state show run.json
     """
     with clear_errors():
-        saved = load_json(file)
+        saved = _opened(load_json(file))
         state = _find(saved)
         if state is None:
             raise ValueError(
                 f"{file} holds no state: neither a dict of version, header and position nor one of those under a name"
             )
     console = stdout()
-    for name, value in saved.items() if saved is not state else ():
-        if value is not state:
+    for name, value in saved.items() if saved.keys() != state.keys() else ():
+        if not isinstance(value, dict):
             console.print(f"{name:9} {value}", markup=False)
     console.print(f"version   {state['version']}", markup=False)
     console.print("pipeline", markup=False)
@@ -42,10 +43,20 @@ def show(
     console.print(f"size      {len(json.dumps(state)):,} bytes, {len(position):,} of them the position", markup=False)
 
 
+def _opened(saved: Any) -> Any:
+    """What a file holds, with the iterator's state in it where a loader's state has it as text."""
+    if is_text(saved):
+        epoch, state = from_text(saved)
+        return {"epoch": epoch, "iterator": state}
+    return {name: _opened(value) for name, value in saved.items()} if isinstance(saved, dict) else saved
+
+
 def _find(saved: Any) -> dict[str, Any] | None:
     """The state in what a file holds: itself, or under one of its names."""
-    inside = list(saved.values()) if isinstance(saved, dict) else []
-    return next((value for value in [saved, *inside] if is_state(value)), None)
+    if is_state(saved):
+        return dict(saved)
+    inside = saved.values() if isinstance(saved, dict) else []
+    return next((found for value in inside if (found := _find(value)) is not None), None)
 
 
 def _stages(header: dict[str, Any], depth: int) -> Iterator[tuple[int, str]]:

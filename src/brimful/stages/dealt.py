@@ -164,19 +164,22 @@ class Dealt(Stage[T]):
             settled, round_ = held.popleft()
             if settled > first or not done:
                 total = agreement.outcome(settled)
-                if total is None or self._over(total):
+                if total is None:
+                    return
+                if total == 0 or (total < self.streams and self.uneven in ("drop", "error")):
+                    agreement.leave()
+                    self._check_end(total)
                     return
                 agreement.forget(settled - AHEAD_ROUNDS - 1)
             yield round_
 
-    def _over(self, total: int) -> bool:
-        """Whether the epoch ends before a round in which so many streams have an item."""
-        if self.uneven == "error" and 0 < total < self.streams:
+    def _check_end(self, total: int) -> None:
+        """Where the epoch ends before a round in which `total` streams have an item: whether it may."""
+        if total and self.uneven == "error":
             raise DataError(
                 f"{self.streams - total} of {self.streams} streams have ended before the others; choose uneven='pad', "
                 "'drop' or 'wrap'"
             )
-        return total < self.streams if self.uneven == "drop" else total == 0
 
     def _any_item(self, epoch: int, own: list[int]) -> T:
         """The first item of the epoch of some stream, one of this rank's where they have one."""
