@@ -17,12 +17,15 @@ import time
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 import torch
 
 import brimful as bf
+from brimful.sources import indexed
+from brimful.store import writer
 
 MAX_TOKENS = 16_384
 RUNS = 5
@@ -37,8 +40,8 @@ first = time.perf_counter() - began
 for batch in it:
     pass
 with open("/proc/self/status") as file:
-    resident = {line.split(":")[0]: int(line.split()[1]) / 1e3 for line in file if line.startswith("Rss")}
-print(first, resident["RssAnon"], resident["RssFile"])
+    resident = {line.split(":")[0]: int(line.split()[1]) / 1e3 for line in file if line.startswith(("Rss", "VmHWM"))}
+print(first, resident["RssAnon"], resident["RssFile"], resident["VmHWM"])
 """
 
 
@@ -79,7 +82,7 @@ class WithNumpy:
         column = block.column("input_ids")
         self.values, self.offsets = column.values.to_numpy(), column.offsets.to_numpy().astype(np.int64)
         plans = bf.from_store(folder, shuffle=True).batch_by_tokens(MAX_TOKENS).plans()
-        self.batches = [plan.window.locate.args[0][plan.numbers] for plan in plans]  # type: ignore[attr-defined]
+        self.batches = [plan.window.samples[plan.numbers] for plan in plans]
 
     def epoch(self) -> float:
         began = time.perf_counter()
@@ -105,9 +108,26 @@ def memcpy(tokens: int) -> float:
 def fresh(folder: Path) -> str:
     """The time to the first batch, and the memory after an epoch, of a process of its own."""
     command = [sys.executable, "-c", FRESH, str(folder), str(MAX_TOKENS)]
-    first, own, files = map(float, subprocess.check_output(command, text=True).split())
+    first, own, files, most = map(float, subprocess.check_output(command, text=True).split())
     size = sum(path.stat().st_size for path in folder.glob("*.arrow")) / 1e6
-    return f"{size:5.0f} MB: first batch after {first:.3f} s; an epoch later {own:.0f} MB of its own, {files:.0f} MB mapped"
+    return (
+        f"{size:5.0f} MB: first batch after {first:.3f} s; an epoch later {own:.0f} MB of its own, {files:.0f} MB mapped; at "
+        f"most {most:.0f} MB"
+    )
+
+
+def opening(folder: Path) -> str:
+    """How long it takes to open a store of 1,000 files, and to know the lengths of its rows."""
+    rows = pa.table({"input_ids": [[1, 2, 3]] * 2000})
+    small = (patch.object(writer, "BATCH_BYTES", 1), patch.object(writer, "FILE_BYTES", 1))
+    with small[0], small[1], patch.object(indexed, "BLOCK_ROWS", 2), patch("os.fsync"):
+        len(bf.from_sequence(rows).cache(folder))
+    seconds = []
+    for _ in range(RUNS):
+        began = time.perf_counter()
+        bf.from_store(folder).lengths()
+        seconds.append(time.perf_counter() - began)
+    return f"a store of {len(list(folder.glob('*.arrow'))):,} files opens in {median(seconds) * 1e3:.0f} ms"
 
 
 def processor() -> str:
@@ -138,9 +158,14 @@ def main() -> None:
         print(f"best and median of {RUNS} epochs in turn, M tokens/s")
         for name, speeds in (("brimful", ours), ("numpy, by hand", gathers), ("memcpy", copies)):
             print(f"  {name:15} {max(speeds):5.0f} {median(speeds):5.0f}")
+        for world_size in (2, 8):
+            rank = batches.shard(world_size - 1, world_size)
+            speeds = [own / seconds / 1e6 for own, seconds in (epoch(rank) for _ in range(RUNS))]
+            print(f"  a rank of {world_size:<5} {max(speeds):5.0f} {median(speeds):5.0f}")
         del batches, numpy
         for path in (quarter, store):
             print(fresh(path))
+        print(opening(Path(folder, "thousand")))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ of each window of runs. The grid of runs shifts each epoch, so that neighbours p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -16,6 +18,8 @@ from brimful import random
 
 RUN_ROWS: Final = 64
 WINDOW_RUNS: Final = 2048
+PLAIN_ROWS: Final = 16_384
+"""Of a window of rows that are not shuffled."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,21 @@ class Order:
         touched = range(self._window_of(starts, first), self._window_of(starts, last - 1) + 1)
         pieces = [self._window(number)[max(0, first - starts[number]) : last - starts[number]] for number in touched]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def windows(self, first: int, last: int) -> range:
+        """The windows that hold the places `first` to `last - 1`, and the one after them."""
+        if self.key is None:
+            return range(first // PLAIN_ROWS, min(-(-last // PLAIN_ROWS) + 1, -(-self.count // PLAIN_ROWS)))
+        starts = self._starts
+        return range(self._window_of(starts, first), min(self._window_of(starts, last - 1) + 2, self._num_windows))
+
+    def window(self, number: int) -> tuple[int, Callable[[], NDArray[np.int64]]]:
+        """How many rows a window has, and what gives them, in any order."""
+        if self.key is None:
+            first, last = number * PLAIN_ROWS, min(self.count, (number + 1) * PLAIN_ROWS)
+            return last - first, partial(np.arange, first, last)
+        starts = [*self._starts.tolist(), self.count]
+        return starts[number + 1] - starts[number], partial(self._window, number)
 
     def _window(self, number: int) -> NDArray[np.int64]:
         """The rows of one shuffle window."""

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from brimful.dataset import Dataset
+from brimful.errors import require
 from brimful.rows import Sample
 from brimful.sources.called import ShardFunction
 from brimful.sources.files import FromFiles
@@ -101,23 +102,40 @@ def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False,
     return Dataset(FromSequence(SequenceIndex(rows), shuffle, seed), repeat)
 
 
-def from_store(path: str | os.PathLike[str], *, repeat: bool = False, shuffle: bool = False, seed: int = 42) -> Dataset:
-    """The samples of a token store, which `Dataset.cache(path)` or `brimful tokenize` wrote: indexed, memory-mapped.
+def from_store(
+    path: str | os.PathLike[str],
+    *,
+    columns: Sequence[str] | None = None,
+    repeat: bool = False,
+    shuffle: bool = False,
+    seed: int = 42,
+    storage_options: Mapping[str, Any] | None = None,
+    timeout_seconds: float = 60.0,
+) -> Dataset:
+    """The samples of a token store, which `Dataset.cache(path)` or `brimful tokenize` wrote: indexed, memory-mapped, or on
+    any file system that fsspec knows (s3://, gs://, https://): then nothing of its files is read but the rows wanted.
 
     Args:
-        path: a local folder.
+        path: a folder.
+        columns: take these alone.
         repeat: run the whole chain again and again, with the next epoch.
         shuffle: another order each epoch: of runs of 64 rows, and of the rows of each 131,072.
         seed: of that order.
+        storage_options: for fsspec.
+        timeout_seconds: how long a request may take, all attempts together, before a TimeoutError names the file.
     Raises:
-        ValueError: the folder is not local.
+        ValueError: it has not all of the columns.
         FileNotFoundError: there is no store, or one that is not finished.
         StateError: another release of brimful wrote it, in a version that this one does not read.
-        DataError: its manifest is damaged; (when run) a file is missing or damaged.
+        DataError: its manifest is damaged; (when run) a file is missing, damaged, or has changed.
+        TimeoutError: nothing came in time.
     State: [epoch, samples handed on]; of batches [epoch, number of the window, batches handed on].
     Price: opening reads one file (1,000 files of rows: 20 ms). See `brimful.store.index.StoreIndex`.
     """
-    return Dataset(FromSequence(StoreIndex.opened(path), shuffle, seed), repeat)
+    require("timeout_seconds", timeout_seconds, 0.001, "seconds")
+    return Dataset(
+        FromSequence(StoreIndex.opened(path, columns, storage_options, timeout_seconds), shuffle, seed), repeat
+    )
 
 
 def from_iterable(iterable: Iterable[Sample | str], *, repeat: bool = False) -> Dataset:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from brimful.cli.output import clear_errors, progress
-from brimful.store.manifest import Manifest
+from brimful.store.folders import folder_of
 from brimful.store.verify import verify_store
 
 
-def verify(path: Annotated[Path, typer.Argument(help="The folder of a store.")]) -> None:
+def verify(path: Annotated[str, typer.Argument(help="The folder of a store; s3://, https:// and so on too.")]) -> None:
     """Read a token store again and compare its checksums.
 
     The exit code is 1 if a file is missing or damaged; each is named.
@@ -32,7 +31,7 @@ def verify(path: Annotated[Path, typer.Argument(help="The folder of a store.")])
         for problem in problems:
             typer.echo(problem)
         if not problems:
-            manifest = Manifest.load(path)
+            manifest = folder_of(path).manifest()
             files = len(manifest.files) + len(manifest.side_files)
             typer.echo(f"{path} is whole: {files:,} files, {done:,} bytes, {manifest.rows:,} rows")
     if problems:

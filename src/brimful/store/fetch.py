@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,10 +16,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.errors import ORIGIN, origin_of
-from brimful.ragged import array_of, concat, list_array, numpy_of, with_column
+from brimful.ragged import array_of, concat, with_column
 from brimful.rows import Block
-from brimful.store.manifest import Manifest
-from brimful.store.mapped import MappedFiles
+from brimful.store.manifest import Manifest, StoredFile
 
 KEPT_SLABS: Final = 4
 
@@ -39,52 +38,30 @@ class Ranges(NamedTuple):
     counts: NDArray[np.int64]
     places: NDArray[np.int64]
 
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The number of each row."""
+        return np.repeat(self.firsts - self.places, self.counts) + np.arange(self.counts.sum())
 
-class Fetcher:
-    """The rows of a store by number.
+
+class Layout:
+    """How the rows of a store are cut into record batches, and those into files; int64 arrays.
 
     Args:
-        lengths: of the rows, by list column.
+        starts: the number of the first row of each record batch; then, of all rows.
+        file_of: the file of each record batch.
+        first_batches: the first record batch of each file.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, lengths: Callable[[str], NDArray[Any]]) -> None:
-        self._folder, self._files, self._lengths = folder, manifest.files, lengths
-        self._mapped = MappedFiles(folder, manifest.files)
-        self._slabs = Slabs()
-        fixed = {name for name, kind in manifest.columns.items() if kind.startswith("fixed_size_list")}
-        self._lists = [name for name in manifest.lengths if not manifest.nulls[name] and name not in fixed]
-        self._others = [name for name in manifest.columns if name not in self._lists]
-        self._columns = list(manifest.columns)
-        self._bases: dict[int, int] = {}
-        rows = np.array([count for file in manifest.files for count in file.batches], dtype=np.int64)
-        per_file = np.array([len(file.batches) for file in manifest.files], dtype=np.int64)
-        self.starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(rows)))  # of record batches; then, all rows
-        self._first_batches = np.cumsum(per_file) - per_file
-        self._file_of = np.repeat(np.arange(len(per_file)), per_file)
+    def __init__(self, files: Sequence[StoredFile]) -> None:
+        rows = np.array([count for file in files for count in file.batches], dtype=np.int64)
+        per_file = np.array([len(file.batches) for file in files], dtype=np.int64)
+        self.starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(rows)))
+        self.first_batches = np.cumsum(per_file) - per_file
+        self.file_of = np.repeat(np.arange(len(per_file)), per_file)
 
-    def fetch(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> Block:
-        """The rows from each of `firsts`, ascending, up to before each of `lasts`, as one block.
-
-        Raises:
-            DataError: a file is missing or damaged.
-        """
-        ranges = self._ranges(firsts, lasts)
-        self._mapped.make_room()
-        batches, which = np.unique(ranges.batches, return_inverse=True)
-        blocks = [self._batch(batch) for batch in batches.tolist()]
-        begins = ranges.firsts - self.starts[ranges.batches]
-        if len(which) == 1:
-            block = blocks[0].slice(int(begins[0]), int(ranges.counts[0]))
-        else:
-            block = self._gathered(blocks, which, begins, ranges)
-        return with_column(block, ORIGIN, self._origins(ranges))
-
-    def _batch(self, batch: int) -> Block:
-        file = int(self._file_of[batch])
-        return self._mapped.batch(file, batch - int(self._first_batches[file]))
-
-    def _ranges(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> Ranges:
-        """Ranges cut where record batches end."""
+    def ranges(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> Ranges:
+        """Ranges of rows cut where record batches end."""
         batches = np.searchsorted(self.starts, firsts, side="right") - 1
         spanned = np.searchsorted(self.starts, lasts, side="left") - batches
         if (spanned > 1).any():
@@ -96,65 +73,70 @@ class Fetcher:
         counts = lasts - firsts
         return Ranges(batches, firsts, counts, np.cumsum(counts) - counts)
 
-    # -- columns ---------------------------------------------------------------------------------------------------------
 
-    def _gathered(
-        self, blocks: list[Block], which: NDArray[np.int64], begins: NDArray[np.int64], ranges: Ranges
-    ) -> Block:
-        """The rows of several ranges: lists by numpy, all other columns by Arrow."""
-        columns: dict[str, pa.Array] = {}
-        if self._others:
-            rest = [block.select(self._others) for block in blocks]
-            slices = zip(which.tolist(), begins.tolist(), ranges.counts.tolist())
-            joined = _joined([rest[batch].slice(first, count) for batch, first, count in slices])
-            columns = dict(zip(self._others, joined.columns))
-        if self._lists:
-            rows = np.repeat(ranges.firsts - ranges.places, ranges.counts) + np.arange(ranges.counts.sum())
-            groups = np.searchsorted(which, np.arange(len(blocks) + 1))
-            for name in self._lists:
-                columns[name] = self._list(name, blocks, which, groups, begins, ranges, self._lengths(name)[rows])
-        return pa.RecordBatch.from_arrays([columns[name] for name in self._columns], self._columns)
+class StoredRows(ABC):
+    """Abstract: the rows of a store's record batches, wherever they lie."""
 
-    def _list(
-        self,
-        name: str,
-        blocks: list[Block],
-        which: NDArray[np.int64],
-        groups: NDArray[np.int64],
-        begins: NDArray[np.int64],
-        ranges: Ranges,
-        lengths: NDArray[Any],
-    ) -> pa.Array:
-        """The values of a list column, one copy a range; `groups`: where in `which` each block begins."""
-        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        values, starts = [], np.empty(len(which), dtype=np.int64)
-        for number, block in enumerate(blocks):
-            column = block.column(name)
-            values.append(numpy_of(column.values))
-            here = slice(groups[number], groups[number + 1])
-            starts[here] = numpy_of(column.offsets)[begins[here]]
-        ends = starts + offsets[ranges.places + ranges.counts] - offsets[ranges.places]
-        runs = [values[batch][first:last] for batch, first, last in zip(which.tolist(), starts.tolist(), ends.tolist())]
-        out = self._slabs.take(int(offsets[-1]), values[0].dtype)
-        return list_array(np.concatenate(runs, out=out), offsets)
+    @property
+    @abstractmethod
+    def gap_bytes(self) -> int:
+        """What is had in the time that one more range takes: rows that are not wanted are asked for along where they are
+        less."""
 
-    # -- where rows came from --------------------------------------------------------------------------------------------
+    @abstractmethod
+    def block(self, ranges: Ranges) -> Block:
+        """The rows of some ranges, end to end.
+
+        Raises:
+            DataError: a file is missing or damaged.
+        """
+
+
+class Fetcher:
+    """The rows of a store by number, each with where it came from.
+
+    Args:
+        name: of the store, in words.
+    """
+
+    def __init__(self, name: str, manifest: Manifest, layout: Layout, rows: StoredRows) -> None:
+        self._name, self._files, self._layout, self._rows = name, manifest.files, layout, rows
+        self._bases: dict[int, int] = {}
+
+    @property
+    def gap_bytes(self) -> int:
+        return self._rows.gap_bytes
+
+    def fetch(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> Block:
+        """The rows from each of `firsts`, ascending, up to before each of `lasts`, as one block.
+
+        Raises:
+            DataError: a file is missing or damaged.
+        """
+        ranges = self._layout.ranges(firsts, lasts)
+        return with_column(self._rows.block(ranges), ORIGIN, self._origins(ranges))
 
     def _origins(self, ranges: Ranges) -> pa.Array:
         """The origin column: the file of each row, and which of its rows it is, from 1."""
-        files = self._file_of[ranges.batches]
+        layout = self._layout
+        files = layout.file_of[ranges.batches]
         distinct, which = np.unique(files, return_inverse=True)
         bases = np.array([self._base(file) for file in distinct.tolist()], dtype=np.uint64)[which]
-        lines = ranges.firsts - self.starts[self._first_batches[files]] + 1 - ranges.places
+        lines = ranges.firsts - layout.starts[layout.first_batches[files]] + 1 - ranges.places
         shifts = bases + lines.astype(np.uint64)  # wraps around where that is negative, and back
         return array_of(np.repeat(shifts, ranges.counts) + np.arange(ranges.counts.sum(), dtype=np.uint64))
 
     def _base(self, file: int) -> int:
         """What the origins of the rows of a file begin with."""
         if file not in self._bases:
-            self._bases[file] = origin_of(f"store {self._folder.name}/{self._files[file].name}", "row")
+            self._bases[file] = origin_of(f"store {self._name}/{self._files[file].name}", "row")
         return self._bases[file]
+
+
+def list_columns(manifest: Manifest) -> list[str]:
+    """The list columns whose lengths say where each row's values lie: those without a null, of rows of any length."""
+    fixed = {name for name, kind in manifest.columns.items() if kind.startswith("fixed_size_list")}
+    return [name for name in manifest.lengths if not manifest.nulls[name] and name not in fixed]
 
 
 class Slabs:
@@ -181,7 +163,8 @@ class Slabs:
 _UNUSED: Final = 2  # references: the list's, and that of the call that counts them
 
 
-def _joined(blocks: list[Block]) -> Block:
+def joined(blocks: list[Block]) -> Block:
+    """Blocks of one schema, end to end."""
     try:
         return pa.concat_batches(blocks)
     except pa.ArrowInvalid:  # 32-bit offsets overflow

@@ -1,30 +1,32 @@
-"""A token store as an index: opened from its manifest, files mapped when they are first touched, rows fetched in bulk."""
+"""A token store as an index: opened from its manifest, files touched when their rows are wanted, rows fetched in bulk."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brimful.errors import DataError
-from brimful.ragged import EMPTY
+from brimful.ragged import EMPTY, LABELS
 from brimful.rows import Block
-from brimful.sources.index import Index
-from brimful.store.fetch import Fetcher
-from brimful.store.manifest import Manifest, SideFile, check_size
+from brimful.sources.index import Index, Regular, Together
+from brimful.store.fetch import Fetcher, Layout
+from brimful.store.folder import Folder
+from brimful.store.folders import folder_of, is_remote
+from brimful.store.manifest import Manifest, SideFile
 from brimful.store.pipeline import require_version
 from brimful.store.progress import shown
+from brimful.store.together import Sets
 from brimful.store.writer import write_store
 from brimful.stream import Stage
 
-GAP_BYTES: Final = 4096
-"""What is copied in the time that one more slice takes: rows that are not wanted are fetched along where they are less."""
+_TEXT: Final = ("string", "large_string", "binary", "large_binary")
+"""Types of which a null is a value as good as another: they become no tensors."""
 MOST_ALONG: Final = 8
 """Times the rows wanted: more are not fetched along."""
 
@@ -33,37 +35,68 @@ MOST_ALONG: Final = 8
 class StoreIndex(Index):
     """The rows of a finished store.
 
-    Price: opening reads the manifest alone (1,000 files: 10 to 20 ms); `lengths` maps a file. `locate` copies runs of rows:
-        .5 ns a token where all rows of a window come in runs of 64, 2 where every third of them is wanted; nothing where
-        rows follow one another in one record batch. Memory: two or three windows, whatever the size of the store; beside
-        that, up to 1 GB of the system's pages is mapped.
+    Args:
+        path: a local folder, or a URL of one.
+        columns: these alone; all where None.
+        storage_options: for fsspec.
+        timeout_seconds: how long a request may take.
+    Price: opening reads the manifest alone (1,000 files: 10 to 20 ms). Of a local store, `lengths` maps a file, and `locate`
+        copies runs of rows: .5 ns a token where all rows of a window come in runs of 64, 2 where every third of them is
+        wanted; nothing where rows follow one another in one record batch. Memory: two or three windows, whatever the size
+        of the store; beside that, up to RESIDENT_BYTES of the system's pages are mapped.
+        Of a remote one, side files come to memory when they are first wanted: 4 bytes a row and list column, and for each
+        record batch 24 and 32 a column. Rows come by a shuffle window, the next one ahead of use, on every rank all of it
+        (131,072 rows, three of them held; where that is more than 512 MB, by what is wanted, not ahead): a request for
+        each run of rows and column (strings: two), about 1 ms of processor time, and up to 8 KB more than is wanted.
+        Columns of other types (with nulls, nested, booleans) cost the whole column of each record batch they touch, of
+        which 256 MB are kept: leave them out by `columns`.
     """
 
     path: str
+    columns: tuple[str, ...] | None = None
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    timeout_seconds: float = 60.0
 
     @classmethod
-    def opened(cls, path: str | os.PathLike[str]) -> StoreIndex:
-        """The index of a store of which the manifest has been read."""
-        if "://" in os.fspath(path):
-            raise ValueError(f"a store is read from a local folder (got {path}); copy it there")
-        index = cls(os.fspath(path))
-        assert index.manifest
+    def opened(
+        cls,
+        path: str | os.PathLike[str],
+        columns: Sequence[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        timeout_seconds: float = 60.0,
+    ) -> StoreIndex:
+        """The index of a store of which the manifest has been read.
+
+        Raises:
+            ValueError: it has not all of the columns.
+        """
+        kept = None if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
+        index = cls(os.fspath(path), kept, dict(storage_options or {}), timeout_seconds)
+        known = index.manifest.columns
+        if kept is not None:
+            unknown = [name for name in kept if name not in known]
+            if unknown:
+                raise ValueError(
+                    f"there is no column {unknown[0]!r} in the store {index.path} (columns: {', '.join(known) or 'none'})"
+                )
+            if not kept or len(set(kept)) < len(kept):
+                raise ValueError(f"columns must name at least one column of a store, each once (got {list(kept)})")
         return index
 
     @cached_property
     def manifest(self) -> Manifest:
-        return Manifest.load(Path(self.path))
+        return self._folder.manifest()
 
     def __len__(self) -> int:
         return self.manifest.rows
 
     def lengths(self, columns: Sequence[str], required: bool) -> NDArray[Any]:
-        """Lengths of each row, int32, memory-mapped.
+        """Lengths of each row, int32; memory-mapped where the store is local.
 
         Raises:
             DataError: there is no such list column, or it has nulls.
         """
-        known = self.manifest.lengths
+        known = {name: side for name, side in self.manifest.lengths.items() if name in self._columns}
         if not required and not (columns and set(columns) <= known.keys()):
             return np.broadcast_to(np.int64(0), len(self))
         for column in columns:
@@ -78,14 +111,44 @@ class StoreIndex(Index):
         counts = [self._numbers(known[column]) for column in columns]
         return counts[0] if len(counts) == 1 else np.stack(counts, axis=1)
 
-    def num_labels(self) -> NDArray[np.int32] | None:
-        """Labels of each row that are trained on, int32 (n,), memory-mapped; None where the rows have no labels."""
-        side = self.manifest.num_labels
-        return None if side is None else self._numbers(side)
+    def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
+        known = self.manifest.lengths.keys() & set(self._columns)
+        if len(columns) < 2 or not (required or set(columns) <= known):
+            return self.lengths(columns, required)[numbers]
+        return np.stack([self.lengths((column,), required)[numbers] for column in columns], axis=1)
+
+    @cached_property
+    def regular(self) -> Regular | None:
+        manifest = self.manifest
+        kinds = {name: manifest.columns[name] for name in self._columns}
+        unsure = [name for name, kind in kinds.items() if kind not in _TEXT and manifest.nulls.get(name, 1)]
+        return None if unsure else Regular(kinds, tuple(name for name in manifest.lengths if name in kinds))
+
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        manifest = self.manifest
+        if manifest.num_labels is None or manifest.first_labels is None:
+            return None
+        if LABELS not in self._columns or manifest.nulls[LABELS]:
+            return None
+        sides = (manifest.lengths[LABELS], manifest.num_labels, manifest.first_labels)
+        out = np.empty((len(sides), len(numbers)), dtype=np.int64)
+        for place, side in enumerate(sides):
+            out[place] = self._numbers(side)[numbers]
+        return out
+
+    @property
+    def expects(self) -> bool:
+        return self._remote
+
+    def expect(self, sets: Sequence[Together]) -> None:
+        self._sets.expect(sets)
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         if not len(numbers):
             return EMPTY, numbers
+        return self._sets.locate(numbers) if self._remote else self._fetched(numbers)
+
+    def _fetched(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         if numbers[-1] - numbers[0] == len(numbers) - 1 and (np.diff(numbers) == 1).all():
             return self._fetcher.fetch(numbers[:1], numbers[-1:] + 1), np.arange(len(numbers))
         order = np.argsort(numbers)
@@ -101,30 +164,50 @@ class StoreIndex(Index):
         return self._fetcher.fetch(firsts, lasts), rows
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"rows": len(self), "digest": self.manifest.digest}
+        chosen = {} if self.columns is None else {"columns": list(self.columns)}
+        return {"rows": len(self), "digest": self.manifest.digest, **chosen}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path}  # a copy in another process maps the files anew
+        return {each.name: getattr(self, each.name) for each in fields(self)}  # a copy elsewhere opens the files anew
 
     def _step(self, steps: NDArray[np.int64]) -> int:
         """The greatest step from one row wanted to the next over which it is cheaper to fetch what lies between."""
-        step = max(1, int(GAP_BYTES * len(self) / max(1, sum(file.bytes for file in self.manifest.files))))
+        gap = self._fetcher.gap_bytes
+        step = max(1, int(gap * len(self) / max(1, sum(file.bytes for file in self.manifest.files))))
         while step > 1 and int(steps[steps <= step].sum()) > MOST_ALONG * len(steps):
             step //= 2
         return step
 
+    @property
+    def _columns(self) -> Sequence[str]:
+        return tuple(self.manifest.columns) if self.columns is None else self.columns
+
+    @property
+    def _remote(self) -> bool:
+        """Whether rows come over a network: then they are worth to be fetched ahead of use."""
+        return is_remote(self.path)
+
+    @cached_property
+    def _sets(self) -> Sets:
+        return Sets(self._fetched, sum(file.bytes for file in self.manifest.files) / max(1, len(self)))
+
+    @cached_property
+    def _folder(self) -> Folder:
+        return folder_of(self.path, self.storage_options, self.timeout_seconds)
+
     @cached_property
     def _fetcher(self) -> Fetcher:
-        return Fetcher(Path(self.path), self.manifest, lambda name: self._numbers(self.manifest.lengths[name]))
+        manifest, layout = self.manifest, Layout(self.manifest.files)
+        rows = self._folder.rows(manifest, layout, self._columns, lambda name: self._numbers(manifest.lengths[name]))
+        return Fetcher(self._folder.name, manifest, layout, rows)
 
     def _numbers(self, side: SideFile) -> NDArray[np.int32]:
-        if side.name not in self._mapped:
-            path = check_size(Path(self.path), side)
-            self._mapped[side.name] = np.asarray(np.load(path, mmap_mode="r" if len(self) else None))
-        return self._mapped[side.name]
+        if side.name not in self._arrays:
+            self._arrays[side.name] = self._folder.numbers(side)
+        return self._arrays[side.name]
 
     @cached_property
-    def _mapped(self) -> dict[str, NDArray[np.int32]]:
+    def _arrays(self) -> dict[str, NDArray[np.int32]]:
         return {}
 
 
@@ -151,8 +234,18 @@ class WrittenIndex(Index):
     def lengths(self, columns: Sequence[str], required: bool) -> NDArray[Any]:
         return self.store.lengths(columns, required)
 
+    def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
+        return self.store.lengths_at(numbers, columns, required)
+
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         return self.store.locate(numbers)
+
+    @property
+    def regular(self) -> Regular | None:
+        return self.store.regular
+
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        return self.store.num_labels_at(numbers)
 
     def fingerprint(self) -> dict[str, Any]:
         return self.store.fingerprint()

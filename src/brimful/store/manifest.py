@@ -4,6 +4,8 @@ manifest.json               this: version, pipeline, files, checksums
 00000.arrow 00001.arrow     rows as Arrow record batches, uncompressed, so that a memory map is all it takes to read
 lengths.input_ids.npy       how many values each row has, int32, one file a list column
 num_labels.npy              labels of each row that are trained on (not -100), int32, where there are labels
+first_labels.npy            whether the first of them is, uint8: packing leaves it out
+places.npy                  where in its file each column of each record batch lies, int64: see places.py
 """
 
 from __future__ import annotations
@@ -59,8 +61,10 @@ class Manifest:
     columns: names and Arrow types.
     files: of rows, in order.
     lengths: the side file of each list column.
-    nulls: rows of each list column that have no list, or a list with a null in it.
+    nulls: rows of each column that are null, or lists with a null in it; of earlier releases, of list columns alone.
     num_labels: the side file of label counts.
+    places: the side file that says where in the files the columns lie; None in stores of earlier releases.
+    first_labels: the side file that says where the first label is trained on; None in stores of earlier releases.
     """
 
     pipeline: dict[str, Any]
@@ -69,6 +73,8 @@ class Manifest:
     lengths: dict[str, SideFile]
     nulls: dict[str, int]
     num_labels: SideFile | None
+    places: SideFile | None = None
+    first_labels: SideFile | None = None
 
     @cached_property
     def rows(self) -> int:
@@ -76,7 +82,7 @@ class Manifest:
 
     @property
     def side_files(self) -> list[SideFile]:
-        return [*self.lengths.values(), *([self.num_labels] if self.num_labels else [])]
+        return [*self.lengths.values(), *filter(None, (self.num_labels, self.first_labels, self.places))]
 
     @property
     def digest(self) -> str:
@@ -105,11 +111,22 @@ class Manifest:
             StateError: another release of brimful wrote it.
             DataError: it is damaged.
         """
-        path = folder / MANIFEST
         try:
-            content = json.loads(path.read_bytes())
+            text = (folder / MANIFEST).read_bytes()
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise FileNotFoundError(_missing(folder)) from error
+            raise FileNotFoundError(missing(str(folder), (folder / JOURNAL).exists())) from error
+        return cls.parse(text, str(folder))
+
+    @classmethod
+    def parse(cls, text: bytes, folder: str) -> Manifest:
+        """The manifest that `save` wrote.
+
+        Raises:
+            StateError, DataError: as `load`.
+        """
+        path = f"{folder}/{MANIFEST}"
+        try:
+            content = json.loads(text)
         except ValueError as error:
             raise DataError(f"{path} is damaged: it is not JSON ({error})") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -128,6 +145,8 @@ class Manifest:
             {name: SideFile(**file) for name, file in content["lengths"].items()},
             content["nulls"],
             SideFile(**content["num_labels"]) if content["num_labels"] else None,
+            SideFile(**content["places"]) if content.get("places") else None,
+            SideFile(**content["first_labels"]) if content.get("first_labels") else None,
         )
 
 
@@ -175,8 +194,9 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _missing(folder: Path) -> str:
-    if (folder / JOURNAL).exists():
+def missing(folder: str, begun: bool) -> str:
+    """Why there is no manifest in a folder; `begun`: there is a journal."""
+    if begun:
         return (
             f"the token store {folder} is half-written: its writer is still at work, or was interrupted; the cache(path) or "
             "`brimful tokenize` that began it goes on where it stopped"

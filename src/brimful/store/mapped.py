@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import CDLL, c_size_t, c_void_p
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -15,9 +15,13 @@ from brimful.errors import DataError
 from brimful.rows import Block
 from brimful.store.manifest import StoredFile, check_size
 
-RESIDENT_BYTES: Final = 1 << 30
+T = TypeVar("T")
+
+RESIDENT_BYTES: Final = 256 << 20
 """Pages of the files are the system's, which takes them back at will. They count as this process's too as long as they are
 mapped: beyond so many they are let go of, which costs a fault for each that is wanted again."""
+CHECKED_RANGES: Final = 32
+"""After how many ranges of rows that is looked at: one fault may map 2 MB, whatever was wanted of them."""
 KEPT_BATCHES: Final = 4096
 """Record batches that are not set up anew each time: those of 16 GB."""
 
@@ -27,9 +31,9 @@ class MappedFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._memory = memory_of(path)
+        self.memory = memory_of(path)
         try:
-            self._reader = pa.ipc.open_file(pa.BufferReader(self._memory))
+            self._reader = pa.ipc.open_file(pa.BufferReader(self.memory))
         except pa.ArrowInvalid as error:
             raise _damaged(path, error) from error
 
@@ -39,7 +43,7 @@ class MappedFile:
 
     @property
     def bytes(self) -> int:
-        return int(self._memory.size)
+        return int(self.memory.size)
 
     def __len__(self) -> int:
         return int(self._reader.num_record_batches)
@@ -52,7 +56,7 @@ class MappedFile:
 
     def release(self) -> None:
         """Lets go of the pages that were read so far; what is wanted again is there again."""
-        _LIBC.madvise(c_void_p(self._memory.address), c_size_t(self.bytes), _DONTNEED)
+        _LIBC.madvise(c_void_p(self.memory.address), c_size_t(self.bytes), _DONTNEED)
 
 
 class MappedFiles:
@@ -64,6 +68,7 @@ class MappedFiles:
         self._batches: dict[tuple[int, int], Block] = {}
         self._lock = threading.Lock()
         self._before = resident_bytes()
+        self._fits = sum(file.bytes for file in files) <= RESIDENT_BYTES
 
     def batch(self, file: int, number: int) -> Block:
         """A record batch of a file.
@@ -90,9 +95,16 @@ class MappedFiles:
             )
         return batch
 
+    def roomy(self, things: Sequence[T]) -> Iterator[Sequence[T]]:
+        """What touches pages, in groups; after each, room is made. All at once where the files fit."""
+        step = max(1, len(things)) if self._fits else CHECKED_RANGES
+        for first in range(0, len(things), step):
+            yield things[first : first + step]
+            self.make_room()
+
     def make_room(self) -> None:
         """Lets go of the pages of all files where more than RESIDENT_BYTES of them are held."""
-        if resident_bytes() - self._before > RESIDENT_BYTES:
+        if not self._fits and resident_bytes() - self._before > RESIDENT_BYTES:
             for file in list(self._mapped.values()):
                 file.release()
 

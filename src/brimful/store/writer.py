@@ -24,6 +24,7 @@ from brimful.store.mapped import MappedFile
 from brimful.store.narrow import conform, plain, settled, vocabularies, widened
 from brimful.store.part import PartFile, sha256_of, written
 from brimful.store.pipeline import check_same, pipeline_of, require_version
+from brimful.store.places import write_places
 from brimful.store.progress import Report, Status
 from brimful.store.side import write_side_files
 from brimful.stream import END, Stage, State, running
@@ -203,9 +204,11 @@ class StoreWriter:
                 self._settle(part, name)
             self._status.working()
         files = tuple(self._journal.files.values())
-        lengths, nulls, num_labels = write_side_files(self._folder, schema, files)
+        lengths, nulls, num_labels, first_labels = write_side_files(self._folder, schema, files)
         columns = {field.name: str(field.type) for field in schema}
-        Manifest(self._pipeline, columns, files, lengths, nulls, num_labels).save(self._folder)
+        places = write_places(self._folder, schema, files)
+        made = Manifest(self._pipeline, columns, files, lengths, nulls, num_labels, places, first_labels)
+        made.save(self._folder)
         self._journal.remove()
 
 
@@ -223,7 +226,9 @@ def _folder(path: str | Path) -> Path:
         ValueError: it is not local, or holds other things.
     """
     if "://" in str(path):
-        raise ValueError(f"a store is written to a local folder (got {path}); copy it from there")
+        raise ValueError(
+            f"a store is written to a local folder (got {path}); upload it from there: from_store reads it"
+        )
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; a store is a folder")

@@ -1,0 +1,339 @@
+"""A store behind fsspec: its rows are read by ranges of bytes, and nothing of its files but these."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from brimful.errors import DataError
+from brimful.ragged import array_of, list_array
+from brimful.rows import Block
+from brimful.store.fetch import Layout, Ranges, Slabs, StoredRows, joined, list_columns
+from brimful.store.folder import Folder
+from brimful.store.manifest import JOURNAL, MANIFEST, Manifest, SideFile, missing
+from brimful.store.objects import Objects, Spans
+from brimful.store.part import MAGIC_BYTES
+from brimful.store.places import Places
+
+KEPT_BYTES: Final = 256 << 20
+"""Of columns of other types than lists, numbers and strings, or with nulls: they are read a whole record batch at a time."""
+HEAD_BYTES: Final = 1024
+"""An array's header is within so many."""
+HASHED_BYTES: Final = 64 << 20
+"""Of a file are read at once where its checksum is wanted."""
+SUM_ROWS: Final = 64
+"""Lengths are summed up in advance for every so many rows: an eighth of a byte a row, and little to add up for any row."""
+
+
+class RemoteFolder(Folder):
+    """A store in a folder of any file system that fsspec knows."""
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any], timeout_seconds: float) -> None:
+        self.objects = Objects(url, storage_options, timeout_seconds)
+        self.path = self.objects.url
+
+    def manifest(self) -> Manifest:
+        try:
+            text = self.objects.whole(MANIFEST)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(missing(self.path, self._begun())) from error
+        return Manifest.parse(text, self.path)
+
+    def numbers(self, side: SideFile) -> NDArray[Any]:
+        """The array of a side file, read whole into memory."""
+        span = Spans(*np.array([[0], [0], [side.bytes]], dtype=np.int64))
+        (content,) = self.objects.read([side], span)
+        found = hashlib.sha256(content).hexdigest()
+        if found != side.sha256:
+            raise DataError(
+                f"{self.path}/{side.name} is damaged: its sha256 is {found[:16]}..., and the manifest says "
+                f"{side.sha256[:16]}..."
+            )
+        head = io.BytesIO(content[:HEAD_BYTES])
+        version = np.lib.format.read_magic(head)
+        assert version == (1, 0), "what numpy writes of plain integers"
+        shape, _, dtype = np.lib.format.read_array_header_1_0(head)
+        return np.frombuffer(content, dtype, offset=head.tell()).reshape(shape)  # of 4 GB, a copy would be much
+
+    def sha256(self, file: SideFile) -> str:
+        digest = hashlib.sha256()
+        for first in range(0, file.bytes, HASHED_BYTES):
+            span = Spans(*np.array([[0], [first], [min(file.bytes, first + HASHED_BYTES)]], dtype=np.int64))
+            digest.update(*self.objects.read([file], span))
+        return digest.hexdigest()
+
+    def rows(
+        self, manifest: Manifest, layout: Layout, columns: Sequence[str], lengths: Callable[[str], NDArray[Any]]
+    ) -> StoredRows:
+        url = self.path
+        if manifest.places is None:
+            raise DataError(
+                f"the store {url} was written by an earlier release, without what reading by ranges takes; copy it to a local "
+                "folder, or write it anew"
+            )
+        dictionaries = [name for name, kind in manifest.columns.items() if "dictionary<" in kind]
+        if dictionaries:
+            raise DataError(
+                f"column {dictionaries[0]!r} of the store {url} holds dictionaries ({manifest.columns[dictionaries[0]]}), which "
+                "cannot be read by ranges; copy the store to a local folder"
+            )
+        places = Places(self.numbers(manifest.places), list(manifest.columns))
+        return RangedRows(self.objects, manifest, layout, columns, lengths, places)
+
+    def _begun(self) -> bool:
+        try:
+            return bool(self.objects.whole(JOURNAL))
+        except (OSError, DataError):
+            return False
+
+
+class RangedRows(StoredRows):
+    """Rows read by ranges: of lists, of numbers and of strings those wanted alone; all else a record batch at a time.
+
+    Args:
+        columns: those wanted.
+        lengths: of the rows, by list column.
+        places: of all columns of the store.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        manifest: Manifest,
+        layout: Layout,
+        columns: Sequence[str],
+        lengths: Callable[[str], NDArray[Any]],
+        places: Places,
+    ) -> None:
+        self._objects, self._files, self._layout = objects, manifest.files, layout
+        self._columns, self._lengths, self._places = list(columns), lengths, places
+        self._lists = [name for name in list_columns(manifest) if name in columns]
+        self._sums: dict[str, NDArray[np.int64]] = {}
+        self._slabs = Slabs()
+        self._kept = Kept()
+
+    @property
+    def gap_bytes(self) -> int:
+        return 0  # what is near is asked for together where the bytes are known
+
+    def block(self, ranges: Ranges) -> Block:
+        batches = np.unique(ranges.batches)
+        runs = {name: self._runs(name, ranges) for name in self._columns if self._is_list(name)}
+        runs |= {name: self._fixed(name, ranges) for name in self._columns if self._is_fixed(name, batches)}
+        offsets = {name: self._offsets(name, ranges) for name in self._columns if self._is_text(name, batches)}
+        others = [name for name in self._columns if name not in runs and name not in offsets]
+        spans = [*runs.values(), *offsets.values()]
+        absent = [batch for batch in batches.tolist() if others and (batch, *others) not in self._kept]
+        whole = [self._whole(batch, others) for batch in absent]
+        found = self._read([*spans, *whole])
+        flat = dict(zip(runs, found))
+        tables = {name: self._ends(name, parts) for name, parts in zip(offsets, found[len(runs) :])}
+        texts = {name: self._texts(name, ranges, table) for name, table in tables.items()}
+        flat |= dict(zip(texts, self._read(list(texts.values()))))
+
+        columns: dict[str, pa.Array] = {}
+        for name in runs:
+            values = flat[name]
+            columns[name] = self._list(name, values, ranges) if self._is_list(name) else self._numbers(name, values)
+        for name, table in tables.items():
+            columns[name] = self._strings(name, flat[name], table)
+        if others:
+            fresh = {batch: self._decoded(batch, others, parts) for batch, parts in zip(absent, found[len(spans) :])}
+            columns |= self._taken(others, ranges, fresh)
+        return pa.RecordBatch.from_arrays([columns[name] for name in self._columns], self._columns)
+
+    def _read(self, spans: list[Spans]) -> list[list[memoryview]]:
+        """The bytes of several sets of spans, in one go."""
+        if not spans:
+            return []
+        together = Spans(*(np.concatenate(arrays) for arrays in zip(*spans)))
+        found = self._objects.read(self._files, together)
+        ends = np.cumsum([len(one.files) for one in spans]).tolist()
+        return [found[first:last] for first, last in zip([0, *ends], ends)]
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        """What stands in a file before its first record batch."""
+        span = Spans(*np.array([[0], [MAGIC_BYTES], [self._places.message[0]]], dtype=np.int64))
+        (head,) = self._objects.read(self._files, span)
+        return pa.ipc.read_schema(pa.py_buffer(head))
+
+    def _type(self, name: str) -> pa.DataType:
+        return self._schema.field(name).type
+
+    # -- lists: their values begin where the lengths before them end -----------------------------------------------------
+
+    def _is_list(self, name: str) -> bool:
+        return name in self._lists and self._type(name).value_type.bit_width % 8 == 0
+
+    def _runs(self, name: str, ranges: Ranges) -> Spans:
+        width = self._type(name).value_type.bit_width // 8
+        begins = self._before(name, self._layout.starts[ranges.batches])
+        firsts, lasts = self._before(name, ranges.firsts), self._before(name, ranges.firsts + ranges.counts)
+        values = self._places.last(name)[ranges.batches]
+        return self._spans(ranges, values + (firsts - begins) * width, values + (lasts - begins) * width)
+
+    def _list(self, name: str, parts: list[memoryview], ranges: Ranges) -> pa.Array:
+        lengths = self._lengths(name)[ranges.rows]
+        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        kind = self._type(name).value_type
+        values = pa.Array.from_buffers(kind, int(offsets[-1]), [None, self._flat(parts)])
+        return list_array(values, offsets)
+
+    def _before(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many values of a list column there are before some rows."""
+        lengths = self._lengths(name)
+        if name not in self._sums:
+            firsts = np.arange(0, len(lengths), SUM_ROWS)
+            sums = np.add.reduceat(lengths, firsts, dtype=np.int64)
+            self._sums[name] = np.concatenate((np.zeros(1, np.int64), np.cumsum(sums)))
+        groups = rows // SUM_ROWS
+        within = np.arange(SUM_ROWS) < (rows - groups * SUM_ROWS)[:, None]
+        near = lengths.take(groups[:, None] * SUM_ROWS + np.arange(SUM_ROWS), mode="clip")
+        total: NDArray[np.int64] = self._sums[name][groups] + np.where(within, near, 0).sum(axis=1, dtype=np.int64)
+        return total
+
+    # -- numbers ---------------------------------------------------------------------------------------------------------
+
+    def _is_fixed(self, name: str, batches: NDArray[np.int64]) -> bool:
+        kind = self._type(name)
+        fixed = pa.types.is_primitive(kind) and kind.bit_width % 8 == 0
+        return fixed and bool((self._places.validity(name)[batches] < 0).all())
+
+    def _fixed(self, name: str, ranges: Ranges) -> Spans:
+        width = self._type(name).bit_width // 8
+        rows = ranges.firsts - self._layout.starts[ranges.batches]
+        begins = self._places.last(name)[ranges.batches] + rows * width
+        return self._spans(ranges, begins, begins + ranges.counts * width)
+
+    def _numbers(self, name: str, parts: list[memoryview]) -> pa.Array:
+        kind, values = self._type(name), self._flat(parts)
+        return pa.Array.from_buffers(kind, values.size * 8 // kind.bit_width, [None, values])
+
+    # -- strings: their offsets first ------------------------------------------------------------------------------------
+
+    def _is_text(self, name: str, batches: NDArray[np.int64]) -> bool:
+        return _offset_type(self._type(name)) is not None and bool((self._places.validity(name)[batches] < 0).all())
+
+    def _offsets(self, name: str, ranges: Ranges) -> Spans:
+        width = _offset_width(self._type(name))
+        rows = ranges.firsts - self._layout.starts[ranges.batches]
+        begins = self._places.second(name)[ranges.batches] + rows * width
+        return self._spans(ranges, begins, begins + (ranges.counts + 1) * width)
+
+    def _ends(self, name: str, parts: list[memoryview]) -> list[NDArray[np.int64]]:
+        """The offsets of the rows of each range, and where its last one ends."""
+        kind = _offset_type(self._type(name))
+        return [np.frombuffer(part, dtype=kind).astype(np.int64) for part in parts]
+
+    def _texts(self, name: str, ranges: Ranges, table: list[NDArray[np.int64]]) -> Spans:
+        begins = self._places.last(name)[ranges.batches]
+        firsts, lasts = np.array([offsets[0] for offsets in table]), np.array([offsets[-1] for offsets in table])
+        return self._spans(ranges, begins + firsts, begins + lasts)
+
+    def _strings(self, name: str, parts: list[memoryview], table: list[NDArray[np.int64]]) -> pa.Array:
+        sizes = np.concatenate([np.diff(offsets) for offsets in table])
+        offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+        np.cumsum(sizes, out=offsets[1:])
+        kind = self._type(name)
+        if offsets[-1] > np.iinfo(np.int32).max:
+            kind = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
+        starts = offsets.astype(_offset_type(kind))
+        return pa.Array.from_buffers(kind, len(sizes), [None, array_of(starts).buffers()[1], self._flat(parts)])
+
+    # -- all else: columns of a whole record batch, decoded by Arrow -----------------------------------------------------
+
+    def _whole(self, batch: int, names: list[str]) -> Spans:
+        """The metadata of a record batch, and some of its columns."""
+        places = self._places
+        firsts = [places.message[batch], *(places.start(name)[batch] for name in names)]
+        lasts = [places.body[batch], *(places.stop(name)[batch] for name in names)]
+        files = np.full(len(firsts), self._layout.file_of[batch])
+        return Spans(files, np.array(firsts, dtype=np.int64), np.array(lasts, dtype=np.int64))
+
+    def _decoded(self, batch: int, names: list[str], parts: list[memoryview]) -> Block:
+        """Some columns of a record batch, as Arrow reads them from a message in which all others are blank."""
+        spans, begin = self._whole(batch, names), int(self._places.message[batch])
+        message = np.zeros(int(self._places.end[batch]) - begin, dtype=np.uint8)  # untouched pages take no memory
+        for first, last, part in zip(spans.firsts.tolist(), spans.lasts.tolist(), parts):
+            message[first - begin : last - begin] = np.frombuffer(part, np.uint8)
+        file = self._files[int(self._layout.file_of[batch])]
+        try:
+            block = pa.ipc.read_record_batch(pa.py_buffer(message), self._schema).select(names)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{self._objects.url}/{file.name} is damaged: {error}") from error
+        self._kept.put((batch, *names), block, sum(map(len, parts)))
+        return block
+
+    def _taken(self, names: list[str], ranges: Ranges, fresh: dict[int, Block]) -> dict[str, pa.Array]:
+        blocks = {}
+        for batch in np.unique(ranges.batches).tolist():
+            block = fresh[batch] if batch in fresh else self._kept.get((batch, *names))
+            if block is None:  # another thread's rows have taken its place
+                (parts,) = self._read([self._whole(batch, names)])
+                block = self._decoded(batch, names, parts)
+            blocks[batch] = block
+        begins = ranges.firsts - self._layout.starts[ranges.batches]
+        slices = zip(ranges.batches.tolist(), begins.tolist(), ranges.counts.tolist())
+        together = joined([blocks[batch].slice(first, count) for batch, first, count in slices])
+        return dict(zip(names, together.columns))
+
+    # --------------------------------------------------------------------------------------------------------------------
+
+    def _spans(self, ranges: Ranges, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> Spans:
+        return Spans(self._layout.file_of[ranges.batches], firsts, lasts)
+
+    def _flat(self, parts: list[memoryview]) -> pa.Buffer:
+        """Runs of bytes, end to end, in memory that is used again."""
+        out = self._slabs.take(sum(map(len, parts)), np.dtype(np.uint8))
+        np.concatenate([np.frombuffer(part, np.uint8) for part in parts], out=out)
+        return pa.py_buffer(out)
+
+
+class Kept:
+    """Blocks that were used last, up to KEPT_BYTES of them; the newest stays in any case."""
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[tuple[Any, ...], tuple[Block, int]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def __contains__(self, key: tuple[Any, ...]) -> bool:
+        return key in self._blocks
+
+    def get(self, key: tuple[Any, ...]) -> Block | None:
+        with self._lock:
+            if key not in self._blocks:
+                return None
+            self._blocks.move_to_end(key)
+            return self._blocks[key][0]
+
+    def put(self, key: tuple[Any, ...], block: Block, size: int) -> None:
+        with self._lock:
+            if key not in self._blocks:
+                self._blocks[key] = block, size
+                self._bytes += size
+            while self._bytes > KEPT_BYTES and len(self._blocks) > 1:
+                _, (_, dropped) = self._blocks.popitem(last=False)
+                self._bytes -= dropped
+
+
+def _offset_type(kind: pa.DataType) -> type[np.int32] | type[np.int64] | None:
+    """Of the offsets of strings and bytes; None for other types."""
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return np.int32
+    return np.int64 if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) else None
+
+
+def _offset_width(kind: pa.DataType) -> int:
+    return np.dtype(_offset_type(kind)).itemsize

@@ -1,0 +1,140 @@
+"""Rows of a store that is far away, fetched in the sets in which they will be wanted, one set ahead of use.
+
+The rows of a window that is shuffled come from everywhere in it: one by one they would cost a request each, or their
+neighbours' bytes again and again. So the whole set is fetched once, and all windows are cut from it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from functools import cached_property
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from brimful.background import Workers
+from brimful.ragged import concat
+from brimful.rows import Block
+from brimful.sources.index import Together
+
+SET_BYTES: Final = 512 << 20
+"""Of a set that is fetched whole; rows of a larger one are long enough to be asked for one by one."""
+KEPT_SETS: Final = 1
+"""Beside those that are expected: the one before them, of which a window that was planned may still want rows."""
+
+Locate = Callable[[NDArray[np.int64]], tuple[Block, NDArray[np.int64]]]
+
+
+class Sets:
+    """The rows of an index by way of the sets that are expected.
+
+    Args:
+        locate: fetches rows as they are.
+        row_bytes: of a row, on average.
+    """
+
+    def __init__(self, locate: Locate, row_bytes: float) -> None:
+        self._locate, self._row_bytes = locate, row_bytes
+        self._sets: dict[Hashable, _Set] = {}
+        self._next: list[_Set] = []
+        self._lock = threading.Lock()
+
+    def expect(self, sets: Sequence[Together]) -> None:
+        """What will be wanted from now on, in this order. Nothing is fetched before a row of them is wanted."""
+        with self._lock:
+            expected = {}
+            for one in sets:
+                known = self._sets.pop(one.name, None)
+                if known is None and 0 < one.num_rows * self._row_bytes <= SET_BYTES:
+                    known = _Set(one.rows(), self._locate)
+                if known is not None:
+                    expected[one.name] = known
+            for name in list(self._sets)[:-KEPT_SETS]:
+                del self._sets[name]
+            self._sets |= expected
+            self._next = list(expected.values())
+
+    def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
+        """As an index does."""
+        with self._lock:
+            sets, expected = list(self._sets.values())[::-1], self._next
+        left = np.ones(len(numbers), dtype=bool)
+        found: list[tuple[_Set, NDArray[np.bool_], NDArray[np.int64]]] = []
+        for one in sets:
+            rows, here = one.find(numbers)
+            here &= left
+            if here.any():
+                one.begin()
+                found.append((one, here, rows[here]))
+                left &= ~here
+        pieces = [(one.block(), here, rows) for one, here, rows in found]
+        if left.any():
+            block, rows = self._locate(numbers[left])
+            pieces.append((block, left, rows))
+        for one, _, _ in found:
+            self._read_on(one, expected)
+        if len(pieces) == 1:
+            return pieces[0][0], pieces[0][2]
+        places = np.empty(len(numbers), dtype=np.int64)
+        done = 0
+        for _, here, rows in pieces:
+            places[here] = np.arange(done, done + len(rows))
+            done += len(rows)
+        return concat(block.take(pa.array(rows)) for block, _, rows in pieces), places
+
+    @staticmethod
+    def _read_on(one: _Set, expected: list[_Set]) -> None:
+        """Begins to fetch the set after one that is in use."""
+        for before, after in pairwise(expected):
+            if before is one:
+                after.begin()
+
+
+class _Set:
+    """Rows that are fetched together, once: when the first of them is wanted, or before."""
+
+    def __init__(self, rows: NDArray[np.int64], locate: Locate) -> None:
+        self._given, self._locate = rows, locate
+        self._block: Future[Block] | None = None
+        self._lock = threading.Lock()
+
+    def find(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The row of the block that each number is, and whether it is there at all."""
+        rows = np.searchsorted(self._rows, numbers)
+        return rows, self._rows[np.minimum(rows, len(self._rows) - 1)] == numbers
+
+    @cached_property
+    def _rows(self) -> NDArray[np.int64]:
+        """Ascending: sorted when one is wanted, as plans come to nothing here. Price: 8 ms."""
+        return np.sort(self._given)
+
+    def begin(self) -> None:
+        """Fetches the rows, by a thread that ends with that."""
+        with self._lock:
+            if self._block is None:
+                workers = Workers(1, "rows")
+                self._block = workers.submit(self._fetch)
+                self._block.add_done_callback(lambda _: workers.stop())
+
+    def block(self) -> Block:
+        """The rows, ascending. An error is that of whoever asked; the next one to ask tries again."""
+        self.begin()
+        future = self._block
+        assert future is not None
+        try:
+            return future.result()
+        except BaseException:
+            with self._lock:
+                if self._block is future and future.done():
+                    self._block = None
+            raise
+
+    def _fetch(self) -> Block:
+        block, rows = self._locate(self._rows)
+        assert len(rows) == block.num_rows
+        return block

@@ -1,0 +1,145 @@
+"""Real servers on this machine that stores are read from: of HTTP, with ranges and tags, and of S3."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Ranges, ETag, If-Match; what its server is told to do wrong, it does."""
+
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, body: bool) -> None:
+        server, path = self.server, Path(self.translate_path(self.path))
+        server.requests[path.name] += 1
+        fault = server.fault(path.name, self.command)
+        if fault == "hang":
+            server.released.wait(60)
+            self.close_connection = True
+            return
+        if fault == "hang up":
+            self.close_connection = True
+            return
+        if fault is not None and fault != "short":
+            return self._say(int(fault), b"")
+        if not path.is_file():
+            return self._say(404, b"")
+        content = path.read_bytes()
+        tag = f'"{hashlib.md5(content).hexdigest()}"'
+        if server.tags and self.headers.get("If-Match", tag) != tag:
+            return self._say(412, b"")
+        tags = {"ETag": tag} if server.tags else {}
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if asked is None or not server.ranges:
+            return self._say(200, content, body, tags)
+        first, last = int(asked[1]), min(int(asked[2]), len(content) - 1)
+        if first > last:
+            return self._say(416, b"")
+        if fault == "short":
+            return self._say(206, content[first : (first + last) // 2], body, tags)
+        return self._say(
+            206, content[first : last + 1], body, {"Content-Range": f"bytes {first}-{last}/{len(content)}", **tags}
+        )
+
+    def _say(self, status: int, content: bytes, body: bool = True, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if body:
+            with self.server.lock:
+                self.server.bytes += len(content)
+            self.wfile.write(content)
+
+
+class Server(ThreadingHTTPServer):
+    """Serves a folder; counts what it was asked for and what it sent."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.bytes = 0
+        self.requests: Counter[str] = Counter()
+        self.ranges = self.tags = True
+        self.faults: dict[str, list[str]] = {}
+        self.released = threading.Event()
+        self.lock = threading.Lock()
+
+    def fault(self, name: str, command: str) -> str | None:
+        """The next thing to do wrong with a file: an HTTP status, "hang", "hang up" or "short"; "GET 503" of that method
+        alone."""
+        with self.lock:
+            left = self.faults.get(name, [])
+            if not left or (" " in left[0] and left[0] != "hang up" and not left[0].startswith(command)):
+                return None
+            return left.pop(0).removeprefix(f"{command} ")
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # a client that has given up
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Server]:
+    with Server(folder) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.released.set()
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def s3() -> Iterator[dict[str, Any]]:
+    """An S3 server in a process of its own; the storage options to reach it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **keys}
+    ) as process:
+        try:
+            until = time.monotonic() + 60
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    break
+                except OSError:
+                    assert process.poll() is None, "moto's server does not start"
+                    assert time.monotonic() < until, "moto's server does not answer"
+                    time.sleep(0.1)
+            yield {"key": "test", "secret": "test", "endpoint_url": f"http://127.0.0.1:{port}"}
+        finally:
+            process.terminate()
