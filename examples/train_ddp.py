@@ -33,19 +33,15 @@ VOCABULARY = 64
 def data() -> bf.Batches:
     """Sentences of a made-up language, 1 to 60 tokens long."""
     random = np.random.default_rng(0)
-    rows = [{"input_ids": random.integers(0, VOCABULARY, length)} for length in random.integers(1, 60, 400)]
+    sentences = [random.integers(0, VOCABULARY, length).tolist() for length in random.integers(1, 60, 400)]
+    rows = [{"input_ids": tokens, "labels": [*tokens[1:], -100]} for tokens in sentences]  # of each token the next one
     return bf.from_sequence(rows, shuffle=True).batch_by_tokens(512, window=200).shard()
 
 
-def loss_sum(model: torch.nn.Module, batch: dict[str, Any]) -> tuple[torch.Tensor, int]:
-    """The summed loss of a batch and its number of supervised tokens: each predicts the next one; a filler asks for none."""
-    ids, real = batch["input_ids"], batch["attention_mask"].bool()
-    labels = ids.masked_fill(~real, -100)[:, 1:]
-    if batch["is_filler"]:
-        labels = torch.full_like(labels, -100)
-    logits = model(ids)[:, :-1]
-    loss = F.cross_entropy(logits.reshape(-1, VOCABULARY), labels.reshape(-1), ignore_index=-100, reduction="sum")
-    return loss, int((labels != -100).sum())
+def loss_sum(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    """The summed loss of a batch; padding and fillers have no label."""
+    logits, labels = model(batch["input_ids"]), batch["labels"]
+    return F.cross_entropy(logits.reshape(-1, VOCABULARY), labels.reshape(-1), ignore_index=-100, reduction="sum")
 
 
 def train(folder: Path, steps: int, seconds_per_step: float) -> None:
@@ -65,13 +61,17 @@ def train(folder: Path, steps: int, seconds_per_step: float) -> None:
     parallel = DistributedDataParallel(model)
     while len(losses) < steps:
         for micro in groups(iter(loader), BATCHES_PER_STEP // world_size):
-            sums, counts = zip(*(loss_sum(parallel, batch) for batch in micro), strict=True)
-            totals = torch.tensor([float(sum(sums)), sum(counts)], dtype=torch.float64)
-            dist.all_reduce(totals)
-            (sum(sums) * world_size / totals[1]).backward()  # DDP takes the mean over the processes
+            tokens = sum(
+                batch["num_items_in_batch"] for batch in micro
+            )  # of all processes, as DDP takes the mean over them
+            total = torch.stack([loss_sum(parallel, batch) for batch in micro]).sum()
+            loss = bf.token_mean(total, {"num_items_in_batch": tokens})
+            loss.backward()
             optimiser.step()
             optimiser.zero_grad()
-            losses.append(float(totals[0] / totals[1]))
+            mean = loss.detach() / world_size
+            dist.all_reduce(mean)  # to be looked at; training needs none of ours
+            losses.append(float(mean))
             if rank == 0:
                 save(checkpoint, {"model": model.state_dict(), "loader": loader.state_dict(), "losses": losses})
             time.sleep(seconds_per_step)

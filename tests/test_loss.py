@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -146,6 +147,54 @@ def rank_of_two(rank: int, folder: str) -> None:
 def test_two_processes_count_their_labels_together(tmp_path: Path) -> None:
     multiprocessing.spawn(rank_of_two, args=(str(tmp_path),), nprocs=2)
     assert_same(torch.load(tmp_path / "gradients"), big_batch()[0])
+
+
+STEPS: dict[str, Callable[[bf.Dataset], bf.Batches]] = {
+    "budget": lambda data: data.batch_by_tokens(64, window=12),
+    "truncated": lambda data: data.batch(bf.StaticShapes([8, 16], 48), window=12, overlong="truncate"),
+    "split": lambda data: data.pack(10, rows=3, window=12, overlong="split"),
+}
+
+
+def rank_of_two_from_a_store(rank: int, folder: str) -> None:
+    """Each rank's gradients of every step of an epoch from a store; nothing but them is exchanged."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    for way, batches_of in STEPS.items():
+        batches = list(batches_of(bf.from_store(f"{folder}/tokens", shuffle=True)).shard())
+        with patch.object(dist, "all_reduce", side_effect=AssertionError("token_mean asks the other ranks")):
+            own = gradients(batches)
+        for gradient in own:
+            dist.all_reduce(gradient)
+        found = [gradient / 2 for gradient in own], sum(batch["is_filler"] for batch in batches)
+        torch.save(found, f"{folder}/{way}.{rank}")
+    dist.destroy_process_group()
+
+
+def test_two_processes_know_the_labels_of_their_steps_from_a_store(tmp_path: Path) -> None:
+    """Of unequal batches, fillers and cut samples; one process takes two batches a step."""
+    len(bf.from_sequence(rows()).cache(tmp_path / "tokens"))
+    multiprocessing.spawn(rank_of_two_from_a_store, args=(str(tmp_path),), nprocs=2)
+    fillers = 0
+    for way, batches_of in STEPS.items():
+        batches = list(batches_of(bf.from_store(tmp_path / "tokens", shuffle=True)))
+        steps = [batches[first : first + 2] for first in range(0, len(batches), 2)]
+        numbers = [sum(int((batch["labels"] != -100).sum()) for batch in step) for step in steps]
+        parts = [gradients(step, number) for step, number in zip(steps, numbers, strict=True)]
+        expected = [torch.stack(one).sum(0) for one in zip(*parts, strict=True)]
+        for rank in range(2):
+            found, own_fillers = torch.load(tmp_path / f"{way}.{rank}")
+            assert_same(found, expected)
+            fillers += own_fillers
+    assert fillers, "some step has too few batches"
+
+
+def test_batches_that_are_accumulated_are_one_mean() -> None:
+    expected, tokens = big_batch()
+    batches = list(WAYS["budget"](bf.from_sequence(rows())).shard(0, 1))
+    whole = sum(batch["num_items_in_batch"] for batch in batches)
+    assert int(whole) == tokens
+    assert_same(gradients([batch | {"num_items_in_batch": whole} for batch in batches]), expected)
 
 
 def test_attention_and_loss_are_had_from_the_package() -> None:

@@ -160,7 +160,7 @@ def packed(packs: Packs, columns: Columns, hf_flash_attention: bool = False) -> 
     else:
         out |= {"cu_seqlens": bounds, "max_seqlen": longest}
     out["lengths"] = columns.made("lengths", packs.lengths)
-    out["sample_numbers"] = columns.made("sample_numbers", packs.window.rows[packs.numbers])
+    out["sample_numbers"] = columns.made("sample_numbers", packs.window.samples[packs.numbers])
     return out
 
 
@@ -182,10 +182,16 @@ def by_function(batch: Batch | Packs, columns: Columns, collate_fn: Callable[[li
     return collate_fn(samples(pa.RecordBatch.from_arrays(arrays, [column.name for column in columns.all])))
 
 
-def weighed(tensors: Any, weight: float, pad_values: Mapping[str, float]) -> Any:
-    """A data-parallel rank's batch (a dict) with `weight` and `is_filler`; a filler asks for no label."""
+def weighed(tensors: Any, weight: float, pad_values: Mapping[str, float], num_items: int | None = None) -> Any:
+    """A data-parallel rank's batch (a dict) with `weight` and `is_filler`; a filler asks for no label.
+
+    `num_items`, the labels of the whole step that are trained on, becomes `num_items_in_batch` () int64: a tensor, as it
+    goes to the device with the batch, and a compiled step does not take each new value for a constant.
+    """
     if isinstance(tensors, MutableMapping):
         tensors.update(weight=weight, is_filler=weight == 0)
+        if num_items is not None:
+            tensors.update(num_items_in_batch=torch.tensor(num_items))
         if not weight:
             _unlabel(tensors, slice(None), pad_values)
     return tensors

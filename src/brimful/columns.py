@@ -169,8 +169,7 @@ def _lists(
             return None
     column = window.ragged(name) if block is window.block else ragged(block, name)
     starts, counts = column.spans(rows)
-    lengths = window.lengths.reshape(len(rows), -1)
-    alike = [number for number in range(len(given)) if np.array_equal(lengths[:, number], counts)]
+    alike = _alike(window, name, counts, len(given))
     width = None
     if pa.types.is_fixed_size_list(field.type) and name not in given:  # told by its type, not by what a window holds
         alike = [number for number in alike if window.block.schema.field(given[number]).type.equals(field.type)]
@@ -178,6 +177,16 @@ def _lists(
     fill = fill_of(name, pad_values)
     kind = _type_of(name, column.values.dtype, fill, dtypes)
     return Lists(name, column.values, starts, counts, alike[0] if alike else None, width, kind.made.type(fill), kind)
+
+
+def _alike(window: Window, name: str, counts: IntArray, most: int) -> list[int]:
+    """The length columns that a list column is as long as, in every sample of the whole window."""
+    whole = window.whole or window
+    if window.whole is not None:
+        assert whole.list_lengths is not None, "a window whose columns are not known is not parted"
+        counts = whole.list_lengths[name]
+    lengths = whole.lengths.reshape(len(whole), -1)
+    return [number for number in range(most) if np.array_equal(lengths[:, number], counts)]
 
 
 def _has_null(lists: pa.Array) -> bool:

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-IGNORED = -100
-"""The label of a slot that asks for no prediction."""
+from brimful.ragged import NOT_TRAINED_ON
 
 
 def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, group: Any = None) -> torch.Tensor:
@@ -17,10 +16,16 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, group: Any =
     loss_sum x W / N: W ranks, whose gradients DDP and FSDP average; N tokens with a label, of all ranks. A mean of
     means would weigh each token of a short batch more than one of a long batch.
 
-    N is the batch's `num_items_in_batch` where it has one: the count of the whole step, accumulation steps included.
-    Without it N is the number of labels other than -100, summed over the ranks (one all_reduce of 8 bytes: call it on
-    every rank); then each accumulation step is a mean of its own. Where nothing asks for a prediction the result is 0,
-    and so is its gradient: never a mean over zero tokens, which is NaN on every rank.
+    N is the batch's `num_items_in_batch` where it has one: `Batches.shard` gives it, of all ranks, where the labels are
+    known without reading them (a store, a sequence in memory); nothing is sent then. Without it N is the number of labels
+    other than -100, summed over the ranks (one all_reduce of 8 bytes: call it on every rank). Where nothing asks for a
+    prediction the result is 0, and so is its gradient: never a mean over zero tokens, which is NaN on every rank.
+
+    Of several batches that one optimiser step accumulates, N is the sum: else each is a mean of its own.
+
+        tokens = sum(batch["num_items_in_batch"] for batch in batches)
+        for batch in batches:
+            token_mean(loss_sum(batch), batch | {"num_items_in_batch": tokens}).backward()
 
     Args:
         loss_sum: a sum over this rank's tokens, such as `cross_entropy(..., reduction="sum")`; not a mean.
@@ -47,7 +52,7 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, group: Any =
         if "labels" not in batch:
             raise ValueError(f"token_mean needs labels or num_items_in_batch in the batch (got {', '.join(batch)})")
         labels = batch["labels"]
-        tokens = ((labels.values() if labels.is_nested else labels) != IGNORED).sum()
+        tokens = ((labels.values() if labels.is_nested else labels) != NOT_TRAINED_ON).sum()
         if world_size > 1:
             tokens = tokens.to(loss_sum.device)
             torch.distributed.all_reduce(tokens, group=process_group)

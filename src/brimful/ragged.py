@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from brimful.errors import HIDDEN, ORIGIN, DataError, where
 
 _INT32_MAX: Final = 2**31 - 1
+LABELS: Final = "labels"
+NOT_TRAINED_ON: Final = -100
+"""The label of a token that asks for no prediction."""
 
 
 class Ragged(NamedTuple):
@@ -136,6 +139,26 @@ def gather(values: NDArray[Any], starts: NDArray[np.int64], counts: NDArray[np.i
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
     index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
     return Ragged(values[index], offsets)
+
+
+def trained_on(
+    labels: NDArray[Any], begins: NDArray[Any], ends: NDArray[Any] | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How many labels of some runs of them are trained on (not -100), and whether the first one is, int64 (n,) each.
+
+    `ends`: of the runs; without it `begins` has one more, and each ends where the next begins. Price: 3 ns a label.
+
+    >>> [counts.tolist() for counts in trained_on(np.array([-100, 7, 7, 8]), np.array([0, 3, 3, 4]))]
+    [[2, 0, 1], [0, 0, 1]]
+    """
+    if ends is None:
+        begins, ends = begins[:-1], begins[1:]
+    before = np.zeros(len(labels) + 1, dtype=np.int32 if len(labels) <= _INT32_MAX else np.int64)
+    np.cumsum(labels != NOT_TRAINED_ON, out=before[1:])
+    some = begins < ends
+    firsts = np.zeros(len(begins), dtype=np.int64)
+    firsts[some] = labels[begins[some]] != NOT_TRAINED_ON
+    return (before[ends] - before[begins]).astype(np.int64), firsts
 
 
 def surround(column: Ragged, before: int | None, after: int | None) -> Ragged:

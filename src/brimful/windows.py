@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from brimful.plan import Policy, window_rows
 from brimful.ragged import Ragged, ragged
 from brimful.rows import Block
+
+IntArray: TypeAlias = NDArray[np.int64]
 
 Uneven = Literal["pad", "drop", "wrap", "error"]
 """What ranks do in a step for which there are too few batches: a filler, no step, the epoch's first ones again, an error."""
@@ -26,19 +28,40 @@ class Window:
     Args:
         epoch, number: which window of which epoch: the counter of its random choices.
         lengths: tokens of each sample, int64 (n,) or (n, d).
-        locate: gives a block that holds the samples and, int64 (n,), which row of it each of them is; called once, when
-            the first of them is wanted.
+        samples: which row of the data set each of them is, of a stream which of the window, int64 (n,).
+        locate: gives a block that holds rows of these numbers and, int64, which row of it each of them is; called when the
+            first sample is wanted, once for all of them.
         crc32: what a replay must reproduce; 0 where the header says it already.
+        list_lengths_at, num_labels_at: what an index knows of rows without reading them: see `sources.index.Index`.
+        whole: the window that this is a part of; what becomes of a column is decided by all of its samples.
     """
 
     epoch: int
     number: int
-    lengths: NDArray[np.int64]
-    locate: Callable[[], tuple[Block, NDArray[np.int64]]]
+    lengths: IntArray
+    samples: IntArray
+    locate: Callable[[IntArray], tuple[Block, IntArray]]
     crc32: int = 0
+    list_lengths_at: Callable[[IntArray], Mapping[str, IntArray] | None] | None = None
+    num_labels_at: Callable[[IntArray], IntArray | None] | None = None
+    whole: Window | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @cached_property
+    def list_lengths(self) -> Mapping[str, IntArray] | None:
+        """How many values each list column has, int64 (n,), where that and the like is known without reading the rows."""
+        return None if self.list_lengths_at is None else self.list_lengths_at(self.samples)
+
+    @cached_property
+    def num_labels(self) -> IntArray | None:
+        """Of each sample its labels, those that are trained on, and whether the first one is, int64 (3, n), where known."""
+        return None if self.num_labels_at is None else self.num_labels_at(self.samples)
+
+    def part(self, numbers: IntArray) -> Window:
+        """The window as far as some of its samples go, so that no other rows are located."""
+        return replace(self, lengths=self.lengths[numbers], samples=self.samples[numbers], whole=self)
 
     @property
     def block(self) -> Block:
@@ -60,9 +83,14 @@ class Window:
         """The rows of some samples, in the order given. Price: about 5 ns a token."""
         return self.block.take(pa.array(self.rows[numbers]))
 
+    @property
+    def located(self) -> bool:
+        """Whether the rows are here already."""
+        return "_located" in vars(self)
+
     @cached_property
-    def _located(self) -> tuple[Block, NDArray[np.int64]]:
-        return self.locate()
+    def _located(self) -> tuple[Block, IntArray]:
+        return self.locate(self.samples)
 
     @cached_property
     def _columns(self) -> dict[str, Ragged]:
@@ -90,6 +118,18 @@ def auto_rows(policy: Policy, lengths: NDArray[np.int64]) -> int:
     return window_rows(policy, lengths)
 
 
+class NumLabels(NamedTuple):
+    """Labels that are trained on (not -100).
+
+    Args:
+        given: as the samples have them.
+        firsts: those of them that packing leaves out: the first one of each piece.
+    """
+
+    given: int
+    firsts: int
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Which samples of a window make up a batch, and the shape it is padded to: still integers.
@@ -100,6 +140,8 @@ class Batch:
         padded_length: tokens, an int; a tuple of ints for several lengths a sample.
         padded_size: rows of the tensors; more than b where the batch is filled up to a static shape.
         weight: of a data-parallel rank's batch; 0.0 for a filler.
+        num_labels: of this batch, of a data-parallel rank's of its whole step, on all ranks; None where not known.
+        last: whether no batch of the window follows.
     """
 
     window: Window
@@ -107,6 +149,8 @@ class Batch:
     padded_length: int | tuple[int, ...]
     padded_size: int
     weight: float | None = None
+    num_labels: NumLabels | None = None
+    last: bool = False
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -129,7 +173,7 @@ class Packs:
         rows: the row of each piece, int64 (n,), ascending.
         padded_size: how many rows there are.
         padded_length: tokens in a row.
-        weight: of a data-parallel rank's batch; 0.0 for a filler.
+        weight, num_labels, last: as of a Batch.
     """
 
     window: Window
@@ -140,6 +184,8 @@ class Packs:
     padded_size: int
     padded_length: int
     weight: float | None = None
+    num_labels: NumLabels | None = None
+    last: bool = False
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -152,3 +198,22 @@ def filler(batch: Batch | Packs) -> Batch | Packs:
     row = batch.rows == 0
     pieces = {name: getattr(batch, name)[row] for name in ("numbers", "starts", "lengths", "rows")}
     return replace(batch, **pieces, padded_size=1, weight=0.0)
+
+
+AnyBatch = TypeVar("AnyBatch", Batch, Packs, Batch | Packs)
+
+
+def apart(batches: Sequence[AnyBatch]) -> list[AnyBatch]:
+    """Batches of one window as those of a part of it that has no other samples, so that no other rows are located.
+
+    They stay as they are where the rows are here already, and where what becomes of a column is not known without them.
+    """
+    if not batches or batches[0].window.located or batches[0].window.list_lengths is None:
+        return list(batches)
+    window = batches[0].window
+    wanted = np.zeros(len(window), dtype=bool)
+    for batch in batches:
+        wanted[batch.numbers] = True
+    own = window.part(np.flatnonzero(wanted))
+    places = np.cumsum(wanted) - 1
+    return [replace(batch, window=own, numbers=places[batch.numbers]) for batch in batches]

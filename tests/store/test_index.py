@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.order import RUN_ROWS
-from brimful.store import fetch, index, mapped
+from brimful.store import fetch, index, local, mapped
 from brimful.store.index import StoreIndex
 from brimful.store.manifest import MANIFEST, Manifest
 from brimful.testing import assert_exact_resume
@@ -79,7 +79,7 @@ numbers = st.one_of(
 def test_any_rows_at_once(
     store: Path, samples: list[object], wanted: list[int], gap: int, along: int, draw: object
 ) -> None:
-    with patch.object(index, "GAP_BYTES", gap), patch.object(index, "MOST_ALONG", along):
+    with patch.object(local, "GAP_BYTES", gap), patch.object(index, "MOST_ALONG", along):
         draw.shuffle(wanted)  # type: ignore[attr-defined]
         block, rows = StoreIndex(str(store)).locate(np.array(wanted, dtype=np.int64))
         found = block.take(pa.array(rows))
@@ -183,9 +183,49 @@ def test_pages_are_given_back(store: Path, samples: list[object]) -> None:
         patch.object(mapped, "RESIDENT_BYTES", -1),
         patch.object(mapped.MappedFile, "release", lambda self: released.append(1) or release(self)),
     ):
-        assert rows_of(bf.from_store(store)) == samples
-        assert len(rows_of(bf.from_store(store, shuffle=True).shuffle(100))) == 3000
+        batches = bf.from_store(store).batch(100, window=300)
+        assert sorted(number for batch in batches for number in batch["id"].tolist()) == list(range(3000))
     assert released
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what is mapped")
+def test_memory_does_not_grow_with_the_store(tmp_path: Path) -> None:
+    """Its own and what is mapped: a shuffled epoch over 200 MB, of which 16 MB may be mapped, and two record batches."""
+    rows = 50_000
+    ids = pa.array(np.random.default_rng(0).integers(0, 60_000, rows * 1000, dtype=np.uint16))
+    lists = pa.ListArray.from_arrays(pa.array(np.arange(rows + 1, dtype=np.int32) * 1000), ids)
+    texts = pa.array([f"{number:02000}" for number in range(rows)])
+    block = pa.RecordBatch.from_arrays([lists, texts], ["input_ids", "text"])
+    store_of(tmp_path / "store", tuple(block.slice(first, 2000) for first in range(0, rows, 2000)))
+    code = """
+import sys
+import brimful as bf
+from brimful import order
+from brimful.store import mapped
+
+def most():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1e3
+
+mapped.RESIDENT_BYTES, order.WINDOW_RUNS = int(sys.argv[2]), 64
+stage = bf.from_store(sys.argv[1], shuffle=True).stage
+before = rows = 0
+for block, _ in stage.items(stage.start(0)):
+    rows += block.num_rows
+    before = before or most()
+assert rows == 50_000
+print(most() - before, sum(file.bytes for file in stage.rows.manifest.files) / 1e6)
+"""
+
+    def grown(limit: int) -> tuple[float, float]:
+        command = [sys.executable, "-c", code, str(tmp_path / "store"), str(limit)]
+        more, size = map(float, subprocess.check_output(command, text=True).split())
+        return more, size
+
+    more, size = grown(16 << 20)
+    assert size > 195
+    assert more < 100
+    assert grown(1 << 40)[0] > more + 30  # without a limit it does
 
 
 def test_slabs_are_used_again_once_nobody_holds_them() -> None:
@@ -256,11 +296,29 @@ def test_no_store(tmp_path: Path) -> None:
             bf.from_store(path)
 
 
-def test_a_store_elsewhere() -> None:
+def test_some_columns(store: Path, samples: list[dict[str, object]]) -> None:
+    for columns in (["id"], ["text", "input_ids"]):
+        stored = bf.from_store(store, columns=columns, shuffle=True)
+        wanted = [{name: sample[name] for name in columns} for sample in samples]
+        assert sorted(rows_of(stored), key=str) == sorted(wanted, key=str)
+        assert list(next(iter(bf.from_store(store, columns=columns)))) == columns
+    assert rows_of(bf.from_store(store, columns="id")) == rows_of(bf.from_store(store, columns=["id"]))
     with pytest.raises(
-        ValueError, match=r"a store is read from a local folder \(got s3://bucket/store\); copy it there"
+        bf.DataError, match=r"there is no list column 'input_ids' in the store .* \(list columns: none\)"
     ):
-        bf.from_store("s3://bucket/store")
+        bf.from_store(store, columns=["id"]).lengths()
+    with pytest.raises(ValueError, match=r"there is no column 'ids' in the store .* \(columns: input_ids, id, text\)"):
+        bf.from_store(store, columns=["ids"])
+    for columns in ([], ["id", "id"]):
+        with pytest.raises(ValueError, match=r"columns must name at least one column of a store, each once \(got \["):
+            bf.from_store(store, columns=columns)
+
+
+def test_a_state_of_other_columns_is_refused(store: Path) -> None:
+    it = bf.from_store(store, columns=["id"]).iter()
+    next(it)
+    with pytest.raises(bf.StateError, match=r"columns\[0\] was 'id' when it was saved and is 'text' here"):
+        bf.from_store(store, columns=["text"]).iter(it.state_dict())
 
 
 def test_another_version(small: Path) -> None:

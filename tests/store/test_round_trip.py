@@ -158,7 +158,7 @@ def test_lengths_and_labels_are_known_without_rows(tmp_path: Path) -> None:
     (tmp_path / "store" / "00000.arrow").unlink()
     stored = bf.from_store(tmp_path / "store")
     assert stored.lengths().tolist() == stored.lengths("labels").tolist() == [3, 0, 5, 2]
-    assert stored.stage.rows.num_labels().tolist() == [2, 0, 3, 1]
+    assert stored.stage.rows.num_labels_at(np.array([2, 0, 1])).T.tolist() == [[5, 3, 0], [3, 2, 0], [0, 0, 0]]
     assert bf.from_sequence(samples).lengths("labels").tolist() == [3, 0, 5, 2]
     with pytest.raises(bf.DataError, match=r"no list column 'x' in the store .* \(list columns: input_ids, labels\)"):
         stored.lengths("x")
@@ -180,7 +180,7 @@ def test_lengths_of_a_stream_are_refused(tmp_path: Path) -> None:
 def test_rows_that_follow_one_another_are_not_copied(tmp_path: Path) -> None:
     store_of(tmp_path / "store", blocks_of([5] * 1000, 1000))
     index = StoreIndex(str(tmp_path / "store"))
-    memory = index._fetcher._mapped.batch(0, 0).column("input_ids").values.buffers()[1]
+    memory = index._fetcher._rows._mapped.batch(0, 0).column("input_ids").values.buffers()[1]
     block, rows = index.locate(np.arange(100, 900))
     values = block.column("input_ids").values.buffers()[1]
     assert memory.address <= values.address < memory.address + memory.size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ class Batched(Stage[Batch | Packs]):
                     if done < len(order):
                         yield batch, [before, done, window.crc32]
                     else:
-                        yield batch, END if after == END else [after, 0, 0]
+                        yield replace(batch, last=True), END if after == END else [after, 0, 0]
                 before, done = after, 0
             if done:
                 check_replay("Batched", 0, crc, "a window that is gone")

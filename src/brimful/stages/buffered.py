@@ -75,7 +75,7 @@ class Buffered(Stage[Window]):
 
     def _window(self, epoch: int, number: int, block: Block) -> Window:
         rows = np.arange(block.num_rows)
-        return Window(epoch, number, self._lengths(block), lambda: (block, rows), fingerprint(block))
+        return Window(epoch, number, self._lengths(block), rows, lambda own: (block, own), fingerprint(block))
 
     def _lengths(self, block: Block) -> NDArray[np.int64]:
         return token_counts(block, self.length_columns, self.lengths_required)

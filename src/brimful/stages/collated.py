@@ -9,13 +9,15 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from brimful.errors import TALLY, one_of
+from brimful.ragged import LABELS, NOT_TRAINED_ON
 from brimful.stats import Made
 from brimful.stream import Stage, State, running, runtime
 from brimful.windows import Batch, Packs, Window
 
 Layout = Literal["padded", "nested"]
+SIGNED: Final = ("int8", "int16", "int32", "int64")
 DTYPES: Final = (
-    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("bool", "uint8", "uint16", "uint32", "uint64", *SIGNED),
     *("float16", "bfloat16", "float32", "float64"),
 )
 
@@ -68,10 +70,17 @@ class Collated(Stage[Any]):
                 else:
                     item = collate.padded(batch, columns, self.left, self.weighted)
                 if batch.weight is not None:
-                    item = collate.weighed(item, batch.weight, self.pad_values)
+                    item = collate.weighed(item, batch.weight, self.pad_values, self._num_items(batch))
                 if tally is not None:
                     tally.made.append(self._counted(batch, item, bool(columns.given)))
                 yield item, after
+
+    def _num_items(self, batch: Batch | Packs) -> int | None:
+        """How many labels of a batch's step are trained on; None where it is not known, or padding may be taken for some."""
+        known, fill = batch.num_labels, self.pad_values.get(LABELS, NOT_TRAINED_ON)
+        if known is None or fill != NOT_TRAINED_ON or self.dtypes.get(LABELS, "int64") not in SIGNED:
+            return None
+        return known.given - (known.firsts if isinstance(batch, Packs) and self.collate_fn is None else 0)
 
     def _counted(self, batch: Batch | Packs, item: Any, has_lengths: bool) -> Made:
         """What a batch holds: by its plan, which also knows it of what a user's function returned; the shape of that by

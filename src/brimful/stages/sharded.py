@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any, ClassVar
 
-from brimful.distributed import resolve
+from brimful.distributed import Rank, resolve
+from brimful.labels import counted, step_labels
 from brimful.stream import END, Stage, State, running, runtime
-from brimful.windows import Batch, Packs, Uneven, filler
+from brimful.windows import Batch, Packs, Uneven, apart, filler
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,9 @@ class Sharded(Stage[Batch | Packs]):
     Where the last step of an epoch has too few batches, `uneven` says: "pad" gives the ranks without one a filler (one
     real row again, weight 0), "drop" leaves the step out, "wrap" takes the epoch's first batches again, "error" raises.
     The state is the upstream's after the whole step: it is the same on all ranks, and fits any other world size.
+
+    Of several ranks each locates its own samples alone. Where the index knows the labels of its rows, a batch has those of
+    its whole step, on all ranks.
     """
 
     upstream: Stage[Batch | Packs]
@@ -39,9 +43,11 @@ class Sharded(Stage[Batch | Packs]):
                 f"streamed data cannot be shared out among {world_size} ranks: each would read and tokenise all of it; "
                 "give from_files(streams=...), or make a token store of it with cache(path)"
             )
-        with running(self.upstream, at) as batches:
-            while step := list(islice(batches, world_size)):
-                after = step[-1][1]
+        with running(self.upstream, at) as items:
+            prepared = _prepared(items, Rank(rank, world_size))
+            while taken := list(islice(prepared, world_size)):
+                step = [batch for batch, _ in taken]
+                after = taken[-1][1]
                 missing = world_size - len(step)
                 if missing and self.uneven == "drop":
                     return
@@ -50,24 +56,43 @@ class Sharded(Stage[Batch | Packs]):
                         f"the last step of the epoch has {len(step)} batches for {world_size} ranks; "
                         "choose uneven='pad', 'drop' or 'wrap'"
                     )
-                if rank < len(step):
-                    batch = replace(step[rank][0], weight=1.0)
-                elif self.uneven == "wrap":
-                    batch = replace(self._first(step[0][0].window.epoch, rank - len(step)), weight=1.0)
-                else:
-                    batch = filler(step[-1][0])
-                yield batch, END if missing else after
+                if missing and self.uneven == "wrap":
+                    step += self._firsts(step[0].window.epoch, missing)
+                real = rank < len(step)
+                batch = step[rank] if real else filler(step[-1])
+                if rank >= len(taken):
+                    (batch,) = apart([batch])
+                own = replace(batch, weight=float(real), num_labels=step_labels(step), last=False)
+                yield own, END if missing else after
 
     def num_steps(self, num_batches: int) -> int:
         """How many batches this rank has of an epoch of `num_batches`."""
         world_size = resolve(self.rank, self.world_size, self.group).world_size
         return num_batches // world_size if self.uneven == "drop" else -(-num_batches // world_size)
 
-    def _first(self, epoch: int, number: int) -> Batch | Packs:
-        """A batch from the beginning of the epoch, beginning again where it has fewer."""
-        while True:
-            with running(self.upstream, self.upstream.start(epoch)) as batches:
-                for place, (batch, _) in enumerate(batches):
-                    if place == number:
-                        return batch
-            number -= place + 1
+    def _firsts(self, epoch: int, count: int) -> list[Batch | Packs]:
+        """Batches from the beginning of the epoch, beginning again where it has fewer."""
+        with running(self.upstream, self.upstream.start(epoch)) as items:
+            batches = [counted([batch])[0] for batch, _ in islice(items, count)]
+        return list(islice(cycle(batches), count))
+
+
+def _prepared(
+    items: Iterator[tuple[Batch | Packs, State]], rank: Rank
+) -> Generator[tuple[Batch | Packs, State], None, None]:
+    """The batches of a window at a time: with their labels counted, and a rank's in a window of its own samples."""
+    batches: list[Batch | Packs] = []
+    states: list[State] = []
+    done = 0
+    for batch, after in items:
+        batches.append(batch)
+        states.append(after)
+        if batch.last:
+            batches = counted(batches)
+            if rank.world_size > 1:
+                own = slice((rank.rank - done) % rank.world_size, None, rank.world_size)
+                batches[own] = apart(batches[own])
+            yield from zip(batches, states, strict=True)
+            done += len(batches)
+            batches, states = [], []
+    assert not batches, "every window has a last batch"
