@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
 
 import brimful as bf
 from brimful.loader import Loader
@@ -40,10 +41,13 @@ def in_step(batches: Any) -> Iterator[Any]:
 
 
 def validate(folder: Path, uneven: Any) -> Any:
-    """An epoch under a rule, and another one after it."""
+    """An epoch under a rule, and another one after it; the ranks are those of torch.distributed, a mesh, or a group."""
+    world_size = dist.get_world_size()
+    groups = {"drop": init_device_mesh("cpu", (world_size,)), "wrap": dist.new_group(list(range(world_size)))}
     seen = []
     for epoch in range(2):
-        it = data(folder).shard(uneven=uneven, timeout_seconds=30).iter(epoch=epoch)
+        made = data(folder).shard(group=groups.get(uneven), uneven=uneven, timeout_seconds=30)
+        it = made.iter(epoch=epoch)
         try:
             seen.append([one(batch) for batch in in_step(it)])
         except bf.DataError as error:

@@ -26,6 +26,11 @@ def letters(text: str, **options: Any) -> bf.Dataset:
     return bf.from_sequence([{"letter": letter} for letter in text], **options)
 
 
+def streamed(text: str, repeat: bool = False) -> bf.Dataset:
+    """The same, of which no sample can be had but by reading those before it."""
+    return bf.from_iterable([{"letter": letter} for letter in text], repeat=repeat)
+
+
 def spelled(dataset: bf.Dataset) -> str:
     return "".join(sample["letter"] for sample in dataset)
 

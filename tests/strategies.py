@@ -27,6 +27,12 @@ import brimful as bf
 from brimful.batches import in_turn
 from brimful.encoders import encoder_for
 from brimful.errors import ORIGIN, origins
+from brimful.indexed.cycled import Cycled
+from brimful.indexed.filtered import Filtered
+from brimful.indexed.joined import Joined
+from brimful.indexed.mixed import Mixed
+from brimful.indexed.shuffled import Shuffled
+from brimful.indexed.sliced import Sliced
 from brimful.plan import CostBudget, FixedSize, Packed, Policy, StaticShapes, TokenBudget
 from brimful.planners import ByKey, ByPacking, ByPolicy
 from brimful.ragged import EMPTY
@@ -341,6 +347,9 @@ few = st.integers(1, 5)
 count = st.integers(0, 12)
 seeds = st.integers(0, 2)
 targets = ("input_ids",)
+weights = st.lists(st.sampled_from([1, 1.5, 2, 7.0]), min_size=3, max_size=3)
+stops = st.sampled_from(["first", "all", "all_repeat"])
+tokenwise = st.sampled_from([None, "input_ids"])
 policies: SearchStrategy[Policy] = st.one_of(
     st.builds(FixedSize, few, sort=st.booleans()),
     st.builds(TokenBudget, st.integers(4, 20), pad_to_multiple_of=st.integers(1, 4)),
@@ -411,9 +420,25 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
 SEVERAL: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # several streams of rows to one
     Concat: st.just(lambda *upstreams: Concat(upstreams)),
     Interleave: st.builds(
-        lambda weights, stop: lambda *upstreams: Interleave(upstreams, tuple(weights[: len(upstreams)]), stop),
-        st.lists(st.sampled_from([1, 1.5, 2, 7.0]), min_size=3, max_size=3),
-        st.sampled_from(["first", "all", "all_repeat"]),
+        lambda weights, *how: lambda *upstreams: Interleave(upstreams, tuple(weights[: len(upstreams)]), *how),
+        weights,
+        stops,
+        tokenwise,
+    ),
+}
+INDEXED: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # indexed data to indexed data
+    Cycled: on(Cycled),
+    Filtered: on(Filtered, fn=st.sampled_from([is_odd, never])),
+    Shuffled: on(Shuffled, buffer_size=few, seed=seeds),
+    Sliced: on(Sliced, first=count, last=st.one_of(st.none(), count), step=few),
+}
+SEVERAL_INDEXED: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # several of them to one
+    Joined: st.just(lambda *upstreams: Joined(upstreams)),
+    Mixed: st.builds(
+        lambda weights, *how: lambda *upstreams: Mixed(upstreams, tuple(weights[: len(upstreams)]), *how),
+        weights,
+        stops,
+        tokenwise,
     ),
 }
 WINDOWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to windows
@@ -462,6 +487,8 @@ STAGES: Final[set[type[Stage[Any]]]] = {
     *SOURCES,
     *ROWS,
     *SEVERAL,
+    *INDEXED,
+    *SEVERAL_INDEXED,
     *WINDOWS,
     *SHUFFLES,
     *BATCHES,
@@ -493,7 +520,29 @@ def joined(makes: list[Make], link: Link) -> Make:
 
 
 def sources() -> SearchStrategy[Make]:
-    return st.one_of(*[blocks] * 5, SOURCES[FromSequence], SOURCES[FromIterable], SOURCES[FromFiles])
+    return st.one_of(*[blocks] * 5, indexed(), SOURCES[FromIterable], SOURCES[FromFiles])
+
+
+def indexed_sources() -> SearchStrategy[Make]:
+    """Indexed data as they are, or filtered, or some samples of their epochs."""
+    source = SOURCES[FromSequence]
+    some = on(Sliced, first=count, last=st.integers(0, 40), step=few)
+    return st.one_of(
+        source, st.builds(chain, source, INDEXED[Filtered]), st.builds(chain, source, INDEXED[Cycled], some)
+    )
+
+
+def indexed() -> SearchStrategy[Make]:
+    """Indexed data, sliced, shuffled, joined and mixed."""
+    links = st.lists(st.one_of(INDEXED[Sliced], INDEXED[Shuffled]), max_size=2)
+    straight = st.builds(lambda make, links: chain(make, *links), indexed_sources(), links)
+    mixed = st.builds(
+        lambda makes, link, links: chain(joined(makes, link), *links),
+        st.lists(straight, min_size=1, max_size=3),
+        st.one_of(*SEVERAL_INDEXED.values()),
+        links,
+    )
+    return st.one_of(straight, mixed)
 
 
 @st.composite
@@ -536,7 +585,7 @@ def windows() -> SearchStrategy[Make]:
     """Chains that end in windows."""
     return st.one_of(
         st.builds(chain, rows(), WINDOWS[Buffered]),
-        st.builds(chain, SOURCES[FromSequence], WINDOWS[Planned]),
+        st.builds(chain, indexed(), WINDOWS[Planned]),
     )
 
 
@@ -555,14 +604,23 @@ def alone(cls: type[Stage[Any]]) -> SearchStrategy[Make]:
         return dealt()
     if cls in SEVERAL:
         return st.builds(joined, st.lists(blocks, min_size=1, max_size=3), SEVERAL[cls])
+    if cls in SEVERAL_INDEXED:
+        return st.builds(joined, st.lists(indexed_sources(), min_size=1, max_size=3), SEVERAL_INDEXED[cls])
+    if cls is Filtered:
+        return st.builds(chain, SOURCES[FromSequence], INDEXED[cls])
+    if cls in INDEXED:
+        return st.builds(chain, indexed_sources(), INDEXED[cls])
     if cls is Planned:
-        return st.builds(chain, SOURCES[FromSequence], WINDOWS[Planned])
+        return st.builds(chain, indexed(), WINDOWS[Planned])
     if cls in ROWS | WINDOWS | SAMPLES:
         return st.builds(chain, blocks, (ROWS | WINDOWS | SAMPLES)[cls])
     below = st.builds(chain, blocks, WINDOWS[Buffered])
     if cls in SHUFFLES | BATCHES:
         return st.builds(chain, below, (SHUFFLES | BATCHES)[cls])
     planned = st.builds(chain, below, BATCHES[Batched])
-    if cls in TENSORS | SHARES:
+    if cls in SHARES:  # of an index, which knows its labels, and of which a rank locates its own rows
+        known = st.builds(chain, indexed(), WINDOWS[Planned], BATCHES[Batched])
+        return st.builds(chain, st.one_of(known, planned), SHARES[cls])
+    if cls in TENSORS:
         return st.builds(chain, planned, (TENSORS | SHARES)[cls])
     return st.builds(chain, st.one_of(blocks, planned), ITEMS[cls])

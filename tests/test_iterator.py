@@ -120,9 +120,11 @@ def test_a_repeated_shuffled_stream_has_another_order_each_epoch(tmp_path: Path)
     assert len({tuple(order[:20]), tuple(order[20:40]), tuple(order[40:])}) == 3
 
 
-def test_two_shuffles_with_one_seed_differ() -> None:
-    once = [sample["id"] for sample in bf.from_sequence(ROWS).shuffle(20)]
-    later = [sample["id"] for sample in bf.from_sequence(ROWS).map(dict).shuffle(20)]
+@pytest.mark.parametrize("source", [bf.from_sequence, bf.from_iterable])
+@pytest.mark.parametrize("between", [lambda data: data.map(dict), lambda data: data.skip(0)], ids=["map", "skip"])
+def test_two_shuffles_with_one_seed_differ(source: Any, between: Any) -> None:
+    once = [sample["id"] for sample in source(ROWS).shuffle(20)]
+    later = [sample["id"] for sample in between(source(ROWS)).shuffle(20)]
     assert sorted(once) == sorted(later)
     assert once != later
 
@@ -320,7 +322,7 @@ def stopping(file: Any) -> Iterator[Sample]:
 WITH_STOP: dict[str, Callable[[], Any]] = {
     "map": lambda: bf.from_sequence(ROWS).map(stop),
     "seeded map": lambda: bf.from_sequence(ROWS).map(stop, seed=1),
-    "filter": lambda: bf.from_sequence(ROWS).filter(stop),
+    "filter": lambda: bf.from_iterable(ROWS).filter(stop),
     "filter_map": lambda: bf.from_sequence(ROWS).filter_map(stop),
     "flat_map": lambda: bf.from_sequence(ROWS).flat_map(stop),
     "generator of flat_map": lambda: bf.from_sequence(ROWS).flat_map(stopping),

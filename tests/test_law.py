@@ -19,9 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import brimful as bf
+import brimful.indexed
 import brimful.rows
 import brimful.sources
 import brimful.stages
+from brimful.indexed.cycled import Cycled
 from brimful.rows import Block
 from brimful.sources.files import FromFiles
 from brimful.stages.buffered import Buffered
@@ -58,7 +60,7 @@ def name(cls: Any) -> str:
 
 def stages() -> set[type[Stage[Any]]]:
     """Every stage of ours that can be made."""
-    for package in (brimful.stages, brimful.sources):
+    for package in (brimful.stages, brimful.sources, brimful.indexed):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     found: set[type[Stage[Any]]] = set()
@@ -86,7 +88,7 @@ def test_law_of_each_stage(cls: type[Stage[Any]], data: st.DataObject, rows: int
         assert_exact_resume(make, max_items=20, max_resumes=7 if cls in SLOW else 20)
 
 
-ENDLESS = {Repeat, Sampled, *draw.BATCHES, *draw.DEALT, *draw.SHARES, *draw.TENSORS, *draw.ITEMS}
+ENDLESS = {Cycled, Repeat, Sampled, *draw.BATCHES, *draw.DEALT, *draw.SHARES, *draw.TENSORS, *draw.ITEMS}
 """Of these the state after the last item may be another: nothing follows it, but that is not known yet."""
 
 

@@ -16,16 +16,16 @@ LAYERS = {  # a module imports what has a smaller number; the modules of one fol
     "dataset": 10,
     "batches": 9,
     "loader": 8,
-    "attention": 7, "device": 7, "grouping": 7, "loss": 7, "memory": 7, "sampler": 7,
+    "algebra": 7, "attention": 7, "device": 7, "grouping": 7, "loss": 7, "memory": 7, "sampler": 7,
     "stages": 6,
     "collate": 5,
-    "columns": 4, "planners": 4, "store": 4,
+    "columns": 4, "indexed": 4, "labels": 4, "planners": 4, "store": 4,
     "sources": 3, "windows": 3,
-    "agreement": 2, "distributed": 2, "encoders": 2, "iterator": 2, "order": 2, "rows": 2, "states": 2,
+    "agreement": 2, "dataloader": 2, "distributed": 2, "encoders": 2, "iterator": 2, "order": 2, "rows": 2, "states": 2,
     "ragged": 1, "stats": 1, "stream": 1,
     "background": 0, "errors": 0, "plan": 0, "random": 0,
 }  # fmt: skip
-APART = {"stages", "integrations"}  # folders whose modules do not import one another
+APART = {"stages", "indexed", "integrations"}  # folders whose modules do not import one another
 TORCH = {
     *("attention", "cli", "collate", "columns", "demo", "device", "distributed", "grouping", "integrations", "loader"),
     *("loss", "memory"),

@@ -47,23 +47,28 @@ def saved(data: bf.Dataset | bf.Batches, count: int = 3) -> dict[str, Any]:
 samples = bf.from_sequence(ROWS)
 batches = samples.batch_by_tokens(16, window=8)
 DIFFERENT: dict[str, tuple[Any, Any, str]] = {
-    "a stage more": (samples, samples.take(9), "Sampled was FromSequence when it was saved and is Take here"),
-    "a stage less": (samples.take(9), samples, "Sampled was Take when it was saved and is FromSequence here"),
-    "another count": (samples.take(9), samples.take(8), "Take.count was 9 when it was saved and is 8 here"),
+    "a stage more": (samples, samples.take(9), "Sampled was FromSequence when it was saved and is Sliced here"),
+    "a stage less": (samples.take(9), samples, "Sampled was Sliced when it was saved and is FromSequence here"),
+    "another count": (samples.take(9), samples.take(8), "Sliced.last was 9 when it was saved and is 8 here"),
+    "the same, streamed": (
+        samples.map(other).take(9),
+        samples.map(other).take(8),
+        "Take.count was 9 when it was saved and is 8 here",
+    ),
     "below": (
         samples.take(9).skip(1),
         samples.take(8).skip(1),
-        "Skip.Take.count was 9 when it was saved and is 8 here",
+        "Sliced.Sliced.last was 9 when it was saved and is 8 here",
     ),
     "another seed": (
         samples.shuffle(5, seed=1),
         samples.shuffle(5),
-        "Shuffle.seed was 1 when it was saved and is 42 here",
+        "Shuffled.seed was 1 when it was saved and is 42 here",
     ),
     "another buffer": (
         samples.shuffle(5),
         samples.shuffle(6),
-        "Shuffle.Planned.size was 5 when it was saved and is 6 here",
+        "Shuffled.buffer_size was 5 when it was saved and is 6 here",
     ),
     "another function": (
         samples.map(other),
@@ -103,12 +108,12 @@ DIFFERENT: dict[str, tuple[Any, Any, str]] = {
     "other weights": (
         bf.interleave_datasets([samples, samples], weights=[1, 2]),
         bf.interleave_datasets([samples, samples], weights=[1, 3]),
-        r"Interleave.weights\[1\] was 2 when it was saved and is 3 here",
+        r"Mixed.fixed_weights\[1\] was 2 when it was saved and is 3 here",
     ),
     "another data set": (
         samples + samples,
         samples + samples.take(3),
-        r"Concat.upstreams\[1\] was FromSequence when it was saved and is Take here",
+        r"Joined.upstreams\[1\] was FromSequence when it was saved and is Sliced here",
     ),
     "batches for samples": (batches, samples, "pipeline was Collated when it was saved and is Sampled here"),
 }
@@ -250,7 +255,7 @@ def test_settings_may_be_numpy_numbers() -> None:
         state = saved(pipeline(np.int64), count)
         assert state == saved(pipeline(int), count)
         same(taken(pipeline(np.int64).iter(state)), expected[count:])
-    with pytest.raises(bf.StateError, match=r"Take\.count was 9 when it was saved and is 8 here"):
+    with pytest.raises(bf.StateError, match=r"Sliced\.last was 9 when it was saved and is 8 here"):
         samples.take(8).iter(saved(samples.take(np.int64(9))))  # type: ignore[arg-type]
 
 

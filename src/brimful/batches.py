@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
 
+from brimful.algebra import windows_of
 from brimful.errors import one_of, require
 from brimful.iterator import ResumableIterator
 from brimful.plan import FixedSize, Overlong, Packed, Policy, StaticShapes
 from brimful.planners import ByKey, ByPacking, ByPolicy, Planner
 from brimful.rows import Block, Sample
-from brimful.sources.sequence import FromSequence
 from brimful.stages.ahead import Ahead
 from brimful.stages.batched import Batched
-from brimful.stages.buffered import Buffered
 from brimful.stages.collated import Collated, Layout
 from brimful.stages.dealt import Dealt
 from brimful.stages.enumerate_items import EnumerateItems
@@ -26,7 +25,7 @@ from brimful.stages.sampled import Sampled
 from brimful.stages.sharded import Sharded
 from brimful.stages.take_items import TakeItems
 from brimful.stream import BLOCK_ROWS, Stage, chain, num_streams, running, substituted, upstreams
-from brimful.windows import Batch, Packs, Uneven, Window
+from brimful.windows import Batch, Packs, Uneven
 
 if TYPE_CHECKING:
     from brimful.loader import Loader
@@ -120,6 +119,12 @@ class Batches:
         saved by 8 ranks resumes on 1, 2, 4 or 16. Of `from_files(streams=n)` each rank reads and saves its own streams: join
         the states of all ranks with `bf.merge_states` (or save the loader with torch.distributed.checkpoint), and resume on
         any world size that divides n. Each batch carries `weight` and `is_filler`. Resolved when iterated.
+
+        Of indexed data with a column `labels` (lists of integers, none null), each batch also has `num_items_in_batch`, the
+        number of labels other than -100 that its step has on all ranks together, () int64: what `bf.token_mean` divides by.
+        It is that of the samples, cut as planned: a collate_fn that makes other labels should set another number. It takes
+        70 ns a sample, on every rank for all, and the rows of those that are cut; it is left out where labels are lists of a
+        fixed size, are padded with another value, or are not to be signed integers.
 
         Args:
             rank, world_size: the data-parallel ones; by default of `group`, else of torch.distributed, else of the
@@ -277,20 +282,6 @@ def packs_of(
     return Batches(batched, collated, repeats)
 
 
-def windows_of(
-    stage: Stage[Block],
-    size: int,
-    columns: tuple[str, ...] = (),
-    *,
-    required: bool = False,
-    policy: Policy | None = None,
-) -> Stage[Window]:
-    """Windows of `size` rows (0: what the policy needs): of indexed data as they stand, of a stream one ahead of use."""
-    if isinstance(stage, FromSequence):
-        return Planned(stage, size, columns, required, policy)
-    return Ahead(Buffered(stage, size, columns, required, policy), 1, "window")
-
-
 def in_turn(stage: Stage[T], ahead: int = 1) -> Stage[T]:
     """A chain as it is; where its data are dealt to streams, an item of each of them in turn."""
     streams = num_streams(stage)
@@ -325,7 +316,7 @@ def _num_items(stage: Stage[Any]) -> int | None:
         return None
     below = upstreams(stage)[0]
     if isinstance(stage, Batched):
-        if not isinstance(below, Planned):
+        if not isinstance(below, Planned) or below.upstream.count is None:
             return None
         with running(stage, stage.start(0)) as batches:
             return sum(1 for _ in batches)

@@ -9,33 +9,27 @@ from typing import Any, Literal, Unpack
 
 from numpy.typing import NDArray
 
-from brimful.batches import Batches, BatchOptions, PackOptions, batches_of, packs_of, sampled, windows_of
+from brimful import algebra
+from brimful.batches import Batches, BatchOptions, PackOptions, batches_of, packs_of, sampled
 from brimful.encoders import encoder_for, missing_bos_eos
-from brimful.errors import require
 from brimful.iterator import ResumableIterator
 from brimful.plan import FixedSize, Packed, Policy, TokenBudget
+from brimful.plan.mix import Stop
 from brimful.planners import ByKey
 from brimful.rows import Block, Recut, Sample
 from brimful.sources.sequence import CachedIndex, FromSequence
 from brimful.stages.add_bos_eos import AddBosEos
 from brimful.stages.chunk import Chunk
-from brimful.stages.concat import Concat
 from brimful.stages.concat_chunk import ConcatChunk
 from brimful.stages.enumerate import Enumerate
 from brimful.stages.filter import Filter
 from brimful.stages.filter_map import FilterMap
 from brimful.stages.flat_map import FlatMap
-from brimful.stages.interleave import Interleave, Stop
 from brimful.stages.keyed import Keyed
 from brimful.stages.map import Map
 from brimful.stages.map_blocks import MapBlocks
 from brimful.stages.pack_chunk import PackChunk
 from brimful.stages.pad import Pad
-from brimful.stages.repeat import Repeat
-from brimful.stages.shuffle import Shuffle
-from brimful.stages.skip import Skip
-from brimful.stages.stride import Stride
-from brimful.stages.take import Take
 from brimful.stages.tokenize import Tokenize
 from brimful.store.index import stored
 from brimful.stream import Stage, chain
@@ -78,9 +72,7 @@ class Dataset:
         return ResumableIterator(sampled(self.stage, self.repeats), state_dict, allow)
 
     def __len__(self) -> int:
-        if not isinstance(self.stage, FromSequence) or self.repeats:
-            raise TypeError(f"the length of this data set is not known: it is {self.kind}")
-        return len(self.stage.rows)
+        return algebra.count_of(self.stage, self.repeats)
 
     def __bool__(self) -> bool:
         return True
@@ -94,10 +86,7 @@ class Dataset:
     @property
     def kind(self) -> str:
         """Either "indexed" (any sample at once), or "streamed" and the stage that made it so."""
-        if isinstance(self.stage, FromSequence):
-            return "indexed"
-        names = chain(self.stage)
-        return f"streamed (by {names[1] if names[0] == 'FromSequence' else names[0]})"
+        return algebra.kind_of(self.stage)
 
     # -- samples ---------------------------------------------------------------------------------------------------------
 
@@ -114,8 +103,12 @@ class Dataset:
         return self._add(Map(self._keyed(seed), fn, seed is not None))
 
     def filter(self, fn: Callable[..., bool], *, seed: int | None = None) -> Dataset:
-        """The samples for which `fn(sample)` is true; with a seed `fn(sample, rng)`."""
-        return self._add(Filter(self._keyed(seed), fn, seed is not None))
+        """The samples for which `fn(sample)` is true; with a seed `fn(sample, rng)`, and streamed.
+
+        Price: Python, once a sample. Sources of indexed data stay indexed: when they are first used, in each process, all of
+        them are read and asked about; 8 bytes a sample kept. What was sliced or mixed before streams.
+        """
+        return self._add(algebra.filtered(self.stage, fn) if seed is None else Filter(self._keyed(seed), fn, True))
 
     def filter_map(self, fn: Callable[..., Sample | None], *, seed: int | None = None) -> Dataset:
         """`fn(sample)` in place of each sample, where it is not None; with a seed `fn(sample, rng)`."""
@@ -215,22 +208,21 @@ class Dataset:
     def shuffle(self, buffer_size: int, *, seed: int = 42) -> Dataset:
         """The rows of each window of `buffer_size` in a random order, another one each epoch.
 
-        Price: one and a half windows held; a resume reads the window again.
+        Price: one and a half windows held, of indexed data as 8 bytes a sample; a resume reads the window again.
         """
-        require("buffer_size", buffer_size, 1, "sample")
-        return self._add(Shuffle(windows_of(self.stage, buffer_size), seed))
+        return self._add(algebra.shuffled(self.stage, buffer_size, seed))
 
     def take(self, n: int) -> Dataset:
         """The first n samples; of a repeating data set, over as many epochs as that needs."""
-        return Dataset(Take(self._endless, n))
+        return Dataset(algebra.taken(self._endless, n))
 
     def skip(self, n: int) -> Dataset:
-        """All but the first n samples."""
-        return Dataset(Skip(self._endless, n))
+        """All but the first n samples. Price: of indexed data nothing, else they are read."""
+        return Dataset(algebra.skipped(self._endless, n))
 
     def stride(self, interval: int, offset: int) -> Dataset:
         """Sample i where i mod `interval` == `offset`."""
-        return Dataset(Stride(self._endless, interval, offset))
+        return Dataset(algebra.strided(self._endless, interval, offset))
 
     def enumerate(self, *, count_column: str = "step") -> Dataset:
         """Adds the number of each sample in the stream, from 0, as a column; it goes on over epochs."""
@@ -263,17 +255,17 @@ class Dataset:
     def lengths(self, column: str = "input_ids") -> NDArray[Any]:
         """The number of tokens of each sample, integers (n,), in the order of the data: of a store, memory-mapped.
 
+        Of what is shuffled, in the order before; of slices and mixtures of what is shuffled, in that of epoch 0.
+
         Raises:
-            TypeError: the data set is streamed.
+            TypeError: the data set is streamed, or has no end.
             DataError: there is no such list column, or it has nulls.
 
         >>> import brimful as bf
         >>> bf.from_sequence([{"input_ids": [1, 2]}, {"input_ids": [3]}]).lengths().tolist()
         [2, 1]
         """
-        if not isinstance(self.stage, FromSequence):
-            raise TypeError(f"the lengths of this data set are not known: it is {self.kind}; cache it")
-        return self.stage.rows.lengths((column,), required=True)
+        return algebra.lengths_of(self.stage, column)
 
     # -- batches ---------------------------------------------------------------------------------------------------------
 
@@ -385,7 +377,7 @@ class Dataset:
 
     @property
     def _endless(self) -> Stage[Block]:
-        return Repeat(self.stage) if self.repeats else self.stage
+        return algebra.endless(self.stage) if self.repeats else self.stage
 
     def _add(self, stage: Stage[Block]) -> Dataset:
         return Dataset(stage, self.repeats)
@@ -398,7 +390,12 @@ class Dataset:
 
 
 def interleave_datasets(
-    datasets: Sequence[Dataset], *, weights: Sequence[float] | None = None, stop: Stop = "first"
+    datasets: Sequence[Dataset],
+    *,
+    weights: Sequence[float] | None = None,
+    stop: Stop = "first",
+    by: Literal["samples", "tokens"] = "samples",
+    length_column: str = "input_ids",
 ) -> Dataset:
     """Samples of each in fixed proportions, in stratified order.
 
@@ -406,6 +403,9 @@ def interleave_datasets(
         weights: one a data set, by default equal.
         stop: where one is due that has ended: "first" ends there; "all" goes on without it; "all_repeat" begins it again
             until each has ended once.
+        by: what the weights are shares of. By "tokens", an empty sample counts as one: streamed, of the tokens served so far;
+            indexed, of samples by the mean length of each data set.
+        length_column: the list column whose tokens count.
 
     >>> import brimful as bf
     >>> one, two = bf.from_sequence(["H"] * 6), bf.from_sequence(["K"] * 4)
@@ -415,7 +415,7 @@ def interleave_datasets(
     if not datasets:
         raise ValueError("interleave_datasets needs at least one data set (got none)")
     stages = tuple(dataset._endless for dataset in datasets)
-    return Dataset(Interleave(stages, tuple(weights) if weights is not None else (1.0,) * len(stages), stop))
+    return Dataset(algebra.interleaved(stages, weights, stop, by, length_column))
 
 
 def concat_datasets(datasets: Sequence[Dataset]) -> Dataset:
@@ -432,7 +432,7 @@ def concat_datasets(datasets: Sequence[Dataset]) -> Dataset:
             raise ValueError(
                 f"data set {number} repeats without end, so that none after it is reached; repeat only the last"
             )
-    return Dataset(Concat(tuple(dataset._endless for dataset in datasets)))
+    return Dataset(algebra.concatenated(tuple(dataset._endless for dataset in datasets)))
 
 
 def _targets(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -360,6 +360,11 @@ class Cursor:
     def state(self) -> list[State]:
         return [self._before, self._taken, self._crc]
 
+    @property
+    def rest(self) -> Block:
+        """The rows at hand."""
+        return self._rest
+
     def fill(self) -> int:
         """How many rows are at hand, after reading on where there were none; 0 at the end."""
         while not self._rest.num_rows and self._items is not None:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import copy
 import sys
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from operator import index
-from typing import Any, Literal, NamedTuple, get_args
-from zlib import crc32
+from typing import Any, Literal, get_args
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from brimful.errors import ORIGIN, TALLY, DataError, StateError, Tally, logger, one_of, origins, require
+from brimful.dataloader import Reader, reader_here
+from brimful.errors import TALLY, DataError, StateError, Tally, logger, one_of, require
 from brimful.plan import FixedSize, Overlong, Policy, as_lengths, plan_with
 from brimful.planners import ByPolicy
-from brimful.rows import Block
-from brimful.sources.index import Index
+from brimful.sources.lengths import LengthIndex
 from brimful.sources.sequence import FromSequence
 from brimful.stages.batched import Batched
 from brimful.stages.planned import Planned
@@ -122,7 +120,7 @@ class BatchSampler:
         in_order = isinstance(policy, FixedSize) and not policy.sort
         self.policy, self.rank, self.world_size, self.uneven = policy, rank, world_size, uneven
         self.drop_last = drop_last or uneven == "drop"  # what Accelerate asks, which then deals the batches out
-        self._samples = _Lengths(as_lengths(lengths))
+        self._samples = LengthIndex(as_lengths(lengths))
         self._window = window
         self._settings: dict[str, Any] = {
             "shuffle": bool(shuffle),
@@ -222,7 +220,7 @@ class BatchSampler:
     # -- an iteration ----------------------------------------------------------------------------------------------------
 
     def _lists(self) -> Generator[list[int], None, None]:
-        run = _Run(*self._beginning(), _reader())
+        run = _Run(*self._beginning(), reader_here())
         if run.reader.processes > 1 and self.world_size > 1:
             raise ValueError(
                 f"Accelerate deals the batches out to {run.reader.processes} processes, and this BatchSampler to "
@@ -236,7 +234,7 @@ class BatchSampler:
         for batch, after in self._run(self._shard, run.place):
             run.took(after)
             self._running = run
-            yield batch.window.rows[batch.numbers].tolist()
+            yield batch.window.samples[batch.numbers].tolist()
         self._repeated = run.epoch
 
     def _beginning(self) -> tuple[int, State]:
@@ -312,21 +310,13 @@ class BatchSampler:
         return header | self._settings | {"window": self._rows}
 
 
-class _Reader(NamedTuple):
-    """Who takes lists before the training loop wants them, if anyone; of how many it gets one; how many it has skipped."""
-
-    name: str | None = None
-    processes: int = 1
-    skipped: int = 0
-
-
 @dataclass
 class _Run:
     """One iteration: where it began, how far it is, and who takes its lists."""
 
     epoch: int
     start: State
-    reader: _Reader = field(default_factory=_Reader)
+    reader: Reader = field(default_factory=Reader)
     taken: int = 0
 
     def __post_init__(self) -> None:
@@ -357,47 +347,3 @@ class _Run:
                 "many of them it has used; pass that, state_dict(batches_consumed=...)"
             )
         return self.place
-
-
-@dataclass(frozen=True, eq=False)
-class _Lengths(Index):
-    """Samples of which nothing but the length is known."""
-
-    values: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def lengths(self, columns: Sequence[str], required: bool) -> NDArray[np.int64]:
-        return self.values
-
-    def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
-        return self._origins, numbers
-
-    def fingerprint(self) -> dict[str, int]:
-        return {"samples": len(self), "lengths_crc32": crc32(np.ascontiguousarray(self.values).data)}
-
-    @cached_property
-    def _origins(self) -> Block:
-        """Rows of nothing but their number, which a message about one of them names."""
-        return pa.RecordBatch.from_arrays([origins("lengths", np.arange(len(self)), "sample")], [ORIGIN])
-
-
-def _reader() -> _Reader:
-    """Who takes the first list: torch's, torchdata's and Accelerate's loaders that are on the stack."""
-    reader = _Reader()
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        module = frame.f_globals.get("__name__", "")
-        if module == "accelerate.data_loader":  # one batch ahead, to know which is the last
-            owner = frame.f_locals.get("self")
-            reader = _Reader(
-                reader.name or "Accelerate",
-                max(reader.processes, getattr(owner, "num_processes", 1)),
-                max(reader.skipped, getattr(owner, "skip_batches", 0)),
-            )
-        elif module.startswith(("torch.utils.data.", "torchdata.")):
-            workers = getattr(frame.f_locals.get("self"), "num_workers", 0)
-            reader = reader._replace(name=f"a DataLoader with {workers} workers") if workers else reader
-    return reader

@@ -17,7 +17,7 @@ import pyarrow as pa
 from brimful.batches import Batches
 from brimful.dataset import Dataset
 from brimful.stream import Stage, State, running
-from brimful.windows import Window
+from brimful.windows import Batch, Packs, Window
 
 
 def assert_exact_resume(
@@ -225,6 +225,8 @@ def first_difference(found: Any, expected: Any) -> str | None:
         return _fields(found, expected, "epoch", "number", "lengths", "crc32") or _first(
             [(".take(all)", found.take(rows), expected.take(rows))]
         )
+    if isinstance(found, (Batch, Packs)) and found.window.whole is not None:
+        return _part_difference(found, expected)
     if is_dataclass(found):
         return _fields(found, expected, *(field.name for field in fields(found)))
     if isinstance(found, np.ndarray):
@@ -249,6 +251,20 @@ def _first(parts: Iterator[tuple[str, Any, Any]] | list[tuple[str, Any, Any]]) -
         if difference is not None:
             return path + difference
     return None
+
+
+def _part_difference(found: Batch | Packs, expected: Batch | Packs) -> str | None:
+    """Of batches that know no other rows of their window than some rank's: what they have, not how the samples are numbered,
+    which a resume changes."""
+    one, other = found.window, expected.window
+    own = [field.name for field in fields(found) if field.name not in ("window", "numbers")]
+    return _fields(found, expected, *own) or _first(
+        [
+            (".window.whole", one.whole, other.whole),
+            (".samples", one.samples[found.numbers], other.samples[expected.numbers]),
+            (".rows", one.take(found.numbers), other.take(expected.numbers)),
+        ]
+    )
 
 
 def _fields(found: Any, expected: Any, *names: str) -> str | None:

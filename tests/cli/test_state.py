@@ -34,7 +34,7 @@ def test_shows_a_state_dict_with_its_branches(tmp_path: Path) -> None:
     assert output.startswith("version   1\npipeline\n")
     sources = [line for line in output.splitlines() if "FromSequence" in line]
     assert [len(line) - len(line.lstrip()) for line in sources] == [4, 4]
-    assert "    Skip(" in output
+    assert "    Sliced(" in output
 
 
 def test_shows_the_state_of_a_loader_and_of_its_streams(corpus: Corpus, tmp_path: Path) -> None:

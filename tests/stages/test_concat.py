@@ -1,19 +1,23 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import brimful as bf
 from brimful.testing import assert_exact_resume
-from tests.samples import letters, spelled
+from tests.samples import letters, spelled, streamed
 
 
-def test_one_data_set_follows_another() -> None:
+@pytest.mark.parametrize("letters", [letters, streamed])
+def test_one_data_set_follows_another(letters: Any) -> None:
     assert spelled(letters("ab") + letters("") + letters("c")) == "abc"
     assert spelled(bf.concat_datasets([letters("ab")])) == "ab"
     assert spelled(letters("") + letters("")) == ""
 
 
-def test_columns_may_differ() -> None:
+@pytest.mark.parametrize("letters", [letters, streamed])
+def test_columns_may_differ(letters: Any) -> None:
     data = letters("a") + bf.from_sequence([{"n": 1}])
     assert list(data) == [{"letter": "a"}, {"n": 1}]
     mixed = data.shuffle(2).map(lambda sample: sample | {"x": 1}).enumerate()

@@ -3,15 +3,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import islice
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.stages.interleave import Stop
+from brimful.plan.mix import Stop
 from brimful.testing import assert_exact_resume
-from tests.samples import letters, spelled
+from tests.samples import letters, spelled, streamed
 
 
 def mixed(texts: list[str], weights: list[int], stop: str) -> Iterator[str]:
@@ -38,48 +39,54 @@ def mixed(texts: list[str], weights: list[int], stop: str) -> Iterator[str]:
 texts = st.lists(st.text("abc", max_size=4), min_size=1, max_size=3)
 
 
+@pytest.mark.parametrize("kind", [letters, streamed])
 @given(texts, st.lists(st.integers(1, 4), min_size=3, max_size=3), st.sampled_from(["first", "all", "all_repeat"]))
-def test_rows_come_as_one_by_one(texts: list[str], weights: list[int], stop: Stop) -> None:
+def test_rows_come_as_one_by_one(kind: Any, texts: list[str], weights: list[int], stop: Stop) -> None:
     texts = [text.translate(str.maketrans("abc", "abc"[number] * 3)) for number, text in enumerate(texts)]
     weights = weights[: len(texts)]
-    data = bf.interleave_datasets([letters(text) for text in texts], weights=weights, stop=stop)
+    data = bf.interleave_datasets([kind(text) for text in texts], weights=weights, stop=stop)
     assert spelled(data) == "".join(islice(mixed(texts, weights, stop), 1_000))
 
 
-def test_shares_are_those_of_the_weights_at_any_time() -> None:
-    sources = [letters(letter, repeat=True) for letter in "abc"]
+@pytest.mark.parametrize("kind", [letters, streamed])
+def test_shares_are_those_of_the_weights_at_any_time(kind: Any) -> None:
+    sources = [kind(letter, repeat=True) for letter in "abc"]
     served = spelled(bf.interleave_datasets(sources, weights=[0.5, 0.3, 0.2]).take(1_000))
     for count in (10, 100, 997, 1_000):
         for letter, weight in zip("abc", (0.5, 0.3, 0.2)):
             assert abs(served[:count].count(letter) - count * weight) <= 1
 
 
-def test_what_repeats_begins_its_own_next_epoch() -> None:
+@pytest.mark.parametrize("kind", [letters, streamed])
+def test_what_repeats_begins_its_own_next_epoch(kind: Any) -> None:
     shuffled = bf.from_sequence([{"letter": letter} for letter in "abcdefgh"], shuffle=True)
-    served = spelled(bf.interleave_datasets([shuffled, letters("x" * 24)], stop="all_repeat"))
+    served = spelled(bf.interleave_datasets([shuffled, kind("x" * 24)], stop="all_repeat"))
     epochs = ["".join(letter for letter in served if letter != "x")[start : start + 8] for start in (0, 8, 16)]
     assert [sorted(epoch) for epoch in epochs] == [sorted("abcdefgh")] * 3
     assert len(set(epochs)) == 3
 
 
-def test_columns_of_one_are_null_in_the_others() -> None:
-    data = bf.interleave_datasets([bf.from_sequence([{"a": 1}]), bf.from_sequence([{"b": 2}])])
+@pytest.mark.parametrize("source", [bf.from_sequence, bf.from_iterable])
+def test_columns_of_one_are_null_in_the_others(source: Any) -> None:
+    data = bf.interleave_datasets([source([{"a": 1}]), source([{"b": 2}])])
     assert list(data) == [{"a": 1, "b": None}, {"a": None, "b": 2}]
 
 
-def test_resume_is_exact_at_every_sample() -> None:
+@pytest.mark.parametrize("kind", [letters, streamed])
+def test_resume_is_exact_at_every_sample(kind: Any) -> None:
     for stop in ("first", "all", "all_repeat"):
         assert_exact_resume(
             lambda: bf.interleave_datasets(
-                [letters("abcde"), bf.from_iterable(["x", "y"]), letters("")],
+                [kind("abcde"), kind("xy"), kind("")],
                 weights=[1, 2, 1],
                 stop=stop,  # noqa: B023
             )
         )
 
 
-def test_settings_are_checked() -> None:
-    two = [letters("a"), letters("b")]
+@pytest.mark.parametrize("kind", [letters, streamed])
+def test_settings_are_checked(kind: Any) -> None:
+    two = [kind("a"), kind("b")]
     for wrong, message in (
         ({"stop": "last"}, r"^stop must be one of first, all, all_repeat \(got 'last'\)$"),
         ({"weights": [1]}, r"^there must be a weight for each of 2 data sets \(got 1\)$"),

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.testing import assert_exact_resume
-from tests.samples import letters, spelled
+from tests.samples import letters, spelled, streamed
 
 
 @given(st.integers(0, 600), st.integers(0, 700), st.integers(1, 5), st.integers(0, 4))
@@ -21,8 +23,9 @@ def test_they_are_slices_of_the_stream(count: int, n: int, interval: int, offset
         assert list(data.skip(3).stride(interval, offset).take(2)) == rows[3:][offset::interval][:2]
 
 
-def test_over_the_ends_of_epochs() -> None:
-    data = letters("abc", repeat=True)
+@pytest.mark.parametrize("kind", [letters, streamed])
+def test_over_the_ends_of_epochs(kind: Any) -> None:
+    data = kind("abc", repeat=True)
     assert spelled(data.skip(4).take(5)) == "bcabc"
     assert spelled(data.stride(2, 0).take(4)) == "acba"
     assert spelled(data.take(0)) == ""
@@ -39,7 +42,8 @@ def test_take_reads_no_further_than_it_must() -> None:
     assert len(read) <= 256
 
 
-def test_resume_is_exact_at_every_sample() -> None:
+@pytest.mark.parametrize("letters", [letters, streamed])
+def test_resume_is_exact_at_every_sample(letters: Any) -> None:
     assert_exact_resume(lambda: letters("abcdef").take(4))
     assert_exact_resume(lambda: letters("abcdef").skip(2))
     assert_exact_resume(lambda: letters("abcdef").stride(2, 1))
@@ -47,8 +51,9 @@ def test_resume_is_exact_at_every_sample() -> None:
     assert_exact_resume(lambda: letters("abcdef").filter(lambda sample: sample["letter"] in "bf").take(1))
 
 
-def test_settings_are_checked() -> None:
-    data = letters("a")
+@pytest.mark.parametrize("kind", [letters, streamed])
+def test_settings_are_checked(kind: Any) -> None:
+    data = kind("a")
     for wrong, message in (
         (lambda: data.take(-1), r"^n must be at least 0 samples \(got -1\)$"),
         (lambda: data.skip(-1), r"^n must be at least 0 samples \(got -1\)$"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,8 +14,7 @@ from numpy.typing import NDArray
 from brimful.dataset import Dataset
 from brimful.plan import as_lengths
 from brimful.ragged import token_counts
-from brimful.rows import Block
-from brimful.sources.index import Index
+from brimful.sources.lengths import LengthIndex
 from brimful.sources.sequence import FromSequence
 from brimful.sources.urls import Shards
 from brimful.stream import running
@@ -29,25 +27,6 @@ class Lengths(NamedTuple):
 
     values: NDArray[np.int64]
     more: bool
-
-
-@dataclass(frozen=True, eq=False)
-class LengthIndex(Index):
-    """Samples of which nothing but the lengths is known: they can be planned, not fetched."""
-
-    values: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def lengths(self, columns: Sequence[str], required: bool) -> NDArray[np.int64]:
-        return self.values
-
-    def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
-        raise AssertionError("a report plans: it fetches no sample")
-
-    def fingerprint(self) -> Any:
-        return {"rows": len(self)}
 
 
 def dataset_of(lengths: NDArray[np.int64], *, shuffle: bool = False) -> Dataset:

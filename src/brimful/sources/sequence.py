@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 import numpy as np
@@ -14,18 +13,19 @@ from numpy.typing import NDArray
 from brimful import random
 from brimful.errors import ORIGIN, origins
 from brimful.order import Order
-from brimful.ragged import EMPTY, concat, fingerprint, token_counts, with_column
+from brimful.ragged import concat, fingerprint, with_column
 from brimful.rows import Block
-from brimful.sources.index import Index
+from brimful.sources.index import BlockIndex, Index, Together
+from brimful.sources.indexed import Indexed, Rows
 from brimful.sources.iterable import drawn, numbered
-from brimful.stream import BLOCK_ROWS, END, Stage, State, describe, place, running
+from brimful.stream import BLOCK_ROWS, Stage, describe, place, running
 
 _VIEWS: Final = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 """What Arrow cannot take rows of, and what stands for it."""
 
 
 @dataclass(frozen=True, eq=False)
-class SequenceIndex(Index):
+class SequenceIndex(BlockIndex):
     """A list of dicts or strings, a Hugging Face map-style data set, or an Arrow table; columnar from the first use on."""
 
     sequence: Any
@@ -45,21 +45,12 @@ class SequenceIndex(Index):
         starts = range(0, len(samples), BLOCK_ROWS)
         return concat(numbered(samples[first : first + BLOCK_ROWS], "from_sequence", first) for first in starts)
 
-    def __len__(self) -> int:
-        return int(self.block.num_rows)
-
-    def lengths(self, columns: Sequence[str], required: bool) -> NDArray[Any]:
-        return token_counts(self.block, columns, required)
-
-    def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
-        return self.block, numbers
-
     def fingerprint(self) -> dict[str, int]:
         return {"rows": len(self), "crc32": fingerprint(self.block)}
 
 
 @dataclass(frozen=True, eq=False)
-class CachedIndex(Index):
+class CachedIndex(BlockIndex):
     """The rows of the first epoch of a chain, read once, kept in memory."""
 
     upstream: Stage[Block]
@@ -69,43 +60,43 @@ class CachedIndex(Index):
         with running(self.upstream, self.upstream.start(0)) as items:
             return concat(block for block, _ in items)
 
-    def __len__(self) -> int:
-        return int(self.block.num_rows)
-
-    def lengths(self, columns: Sequence[str], required: bool) -> NDArray[Any]:
-        return token_counts(self.block, columns, required)
-
-    def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
-        return self.block, numbers
-
     def fingerprint(self) -> dict[str, Any]:
         return {"cached": describe(self.upstream), "crc32": fingerprint(self.block)}
 
 
 @dataclass(frozen=True)
-class FromSequence(Stage[Block]):
+class FromSequence(Indexed):
     """The samples of an index, as they are or in another order each epoch. State: [epoch, samples handed on]."""
 
     rows: Index
     shuffle: bool
     seed: int
 
-    def start(self, epoch: int) -> State:
-        return [epoch, 0]
+    @property
+    def index(self) -> Index:
+        return self.rows
 
-    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        epoch, done = at
-        count = len(self.rows)
-        order = self.order(epoch)
-        if not count:
-            yield EMPTY, END
-        for first in range(done, count, BLOCK_ROWS):
-            last = min(first + BLOCK_ROWS, count)
-            block, rows = self.rows.locate(order.rows(first, last))
-            follow = rows[-1] - rows[0] == len(rows) - 1 and bool((np.diff(rows) == 1).all())
-            taken = block.slice(int(rows[0]), len(rows)) if follow else block.take(pa.array(rows))
-            yield taken, [epoch, last] if last < count else END
+    @property
+    def count(self) -> int:
+        return len(self.rows)
 
-    def order(self, epoch: int) -> Order:
-        """The order of an epoch."""
-        return Order(len(self.rows), random.key(self.seed, place(self), epoch) if self.shuffle else None)
+    def order(self, epoch: int) -> Rows:
+        return self.ordered(self.rows, epoch)
+
+    def plain(self) -> tuple[Rows, int]:
+        return np.arange, self.count
+
+    def seam(self, place: int) -> None:
+        return None
+
+    def ordered(self, index: Index, epoch: int) -> Rows:
+        """The order of an epoch of an index: of ours, or of those rows of it that a filter keeps."""
+        order = Order(len(index), random.key(self.seed, place(self), epoch) if self.shuffle else None)
+        return partial(_announced, order, index) if index.expects else order.rows
+
+
+def _announced(order: Order, index: Index, first: int, last: int) -> NDArray[np.int64]:
+    """Rows of an order; the index is told of those that are shuffled among one another, and of what follows them."""
+    windows = order.windows(first, last)
+    index.expect([Together((order.count, order.key, number), *order.window(number)) for number in windows])
+    return order.rows(first, last)

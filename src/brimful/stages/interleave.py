@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from brimful.plan.mix import due, stratified
-from brimful.ragged import EMPTY, concat
+from brimful.plan.mix import Stop, check, due, stratified
+from brimful.ragged import EMPTY, concat, token_counts
 from brimful.rows import Block, Cursor
 from brimful.stream import BLOCK_ROWS, END, Stage, State
-
-Stop = Literal["first", "all", "all_repeat"]
 
 
 @dataclass(frozen=True)
@@ -23,23 +22,23 @@ class Interleave(Stage[Block]):
     """Rows of each in stratified order (`plan.mix.due`); what happens where one is due that has ended is `stop`:
 
     "first" ends there; "all" leaves it out and goes on with the others; "all_repeat" begins it again, with its next
-    epoch, until each has ended once. State: [epoch, [rows served, its epoch, 1 if it has ended once or 2 if it is left
-    out, state before its block, rows of the block served, its crc32] of each].
+    epoch, until each has ended once.
+
+    `length_column` (None: weights are shares of rows) makes the weights shares of the tokens of that column: due is the
+    least (tokens served + 1/2) / weight, which needs no length of a row to come; an empty row counts as one token. So
+    shares are exact to one row of each at any time.
+
+    State: [epoch, [rows or tokens served, its epoch, 1 if it has ended once or 2 if it is left out, state before its block,
+    rows of the block served, its crc32] of each].
     """
 
     upstreams: tuple[Stage[Block], ...]
     weights: tuple[float, ...]
     stop: Stop
+    length_column: str | None = None
 
     def __post_init__(self) -> None:
-        if self.stop not in get_args(Stop):
-            raise ValueError(f"stop must be one of {', '.join(get_args(Stop))} (got {self.stop!r})")
-        if len(self.weights) != len(self.upstreams):
-            raise ValueError(
-                f"there must be a weight for each of {len(self.upstreams)} data sets (got {len(self.weights)})"
-            )
-        if not all(0 < weight < float("inf") for weight in self.weights):
-            raise ValueError(f"weights must be positive (got {', '.join(f'{weight:g}' for weight in self.weights)})")
+        check(len(self.upstreams), self.weights, self.stop)
 
     def start(self, epoch: int) -> State:
         return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, 0] for upstream in self.upstreams]]
@@ -56,7 +55,7 @@ class Interleave(Stage[Block]):
                 return
             more = True
             while more:
-                block = _serve(sources)
+                block = _serve(sources, self.length_column)
                 state = [epoch, [source.state for source in sources]]
                 try:
                     more, failure = self._settle(sources), None
@@ -108,8 +107,15 @@ class _Source:
         self.cursor = Cursor(self.upstream, self.upstream.start(self.epoch), 0, 0)
         self.barren = True
 
-    def take(self, rows: int) -> Block:
-        self.served += rows
+    def at_hand(self, column: str | None) -> int | NDArray[np.int64]:
+        """How many rows there are, or the tokens of each."""
+        rows = self.cursor.fill()
+        if column is None:
+            return rows
+        return np.maximum(token_counts(self.cursor.rest, (column,), rows > 0), 1)
+
+    def take(self, rows: int, served: int) -> Block:
+        self.served += served
         self.barren = self.barren and not rows
         return self.cursor.take(rows)
 
@@ -117,13 +123,14 @@ class _Source:
         self.cursor.close()
 
 
-def _serve(sources: list[_Source]) -> Block:
+def _serve(sources: list[_Source], column: str | None) -> Block:
     """The next rows in their order, up to where a source without a row at hand is due."""
     alive = [source for source in sources if not source.left_out]
-    at_hand = [source.cursor.fill() for source in alive]
+    at_hand = [source.at_hand(column) for source in alive]
     owners = stratified([one.served for one in alive], at_hand, [one.weight for one in alive])[:BLOCK_ROWS]
-    counts = np.bincount(owners, minlength=len(alive))
-    block = concat([source.take(int(rows)) for source, rows in zip(alive, counts, strict=True)])
+    counts = np.bincount(owners, minlength=len(alive)).tolist()
+    sizes = [rows if isinstance(given, int) else int(given[:rows].sum()) for given, rows in zip(at_hand, counts)]
+    block = concat([source.take(rows, size) for source, rows, size in zip(alive, counts, sizes, strict=True)])
     places = np.empty(len(owners), dtype=np.int64)
     places[np.argsort(owners, kind="stable")] = np.arange(len(owners))
     return block.take(pa.array(places))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -12,22 +12,23 @@ from numpy.typing import NDArray
 
 from brimful.errors import require
 from brimful.plan import Policy
-from brimful.sources.sequence import FromSequence
+from brimful.sources.indexed import Indexed
 from brimful.stream import END, Stage, State, runtime
 from brimful.windows import Window, auto_rows, window_ends
 
 SAMPLE_ROWS: Final = 16_384
-"""By whose lengths, evenly spread, "auto" is judged."""
+"""By whose lengths "auto" is judged: evenly spread ones of the index, or, where an epoch has other rows, in runs of epoch 0."""
+SAMPLE_RUNS: Final = 64
 
 
 @dataclass(frozen=True)
 class Planned(Stage[Window]):
-    """Windows of `size` rows of an index (0: what `policy` needs for 1 % padding).
+    """Windows of `size` rows of indexed data (0: what `policy` needs for 1 % padding, judged once).
 
-    State: [epoch, number of the window].
+    State: [epoch, number of the window, size].
     """
 
-    upstream: FromSequence
+    upstream: Indexed
     size: int
     length_columns: tuple[str, ...] = ()
     lengths_required: bool = False
@@ -37,28 +38,46 @@ class Planned(Stage[Window]):
         require("window", self.size, 0, "rows")
 
     def start(self, epoch: int) -> State:
-        return [epoch, 0]
+        return [epoch, 0, int(self.size) or self._judged]
 
     def items(self, at: State) -> Generator[tuple[Window, State], None, None]:
-        epoch, number = at
-        index = self.upstream.rows
-        count = len(index)
-        if not count:
+        epoch, number, size = at
+        index, count = self.upstream.index, self.upstream.count
+        if count == 0:
             return
-        lengths = index.lengths(self.length_columns, self.lengths_required)
-        size = min(self.size or self._resolve(lengths), count)
-        order = self.upstream.order(epoch)
+        rows = self.upstream.order(epoch)
         first = number * size
-        while first < count:
-            last = first + window_ends(count - first, size)
-            numbers = order.rows(first, last)
-            sizes = np.asarray(lengths[numbers], dtype=np.int64)
-            window = Window(epoch, number, sizes, partial(index.locate, numbers))
+        while first != count:
+            last = first + (size if count is None else window_ends(count - first, size))
+            numbers = rows(first, last)
+            window = Window(
+                epoch,
+                number,
+                self._lengths(numbers),
+                numbers,
+                index.locate,
+                list_lengths_at=index.list_lengths_at,
+                num_labels_at=index.num_labels_at,
+            )
             number += 1
-            yield window, [epoch, number] if last < count else END
+            yield window, END if last == count else [epoch, number, size]
             first = last
 
-    def _resolve(self, lengths: NDArray[np.int64]) -> int:
+    def _lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        lengths = self.upstream.index.lengths_at(numbers, self.length_columns, self.lengths_required)
+        return np.asarray(lengths, dtype=np.int64)
+
+    @cached_property
+    def _judged(self) -> int:
+        """The size that `policy` needs."""
         assert self.policy is not None
-        sampled = np.linspace(0, len(lengths) - 1, min(len(lengths), SAMPLE_ROWS)).astype(np.int64)
-        return auto_rows(self.policy, np.asarray(lengths[sampled], dtype=np.int64))
+        rows, count = self.upstream.plain()
+        if not count:
+            return 1
+        if count == len(self.upstream.index):
+            numbers = np.linspace(0, count - 1, min(count, SAMPLE_ROWS)).astype(np.int64)
+        else:
+            run = -(-min(count, SAMPLE_ROWS) // SAMPLE_RUNS)
+            starts = np.unique(np.linspace(0, count - run, SAMPLE_RUNS).astype(np.int64)).tolist()
+            numbers = np.concatenate([rows(start, start + run) for start in starts])
+        return auto_rows(self.policy, self._lengths(numbers))

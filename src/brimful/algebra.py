@@ -1,0 +1,150 @@
+"""What becomes of data when a method is called: indexed data stay so where they can, the rest streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
+
+from numpy.typing import NDArray
+
+from brimful.errors import one_of, require
+from brimful.indexed.cycled import Cycled
+from brimful.indexed.filtered import Filtered
+from brimful.indexed.joined import Joined
+from brimful.indexed.mixed import Mixed
+from brimful.indexed.shuffled import Shuffled
+from brimful.indexed.sliced import Sliced
+from brimful.plan import Policy
+from brimful.plan.mix import Stop
+from brimful.rows import Block
+from brimful.sources.indexed import Indexed
+from brimful.sources.sequence import FromSequence
+from brimful.stages.ahead import Ahead
+from brimful.stages.buffered import Buffered
+from brimful.stages.concat import Concat
+from brimful.stages.filter import Filter
+from brimful.stages.interleave import Interleave
+from brimful.stages.keyed import Keyed
+from brimful.stages.planned import Planned
+from brimful.stages.repeat import Repeat
+from brimful.stages.shuffle import Shuffle
+from brimful.stages.skip import Skip
+from brimful.stages.stride import Stride
+from brimful.stages.take import Take
+from brimful.stream import Stage, upstreams
+from brimful.windows import Window
+
+
+def endless(stage: Stage[Block]) -> Stage[Block]:
+    """Epoch after epoch."""
+    return Cycled(stage) if isinstance(stage, Indexed) else Repeat(stage)
+
+
+def taken(stage: Stage[Block], n: int) -> Stage[Block]:
+    streamed = Take(stage, n)
+    return Sliced(stage, 0, int(n), 1) if isinstance(stage, Indexed) else streamed
+
+
+def skipped(stage: Stage[Block], n: int) -> Stage[Block]:
+    streamed = Skip(stage, n)
+    return Sliced(stage, int(n), None, 1) if isinstance(stage, Indexed) else streamed
+
+
+def strided(stage: Stage[Block], interval: int, offset: int) -> Stage[Block]:
+    streamed = Stride(stage, interval, offset)
+    return Sliced(stage, int(offset), None, int(interval)) if isinstance(stage, Indexed) else streamed
+
+
+def shuffled(stage: Stage[Block], buffer_size: int, seed: int) -> Stage[Block]:
+    require("buffer_size", buffer_size, 1, "sample")
+    return (
+        Shuffled(stage, int(buffer_size), seed)
+        if isinstance(stage, Indexed)
+        else Shuffle(windows_of(stage, buffer_size), seed)
+    )
+
+
+def filtered(stage: Stage[Block], fn: Callable[..., bool]) -> Stage[Block]:
+    """Of sources, by way of concatenations and shuffles, by a pass over all of them; what slices and mixtures would have
+    left may differ from epoch to epoch, so there it streams."""
+    return _selected(stage, fn) or Filter(stage, fn, False)
+
+
+def _selected(stage: Stage[Block], fn: Callable[..., bool]) -> Indexed | None:
+    match stage:
+        case FromSequence() | Filtered():
+            return Filtered(stage, fn)
+        case Shuffled():
+            below = _selected(stage.upstream, fn)
+            return None if below is None else Shuffled(below, stage.buffer_size, stage.seed)
+        case Joined():
+            parts = tuple(_selected(upstream, fn) for upstream in stage.upstreams)
+            return Joined(parts) if _all_indexed(parts) else None
+    return None
+
+
+def concatenated(stages: tuple[Stage[Block], ...]) -> Stage[Block]:
+    return Joined(stages) if _all_indexed(stages) else Concat(stages)
+
+
+def interleaved(
+    stages: tuple[Stage[Block], ...], weights: Sequence[float] | None, stop: Stop, by: str, length_column: str
+) -> Stage[Block]:
+    one_of("by", by, "samples", "tokens")
+    shares = (1.0,) * len(stages) if weights is None else tuple(weights)
+    column = length_column if by == "tokens" else None
+    return Mixed(stages, shares, stop, column) if _all_indexed(stages) else Interleave(stages, shares, stop, column)
+
+
+def _all_indexed(stages: tuple[Stage[Block] | None, ...]) -> TypeGuard[tuple[Indexed, ...]]:
+    return all(isinstance(stage, Indexed) for stage in stages)
+
+
+def windows_of(
+    stage: Stage[Block],
+    size: int,
+    columns: tuple[str, ...] = (),
+    *,
+    required: bool = False,
+    policy: Policy | None = None,
+) -> Stage[Window]:
+    """Windows of `size` rows (0: what the policy needs): of indexed data as they stand, of a stream one ahead of use."""
+    if isinstance(stage, Indexed):
+        return Planned(stage, size, columns, required, policy)
+    return Ahead(Buffered(stage, size, columns, required, policy), 1, "window")
+
+
+# -- what is known of it ---------------------------------------------------------------------------------------------------
+
+
+def kind_of(stage: Stage[Any]) -> str:
+    """Either "indexed", or "streamed" and the first stage that made it so."""
+    return "indexed" if isinstance(stage, Indexed) else f"streamed (by {_streaming(stage)})"
+
+
+def _streaming(stage: Stage[Any]) -> str:
+    for below in upstreams(stage):
+        if not isinstance(below, Indexed | Keyed) or (
+            isinstance(below, Keyed) and not isinstance(below.upstream, Indexed)
+        ):
+            return _streaming(below)
+    return type(stage).__name__
+
+
+def count_of(stage: Stage[Block], repeats: bool) -> int:
+    count = stage.count if isinstance(stage, Indexed) and not repeats else None
+    if count is None:
+        without_end = " and repeats without end" if isinstance(stage, Indexed) else ""
+        raise TypeError(f"the length of this data set is not known: it is {kind_of(stage)}{without_end}")
+    return count
+
+
+def lengths_of(stage: Stage[Block], column: str) -> NDArray[Any]:
+    if not isinstance(stage, Indexed):
+        raise TypeError(f"the lengths of this data set are not known: it is {kind_of(stage)}; cache it")
+    if isinstance(stage, FromSequence | Filtered):
+        return stage.index.lengths((column,), required=True)
+    if stage.count is None:
+        raise TypeError("the lengths of this data set are not known: it repeats without end; take some of it")
+    rows, count = stage.plain()
+    return stage.index.lengths_at(rows(0, count), (column,), required=True)

@@ -1,0 +1,43 @@
+"""Epoch after epoch without an end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from brimful.errors import logger
+from brimful.sources.index import Index
+from brimful.sources.indexed import Indexed, Rows, over_epochs
+
+
+@dataclass(frozen=True)
+class Cycled(Indexed):
+    """Place p is place p mod count of epoch + p // count; unless there is no sample: then a warning, and the end."""
+
+    upstream: Indexed
+
+    @property
+    def index(self) -> Index:
+        return self.upstream.index
+
+    @cached_property
+    def count(self) -> int | None:
+        if self.upstream.count == 0:
+            logger.warning("repeat: epoch 0 has no sample; the stream ends here")
+            return 0
+        return None
+
+    def order(self, epoch: int) -> Rows:
+        return over_epochs(self.upstream, epoch)
+
+    def plain(self) -> tuple[Rows, int]:
+        return self.upstream.plain()
+
+    def seam(self, place: int) -> int | None:
+        count = self.upstream.count
+        if not count:
+            return self.upstream.seam(place)
+        end = self.upstream.seam(place % count)
+        if end is None and self.upstream.seam(0) is None:
+            return None
+        return place - place % count + (count if end is None else end)

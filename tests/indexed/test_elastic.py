@@ -1,0 +1,116 @@
+"""Whatever the world size, and however often it changes: one sequence of batches, with everything on at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import brimful as bf
+from brimful.windows import Batch, Packs
+
+WORLDS = (1, 2, 3, 4, 6, 8)
+LONG = 60
+
+
+def kept(sample: dict[str, Any]) -> bool:
+    return bool(sample["id"] % 7 != 3)
+
+
+def source(count: int, first: int, seed: int) -> bf.Dataset:
+    """Shuffled, and filtered: six of seven samples are kept."""
+    lengths = np.random.default_rng(seed).integers(1, LONG, count).tolist()
+    rows = [{"id": first + row, "input_ids": [first + row] * length} for row, length in enumerate(lengths)]
+    return bf.from_sequence(rows, shuffle=True, seed=seed).filter(kept)
+
+
+@cache
+def mixture(one: int, two: int, stop: Any, by: Any) -> bf.Dataset:
+    """Two to one, and shuffled once more."""
+    sources = [source(one, 0, 1), source(two, 10_000, 2)]
+    return bf.interleave_datasets(sources, weights=[2, 1], stop=stop, by=by).shuffle(64)
+
+
+WAYS = {
+    "buckets": lambda data: data.batch(bf.StaticShapes([10, 30, LONG], 120), window=64),
+    "buckets in groups": lambda data: data.batch(bf.StaticShapes([10, 30, LONG], 120), window=64, group=2),
+    "packs": lambda data: data.pack(64, rows=2, window=40),
+    "a budget": lambda data: data.batch_by_tokens(120),
+    "a slice": lambda data: data.skip(3).batch_by_tokens(120, window=50),
+}
+"""How the mixture becomes batches."""
+
+
+def ids(batch: Batch | Packs) -> list[int]:
+    block = batch.window.take(batch.numbers)
+    return [int(number) for number in block.column("id").to_pylist()]
+
+
+def steps(batches: bf.Batches, world_size: int, epoch: int) -> Iterator[list[Batch | Packs]]:
+    """What all ranks take, step by step; they must take equally many."""
+    ranks = [batches.shard(rank, world_size).plans(epoch) for rank in range(world_size)]
+    return (list(step) for step in zip(*ranks, strict=True))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_the_global_order_is_one_and_each_sample_is_there_once(way: str, epoch: int) -> None:
+    data = mixture(300, 170, "all", "samples")
+    batches = WAYS[way](data)
+    expected = [ids(batch) for batch in batches.plans(epoch)]
+    for world_size in WORLDS:
+        taken = [batch for step in steps(batches, world_size, epoch) for batch in step]
+        assert [ids(batch) for batch in taken if batch.weight] == expected
+        fillers = [batch for batch in taken if not batch.weight]
+        assert len(fillers) == -len(expected) % world_size
+        assert len(batches.shard(0, world_size)) == -(-len(batches) // world_size)
+    samples = [number for batch in expected for number in batch]
+    everything = [number for number in [*range(300), *range(10_000, 10_170)] if number % 7 != 3]
+    if way == "a slice":
+        assert len(set(samples)) == len(samples) == len(everything) - 3
+    else:
+        assert sorted(samples) == everything
+
+
+def batch_ids(batch: dict[str, Any]) -> Any:
+    return batch["input_ids"].tolist()
+
+
+@given(
+    counts=st.tuples(st.integers(0, 150), st.integers(1, 90)),
+    how=st.tuples(st.sampled_from(["first", "all", "all_repeat"]), st.sampled_from(["samples", "tokens"])),
+    way=st.sampled_from(sorted(WAYS)),
+    repeat=st.booleans(),
+    worlds=st.lists(st.sampled_from(WORLDS), min_size=1, max_size=4),
+    data=st.data(),
+)
+@settings(max_examples=40)
+def test_a_state_resumes_on_any_world_size(
+    counts: tuple[int, int], how: tuple[str, str], way: str, repeat: bool, worlds: list[int], data: st.DataObject
+) -> None:
+    mixed = mixture(*counts, *how)
+    if repeat and len(mixed):
+        mixed = bf.Dataset(mixed.stage, repeats=True).take(len(mixed) + 60)  # into the next epoch of the mixture
+    batches = WAYS[way](mixed)
+    with batches.iter() as it:
+        expected = [batch_ids(batch) for batch in it]
+    state, taken = None, []
+    for place, world_size in enumerate([*worlds, 1]):
+        ranks = [batches.shard(rank, world_size).iter(state) for rank in range(world_size)]
+        most = len(expected) if place == len(worlds) else data.draw(st.integers(0, 5))
+        for _ in range(most):
+            step = [next(rank, None) for rank in ranks]
+            assert len({batch is None for batch in step}) == 1
+            taken += [batch_ids(batch) for batch in step if batch is not None and not batch["is_filler"]]
+        states = [json.dumps(rank.state_dict()) for rank in ranks]
+        assert len(set(states)) == 1, "all ranks have one state"
+        state = json.loads(states[0])
+        for rank in ranks:
+            rank.close()
+    assert taken == expected
