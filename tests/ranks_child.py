@@ -11,8 +11,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -20,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import brimful as bf
 from brimful.loader import Loader
+from brimful.windows import Uneven
 
 STREAMS = 4
 
@@ -29,8 +31,29 @@ def data(folder: Path) -> bf.Batches:
     return bf.from_files(str(folder / "shard-*.jsonl"), streams=STREAMS).shuffle(16).batch_by_tokens(64, window=16)
 
 
+def mixture() -> bf.Dataset:
+    """Two shuffled, filtered sources two to one, and shuffled once more."""
+    sources = []
+    for first, count in ((0, 150), (1000, 90)):
+        lengths = np.random.default_rng(first).integers(1, 60, count).tolist()
+        rows = [{"id": first + row, "input_ids": [first + row] * length} for row, length in enumerate(lengths)]
+        sources.append(bf.from_sequence(rows, shuffle=True).filter(lambda sample: sample["id"] % 7 != 3))
+    return bf.interleave_datasets(sources, weights=[2, 1], stop="all").shuffle(64)
+
+
+def batches(kind: str, folder: Path) -> bf.Batches:
+    if kind == "streams":
+        return data(folder)
+    if kind == "buckets":
+        return mixture().batch(bf.StaticShapes([10, 30, 60], 120), window=64, group=2)
+    return mixture().pack(64, rows=2, window=40)
+
+
 def one(batch: Any) -> list[int]:
-    return [] if batch["is_filler"] else list(batch["id"].tolist())
+    """The samples of a batch; of packed rows their tokens, one a sample."""
+    if batch["is_filler"]:
+        return []
+    return list(dict.fromkeys(batch["input_ids"].flatten().tolist())) if "cu_seqlens" in batch else batch["id"].tolist()
 
 
 def in_step(batches: Any) -> Iterator[Any]:
@@ -40,14 +63,17 @@ def in_step(batches: Any) -> Iterator[Any]:
         yield batch
 
 
-def validate(folder: Path, uneven: Any) -> Any:
-    """An epoch under a rule, and another one after it; the ranks are those of torch.distributed, a mesh, or a group."""
+def validate(folder: Path) -> Any:
+    """Under each rule an epoch and another one after it; the ranks are those of torch.distributed, a mesh, or a group."""
     world_size = dist.get_world_size()
     groups = {"drop": init_device_mesh("cpu", (world_size,)), "wrap": dist.new_group(list(range(world_size)))}
+    return {uneven: epochs(folder, uneven, groups.get(uneven)) for uneven in get_args(Uneven)}
+
+
+def epochs(folder: Path, uneven: Any, group: Any) -> Any:
     seen = []
     for epoch in range(2):
-        made = data(folder).shard(group=groups.get(uneven), uneven=uneven, timeout_seconds=30)
-        it = made.iter(epoch=epoch)
+        it = data(folder).shard(group=group, uneven=uneven, timeout_seconds=30).iter(epoch=epoch)
         try:
             seen.append([one(batch) for batch in in_step(it)])
         except bf.DataError as error:
@@ -68,13 +94,13 @@ def killed(folder: Path, victim: str) -> Any:
     return f"ended after {taken} batches"
 
 
-def loader(folder: Path) -> Loader:
-    return data(folder).shard(timeout_seconds=30).loader()
+def loader(kind: str, folder: Path) -> Loader:
+    return batches(kind, folder).shard(timeout_seconds=30).loader()
 
 
-def save(folder: Path, steps: str) -> Any:
+def save(folder: Path, kind: str, steps: str) -> Any:
     """Some steps, then a checkpoint of torch's, and the states of all ranks joined in a file."""
-    made = loader(folder)
+    made = loader(kind, folder)
     seen = []
     for batch in in_step(made):
         seen.append(one(batch))
@@ -88,9 +114,9 @@ def save(folder: Path, steps: str) -> Any:
     return seen
 
 
-def load(folder: Path, source: str) -> Any:
+def load(folder: Path, kind: str, source: str) -> Any:
     """The rest of the epoch from the checkpoint, or from the file."""
-    made = loader(folder)
+    made = loader(kind, folder)
     if source == "checkpoint":
         dcp.load({"loader": made, "step": torch.tensor(0)}, checkpoint_id=folder / "checkpoint")
     else:

@@ -62,20 +62,15 @@ def in_turn(ranks: list[list[list[int]]]) -> list[list[int]]:
 
 
 def test_ranks_with_unequal_streams_finish_under_every_rule(folder: Path) -> None:
-    pad = run(2, "validate", folder, "pad")
+    ranks = run(2, "validate", folder)
     for epoch in range(2):
-        assert in_turn([rank[epoch] for rank in pad]) == whole(folder, epoch)
-    drop = run(2, "validate", folder, "drop")
-    for epoch in range(2):
-        taken = in_turn([rank[epoch] for rank in drop])
-        assert taken == whole(folder, epoch)[: len(taken)]
-    wrap = run(2, "validate", folder, "wrap")
-    for epoch in range(2):
-        taken = in_turn([rank[epoch] for rank in wrap])
-        assert {number for batch in taken for number in batch} == set(range(sum(COUNTS)))
-    error = run(2, "validate", folder, "error")
-    assert error[0] == error[1]
-    assert "streams have ended before the others; choose uneven='pad', 'drop' or 'wrap'" in error[0]
+        expected = whole(folder, epoch)
+        pad, drop, wrap = (in_turn([rank[rule][epoch] for rank in ranks]) for rule in ("pad", "drop", "wrap"))
+        assert pad == expected
+        assert drop == expected[: len(drop)]
+        assert {number for batch in wrap for number in batch} == set(range(sum(COUNTS)))
+    assert ranks[0]["error"] == ranks[1]["error"]
+    assert "streams have ended before the others; choose uneven='pad', 'drop' or 'wrap'" in ranks[0]["error"]
 
 
 def test_a_rank_that_is_killed_is_named_by_the_others(folder: Path) -> None:
@@ -90,12 +85,24 @@ def test_the_death_of_the_rank_that_hosts_the_store_is_said(folder: Path) -> Non
     assert "rank 0" in saw[1]
 
 
-@pytest.mark.parametrize("source", ["checkpoint", "file"])
-def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_with_four(folder: Path, source: str) -> None:
-    taken = in_turn(run(2, "save", folder, "5"))
-    assert len(taken) > 5
-    for world_size in (1, 4):
-        assert taken + in_turn(run(world_size, "load", folder, source)) == whole(folder)
+@pytest.mark.parametrize(
+    ("kind", "source", "before", "after"),
+    [
+        ("streams", "checkpoint", 2, (1, 4)),
+        ("streams", "file", 2, (1, 4)),
+        ("buckets", "file", 2, (3,)),
+        ("packs", "checkpoint", 3, (1, 2)),
+    ],
+)
+def test_a_checkpoint_goes_on_with_other_numbers_of_processes(
+    folder: Path, kind: str, source: str, before: int, after: tuple[int, ...]
+) -> None:
+    with ranks_child.batches(kind, folder).shard(0, 1).iter() as it:
+        expected = [ranks_child.one(batch) for batch in it]
+    taken = in_turn(run(before, "save", folder, kind, "5"))
+    assert 5 < len(taken) < len(expected)
+    for world_size in after:
+        assert taken + in_turn(run(world_size, "load", folder, kind, source)) == expected
 
 
 def test_states_of_other_steps_are_not_joined(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any, TypeGuard
 
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from brimful.indexed.shuffled import Shuffled
 from brimful.indexed.sliced import Sliced
 from brimful.plan import Policy
 from brimful.plan.mix import Stop
-from brimful.rows import Block
+from brimful.rows import Block, Sample, samples
 from brimful.sources.indexed import Indexed
 from brimful.sources.sequence import FromSequence
 from brimful.stages.ahead import Ahead
@@ -137,6 +138,33 @@ def count_of(stage: Stage[Block], repeats: bool) -> int:
         without_end = " and repeats without end" if isinstance(stage, Indexed) else ""
         raise TypeError(f"the length of this data set is not known: it is {kind_of(stage)}{without_end}")
     return count
+
+
+def goes_on(stage: Stage[Any]) -> bool:
+    """Whether data have no end, as far as their description says it: nothing is read."""
+    match stage:
+        case Repeat() | Cycled():
+            return True
+        case Take():
+            return False
+        case Sliced() if stage.last is not None:
+            return False
+        case Interleave() | Mixed() if stage.stop == "first":
+            return all(map(goes_on, stage.upstreams))
+    return any(map(goes_on, upstreams(stage)))
+
+
+def sample_at(stage: Stage[Block], number: int) -> Sample:
+    if not isinstance(stage, Indexed):
+        raise TypeError(f"the samples of this data set cannot be had by number: it is {kind_of(stage)}; cache it")
+    place, count = index(number), stage.count
+    if place < 0 and count is not None:
+        place += count
+    if place < 0 or (count is not None and place >= count):
+        raise IndexError(
+            f"there is no sample {number:,} in a data set of {'no end' if count is None else f'{count:,}'}"
+        )
+    return samples(stage.index.take(stage.order(0)(place, place + 1)))[0]
 
 
 def lengths_of(stage: Stage[Block], column: str) -> NDArray[Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
 
-from brimful.algebra import windows_of
+from brimful.algebra import kind_of, windows_of
 from brimful.errors import one_of, require
 from brimful.iterator import ResumableIterator
 from brimful.plan import FixedSize, Overlong, Packed, Policy, StaticShapes
@@ -153,7 +153,8 @@ class Batches:
                 timeout_seconds=timeout_seconds,
             )
         else:
-            streamed = not isinstance(upstreams(self.planned)[0], Planned)
+            windows = upstreams(self.planned)[0]
+            streamed = "" if isinstance(windows, Planned) else kind_of(windows)
             sharded = Sharded(self.planned, rank, world_size, group, uneven, streamed)
         return Batches(sharded, substituted(self.stage, self.planned, sharded), self.repeats)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Literal, Unpack
 
 from numpy.typing import NDArray
@@ -76,6 +77,15 @@ class Dataset:
 
     def __bool__(self) -> bool:
         return True
+
+    def __getitem__(self, number: int) -> Sample:
+        """One sample of indexed data, in the order of its first epoch; any of them at once.
+
+        >>> import brimful as bf
+        >>> bf.from_sequence(["a", "b"], repeat=True).skip(10**12)[1]
+        {'text': 'b'}
+        """
+        return algebra.sample_at(self._endless, number)
 
     def __add__(self, other: Dataset) -> Dataset:
         return concat_datasets([self, other])
@@ -288,12 +298,12 @@ class Dataset:
         >>> [batch["input_ids"].tolist() for batch in samples.batch(2)]
         [[[1, 0], [2, 3]], [[4]]]
         """
-        if not isinstance(size_or_policy, int):
+        if isinstance(size_or_policy, Policy):
             return self._batched(size_or_policy, window or "auto", **options)
+        size = index(size_or_policy)
         if window is not None:
-            return self._batched(FixedSize(size_or_policy), window, **options)
-        policy = FixedSize(size_or_policy, sort=False)
-        return self._batched(policy, size_or_policy * max(1, 1024 // size_or_policy), **options)
+            return self._batched(FixedSize(size), window, **options)
+        return self._batched(FixedSize(size, sort=False), size * max(1, 1024 // size), **options)
 
     def batch_by_tokens(
         self,
@@ -428,7 +438,7 @@ def concat_datasets(datasets: Sequence[Dataset]) -> Dataset:
     if not datasets:
         raise ValueError("concat_datasets needs at least one data set (got none)")
     for number, dataset in enumerate(datasets[:-1]):
-        if dataset.repeats:
+        if algebra.goes_on(dataset._endless):
             raise ValueError(
                 f"data set {number} repeats without end, so that none after it is reached; repeat only the last"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful import algebra
 from brimful.indexed.shuffled import Shuffled
 from brimful.sources.index import Index, Together
 from brimful.sources.indexed import Indexed
@@ -21,7 +23,7 @@ from brimful.sources.sequence import FromSequence, SequenceIndex
 from brimful.stages.planned import Planned
 from brimful.stages.shuffle import Shuffle
 from brimful.stream import Stage, running
-from brimful.testing import assert_exact_resume
+from brimful.testing import assert_exact_resume, first_difference
 from tests import strategies as draw
 from tests.samples import letters, spelled, tokens
 
@@ -77,6 +79,24 @@ def test_kind_says_which_stage_made_it_streamed(make: Callable[[], bf.Dataset], 
         for known in (len, bf.Dataset.lengths):
             with pytest.raises(TypeError, match=rf"is not known|are not known: it is {kind.replace('(', '.')}"[:40]):
                 known(data)
+
+
+@given(make=draw.indexed(), epoch=st.just(0))
+@settings(max_examples=20)
+def test_any_sample_can_be_had_by_its_number(make: draw.Make, epoch: int) -> None:
+    data = bf.Dataset(make())
+    count = 20 if algebra.goes_on(data.stage) else len(data)
+    taken = list(islice(data, count))
+    assert first_difference([data[number] for number in range(len(taken))], taken) is None
+    if not algebra.goes_on(data.stage):
+        assert first_difference([data[number - count] for number in range(count)], taken) is None
+        with pytest.raises(IndexError, match=rf"there is no sample {count} in a data set of {count}"):
+            data[count]
+
+
+def test_samples_of_streamed_data_cannot_be_had_by_number() -> None:
+    with pytest.raises(TypeError, match=r"cannot be had by number: it is streamed \(by Map\); cache it"):
+        bf.from_sequence(["a"]).map(dict)[0]
 
 
 def test_what_repeats_has_no_length() -> None:

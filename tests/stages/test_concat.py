@@ -24,6 +24,25 @@ def test_columns_may_differ(letters: Any) -> None:
     assert {tuple(sample) for sample in mixed} == {("letter", "n", "x", "step")}
 
 
+@pytest.mark.parametrize("letters", [letters, streamed])
+def test_what_has_no_end_is_found_wherever_it_stands(letters: Any) -> None:
+    one, endless = letters("a"), letters("b", repeat=True)
+    mixed = bf.interleave_datasets([one, endless], stop="all")
+    for data in (one + endless, (one + endless).filter(bool), mixed, endless.skip(3)):
+        with pytest.raises(ValueError, match="data set 0 repeats without end"):
+            data + one
+    assert spelled((one + endless).take(3) + one) == "abba"
+    assert spelled(bf.interleave_datasets([one, endless]) + one) == "aba"
+
+
+def test_a_filter_is_not_asked_before_the_data_are_used() -> None:
+    asked: list[Any] = []
+    data = letters("ab").filter(lambda sample: asked.append(sample) or True)
+    whole = data + data.take(1)
+    assert not asked
+    assert spelled(whole) == "aba"
+
+
 def test_the_last_may_repeat_where_it_is_alone() -> None:
     assert spelled(bf.concat_datasets([letters("ab", repeat=True)]).take(3)) == "aba"
     with pytest.raises(

@@ -30,7 +30,7 @@ class Sharded(Stage[Batch | Packs]):
     world_size: int | None = runtime(None)
     group: Any = runtime(None)
     uneven: Uneven = runtime("pad")
-    streamed: bool = runtime(False)
+    streamed: str = runtime("")
     transparent: ClassVar[bool] = True
 
     def start(self, epoch: int) -> State:
@@ -40,8 +40,8 @@ class Sharded(Stage[Batch | Packs]):
         rank, world_size = resolve(self.rank, self.world_size, self.group)
         if world_size > 1 and self.streamed:
             raise ValueError(
-                f"streamed data cannot be shared out among {world_size} ranks: each would read and tokenise all of it; "
-                "give from_files(streams=...), or make a token store of it with cache(path)"
+                f"{self.streamed} data cannot be shared out among {world_size} ranks: each would read and tokenise all of "
+                "it; give from_files(streams=...), or make a token store of it with cache(path)"
             )
         with running(self.upstream, at) as items:
             prepared = _prepared(items, Rank(rank, world_size))
