@@ -57,8 +57,8 @@ class Agreement:
     def post(self, number: int, count: int) -> None:
         """Says that `count` of this rank's streams have a batch in round `number`."""
         with _reached():
-            self._store.set(f"{self._name}/rank/{self._rank}", str(number))
             self._store.add(f"{self._name}/{number}", _POSTED + count)
+            self._store.set(f"{self._name}/rank/{self._rank}", str(number))  # after it: whoever is missing there is named
 
     def outcome(self, number: int) -> int | None:
         """The sum of what all ranks post for a round, as soon as they have; None where the run was closed meanwhile.

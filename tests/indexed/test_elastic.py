@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -14,8 +12,8 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.windows import Batch, Packs
+from tests.worlds import WORLDS, plans_by_step, taken_by_worlds
 
-WORLDS = (1, 2, 3, 4, 6, 8)
 LONG = 60
 
 
@@ -52,12 +50,6 @@ def ids(batch: Batch | Packs) -> list[int]:
     return [int(number) for number in block.column("id").to_pylist()]
 
 
-def steps(batches: bf.Batches, world_size: int, epoch: int) -> Iterator[list[Batch | Packs]]:
-    """What all ranks take, step by step; they must take equally many."""
-    ranks = [batches.shard(rank, world_size).plans(epoch) for rank in range(world_size)]
-    return (list(step) for step in zip(*ranks, strict=True))
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_the_global_order_is_one_and_each_sample_is_there_once(way: str, epoch: int) -> None:
@@ -65,7 +57,7 @@ def test_the_global_order_is_one_and_each_sample_is_there_once(way: str, epoch: 
     batches = WAYS[way](data)
     expected = [ids(batch) for batch in batches.plans(epoch)]
     for world_size in WORLDS:
-        taken = [batch for step in steps(batches, world_size, epoch) for batch in step]
+        taken = [batch for step in plans_by_step(batches, world_size, epoch) for batch in step]
         assert [ids(batch) for batch in taken if batch.weight] == expected
         fillers = [batch for batch in taken if not batch.weight]
         assert len(fillers) == -len(expected) % world_size
@@ -100,17 +92,6 @@ def test_a_state_resumes_on_any_world_size(
     batches = WAYS[way](mixed)
     with batches.iter() as it:
         expected = [batch_ids(batch) for batch in it]
-    state, taken = None, []
-    for place, world_size in enumerate([*worlds, 1]):
-        ranks = [batches.shard(rank, world_size).iter(state) for rank in range(world_size)]
-        most = len(expected) if place == len(worlds) else data.draw(st.integers(0, 5))
-        for _ in range(most):
-            step = [next(rank, None) for rank in ranks]
-            assert len({batch is None for batch in step}) == 1
-            taken += [batch_ids(batch) for batch in step if batch is not None and not batch["is_filler"]]
-        states = [json.dumps(rank.state_dict()) for rank in ranks]
-        assert len(set(states)) == 1, "all ranks have one state"
-        state = json.loads(states[0])
-        for rank in ranks:
-            rank.close()
+    runs = [(world_size, data.draw(st.integers(0, 5))) for world_size in worlds]
+    taken = taken_by_worlds(batches, [*runs, (1, len(expected))], batch_ids)
     assert taken == expected

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -21,8 +20,8 @@ from brimful.sources.index import Index, Regular
 from brimful.testing import first_difference
 from brimful.windows import Batch, IntArray, Packs
 from tests.store.stores import small
+from tests.worlds import WORLDS, plans_by_step, taken_by_worlds
 
-WORLDS = (1, 2, 3, 4, 6, 8)
 Numbers = tuple[int, ...]
 
 
@@ -47,18 +46,12 @@ def rows(batch: Batch | Packs) -> Numbers:
     return tuple(batch.window.samples[batch.numbers].tolist())
 
 
-def steps(batches: bf.Batches, world_size: int, uneven: Any = "pad") -> Iterator[list[Batch | Packs]]:
-    """What all ranks take, step by step; they must take equally many."""
-    ranks = [batches.shard(rank, world_size, uneven=uneven).plans() for rank in range(world_size)]
-    return (list(step) for step in zip(*ranks, strict=True))
-
-
 @pytest.mark.parametrize("way", ["budget", "groups", "buckets", "packs", "arrival"])
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_the_global_order_is_that_of_one_process(way: str, world_size: int) -> None:
     batches = ways(300)[way]
     expected = [rows(batch) for batch in batches.plans()]
-    taken = [batch for step in steps(batches, world_size) for batch in step]
+    taken = [batch for step in plans_by_step(batches, world_size) for batch in step]
     assert [rows(batch) for batch in taken if batch.weight] == expected
     fillers = [batch for batch in taken if not batch.weight]
     assert len(fillers) == -len(expected) % world_size
@@ -77,33 +70,22 @@ def test_a_state_resumes_on_any_world_size(count: int, way: str, worlds: list[in
     batches = ways(count)[way]
     with batches.iter() as it:
         expected = [batch["lengths"].tolist() for batch in it]
-    state, taken = None, []
-    for place, world_size in enumerate([*worlds, 1]):
-        ranks = [batches.shard(rank, world_size).iter(state) for rank in range(world_size)]
-        most = len(expected) if place == len(worlds) else data.draw(st.integers(0, 5))
-        for _ in range(most):
-            step = [next(rank, None) for rank in ranks]
-            assert len({batch is None for batch in step}) == 1
-            taken += [batch["lengths"].tolist() for batch in step if batch is not None and not batch["is_filler"]]
-        states = [json.dumps(rank.state_dict()) for rank in ranks]
-        assert len(set(states)) == 1, "all ranks have one state"
-        state = json.loads(states[0])
-        for rank in ranks:
-            rank.close()
+    runs = [(world_size, data.draw(st.integers(0, 5))) for world_size in worlds]
+    taken = taken_by_worlds(batches, [*runs, (1, len(expected))], lambda batch: batch["lengths"].tolist())
     assert taken == expected
 
 
 @pytest.mark.parametrize(("uneven", "rest"), [("drop", 0), ("wrap", 3)])
 def test_uneven_ends_drop_the_step_or_wrap_to_the_first_batches(uneven: str, rest: int) -> None:
     batches = dataset(21).batch(1, shuffle_batches=False)
-    taken = [rows(batch)[0] for step in steps(batches, 4, uneven) for batch in step]
+    taken = [rows(batch)[0] for step in plans_by_step(batches, 4, uneven=uneven) for batch in step]
     order = [rows(batch)[0] for batch in batches.plans()]
     assert taken == (order[:20] if uneven == "drop" else order + order[:rest])
     assert len(batches.shard(0, 4, uneven=uneven)) == (5 if uneven == "drop" else 6)  # type: ignore[arg-type]
 
 
 def test_wrap_begins_again_as_often_as_it_must() -> None:
-    taken = [rows(batch)[0] for step in steps(dataset(2).batch(1), 5, "wrap") for batch in step]
+    taken = [rows(batch)[0] for step in plans_by_step(dataset(2).batch(1), 5, uneven="wrap") for batch in step]
     assert taken == [taken[0], taken[1], taken[0], taken[1], taken[0]]
 
 
