@@ -206,7 +206,8 @@ def stream_of(stage: Stage[T], stream: int, count: int) -> Stage[T]:
             changes[field.name] = stream_of(value, stream, count)
         elif isinstance(value, tuple) and any(isinstance(one, Stage) for one in value):
             changes[field.name] = tuple(stream_of(one, stream, count) for one in value)
-    return cast(Stage[T], dataclasses.replace(cast(Any, stage), **changes)).dealt(stream, count)
+    own = dataclasses.replace(cast(Any, stage), **changes) if changes else stage  # a source keeps what it has found out
+    return cast(Stage[T], own).dealt(stream, count)
 
 
 def share(count: int, stream: int, count_of_streams: int) -> int:

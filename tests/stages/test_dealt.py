@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 import brimful as bf
+from brimful.sources.files import FromFiles
 from tests import strategies as draw
 
 STREAMS = 12
@@ -355,3 +356,11 @@ def test_streams_of_a_mixture_are_mixed_each_by_itself(tmp_path: Path) -> None:
     assert [sample["id"] for sample in mixed.take(6)] == [0, 6, 0, 6, 1, 7]
     made = mixed.batch(2)
     assert real(Ranks(made, 2).run()) == expected(made)
+
+
+def test_the_schema_is_inferred_once_for_all_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    inferred: list[int] = []
+    infer = FromFiles._inferred
+    monkeypatch.setattr(FromFiles, "_inferred", lambda self: inferred.append(0) or infer(self))
+    assert len(list(bf.from_files(shards([2] * 4), streams=4).batch(2))) == 4
+    assert len(inferred) == 1

@@ -28,7 +28,7 @@ from brimful.sources.schema import SAMPLE_ROWS, infer
 from brimful.sources.shard import OpenShard, arrived
 from brimful.sources.text import TextLines
 from brimful.sources.urls import COMPRESSIONS, Shard, Shards
-from brimful.stream import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, place, runtime
+from brimful.stream import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, place, runtime, share
 
 FORMATS: Final = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".txt": "text"}
 _FORMAT_NAMES: Final = tuple(sorted(set(FORMATS.values())))
@@ -125,7 +125,12 @@ class FromFiles(Stage[Block]):
                 f"{len(self.urls.listed):,} shards cannot be dealt to streams={num_streams:,}: each needs one at least"
             )
         text = {self._format(shard) for shard in self.urls.listed} == {"text"}
-        return replace(self, stream=stream, schema=None if text else self._schema)
+        return replace(
+            self,
+            stream=stream,
+            schema=None if text else self._schema,
+            n_active_shards=min(self.n_active_shards, share(len(self.urls.listed), stream, num_streams)),  # longer blocks
+        )
 
     def _reader(self, shard: Shard, at: Position) -> Reader:
         file, compressed = self.urls.open(shard)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from brimful.ragged import LABELS, NOT_TRAINED_ON
 from brimful.stats import Made
 from brimful.stream import Stage, State, running, runtime
 from brimful.windows import Batch, Packs, Window
+
+if TYPE_CHECKING:
+    from brimful.columns import Columns
 
 Layout = Literal["padded", "nested"]
 SIGNED: Final = ("int8", "int16", "int32", "int64")
@@ -55,12 +59,13 @@ class Collated(Stage[Any]):
         from brimful.columns import columns_of
 
         tally = TALLY.get()
-        window: Window | None = None
+        known: WeakKeyDictionary[Window, Columns] = WeakKeyDictionary()  # of streams the windows at hand come in turn
         with running(self.upstream, at) as batches:
             for batch, after in batches:
-                if batch.window is not window:
-                    window = batch.window
-                    columns = columns_of(window, self.length_columns, self.pad_values, self.dtypes)
+                columns = known.get(batch.window)
+                if columns is None:
+                    columns = columns_of(batch.window, self.length_columns, self.pad_values, self.dtypes)
+                    known[batch.window] = columns
                 if self.collate_fn is not None:
                     item = collate.by_function(batch, columns, self.collate_fn)
                 elif isinstance(batch, Packs):
