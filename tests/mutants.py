@@ -90,6 +90,20 @@ MUTANTS = [
         law("Planned"),
     ),
     Mutant(
+        "what one object works out waits for all others of its class",
+        "once.py",
+        "key = id(instance), name",
+        "key = type(instance), name",
+        of("test_once", "test_objects_do_not_wait_for_one_another"),
+    ),
+    Mutant(
+        "rows that are known already are passed over when a block of few rows ends",
+        "sources/indexed.py",
+        "numbers = numbers[size:]",
+        "numbers = numbers[size + 1 :]",
+        of("indexed/test_algebra", "test_rows_of_many_tokens_come_in_small_blocks"),
+    ),
+    Mutant(
         "a mixture that is asked for a part in its middle goes on from the part before",
         "indexed/mixed.py",
         "before = served if end == first else served_at(first, weights, most)",
@@ -472,6 +486,23 @@ MUTANTS = [
         of("stages/test_dealt", "test_wrap_begins_a_stream_again_until_all_have_ended"),
     ),
     Mutant(
+        "a rank that fails takes rounds with it in which it took part",
+        "agreement.py",
+        "if posted < number:",
+        "if number >= 0:",
+        of(
+            "stages/test_dealt",
+            "test_a_rank_that_fails_while_others_are_slow_keeps_its_own_error_and_all_hand_out_the_same_rounds",
+        ),
+    ),
+    Mutant(
+        "a reader that was stopped looks like one that has ended",
+        "background.py",
+        "        if self._stopped:  # the rest",
+        "        if False:  # the rest",
+        of("test_background", "test_what_somebody_else_has_stopped_is_no_end"),
+    ),
+    Mutant(
         "all streams draw the same random numbers",
         "stream.py",
         "seed=random.key(cast(Any, self).seed, stream)",
@@ -549,6 +580,20 @@ MUTANTS = [
         "            if before is one:\n",
         "            if before is None:\n",
         of("store/test_remote", "test_the_next_rows_come_while_these_are_used"),
+    ),
+    Mutant(
+        "a damaged side file gives rows other tokens than theirs",
+        "store/local.py",
+        "wrong = np.flatnonzero(expected != found)",
+        "wrong = np.flatnonzero(expected < 0)",
+        of("store/test_index", "test_lengths_that_are_not_those_of_the_rows_are_refused"),
+    ),
+    Mutant(
+        "what an interrupted writer left of a file counts as speed",
+        "store/writer.py",
+        "self._status.found(block.num_rows)",
+        "self._status.wrote(block)",
+        of("store/test_writer", "test_what_is_found_of_a_file_that_was_not_ended_is_no_speed"),
     ),
     Mutant(
         "pages that were read stay mapped",

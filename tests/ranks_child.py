@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -20,6 +21,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 
 import brimful as bf
+from brimful import agreement, background
 from brimful.loader import Loader
 from brimful.windows import Uneven
 
@@ -94,6 +96,37 @@ def killed(folder: Path, victim: str) -> Any:
     return f"ended after {taken} batches"
 
 
+held: list[Any] = []
+
+
+def ends(folder: Path) -> Any:
+    """Rank 1 ends as after an error in its training loop, with its iterator still there; what the other says."""
+    held.append(data(folder).shard().iter())
+    began = time.monotonic()
+    try:
+        for _ in held[0]:
+            if dist.get_rank() == 1:
+                sys.exit(1)
+    except bf.RankError as error:
+        return {"error": str(error), "seconds": time.monotonic() - began}
+    return {"error": "none", "seconds": 0}
+
+
+def stuck(folder: Path) -> Any:
+    """Rank 0, which hosts the store, is stopped; what the other says."""
+    pids: list[Any] = [None, None]
+    dist.all_gather_object(pids, os.getpid())
+    agreement._GRACE = background.JOIN_SECONDS = 0.5  # type: ignore[misc]
+    try:
+        for _ in data(folder).shard(timeout_seconds=1):
+            if dist.get_rank() == 0:
+                os.kill(os.getpid(), signal.SIGSTOP)
+    except (TimeoutError, bf.RankError) as error:
+        os.kill(pids[0], signal.SIGKILL)
+        return [type(error).__name__, str(error)]
+    return "no error"
+
+
 def loader(kind: str, folder: Path) -> Loader:
     return batches(kind, folder).shard(timeout_seconds=30).loader()
 
@@ -124,7 +157,7 @@ def load(folder: Path, kind: str, source: str) -> Any:
     return [one(batch) for batch in in_step(made)]
 
 
-JOBS: dict[str, Callable[..., Any]] = {"validate": validate, "killed": killed, "save": save, "load": load}
+JOBS: dict[str, Callable[..., Any]] = {job.__name__: job for job in (validate, killed, ends, stuck, save, load)}
 
 
 def main() -> None:

@@ -79,6 +79,20 @@ def test_a_rank_that_is_killed_is_named_by_the_others(folder: Path) -> None:
     assert saw[1].startswith("waited 2 seconds for rank 1 (last came to round ")
 
 
+def test_a_rank_that_ends_is_named_by_the_others_and_its_streams_are_not_taken_for_over(folder: Path) -> None:
+    (saw, _) = run(2, "ends", folder)
+    assert saw["error"] == "rank 1 left before the epoch was over: its loop ended, failed or was interrupted"
+    assert saw["seconds"] < 10
+
+
+def test_a_store_that_is_stuck_is_said(folder: Path) -> None:
+    (_, saw) = run(2, "stuck", folder)
+    assert saw == [
+        "TimeoutError",
+        "the key-value store through which 2 ranks agree does not answer: its host (rank 0, or the launcher) is stuck or gone",
+    ]
+
+
 def test_the_death_of_the_rank_that_hosts_the_store_is_said(folder: Path) -> None:
     (_, saw) = run(2, "killed", folder, "0")
     assert saw[0] in ("RankError", "TimeoutError")

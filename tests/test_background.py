@@ -13,7 +13,7 @@ import pytest
 
 import brimful as bf
 from brimful import background
-from brimful.background import Workers, map_ahead, read_ahead
+from brimful.background import Channel, Stopped, Workers, map_ahead, read_ahead
 from tests.shards import threads_left, write
 
 
@@ -191,6 +191,20 @@ it = bf.from_files({url!r}, repeat=True).tokenize(lambda texts: [[1] for _ in te
 next(it)
 {way}
 """)
+
+
+def test_what_somebody_else_has_stopped_is_no_end() -> None:
+    """A window made of what had come so far, or a stream that others believe to be over, would be a loss in silence."""
+
+    def numbers() -> Generator[int, None, None]:
+        yield from range(9)
+
+    channel = Channel(numbers, 1, "test")
+    items = channel.items()
+    assert next(items) == 0
+    channel.close()
+    with pytest.raises(Stopped):
+        next(items)
 
 
 def test_an_interpreter_that_ends_while_threads_are_in_native_code_waits_for_them() -> None:

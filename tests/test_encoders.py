@@ -306,6 +306,17 @@ print(encoder_for(make.tiktoken_bytes(), {"disallowed_special": special}).finger
     assert len(outputs) == 1
 
 
+def test_a_fingerprint_begins_with_words() -> None:
+    assert fingerprint(make.bpe(), max_length=6).startswith("BPE of 300 tokens, cut to 6 (")
+    assert fingerprint(make.wordpiece()).startswith("WordPiece of ")
+    assert fingerprint(make.byt5(), max_length=7, truncation=True).startswith("ByT5Tokenizer of ")
+    assert ", max_length=7, truncation=True (" in fingerprint(make.byt5(), max_length=7, truncation=True)
+    assert fingerprint(make.tiktoken_bytes(), allowed_special="all").startswith(
+        "test of 262 tokens, allowed_special=all ("
+    )
+    assert fingerprint(characters).startswith("characters (")
+
+
 def test_a_state_of_another_tokenizer_is_refused_by_name() -> None:
     def iterator(tokenizer: Any, state: Any = None) -> Any:
         return bf.from_sequence(TEXTS).tokenize(tokenizer).batch(2).iter(state)
@@ -315,7 +326,8 @@ def test_a_state_of_another_tokenizer_is_refused_by_name() -> None:
     state = json.loads(json.dumps(it.state_dict()))
     assert iterator(make.gpt2(), state) is not None
     with pytest.raises(
-        bf.StateError, match=r"Tokenize\.encoder was '[0-9a-f]{16}' when it was saved and is '[0-9a-f]{16}' here"
+        bf.StateError,
+        match=r"encoder was 'BPE of [0-9,]+ tokens \([0-9a-f]{16}\)' when it was saved and is 'BPE of [0-9,]+ tokens",
     ):
         iterator(make.llama(), state)
 

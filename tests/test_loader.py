@@ -83,6 +83,31 @@ def test_leaving_a_loop_closes_what_it_ran() -> None:
     assert len(flat(loader)) == 12
 
 
+@pytest.mark.parametrize("go_on", [False, True])
+def test_a_state_loaded_in_the_middle_of_an_epoch_takes_its_place(go_on: bool) -> None:
+    loader = make()
+    whole = [flat(loader) for _ in range(2)]
+    loader.set_epoch(0)
+    for number, _ in enumerate(loader):
+        if number == 1:
+            state = loader.state_dict()
+        if number == 3:
+            loader.load_state_dict(state)
+            if not go_on:
+                break
+    assert number == 3, "what ran has ended"
+    assert flat(loader) == whole[0][4:]
+    assert flat(loader) == whole[1], "and no epoch is left out"
+
+
+def test_another_epoch_has_nothing_of_the_one_that_was_left() -> None:
+    loader = make()
+    for _ in loader:
+        break
+    loader.set_epoch(1)
+    assert loader.state_dict() == {"epoch": 1, "iterator": ""}
+
+
 def test_states_survive_torch_save(tmp_path: object) -> None:
     loader = make()
     next(iter(loader))
@@ -99,8 +124,9 @@ def test_workers_are_refused_rather_than_given_everything() -> None:
 
 
 def test_a_foreign_state_is_refused() -> None:
-    with pytest.raises(StateError, match="a loader's state is a dict of epoch and iterator"):
-        make().load_state_dict({"step": 3})
+    message = r"a loader's state is a dict of epoch and iterator \(got a dict of version, header, position\); what an iterator"
+    with pytest.raises(StateError, match=message):
+        make().load_state_dict(make().batches.iter().state_dict())
 
 
 def test_an_empty_data_set_has_empty_epochs(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,78 @@ def test_two_processes_know_the_labels_of_their_steps_from_a_store(tmp_path: Pat
             assert_same(found, expected)
             fillers += own_fillers
     assert fillers, "some step has too few batches"
+
+
+STREAM_STEPS: dict[str, Callable[[bf.Dataset], bf.Batches]] = {
+    "budget": lambda data: data.batch_by_tokens(48, window=6),
+    "static": lambda data: data.batch(bf.StaticShapes([8, 16, MOST], 48), window=6),
+    "packed": lambda data: data.pack(MOST, rows=2, window=6),
+    "nested": lambda data: data.batch(2, layout="nested"),
+    "own": lambda data: data.batch(2, collate_fn=by_hand),
+}
+
+
+def by_hand(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    columns = {name: [torch.tensor(sample[name]) for sample in samples] for name in ("input_ids", "labels")}
+    pads = {"input_ids": 0, "labels": -100}
+    pad = torch.nn.utils.rnn.pad_sequence
+    return {name: pad(column, batch_first=True, padding_value=pads[name]) for name, column in columns.items()}
+
+
+def stream_batches(way: str, folder: str) -> bf.Batches:
+    data = bf.from_files(f"{folder}/*.jsonl", streams=2)
+    return STREAM_STEPS[way](data)
+
+
+def dense(batch: dict[str, Any]) -> dict[str, Any]:
+    """What the model of this file can read of a nested batch."""
+    if not batch["input_ids"].is_nested:
+        return batch
+    return batch | {name: batch[name].to_padded_tensor(pad) for name, pad in (("input_ids", 0), ("labels", -100))}
+
+
+def rank_of_two_streams(rank: int, folder: str) -> None:
+    """Each rank's gradients of every step of an epoch of unequal streams; `token_mean` counts the labels of all."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    for way in STREAM_STEPS:
+        batches = [dense(batch) for batch in stream_batches(way, folder).shard(timeout_seconds=60)]
+        assert all("num_items_in_batch" not in batch for batch in batches)
+        own = gradients(batches)
+        for gradient in own:
+            dist.all_reduce(gradient)
+        found = [gradient / 2 for gradient in own], sum(batch["is_filler"] for batch in batches)
+        torch.save(found, f"{folder}/{way}.{rank}")
+    dist.destroy_process_group()
+
+
+def test_two_processes_with_streams_and_fillers_have_the_gradients_of_one(tmp_path: Path) -> None:
+    """One process takes the batches of both streams in one step, as long as there are two."""
+    samples = rows()
+    for shard, part in enumerate((samples[:6], samples[6:])):
+        (tmp_path / f"{shard}.jsonl").write_text("\n".join(map(json.dumps, part)) + "\n")
+    multiprocessing.spawn(rank_of_two_streams, args=(str(tmp_path),), nprocs=2)
+    for way in STREAM_STEPS:
+        made = stream_batches(way, str(tmp_path))
+        places = [(state["position"]["next"] - 1 if state["position"] != "end" else None) for state in states_of(made)]
+        last = max(place for place in places if place is not None)
+        steps: dict[int, list[Any]] = {}
+        for batch, place in zip(made, places, strict=True):
+            steps.setdefault((last + 2 if place is None else place) // 2, []).append(dense(batch))
+        numbers = [sum(int((batch["labels"] != -100).sum()) for batch in step) for step in steps.values()]
+        parts = [gradients(step, number) for step, number in zip(steps.values(), numbers, strict=True)]
+        expected = [torch.stack(one).sum(0) for one in zip(*parts, strict=True)]
+        fillers = 0
+        for rank in range(2):
+            found, own_fillers = torch.load(tmp_path / f"{way}.{rank}")
+            assert_same(found, expected)
+            fillers += own_fillers
+        assert fillers == sum(2 - len(step) for step in steps.values()) > 0
+
+
+def states_of(made: bf.Batches) -> list[Any]:
+    with made.iter() as it:
+        return [it.state_dict() for _ in it]
 
 
 def test_batches_that_are_accumulated_are_one_mean() -> None:

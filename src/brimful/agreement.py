@@ -14,14 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from brimful.background import closed_at_exit
+from brimful.background import Stopped, closed_at_exit
 from brimful.errors import RankError, StateError
 from brimful.stream import State, header_difference
 
+AHEAD_ROUNDS: Final = 2
+"""Rounds that a rank posts beyond the one whose outcome it waits for."""
 _POSTED: Final = 1 << 32
 """Added to a round's counter by each rank, beside its count."""
 _SOONEST, _LATEST, _NOTICE = 0.001, 0.05, 0.5
-"""Seconds between two looks at a counter, and between two looks for the failure of another rank."""
+"""Seconds between two looks at a counter, and between two looks for a rank that is gone."""
 _LEAVE: Final = 10.0
 """Seconds for which rank 0 waits at the end."""
 _GRACE: Final = 5.0
@@ -31,10 +33,13 @@ _GRACE: Final = 5.0
 class Agreement:
     """One run over an epoch by all ranks.
 
+    A thread calls `begin`, `post` and `outcome` for each round in turn, and `leave`; no other one touches the store, which
+    may be stuck. The consumer calls `waiting`, and `stop`.
+
     Args:
         store: a torch.distributed.Store that all ranks share.
         name: of the run, the same on all ranks; run again under one name, it is told apart by how often it ran.
-        header: the pipeline, which must be the same on all ranks.
+        header: the pipeline and its rules, which must be the same on all ranks.
         timeout_seconds: how long the consumer waits for another rank before an error names it.
     """
 
@@ -45,37 +50,45 @@ class Agreement:
         self._store = store
         self._closed = threading.Event()
         self._waited = 0.0  # seconds, by the consumer for what it is to be given next
-        self._since: float | None = None  # since when an outcome is waited for
+        self._since: float | None = None  # since when the store, or another rank through it, is waited for
         self._told = False
         self._header = header
-        with _reached():
-            self._name = f"brimful/{name}/{store.add(f'brimful/{name}/run/{rank}', 1)}"
-            if rank == 0:
-                store.set(f"{self._name}/header", json.dumps(header))
+        self._base = f"brimful/{name}.{world_size}"
+        self._name = ""
+        self._posted = -1
         closed_at_exit(self)
+
+    def begin(self) -> None:
+        """The first of all."""
+        with self._reached():
+            self._name = f"{self._base}/{self._store.add(f'{self._base}/run/{self._rank}', 1)}"
+            if self._rank == 0:
+                self._store.set(f"{self._name}/header", json.dumps(self._header))
 
     def post(self, number: int, count: int) -> None:
         """Says that `count` of this rank's streams have a batch in round `number`."""
-        with _reached():
+        with self._reached():
             self._store.add(f"{self._name}/{number}", _POSTED + count)
-            self._store.set(f"{self._name}/rank/{self._rank}", str(number))  # after it: whoever is missing there is named
+            self._posted = number
+            # after it: whoever is missing there is named
+            self._store.set(f"{self._name}/rank/{self._rank}", str(number))
 
-    def outcome(self, number: int) -> int | None:
-        """The sum of what all ranks post for a round, as soon as they have; None where the run was closed meanwhile.
+    def outcome(self, number: int) -> int:
+        """The sum of what all ranks post for a round, as soon as they have.
 
         Raises:
             TimeoutError: a rank has not posted, and the consumer has waited for `timeout_seconds`; it is named.
-            RankError: another rank failed, or the store is gone; it is named.
+            RankError: another rank failed or left before it came to this round, or the store is gone; it is named.
             StateError: another rank runs another pipeline; the setting and both its values are named.
+            Stopped: the run was closed meanwhile.
         """
-        self._since = time.monotonic()
-        try:
-            with _reached():
-                return self._outcome(number, self._since)
-        finally:
-            self._since = None
+        with self._reached() as began:
+            count = self._outcome(number, began)
+            if self._rank == 0 and number > AHEAD_ROUNDS:  # all have posted this one, so have the outcomes before those
+                self._store.delete_key(f"{self._name}/{number - AHEAD_ROUNDS - 1}")
+        return count
 
-    def _outcome(self, number: int, began: float) -> int | None:
+    def _outcome(self, number: int, began: float) -> int:
         pause, noticed = _SOONEST, began
         while not self._closed.is_set():
             ranks, count = divmod(int(self._store.add(f"{self._name}/{number}", 0)), _POSTED)
@@ -90,33 +103,53 @@ class Agreement:
             now = time.monotonic()
             if now - noticed > _NOTICE:
                 noticed = now
-                self._look_for_failure()
+                self._look_for_gone(number)
                 if min(self._waited, now - began) > self._timeout_seconds:
                     raise TimeoutError(self._missing(number))
             self._closed.wait(pause)
             pause = min(2 * pause, _LATEST)
-        return None
+        raise Stopped
 
-    def leave(self) -> None:
-        """Of the last outcome: rank 0, whose process may host the store and end now, lets the others read it first."""
-        with _reached():
-            self._store.add(f"{self._name}/left", 1)
+    def leave(self, over: bool) -> None:
+        """The last of all. Where the epoch is not over, tells the other ranks, so that none of them waits for this one.
+
+        Rank 0, whose process may host the store and end now, lets the others read the last outcome first. Whoever leaves
+        last removes what the run had in the store.
+        """
+        if not self._name:
+            return
+        with suppress(Exception):  # of a store that is gone
+            with self._reached():
+                if not over:
+                    words = (
+                        f"rank {self._rank} left before the epoch was over: its loop ended, failed or was interrupted"
+                    )
+                    self._store.compare_set(f"{self._name}/gone", "", json.dumps([self._posted, words]))
+                left = int(self._store.add(f"{self._name}/left", 1))
+                if left == self._world_size:
+                    self._clear()
             until = time.monotonic() + _LEAVE
-            while self._rank == 0 and int(self._store.add(f"{self._name}/left", 0)) < self._world_size:
-                if time.monotonic() > until or self._closed.wait(_SOONEST):
+            while over and self._rank == 0 and left < self._world_size and time.monotonic() < until:
+                if self._closed.wait(_SOONEST):
                     return
+                with self._reached():
+                    left = int(self._store.add(f"{self._name}/left", 0))
 
-    def forget(self, number: int) -> None:
-        """Removes the counter of a round that all ranks have left behind."""
-        if self._rank == 0 and number >= 0:
-            with _reached():
-                self._store.delete_key(f"{self._name}/{number}")
+    def _clear(self) -> None:
+        """Removes the keys of a run that all ranks have left, but for two counters; no two are more rounds apart than
+        twice those that one posts ahead."""
+        apart = 2 * (AHEAD_ROUNDS + 1)
+        rounds = range(max(0, self._posted - apart - AHEAD_ROUNDS), self._posted + apart)
+        ranks = [f"rank/{rank}" for rank in range(self._world_size)]
+        for key in ("header", "gone", *ranks, *rounds):
+            self._store.delete_key(f"{self._name}/{key}")
 
-    def fail(self, error: BaseException) -> None:
-        """Tells the other ranks that this one cannot go on."""
-        if not isinstance(error, TimeoutError | RankError):
+    def fail(self, error: BaseException, posted: int | None = None) -> None:
+        """Tells the other ranks that this one cannot go on, beyond the rounds that it has posted."""
+        if not isinstance(error, RankError):
             with suppress(Exception):  # what failed here is what the user wants to know
-                self._store.set(f"{self._name}/failed", f"rank {self._rank} failed: {type(error).__name__}: {error}")
+                words = f"rank {self._rank} failed: {type(error).__name__}: {error}"
+                self._store.set(f"{self._name}/gone", json.dumps([self._posted if posted is None else posted, words]))
 
     def waiting(self, seconds: float) -> None:
         """Told each second how long the consumer has waited for what it is to be given next.
@@ -149,12 +182,15 @@ class Agreement:
             error = StateError(
                 f"the ranks run different pipelines: {name} is {theirs} on rank 0 and {ours} on rank {self._rank}"
             )
-            self.fail(error)
+            self.fail(error, posted=-1)
             raise error
 
-    def _look_for_failure(self) -> None:
-        if self._store.check([f"{self._name}/failed"]):
-            raise RankError(self._store.get(f"{self._name}/failed").decode())
+    def _look_for_gone(self, number: int) -> None:
+        """A rank that is gone takes part in the rounds that it has posted: all ranks hand out the same ones."""
+        if self._store.check([f"{self._name}/gone"]):
+            posted, words = json.loads(self._store.get(f"{self._name}/gone"))
+            if posted < number:
+                raise RankError(words)
 
     def _missing(self, number: int) -> str:
         """Who has not posted a round, in words."""
@@ -169,19 +205,22 @@ class Agreement:
             "killed, is stuck, or does not iterate as often as this rank does; shard(timeout_seconds=...) sets how long to wait"
         )
 
-
-@contextmanager
-def _reached() -> Iterator[None]:
-    """Says of an error of torch's whose it is."""
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(error, RankError):
-            raise
-        reason = str(error).partition("\n")[0]
-        raise RankError(
-            f"the key-value store through which the ranks agree is gone: its host, rank 0 or the launcher, ended ({reason})"
-        ) from error
+    @contextmanager
+    def _reached(self) -> Iterator[float]:
+        """Around every use of the store: how long it has been waited for is known; says of an error of torch's whose it is."""
+        self._since = began = time.monotonic()
+        try:
+            yield began
+        except RuntimeError as error:
+            if isinstance(error, RankError):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise RankError(
+                "the key-value store through which the ranks agree is gone: its host, rank 0 or the launcher, ended "
+                f"({reason})"
+            ) from error
+        finally:
+            self._since = None
 
 
 def store_of(group: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any, TypeGuard
 
+import numpy as np
 from numpy.typing import NDArray
 
 from brimful.errors import one_of, require
@@ -18,7 +19,7 @@ from brimful.indexed.sliced import Sliced
 from brimful.plan import Policy
 from brimful.plan.mix import Stop
 from brimful.rows import Block, Sample, samples
-from brimful.sources.indexed import Indexed
+from brimful.sources.indexed import SPAN, Indexed
 from brimful.sources.sequence import FromSequence
 from brimful.stages.ahead import Ahead
 from brimful.stages.buffered import Buffered
@@ -42,27 +43,24 @@ def endless(stage: Stage[Block]) -> Stage[Block]:
 
 
 def taken(stage: Stage[Block], n: int) -> Stage[Block]:
-    streamed = Take(stage, n)
-    return Sliced(stage, 0, int(n), 1) if isinstance(stage, Indexed) else streamed
+    streamed = Take(stage, index(n))
+    return Sliced(stage, 0, streamed.count, 1) if isinstance(stage, Indexed) else streamed
 
 
 def skipped(stage: Stage[Block], n: int) -> Stage[Block]:
-    streamed = Skip(stage, n)
-    return Sliced(stage, int(n), None, 1) if isinstance(stage, Indexed) else streamed
+    streamed = Skip(stage, index(n))
+    return Sliced(stage, streamed.count, None, 1) if isinstance(stage, Indexed) else streamed
 
 
 def strided(stage: Stage[Block], interval: int, offset: int) -> Stage[Block]:
-    streamed = Stride(stage, interval, offset)
-    return Sliced(stage, int(offset), None, int(interval)) if isinstance(stage, Indexed) else streamed
+    streamed = Stride(stage, index(interval), index(offset))
+    return Sliced(stage, streamed.offset, None, streamed.interval) if isinstance(stage, Indexed) else streamed
 
 
 def shuffled(stage: Stage[Block], buffer_size: int, seed: int) -> Stage[Block]:
-    require("buffer_size", buffer_size, 1, "sample")
-    return (
-        Shuffled(stage, int(buffer_size), seed)
-        if isinstance(stage, Indexed)
-        else Shuffle(windows_of(stage, buffer_size), seed)
-    )
+    size = index(buffer_size)
+    require("buffer_size", size, 1, "sample")
+    return Shuffled(stage, size, seed) if isinstance(stage, Indexed) else Shuffle(windows_of(stage, size), seed)
 
 
 def filtered(stage: Stage[Block], fn: Callable[..., bool]) -> Stage[Block]:
@@ -85,7 +83,11 @@ def _selected(stage: Stage[Block], fn: Callable[..., bool]) -> Indexed | None:
 
 
 def concatenated(stages: tuple[Stage[Block], ...]) -> Stage[Block]:
-    return Joined(stages) if _all_indexed(stages) else Concat(stages)
+    """One stage for a + b + c too: several in each other would be as deep as there are data sets."""
+    parts = tuple(
+        part for stage in stages for part in (stage.upstreams if isinstance(stage, Joined | Concat) else (stage,))
+    )
+    return Joined(parts) if _all_indexed(parts) else Concat(parts)
 
 
 def interleaved(
@@ -170,9 +172,14 @@ def sample_at(stage: Stage[Block], number: int) -> Sample:
 def lengths_of(stage: Stage[Block], column: str) -> NDArray[Any]:
     if not isinstance(stage, Indexed):
         raise TypeError(f"the lengths of this data set are not known: it is {kind_of(stage)}; cache it")
+    if stage.count == 0:  # which has no columns either
+        return np.zeros(0, dtype=np.int64)
     if isinstance(stage, FromSequence | Filtered):
         return stage.index.lengths((column,), required=True)
     if stage.count is None:
         raise TypeError("the lengths of this data set are not known: it repeats without end; take some of it")
     rows, count = stage.plain()
-    return stage.index.lengths_at(rows(0, count), (column,), required=True)
+    spans = range(0, count, SPAN)  # the row numbers of all at once would take more than their lengths
+    return np.concatenate(
+        [stage.index.lengths_at(rows(first, min(first + SPAN, count)), (column,), required=True) for first in spans]
+    )

@@ -10,7 +10,7 @@ import atexit
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from contextvars import copy_context
@@ -22,6 +22,10 @@ R = TypeVar("R")
 
 JOIN_SECONDS: Final = 5.0
 """How long `close` waits for threads that are in the middle of something before it leaves them to end by themselves."""
+
+
+class Stopped(BaseException):
+    """What was read has been closed, by somebody else: no end, and nobody's error; it ends the threads that it reaches."""
 
 
 class Workers:
@@ -158,13 +162,14 @@ class Channel(Generic[T]):
                 self._changed.notify_all()
             yield item
             del item
+        if self._stopped:  # the rest was thrown away: whoever took this for the end would make a last window of it
+            raise Stopped
         if self._error is not None:
             raise self._error
 
     def close(self) -> None:
         """Has the thread close the generator, and waits for it."""
-        self.stop()
-        _join(self.threads)
+        close_together([self])
 
     def stop(self) -> None:
         """Lets the thread close the generator at its next item."""
@@ -191,9 +196,17 @@ class Channel(Generic[T]):
         with self._changed:
             while len(self._queue) >= self._capacity and not self._stopped:
                 self._changed.wait()
-            self._queue.append(item)
-            self._changed.notify_all()
+            if not self._stopped:
+                self._queue.append(item)
+                self._changed.notify_all()
             return not self._stopped
+
+
+def close_together(channels: Collection[Channel[Any]]) -> None:
+    """Closes several at once, in no more time than one."""
+    for channel in channels:
+        channel.stop()
+    _join(thread for channel in channels for thread in channel.threads)
 
 
 class Stoppable(Protocol):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
 
 from brimful.algebra import kind_of, windows_of
-from brimful.errors import one_of, require
+from brimful.distributed import world_size_here
+from brimful.errors import logger, one_of, require
 from brimful.iterator import ResumableIterator
+from brimful.once import once
 from brimful.plan import FixedSize, Overlong, Packed, Policy, StaticShapes
 from brimful.planners import ByKey, ByPacking, ByPolicy, Planner
 from brimful.rows import Block, Sample
@@ -96,10 +99,17 @@ class Batches:
         self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0, allow: Collection[str] = ()
     ) -> ResumableIterator[Any]:
         """An iterator over the batches, from the start of an epoch or from a state; see `Dataset.iter`."""
+        world_size = 1 if _is_sharded(self.planned) else world_size_here()
+        if world_size > 1:
+            _say_unsharded(world_size)
         return ResumableIterator(self._endless, state_dict, allow, epoch)
 
     def loader(self) -> Loader:
-        """An IterableDataset of an epoch at a time, with state_dict, load_state_dict and set_epoch, for trainers."""
+        """An IterableDataset of an epoch at a time, with state_dict, load_state_dict and set_epoch, for trainers.
+
+        Give it to the loop as it is: Accelerate's `prepare` takes the model and the optimizer, and would deal the batches out
+        a second time; of transformers' Trainer, `get_train_dataloader` returns it.
+        """
         from brimful.loader import Loader  # a subclass of torch's, which descriptions do without
 
         return Loader(self)
@@ -125,6 +135,9 @@ class Batches:
         It is that of the samples, cut as planned: a collate_fn that makes other labels should set another number. It takes
         70 ns a sample, on every rank for all, and the rows of those that are cut; it is left out where labels are lists of a
         fixed size, are padded with another value, or are not to be signed integers.
+
+        It is as if called before all else: `take` and `enumerate` count the batches of this rank. Called again, it takes the
+        place of the call before.
 
         Args:
             rank, world_size: the data-parallel ones; by default of `group`, else of torch.distributed, else of the
@@ -153,9 +166,10 @@ class Batches:
                 timeout_seconds=timeout_seconds,
             )
         else:
-            windows = upstreams(self.planned)[0]
+            batched = self.planned.upstream if isinstance(self.planned, Sharded) else self.planned
+            windows = upstreams(batched)[0]
             streamed = "" if isinstance(windows, Planned) else kind_of(windows)
-            sharded = Sharded(self.planned, rank, world_size, group, uneven, streamed)
+            sharded = Sharded(batched, rank, world_size, group, uneven, streamed)
         return Batches(sharded, substituted(self.stage, self.planned, sharded), self.repeats)
 
     def plans(self, epoch: int = 0) -> Iterator[Batch | Packs]:
@@ -178,11 +192,11 @@ class Batches:
         """How many streams the data are dealt to; None where they are not."""
         return num_streams(self.planned)
 
-    @cached_property
+    @once
     def _length(self) -> int:
         length = _num_items(self._endless)
         if length is None:
-            raise TypeError("the number of batches is not known: the data set is streamed, or repeats")
+            raise TypeError(f"the number of batches is not known: the data set {_endless_or_streamed(self.planned)}")
         return length
 
     def map(self, fn: Callable[[Any], Any]) -> Batches:
@@ -297,6 +311,26 @@ def sampled(stage: Stage[Block], repeats: bool) -> Stage[Sample]:
     return Repeat(turns) if repeats else turns
 
 
+def _is_sharded(stage: Stage[Any]) -> bool:
+    return isinstance(stage, Sharded) or (isinstance(stage, Dealt) and stage.sharded)
+
+
+@cache
+def _say_unsharded(world_size: int) -> None:
+    """Once in a process: that each rank reads the same is seldom meant, and nothing else would show it."""
+    logger.warning(
+        "there are %d ranks, and these batches are not shared out: each rank gets all of them. Say .shard(), or .shard(0, 1) "
+        "if that is meant",
+        world_size,
+    )
+
+
+def _endless_or_streamed(stage: Stage[Any]) -> str:
+    """Why the number of batches is not known, in words."""
+    windows = upstreams(stage.upstream if isinstance(stage, Sharded) else stage)[0]
+    return "repeats without end" if isinstance(windows, Planned) else f"is {kind_of(windows)}"
+
+
 def _rows(window: int | Literal["auto"]) -> int:
     if window == "auto":
         return 0
@@ -311,8 +345,8 @@ def _names(dtypes: Mapping[str, Any] | None) -> dict[str, str]:
     return {name: str(dtype).removeprefix("torch.") for name, dtype in (dtypes or {}).items()}
 
 
-def _num_items(stage: Stage[Any]) -> int | None:
-    """How many items a stage of batches has, where indexed data say it."""
+def _num_items(stage: Stage[Any], most: int | None = None) -> int | None:
+    """How many items a stage of batches has, where indexed data say it; counted up to `most`, and planned no further."""
     if isinstance(stage, Dealt):
         return None
     below = upstreams(stage)[0]
@@ -320,12 +354,12 @@ def _num_items(stage: Stage[Any]) -> int | None:
         if not isinstance(below, Planned) or below.upstream.count is None:
             return None
         with running(stage, stage.start(0)) as batches:
-            return sum(1 for _ in batches)
+            return sum(1 for _ in islice(batches, most))
     if isinstance(stage, Repeat):
-        return None
-    length = _num_items(below)
+        return most
     if isinstance(stage, Sharded):
+        length = _num_items(below, None if most is None else most * stage.num_ranks)
         return None if length is None else stage.num_steps(length)
     if isinstance(stage, TakeItems):
-        return stage.count if isinstance(below, Repeat) else None if length is None else min(stage.count, length)
-    return length
+        return _num_items(below, stage.count if most is None else min(stage.count, most))
+    return _num_items(below, most)

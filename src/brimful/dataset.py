@@ -81,6 +81,8 @@ class Dataset:
     def __getitem__(self, number: int) -> Sample:
         """One sample of indexed data, in the order of its first epoch; any of them at once.
 
+        Price: of shuffled data 10 ms or so each time, as its shuffle window is put in order; all of them: iterate.
+
         >>> import brimful as bf
         >>> bf.from_sequence(["a", "b"], repeat=True).skip(10**12)[1]
         {'text': 'b'}
@@ -250,7 +252,8 @@ class Dataset:
         Args:
             path: None: in memory. A folder: a token store, complete before the first sample is handed out, or the finished
                 one of the same pipeline that is there already; what was interrupted goes on where it stopped. Every column
-                is stored, a text that has been tokenised too.
+                is stored, a text that has been tokenised too. Its files, `path/*.arrow`, open anywhere: pyarrow, polars,
+                `datasets.load_dataset("arrow", data_files=...)`.
             version: of the functions in the chain, which a store cannot tell apart: another one when they change.
             timeout_seconds: how long to wait for another writer of the store that makes no progress.
         Raises:
@@ -290,7 +293,7 @@ class Dataset:
 
         Args:
             size_or_policy: an int: in arrival order, or with a window sorted by length inside it. A policy plans windows.
-            window: rows to plan over; "auto" (also None for a policy): what 1 % padding takes, capped at 256 MB.
+            window: rows to plan over; "auto" (also None for a policy): what 1 % padding takes, of streams at most 256 MB.
             options: see BatchOptions.
 
         >>> import brimful as bf
@@ -300,6 +303,8 @@ class Dataset:
         """
         if isinstance(size_or_policy, Policy):
             return self._batched(size_or_policy, window or "auto", **options)
+        if not hasattr(size_or_policy, "__index__"):
+            raise TypeError(f"batch takes a number of samples or a policy (got {size_or_policy!r})")
         size = index(size_or_policy)
         if window is not None:
             return self._batched(FixedSize(size), window, **options)
@@ -318,7 +323,7 @@ class Dataset:
 
         Args:
             max_tokens: rows x padded length of a batch.
-            window: rows to plan over; "auto": what 1 % padding takes, capped at 256 MB.
+            window: rows to plan over; "auto": what 1 % padding takes, of streams at most 256 MB.
             pad_to_multiple_of: round each padded length up.
             buckets: or round it up to one of these lengths.
             options: see BatchOptions.
@@ -407,7 +412,7 @@ def interleave_datasets(
     by: Literal["samples", "tokens"] = "samples",
     length_column: str = "input_ids",
 ) -> Dataset:
-    """Samples of each in fixed proportions, in stratified order.
+    """Samples of each in fixed proportions, in stratified order; indexed where all of them are.
 
     Args:
         weights: one a data set, by default equal.
@@ -422,27 +427,35 @@ def interleave_datasets(
     >>> "".join(sample["text"] for sample in bf.interleave_datasets([one, two], weights=[1.5, 1]))
     'HKHKHHKHKH'
     """
-    if not datasets:
-        raise ValueError("interleave_datasets needs at least one data set (got none)")
-    stages = tuple(dataset._endless for dataset in datasets)
-    return Dataset(algebra.interleaved(stages, weights, stop, by, length_column))
+    return Dataset(algebra.interleaved(_stages("interleave_datasets", datasets), weights, stop, by, length_column))
 
 
 def concat_datasets(datasets: Sequence[Dataset]) -> Dataset:
-    """All samples of the first, then of the second, and so on; `a + b` for two.
+    """All samples of the first, then of the second, and so on; `a + b` for two. Indexed where all of them are.
 
     >>> import brimful as bf
     >>> [sample["text"] for sample in bf.from_sequence(["a"]) + bf.from_sequence(["b"])]
     ['a', 'b']
     """
-    if not datasets:
-        raise ValueError("concat_datasets needs at least one data set (got none)")
-    for number, dataset in enumerate(datasets[:-1]):
-        if algebra.goes_on(dataset._endless):
+    stages = _stages("concat_datasets", datasets)
+    for number, stage in enumerate(stages[:-1]):
+        if algebra.goes_on(stage):
             raise ValueError(
                 f"data set {number} repeats without end, so that none after it is reached; repeat only the last"
             )
-    return Dataset(algebra.concatenated(tuple(dataset._endless for dataset in datasets)))
+    return Dataset(algebra.concatenated(stages))
+
+
+def _stages(caller: str, datasets: Sequence[Dataset]) -> tuple[Stage[Block], ...]:
+    """What some data sets run, epoch after epoch where they repeat."""
+    given: tuple[Any, ...] = tuple(datasets)
+    if not given:
+        raise ValueError(f"{caller} needs at least one data set (got none)")
+    for number, dataset in enumerate(given):
+        if not isinstance(dataset, Dataset):
+            kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+            raise TypeError(f"{caller}: data set {number} is a {kind}; make it one by from_sequence or from_iterable")
+    return tuple(dataset._endless for dataset in given)
 
 
 def _targets(names: str | Sequence[str]) -> tuple[str, ...]:

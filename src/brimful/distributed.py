@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any, NamedTuple
 
 
@@ -33,6 +34,15 @@ def resolve(rank: int | None = None, world_size: int | None = None, group: Any =
     return Rank(rank, world_size)
 
 
+def world_size_here() -> int:
+    """How many ranks there are, as far as torch.distributed, where it is in use, or the environment says; 1 otherwise."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return int(dist.get_world_size())
+    text = os.environ.get("WORLD_SIZE", "")
+    return int(text) if text.isdecimal() else 1
+
+
 def _of_group(group: Any) -> tuple[int, int]:
     if hasattr(group, "get_local_rank"):  # a DeviceMesh; of several dimensions, name the data-parallel one: mesh["dp"]
         if group.ndim != 1:
@@ -50,10 +60,20 @@ def _of_process() -> tuple[int, int]:
 
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size = _number("WORLD_SIZE", "1")
     if world_size > 1 and "RANK" not in os.environ:
         raise ValueError(
             f"WORLD_SIZE={world_size} in the environment, but no RANK: give shard(rank=..., world_size=...), a process "
             "group, or initialise torch.distributed first"
         )
-    return (int(os.environ["RANK"]) if world_size > 1 else 0), world_size
+    return (_number("RANK", "0") if world_size > 1 else 0), world_size
+
+
+def _number(name: str, default: str) -> int:
+    text = os.environ.get(name, default)
+    if not text.strip().isdecimal():
+        raise ValueError(
+            f"{name} in the environment must be a number (got {text!r}); set it, or give "
+            "shard(rank=..., world_size=...)"
+        )
+    return int(text)

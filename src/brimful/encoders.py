@@ -34,13 +34,22 @@ class Encoder(ABC):
     def depends_on(self) -> tuple[Any, ...]:
         """What the tokens depend on: vocabulary, rules, settings."""
 
+    @abstractmethod
+    def words(self) -> str:
+        """What a person would know it by."""
+
     def fingerprint(self) -> str:
-        """What a state is held against: the same for the same vocabulary, rules and settings."""
+        """What a state is held against: the same for the same vocabulary, rules and settings; it begins with words, so that
+        a refusal says which tokenizers do not fit.
+
+        >>> encoder_for(len).fingerprint()
+        'len (8677a496bc61d5e6)'
+        """
         return self._fingerprint
 
     @cached_property
     def _fingerprint(self) -> str:
-        return hashlib.sha256(repr(self.depends_on()).encode()).hexdigest()[:16]
+        return f"{self.words()} ({hashlib.sha256(repr(self.depends_on()).encode()).hexdigest()[:16]})"
 
     @cached_property
     def _local(self) -> threading.local:
@@ -89,6 +98,11 @@ class FastEncoder(Encoder):
     def depends_on(self) -> tuple[Any, ...]:
         return self._prepared, self.add_special_tokens, self.split_special_tokens
 
+    def words(self) -> str:
+        made = self._make()
+        size = f"{type(made.model).__name__} of {made.get_vocab_size():,} tokens"
+        return size if self.truncation is None else f"{size}, cut to {self.truncation['max_length']:,}"
+
     def _make(self) -> Any:
         clone = Tokenizer.from_str(self._prepared)
         clone.encode_special_tokens = self.split_special_tokens  # the one setting that is not serialized
@@ -117,6 +131,9 @@ class TransformersEncoder(Encoder):
         }
         return type(tokenizer).__name__, rules, sorted(settings.items()), describe(self.kwargs)
 
+    def words(self) -> str:
+        return f"{type(self.tokenizer).__name__} of {len(self.tokenizer):,} tokens{_called(self.kwargs)}"
+
 
 @dataclass(frozen=True, eq=False)
 class TiktokenEncoder(Encoder):
@@ -133,6 +150,9 @@ class TiktokenEncoder(Encoder):
         tokenizer = self.tokenizer  # tiktoken's README builds on these three
         ranks, special = sorted(tokenizer._mergeable_ranks.items()), sorted(tokenizer._special_tokens.items())
         return tokenizer._pat_str, ranks, special, describe(self.kwargs)
+
+    def words(self) -> str:
+        return f"{self.tokenizer.name} of {self.tokenizer.n_vocab:,} tokens{_called(self.kwargs)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +171,10 @@ class CallableEncoder(Encoder):
         return rows
 
     def depends_on(self) -> tuple[Any, ...]:
-        return getattr(self.fn, "__name__", type(self.fn).__name__), describe(self.kwargs)
+        return self.words(), describe(self.kwargs)
+
+    def words(self) -> str:
+        return getattr(self.fn, "__name__", type(self.fn).__name__)
 
 
 _FAST: Final = {"truncation", "max_length", "add_special_tokens", "split_special_tokens"}
@@ -221,6 +244,12 @@ def _refuse_unknown(name: str, settings: dict[str, Any], known: set[str]) -> Non
         raise ValueError(
             f"unknown tokenizer_kwargs for {name}: {', '.join(unknown)} (it takes {', '.join(sorted(known))})"
         )
+
+
+def _called(kwargs: Mapping[str, Any]) -> str:
+    """The keywords of a call that have short values."""
+    given = (f"{name}={value}" for name, value in kwargs.items() if isinstance(value, bool | int | str))
+    return "".join(f", {words}" for words in given)
 
 
 def _serialized(tokenizer: str, truncation: dict[str, Any] | None) -> str:

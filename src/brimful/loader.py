@@ -27,7 +27,8 @@ class Loader(IterableDataset[Any]):
     """Each iteration is one epoch of the batches: the next one, or the one that `set_epoch` names.
 
     A checkpoint taken after the last batch of an epoch starts the next one. Read by this process, with `prefetch` and
-    tokenising in threads: hand it to the trainer as it is, or to a DataLoader with batch_size=None and num_workers=0.
+    tokenising in threads: hand it to the trainer as it is, or, where one must be a DataLoader and nobody deals its batches
+    out again (as Accelerate's `prepare` does), to one with batch_size=None and num_workers=0.
 
     It is a Stateful of torch.distributed.checkpoint: `dcp.save({"loader": loader, ...})` on all ranks, and `dcp.load` on as
     many or as few as divide the streams. (Each rank writes the entries of its own streams; a loader that has not begun asks
@@ -53,8 +54,7 @@ class Loader(IterableDataset[Any]):
                 "Use DataLoader(loader, batch_size=None, num_workers=0); brimful works ahead in threads (prefetch)"
             )
         restored, self._restored = self._restored, None
-        if self._running is not None:
-            self._running.close()
+        self._leave()
         first = True
         while True:
             self._running = running = self.batches.iter(restored, epoch=self.epoch)
@@ -62,6 +62,8 @@ class Loader(IterableDataset[Any]):
                 for batch in running:
                     first = False
                     yield batch
+            if self._running is not running:  # another iteration, or another state, has taken its place
+                return
             self.epoch, self._running = self.epoch + 1, None
             if restored is None or not first:
                 return
@@ -73,6 +75,7 @@ class Loader(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration runs; the one that was restored keeps its position, another starts anew."""
         if epoch != self.epoch:
+            self._leave()
             self.epoch, self._restored = epoch, None
 
     def state_dict(self) -> dict[str, Any]:
@@ -87,5 +90,11 @@ class Loader(IterableDataset[Any]):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a state at the next iteration. The state is checked against the pipeline then."""
+        self._leave()
         self.epoch, self._restored = from_text(state_dict)
-        self._running = None
+
+    def _leave(self) -> None:
+        """Ends the iteration that runs: it is not where this loader goes on."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()

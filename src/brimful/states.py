@@ -88,7 +88,10 @@ def from_text(saved: Any) -> tuple[int, State | None]:
         StateError: it is no such thing.
     """
     if not is_text(saved):
-        raise StateError(f"a loader's state is a dict of epoch and iterator (got {saved!r:.80})")
+        got = f"a dict of {', '.join(map(str, saved))}" if isinstance(saved, dict) else type(saved).__name__
+        raise StateError(
+            f"a loader's state is a dict of epoch and iterator (got {got}); what an iterator gave is for Batches.iter"
+        )
     if not saved["iterator"]:
         return saved["epoch"], None
     state = json.loads(saved["iterator"])

@@ -111,6 +111,13 @@ def describe(value: Any) -> Any:
     return str(getattr(value, "__name__", type(value).__name__))
 
 
+_REMEDIES: Final = {
+    "fixed_weights": "a place in a mixture of indexed data is counted with its weights, which allow={'weights'} cannot change: "
+    "end the epoch with those that saved it, and begin the next with others, or mix streamed data"
+}
+"""What to do where a setting differs, by its name."""
+
+
 def check_header(saved: Any, ours: Any, allow: frozenset[str] = frozenset()) -> None:
     """Refuses a state whose header differs from the pipeline's, naming the setting and both values.
 
@@ -120,9 +127,9 @@ def check_header(saved: Any, ours: Any, allow: frozenset[str] = frozenset()) -> 
     difference = header_difference(saved, ours, allow)
     if difference is not None:
         name, then, now = difference
+        remedy = _REMEDIES.get(name.rpartition(".")[2].partition("[")[0], "use the pipeline that saved it")
         raise StateError(
-            f"this state belongs to another pipeline: {name} was {then} when it was saved and is {now} here; "
-            "use the pipeline that saved it"
+            f"this state belongs to another pipeline: {name} was {then} when it was saved and is {now} here; {remedy}"
         )
 
 

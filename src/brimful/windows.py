@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.once import once
 from brimful.plan import Policy, window_rows
 from brimful.ragged import Ragged, ragged
 from brimful.rows import Block
@@ -49,12 +49,12 @@ class Window:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    @cached_property
+    @once
     def list_lengths(self) -> Mapping[str, IntArray] | None:
         """How many values each list column has, int64 (n,), where that and the like is known without reading the rows."""
         return None if self.list_lengths_at is None else self.list_lengths_at(self.samples)
 
-    @cached_property
+    @once
     def num_labels(self) -> IntArray | None:
         """Of each sample its labels, those that are trained on, and whether the first one is, int64 (3, n), where known."""
         return None if self.num_labels_at is None else self.num_labels_at(self.samples)
@@ -88,11 +88,11 @@ class Window:
         """Whether the rows are here already."""
         return "_located" in vars(self)
 
-    @cached_property
+    @once
     def _located(self) -> tuple[Block, IntArray]:
         return self.locate(self.samples)
 
-    @cached_property
+    @once
     def _columns(self) -> dict[str, Ragged]:
         return {}
 

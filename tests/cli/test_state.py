@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import brimful as bf
 from tests.cli.commands import Corpus, invoke, refusal
@@ -48,6 +49,29 @@ def test_shows_the_state_of_a_loader_and_of_its_streams(corpus: Corpus, tmp_path
     assert [line.split("(")[0].strip() for line in lines if line.startswith("  Dealt")] == ["Dealt"]
     position = json.loads(lines[-2].removeprefix("position  "))
     assert (position["next"], list(position["streams"])) == (1, ["0", "1"])
+
+
+def test_shows_a_checkpoint_of_torch(tmp_path: Path) -> None:
+    loader = bf.from_sequence([{"input_ids": [1]}] * 3).batch(2).loader()
+    next(iter(loader))
+    path = tmp_path / "checkpoint.pt"
+    model = {"weight": torch.zeros(2)}
+    torch.save({"model": model, "step": 7, "losses": [1.0], "loader": loader.state_dict()}, path)
+    lines = invoke("state", "show", path).stdout.splitlines()
+    assert lines[:3] == ["step      7", "version   1", "pipeline"]
+    torch.save({"loader": tmp_path}, path)  # an object, which unpickling might run
+    assert "checkpoint.pt holds no state that can be read: Weights only load failed" in refusal("state", "show", path)
+
+
+def test_shows_the_state_of_a_loader_that_has_not_begun(tmp_path: Path) -> None:
+    loader = bf.from_sequence(["a"] * 3).batch(2).loader()
+    path = tmp_path / "checkpoint.json"
+    for epoch in range(2):
+        path.write_text(json.dumps(loader.state_dict()))
+        assert invoke("state", "show", path).stdout == f"epoch     {epoch}\nposition  the start of epoch {epoch}\n"
+        path.write_text(json.dumps({"step": 3, "model": {"a": 1}, "loader": loader.state_dict()}))
+        assert invoke("state", "show", path).stdout == f"step      3\nposition  the start of epoch {epoch}\n"
+        list(loader)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from brimful.sources.lengths import LengthIndex
 from brimful.sources.sequence import FromSequence, SequenceIndex
 from brimful.stages.planned import Planned
 from brimful.stages.shuffle import Shuffle
-from brimful.stream import Stage, running
+from brimful.stream import Stage, State, running
 from brimful.testing import assert_exact_resume, first_difference
 from tests import strategies as draw
 from tests.samples import letters, spelled, tokens
@@ -94,6 +94,21 @@ def test_any_sample_can_be_had_by_its_number(make: draw.Make, epoch: int) -> Non
             data[count]
 
 
+@pytest.mark.parametrize("data", [numbered(9), numbered(9).map(dict)], ids=["indexed", "streamed"])
+def test_half_a_sample_is_refused_rather_than_rounded(data: bf.Dataset) -> None:
+    halves: list[Callable[[Any], bf.Dataset]] = [
+        data.take,
+        data.skip,
+        data.shuffle,
+        lambda n: data.stride(n, 0),
+        lambda n: data.stride(3, n),
+    ]
+    for method in halves:
+        assert len(list(method(np.int64(1)))) in (1, 3, 8, 9)
+        with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+            method(1.5)
+
+
 def test_samples_of_streamed_data_cannot_be_had_by_number() -> None:
     with pytest.raises(TypeError, match=r"cannot be had by number: it is streamed \(by Map\); cache it"):
         bf.from_sequence(["a"]).map(dict)[0]
@@ -155,6 +170,41 @@ def test_any_part_of_an_epoch_is_that_of_the_whole(make: draw.Make, data: st.Dat
         assert sorted(plain(0, count).tolist()) == sorted(stage.order(0)(0, count).tolist())
 
 
+@given(make=draw.indexed(), size=st.sampled_from([1, 4]), data=st.data())
+@settings(max_examples=60)
+def test_rows_of_many_tokens_come_in_small_blocks(make: draw.Make, size: int, data: st.DataObject) -> None:
+    stage, limit = make(), 4 * size
+    assert isinstance(stage, Indexed)
+    known = stage.index.regular is not None
+
+    def blocks(at: State) -> list[tuple[list[int], list[int], State]]:
+        with running(stage, at) as made:
+            full = ((block, after) for block, after in islice(made, 80) if block.num_rows)
+            return [(*(column(block, name) for name in ("id", "size")), after) for block, after in full]
+
+    def column(block: Any, name: str) -> list[int]:
+        if name == "id":
+            return list(block.column("id").to_pylist())
+        lists = [block.column(name).to_pylist() for name in ("input_ids", "labels")]
+        return [sum(map(len, row)) for row in zip(*lists)]
+
+    with draw.small(4_096, size):
+        cut = blocks(stage.start(1))
+        for number, (ids, sizes, _) in enumerate(cut):
+            assert not known or len(ids) == 1 or sum(sizes) <= limit
+            if number + 1 < len(cut) and stage.seam(0) is None:
+                assert sum(sizes) + cut[number + 1][1][0] > limit, "no smaller than they must be"
+        if cut:
+            number = data.draw(st.integers(0, len(cut) - 1))
+            assert blocks(cut[number][2])[: len(cut) - number - 1] == cut[number + 1 :], (
+                "the same ones from any of them on"
+            )
+    whole = [number for ids, *_ in blocks(stage.start(1)) for number in ids]
+    found = [number for ids, *_ in cut for number in ids]
+    assert found == whole[: len(found)]
+    assert len(cut) == 80 or len(found) == len(whole)
+
+
 @given(make=draw.indexed(), rows=st.integers(1, 5))
 @settings(max_examples=100)
 def test_windows_are_those_that_streamed_rows_give(make: draw.Make, rows: int) -> None:
@@ -205,6 +255,21 @@ def test_a_concatenation_keeps_columns_apart_in_samples_and_joins_them_in_window
     assert (batch["letter"], batch["n"]) == (["b", None], [None, 1])
 
 
+@pytest.mark.parametrize("kind", ["indexed", "streamed"])
+def test_however_sums_are_bracketed_the_data_are_the_same(kind: str) -> None:
+    one, two, three, *rest = [numbered(3, 10 * number, shuffle=True) for number in range(400)]
+    if kind == "streamed":
+        one, two, three, *rest = [data.map(dict) for data in (one, two, three, *rest[:30])]
+    ways = [(one + two) + three, one + (two + three), bf.concat_datasets([one, two, three])]
+    batches = [data.shuffle(4).batch(2) for data in ways]
+    for other in batches[1:]:
+        assert first_difference(list(other), list(batches[0])) is None
+        with batches[0].iter() as it:
+            next(it)
+            assert first_difference(list(other.iter(it.state_dict())), list(batches[0])[1:]) is None
+    assert len(drawn(sum(rest, ways[0]))) == 3 * (3 + len(rest)), "and there may be many"
+
+
 def test_what_comes_after_data_without_an_end_is_never_reached_and_that_is_said() -> None:
     with pytest.raises(
         ValueError, match=r"^data set 0 repeats without end, so that none after it is reached; repeat only"
@@ -219,6 +284,8 @@ def test_lengths_are_in_the_order_of_the_data() -> None:
     assert (data + data.take(2)).lengths().tolist()[:9] == list(range(9))
     for slice_of in (data.skip(2).take(5), data.stride(2, 1), bf.interleave_datasets([data, data.skip(1)])):
         assert slice_of.lengths().tolist() == [len(sample["input_ids"]) for sample in slice_of]
+    for empty in (data.take(0), data.filter(lambda sample: False), letters(""), letters("").skip(1)):
+        assert empty.lengths().tolist() == []
 
 
 def test_the_number_of_batches_is_known() -> None:
@@ -226,6 +293,17 @@ def test_the_number_of_batches_is_known() -> None:
     mixed = bf.interleave_datasets([data, data.filter(lambda sample: len(sample["input_ids"]) % 3 > 0)], stop="all")
     batches = mixed.skip(5).shuffle(50).batch_by_tokens(100)
     assert len(batches) == len(list(batches)) == len(list(batches.plans()))
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+@pytest.mark.parametrize("counts", [(0,), (3,), (99,), (5, 0), (7, 3), (3, 7), (99, 4)])
+def test_the_number_of_batches_taken_is_how_many_there_are(repeat: bool, counts: tuple[int, ...]) -> None:
+    batches = numbered(10, repeat=repeat).batch(1).enumerate()
+    for count in counts:
+        batches = batches.take(count)
+    assert len(batches) == len(list(iter(batches.iter())))
+    if not repeat:
+        assert len(batches.shard(1, 3)) == sum(1 for _ in batches.shard(1, 3).iter())
 
 
 def test_a_window_is_judged_once_and_stands_in_the_state() -> None:

@@ -101,3 +101,22 @@ def test_samples_far_out_cost_a_block() -> None:
     (last,) = synthetic().skip(COUNT - 1)
     assert last["id"] == samples[-1]["id"]
     assert list(synthetic().skip(COUNT)) == []
+
+
+@pytest.mark.timeout(20)
+def test_the_number_of_the_first_batches_takes_the_plan_of_no_more() -> None:
+    """Also where nobody asks for it: `list` does, before it begins."""
+    batches = synthetic().batch_by_tokens(16_384, window=20_000)
+    assert len(list(batches.take(3))) == 3
+    assert len(batches.shard(1, 4).take(200).map(dict)) == 200
+    assert len(batches.take(200).enumerate().take(7)) == 7
+    assert len(synthetic().take(40).batch(4).shard(0, 4, uneven="drop").take(100)) == 2
+
+
+def test_the_lengths_of_a_mixture_take_little_more_than_themselves() -> None:
+    mixed = bf.interleave_datasets([synthetic(), synthetic(1).skip(5)]).take(4_000_000)
+    tracemalloc.start()
+    assert len(mixed.lengths()) == 4_000_000  # 32 MB
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 110e6, f"{peak / 1e6:.0f} MB"

@@ -128,8 +128,21 @@ def test_other_weights_are_refused_even_where_weights_may_differ() -> None:
 
     it = mixed(1, 1).iter()
     next(it)
-    with pytest.raises(bf.StateError, match=r"Mixed\.fixed_weights\[1\] was 1 when it was saved and is 3 here"):
+    with pytest.raises(
+        bf.StateError,
+        match=r"Mixed\.fixed_weights\[1\] was 1 when it was saved and is 3 here; a place in a mixture of indexed data is "
+        r"counted with its weights, which allow=.'weights'. cannot change: end the epoch with those that saved it",
+    ):
         mixed(1, 3).iter(it.state_dict(), allow={"weights"})
+
+
+def test_what_is_no_data_set_is_refused() -> None:
+    with pytest.raises(
+        TypeError, match=r"^interleave_datasets: data set 1 is a builtins.list; make it one by from_seq"
+    ):
+        bf.interleave_datasets([letters("a"), ["b"]])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"^concat_datasets: data set 1 is a builtins.list; make it one by from_seq"):
+        bf.concat_datasets([letters("a"), ["b"]])  # type: ignore[list-item]
 
 
 def test_settings_are_checked() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+import brimful as bf
 from brimful.sources.urls import COMPRESSIONS, Shards, expand_braces
 from tests.shards import compressed, write
 
@@ -60,6 +61,11 @@ def test_a_name_or_a_glob_that_matches_nothing_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_refused_with_what_to_write_instead(tmp_path: Path) -> None:
+    len(bf.from_sequence(["a"]).cache(tmp_path / "store"))
+    with pytest.raises(
+        IsADirectoryError, match=r"store' is a folder with a manifest; a token store is read by bf\.from_st"
+    ):
+        list(bf.from_files(tmp_path / "store"))
     with pytest.raises(IsADirectoryError, match=r"' is a folder; name its files, for example .*/\*\.jsonl$"):
         _ = Shards((f"{tmp_path}/",)).listed
 

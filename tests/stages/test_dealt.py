@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,10 @@ class Ranks:
         try:
             with sharded.iter(state) as it:
                 while steps is None or len(taken) < steps:
-                    batch = next(it, None)
+                    try:
+                        batch = next(it, None)
+                    except KeyboardInterrupt:
+                        continue
                     if batch is None:
                         break
                     taken.append(batch)
@@ -227,7 +231,7 @@ def test_a_rank_that_fails_is_named_by_all_others_after_what_came_before() -> No
 
     data = bf.from_files(shards([20, 20]), streams=2, schema=draw.schema(draw.pa.int64())).map(fails).batch(2, window=2)
     ranks = Ranks(data, 2)
-    with draw.small(2):
+    with draw.small(1):
         steps = ranks.run()
     assert len([step for step in steps if None not in step]) == 2
     assert "a broken sample" in str(ranks.errors[1])
@@ -242,24 +246,148 @@ def test_a_rank_that_never_comes_is_named_in_time() -> None:
         next(iter(lonely))
 
 
-def test_a_rank_that_stops_early_is_named_with_the_round_that_it_reached() -> None:
+@pytest.mark.parametrize("how", ["close", "forget", "fail", "prefetch"])
+def test_a_rank_that_stops_early_is_named_at_once(how: str) -> None:
+    def fails(batch: Any) -> Any:
+        raise ValueError("a training loop")
+
     made = batches(shards([40] * 4), streams=4)
-    store = HashStore()
-    it = made.shard(1, 2, group=store).iter()
-    failed: list[Exception] = []
-
-    def other() -> None:
-        try:
-            list(made.shard(0, 2, group=store, timeout_seconds=0.5))
-        except Exception as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=other)
+    ranks = Ranks(made, 2, timeout_seconds=600.0)
+    thread = threading.Thread(target=ranks._rank, args=(0, [], None, None))
     thread.start()
-    next(it)
-    it.close()
-    thread.join(30)
-    assert "for rank 1 (last came to round " in str(failed[0])
+    sharded = made.shard(1, 2, group=ranks.store)
+    it = (sharded.map(fails) if how == "fail" else sharded.prefetch(2) if how == "prefetch" else sharded).iter()
+    if how == "fail":
+        with pytest.raises(bf.StageError, match="a training loop"):
+            next(it)
+    else:
+        next(it)
+    if how == "forget":
+        del it
+    else:
+        it.close()
+    thread.join(20)
+    assert isinstance(ranks.errors[0], bf.RankError)
+    assert str(ranks.errors[0]).startswith("rank 1 left before the epoch was over: its loop ended, failed or was")
+
+
+def test_a_read_that_takes_too_long_on_one_rank_is_told_to_the_others() -> None:
+    good, bad = shards([30, 30])
+    released = threading.Event()
+
+    def read(file: Any) -> Iterator[dict[str, Any]]:
+        if file.name == bad:
+            released.wait(20)
+        return draw.read_json(file)
+
+    data = bf.from_files([good, bad], format=read, streams=2, schema=draw.schema(draw.pa.int64()), timeout_seconds=1.5)
+    ranks = Ranks(data.batch(3), 2, timeout_seconds=600.0)
+    ranks.run()
+    released.set()
+    assert isinstance(ranks.errors[1], TimeoutError), ranks.errors
+    assert str(ranks.errors[0]).startswith("rank 1 failed: TimeoutError: nothing came from shard ")
+
+
+def test_a_rank_that_fails_while_others_are_slow_keeps_its_own_error_and_all_hand_out_the_same_rounds() -> None:
+    def moody(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["id"] == 26:
+            raise ValueError("a broken sample")
+        if sample["id"] == 4:
+            time.sleep(1.2)  # longer than the other one looks away
+        return sample
+
+    data = bf.from_files(shards([20, 20]), streams=2, schema=draw.schema(draw.pa.int64())).map(moody).batch(1, window=1)
+    ranks = Ranks(data, 2)
+    with draw.small(1):
+        steps = ranks.run()
+    assert isinstance(ranks.errors[1], bf.StageError), ranks.errors
+    assert isinstance(ranks.errors[0], bf.RankError)
+    assert len(real(steps)) == 2 * 5
+
+
+@pytest.mark.parametrize("rule", ["pad", "wrap"])
+@pytest.mark.parametrize("steps", [3, 5, 8])
+def test_a_state_of_streams_that_have_begun_again_ends_in_a_single_process_too(rule: str, steps: int) -> None:
+    made = batches(shards([3, 20, 1, 40]), streams=4)
+    ranks = Ranks(made, 2, "wrap")
+    taken = real(ranks.run(steps=steps))
+    rest = real(Ranks(made, 1, rule).run(bf.merge_states(list(ranks.states.values()))))
+    assert rest == [batch for batch in expected(made) if batch not in taken]
+
+
+def test_drop_drops_the_last_step_of_a_run_that_began_in_the_middle_of_one() -> None:
+    made = batches(shards([30, 20, 12, 40] * 3), streams=4)
+    with made.iter() as it:
+        next(it)
+        state = it.state_dict()
+    steps = Ranks(made, 2, "drop").run(state)
+    whole = Ranks(made, 4, "drop").run()
+    assert real(steps) == real(whole)[1:-1]
+    assert all(batch["weight"] == 1 for step in steps for batch in step)
+
+
+def test_ranks_with_other_rules_are_told_so() -> None:
+    ranks = Ranks(batches(UNEQUAL), 2)
+    other = threading.Thread(target=replace(ranks, uneven="drop")._rank, args=(1, [], None, None))
+    other.start()
+    ranks._rank(0, [], None, None)
+    other.join(20)
+    assert "the ranks run different pipelines: Dealt.uneven is 'pad' on rank 0 and 'drop' on rank 1" in str(
+        ranks.errors[1]
+    )
+    assert "rank 1 failed: StateError" in str(ranks.errors[0])
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+def test_a_run_leaves_two_counters_and_no_thread(steps: int | None) -> None:
+    before = set(threading.enumerate())
+    ranks = Ranks(batches(shards([40, 3, 20, 9]), streams=4), 2)
+    ranks.run(steps=steps)
+    assert ranks.store.num_keys() == 2 + 1  # how often each rank began, and how many left
+    assert set(threading.enumerate()) == before
+
+
+def test_fillers_are_the_same_after_a_resume() -> None:
+    """Dropout draws as many random numbers as a batch has slots, fillers too."""
+    made = batches(shards([0, 3, 30, 9, 0, 12]), streams=3).map(ids_and_weight)
+    whole = Ranks(made, 3).run()
+    assert any(weight == 0 for step in whole for _, weight in step)
+    for steps in range(1, len(whole)):
+        ranks = Ranks(made, 3)
+        ranks.run(steps=steps)
+        assert Ranks(made, 3).run(bf.merge_states(list(ranks.states.values()))) == whole[steps:]
+
+
+def ids_and_weight(batch: Any) -> tuple[list[int], float]:
+    return ids(batch), float(batch["weight"])
+
+
+def test_runs_at_several_world_sizes_share_a_store() -> None:
+    store = HashStore()
+    for world_size in (2, 4, 2, 3):
+        assert real(Ranks(batches(UNEQUAL), world_size, store=store).run()) == expected(batches(UNEQUAL))
+
+
+def test_a_run_goes_on_after_all_ranks_were_interrupted_at_one_step() -> None:
+    made = batches(UNEQUAL)
+    ranks = Ranks(made, 2)
+    interrupted = made.map(interrupting())
+    taken = real(replace(ranks, batches=interrupted).run())
+    assert taken == expected(made)
+
+
+def interrupting() -> Any:
+    """Ctrl-C once on each rank, in its fourth batch."""
+    calls: dict[int, int] = {}
+
+    def fn(batch: Any) -> Any:
+        me = threading.get_ident()
+        calls[me] = calls.get(me, 0) + 1
+        if calls[me] == 4:
+            raise KeyboardInterrupt
+        return batch
+
+    return fn
 
 
 def test_a_pause_of_the_training_loop_is_no_timeout() -> None:

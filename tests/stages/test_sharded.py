@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.batches import _say_unsharded
 from brimful.sources.index import Index, Regular
 from brimful.testing import first_difference
 from brimful.windows import Batch, IntArray, Packs
@@ -115,9 +116,57 @@ def test_streamed_data_are_refused_at_a_world_size_above_one() -> None:
     assert len(list(streamed.shard(0, 1))) == 5
 
 
+def test_sharded_again_it_is_the_last_call_that_counts() -> None:
+    batches = dataset(40).batch_by_tokens(120, window=20).enumerate()
+    again = batches.shard(0, 2).shard(2, 3, uneven="drop")
+    assert first_difference(list(again), list(batches.shard(2, 3, uneven="drop"))) is None
+    assert len(again) == len(list(again))
+
+
+def test_what_was_added_before_counts_the_batches_of_the_rank() -> None:
+    batches = dataset(40).batch(3)
+    assert first_difference(list(batches.take(4).shard(1, 2)), list(batches.shard(1, 2).take(4))) is None
+
+
+def test_ranks_that_all_read_the_same_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    batches = dataset(6).batch(2)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    _say_unsharded.cache_clear()
+    with caplog.at_level("WARNING", logger="brimful"):
+        assert len(list(batches.shard())) == 2
+        assert len(list(batches.shard(0, 1))) == 3
+        assert not caplog.records
+        assert len(list(batches)) == 3
+        assert len(list(batches.loader())) == 3
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(
+        "there are 2 ranks, and these batches are not shared out: each rank gets all of them. Say .shard()"
+    )
+
+
+def test_why_the_number_of_batches_is_not_known() -> None:
+    streamed = dataset(10).map(lambda sample: sample)
+    with pytest.raises(TypeError, match=r"the number of batches is not known: the data set is streamed \(by Map\)"):
+        len(streamed.take(5).batch(2).shard(0, 2))
+    repeated = bf.from_sequence([{"input_ids": [1]}], repeat=True).batch(2)
+    with pytest.raises(TypeError, match="the data set repeats without end"):
+        len(repeated.shard(0, 2))
+    with pytest.raises(TypeError, match=r"the data set is streamed \(by FromFiles\)"):
+        len(bf.from_files("nowhere.jsonl", streams=2).batch(2))
+
+
 def test_the_rank_comes_from_the_environment_or_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = dataset(6).batch(1)
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "one")
+    with pytest.raises(
+        ValueError, match=r"RANK in the environment must be a number \(got 'one'\); set it, or give shard"
+    ):
+        list(batches.shard())
+    monkeypatch.delenv("RANK")
     with pytest.raises(ValueError, match="WORLD_SIZE=2 in the environment, but no RANK"):
         next(iter(batches.shard()))
     monkeypatch.setenv("RANK", "1")

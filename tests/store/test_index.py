@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from brimful.order import RUN_ROWS
 from brimful.store import fetch, index, local, mapped
 from brimful.store.index import StoreIndex
 from brimful.store.manifest import MANIFEST, Manifest
+from brimful.store.verify import verify_store
 from brimful.testing import assert_exact_resume
 from tests.store.stores import blocks_of, rows_of, store_of
 
@@ -62,6 +64,35 @@ def test_shuffled_samples_once_each(store: Path, samples: list[object]) -> None:
     assert twice[:3000] == once
     assert twice[3000:] != once
     assert sorted(twice[3000:], key=lambda row: row["id"]) == samples
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_lengths_that_are_not_those_of_the_rows_are_refused(store: Path, tmp_path: Path, shuffle: bool) -> None:
+    damaged = tmp_path / "store"
+    shutil.copytree(store, damaged)
+    content = bytearray((damaged / "lengths.input_ids.npy").read_bytes())
+    content[-4 * 1000] ^= 1  # of row 2,000
+    (damaged / "lengths.input_ids.npy").write_bytes(content)
+    says = (
+        r"lengths\.input_ids\.npy says that rows [\d,]+ to [\d,]+ have [\d,]+ values in 'input_ids', and \d{5}\.arrow has "
+        r"[\d,]+; `brimful verify` says which of them is"
+    )
+    with pytest.raises(bf.DataError, match=says):
+        list(bf.from_store(damaged, shuffle=shuffle).batch_by_tokens(500))
+    with pytest.raises(
+        bf.DataError, match=r"rows 2,000 to 2,000 have \d+ values in 'input_ids', and \d{5}\.arrow has \d+;"
+    ):
+        _ = bf.from_store(damaged)[2000]
+    assert bf.from_store(damaged)[1999]["id"] == 1999
+
+
+def test_a_path_may_begin_with_the_home_folder(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert len(bf.from_store(store).take(7).cache("~/mine")) == 7
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert len(bf.from_store("~/mine")) == 7
+    assert verify_store("~/mine") == []
 
 
 numbers = st.one_of(
@@ -370,11 +401,16 @@ def test_a_file_that_is_no_arrow_file(small: Path) -> None:
 
 def test_a_file_of_other_rows(small: Path) -> None:
     manifest = Manifest.load(small)
-    first = manifest.files[0]
-    for batches, message in [
-        ((2,) * 5, "00000.arrow has 1 rows in record batch 0, and the manifest says 2"),
-        ((1,) * 11, "is damaged: Batch"),
+    first, second, *rest = manifest.files
+    fewer = replace(second, batches=second.batches[:-1])
+    for files, message in [
+        (
+            (replace(first, batches=(2,) * 5), second),
+            "00000.arrow has 1 rows in record batch 0, and the manifest says 2",
+        ),
+        ((replace(first, batches=(1,) * 11), fewer), "is damaged: Batch"),
+        ((replace(first, batches=(1,) * 11), second), "has 40 numbers, and the manifest 41 rows; write it anew"),
     ]:
-        replace(manifest, files=(replace(first, batches=batches), *manifest.files[1:])).save(small)
+        replace(manifest, files=(*files, *rest)).save(small)
         with pytest.raises(bf.DataError, match=message):
             list(bf.from_store(small))

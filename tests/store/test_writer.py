@@ -243,7 +243,11 @@ def test_a_store_of_another_pipeline_is_refused_with_both_named(tmp_path: Path) 
             "2",
             "version was '1' when it was written and is '2' here; use the pipeline that wrote it, or an",
         ),
-        (rows.tokenize(other), "1", r"tokenizers.input_ids was '\w+' when it was written and is '\w+' here"),
+        (
+            rows.tokenize(other),
+            "1",
+            r"tokenizers.input_ids was 'one \(\w+\)' when it was written and is 'other \(\w+\)' here",
+        ),
         (rows.tokenize(one).take(1), "1", "its last stage was Tokenize when it was written and is Take here"),
         (
             bf.from_sequence(["a"]).tokenize(one),
@@ -345,6 +349,19 @@ def test_a_writer_without_progress_is_named_after_the_timeout(tmp_path: Path) ->
         store_of_with_timeout(tmp_path, 0.2)
 
 
+def test_who_waits_says_for_whom(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        locked(tmp_path, 1),
+        patch("brimful.store.lock.SAID_AFTER_SECONDS", 0.1),
+        caplog.at_level("WARNING", logger="brimful"),
+        pytest.raises(TimeoutError),
+    ):
+        store_of_with_timeout(tmp_path, 0.4)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"waiting for process {os.getpid()} on ")
+    assert said.endswith(f", which writes {tmp_path}")
+
+
 def test_a_writer_with_progress_is_waited_for(tmp_path: Path) -> None:
     ended = threading.Event()
 
@@ -385,6 +402,15 @@ def test_progress_is_reported(tmp_path: Path) -> None:
         write_store(Given(BLOCKS), tmp_path / "store", report=lambda rows, status: said.append((rows, status())))
     assert sum(rows for rows, _ in said) < 61
     assert said[-1][1].startswith("61 rows written, 30 of them found; ")
+
+
+def test_what_is_found_of_a_file_that_was_not_ended_is_no_speed(tmp_path: Path) -> None:
+    said: list[str] = []
+    with small(100, 10**9):
+        with pytest.raises(KeyboardInterrupt):
+            write_store(Given(BLOCKS, fail_at=6), tmp_path / "store")
+        write_store(Given(BLOCKS), tmp_path / "store", report=lambda rows, status: said.append(status()))
+    assert said[-1].startswith("61 rows written, 30 of them found; ")
 
 
 def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:

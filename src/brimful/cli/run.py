@@ -31,7 +31,9 @@ COUNTED: Final = ("samples", "tokens", "slots", "seconds_waited", *LEFT_OUT)
 def run(
     urls: Annotated[
         list[str],
-        typer.Argument(help="JSONL or text files, also .gz .zst .bz2 .lz4: paths, s3://, https://, globs, {00..99}."),
+        typer.Argument(
+            help="JSONL or text files, also .gz .zst .bz2 .lz4 .xz: paths, s3://, https://, globs, {00..99}."
+        ),
     ],
     tokenizer: Annotated[
         str, typer.Option(help="A tokenizer.json, a folder or name for transformers, or tiktoken:NAME.", metavar="T")

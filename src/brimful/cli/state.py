@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,23 +17,29 @@ from brimful.stream import END
 
 
 def show(
-    file: Annotated[Path, typer.Argument(help="JSON of a state_dict(), or a file of `brimful run --state`.")],
+    file: Annotated[
+        Path, typer.Argument(help="A state_dict() in JSON or saved by torch, or a file of `brimful run --state`.")
+    ],
 ) -> None:
     """Print a saved state: its version, the pipeline it belongs to (a line a stage), and its position.
 
     Example: brimful state show run.json
     """
     with clear_errors():
-        saved = _opened(load_json(file))
+        saved = _opened(_loaded(file))
         state = _find(saved)
-        if state is None:
+        epoch = _begun(saved) if state is None else None
+        if state is None and epoch is None:
             raise ValueError(
                 f"{file} holds no state: neither a dict of version, header and position nor one of those under a name"
             )
     console = stdout()
-    for name, value in saved.items() if saved.keys() != state.keys() else ():
-        if not isinstance(value, dict):
+    for name, value in saved.items() if not is_state(saved) else ():
+        if isinstance(value, bool | int | float | str):
             console.print(f"{name:9} {value}", markup=False)
+    if state is None:
+        console.print(f"position  the start of epoch {epoch}", markup=False)
+        return
     console.print(f"version   {state['version']}", markup=False)
     console.print("pipeline", markup=False)
     for depth, line in _stages(state["header"], 0):
@@ -41,6 +48,24 @@ def show(
     words = "the end: nothing follows" if state["position"] == END else position
     console.print(f"position  {words}", markup=False, soft_wrap=True)
     console.print(f"size      {len(json.dumps(state)):,} bytes, {len(position):,} of them the position", markup=False)
+
+
+def _loaded(file: Path) -> Any:
+    """What a file of JSON, or of torch.save, holds; of the latter nothing but plain data and tensors.
+
+    Raises:
+        ValueError: it is neither; the file is named.
+    """
+    with file.open("rb") as opened:
+        zipped = opened.read(2) == b"PK"
+    if not zipped:
+        return load_json(file)
+    import torch
+
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError) as error:
+        raise ValueError(f"{file} holds no state that can be read: {str(error).splitlines()[0]}") from error
 
 
 def _opened(saved: Any) -> Any:
@@ -57,6 +82,15 @@ def _find(saved: Any) -> dict[str, Any] | None:
         return dict(saved)
     inside = saved.values() if isinstance(saved, dict) else []
     return next((found for value in inside if (found := _find(value)) is not None), None)
+
+
+def _begun(saved: Any) -> int | None:
+    """The epoch that a loader begins whose state is in what a file holds."""
+    if not isinstance(saved, dict):
+        return None
+    if saved.keys() == {"epoch", "iterator"}:
+        return int(saved["epoch"])
+    return next((found for value in saved.values() if (found := _begun(value)) is not None), None)
 
 
 def _stages(header: dict[str, Any], depth: int) -> Iterator[tuple[int, str]]:

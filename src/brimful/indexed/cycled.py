@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from brimful.errors import logger
+from brimful.once import once
 from brimful.sources.index import Index
 from brimful.sources.indexed import Indexed, Rows, over_epochs
 
@@ -20,7 +20,7 @@ class Cycled(Indexed):
     def index(self) -> Index:
         return self.upstream.index
 
-    @cached_property
+    @once
     def count(self) -> int | None:
         if self.upstream.count == 0:
             logger.warning("repeat: epoch 0 has no sample; the stream ends here")

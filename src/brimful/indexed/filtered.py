@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from brimful.once import once
 from brimful.rows import name_of
 from brimful.sources.index import Index
 from brimful.sources.indexed import Indexed, Rows
@@ -27,7 +27,7 @@ class Filtered(Indexed):
     upstream: FromSequence | Filtered
     fn: Callable[..., bool]
 
-    @cached_property
+    @once
     def index(self) -> SelectedIndex:
         return SelectedIndex(self.upstream.index, self.fn)
 

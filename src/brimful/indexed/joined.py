@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from brimful.once import once
 from brimful.sources.index import Index
 from brimful.sources.indexed import Indexed, Rows
 from brimful.sources.joined import joined
@@ -48,11 +48,11 @@ class Joined(Indexed):
         ends = [None if inside is None else start + inside, *self._starts[number + 1 : number + 2]]
         return min((end for end in ends if end is not None), default=None)
 
-    @cached_property
+    @once
     def _joined(self) -> tuple[Index, list[int]]:
         return joined([upstream.index for upstream in self.upstreams])
 
-    @cached_property
+    @once
     def _starts(self) -> list[int]:
         """The place at which each begins."""
         starts = [0]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from brimful.once import once
 from brimful.plan.mix import ENDLESS, Stop, check, limits, merged, served_at
 from brimful.sources.index import Index
 from brimful.sources.indexed import SPAN, Indexed, Rows, over_epochs
@@ -40,7 +40,7 @@ class Mixed(Indexed):
     def index(self) -> Index:
         return self._joined[0]
 
-    @cached_property
+    @once
     def count(self) -> int | None:
         total = int(self._limits.sum())
         return None if total >= ENDLESS else total
@@ -70,11 +70,11 @@ class Mixed(Indexed):
     def seam(self, place: int) -> None:
         return None
 
-    @cached_property
+    @once
     def _joined(self) -> tuple[Index, list[int]]:
         return joined([upstream.index for upstream in self.upstreams])
 
-    @cached_property
+    @once
     def _weights(self) -> NDArray[np.float64]:
         """Of samples."""
         weights = np.array(self.fixed_weights, dtype=np.float64)
@@ -82,7 +82,7 @@ class Mixed(Indexed):
             return weights
         return weights / [_mean_length(upstream, self.length_column) for upstream in self.upstreams]
 
-    @cached_property
+    @once
     def _limits(self) -> NDArray[np.int64]:
         """How many samples each gives."""
         return limits([upstream.count for upstream in self.upstreams], self._weights, self.stop)

@@ -129,7 +129,9 @@ class FromFiles(Stage[Block]):
             self,
             stream=stream,
             schema=None if text else self._schema,
-            n_active_shards=min(self.n_active_shards, share(len(self.urls.listed), stream, num_streams)),  # longer blocks
+            n_active_shards=min(
+                self.n_active_shards, share(len(self.urls.listed), stream, num_streams)
+            ),  # longer blocks
         )
 
     def _reader(self, shard: Shard, at: Position) -> Reader:

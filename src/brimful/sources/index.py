@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.errors import HIDDEN
+from brimful.once import once
 from brimful.ragged import LABELS, is_ragged, ragged, token_counts, trained_on
 from brimful.rows import Block
 from brimful.stream import BLOCK_ROWS
@@ -133,7 +133,7 @@ class BlockIndex(Index):
     def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
         return None if self._num_labels is None else self._num_labels[:, numbers].astype(np.int64)
 
-    @cached_property
+    @once
     def _regular(self) -> Regular | None:
         columns = {name: self.block.column(name) for name in self.block.schema.names if not name.startswith(HIDDEN)}
         lists = tuple(name for name, column in columns.items() if is_ragged(column.type))
@@ -144,7 +144,7 @@ class BlockIndex(Index):
         )
         return None if nulls else Regular({name: str(column.type) for name, column in columns.items()}, lists)
 
-    @cached_property
+    @once
     def _num_labels(self) -> NDArray[np.int32] | None:
         """Price: 3 ns a label, once; 12 bytes a row kept."""
         block = self.block

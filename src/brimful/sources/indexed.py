@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from brimful.ragged import EMPTY
 from brimful.rows import Block
 from brimful.sources.index import Index
-from brimful.stream import BLOCK_ROWS, END, Stage, State
+from brimful.stream import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
 
 Rows: TypeAlias = Callable[[int, int], NDArray[np.int64]]
 """The row numbers at the places `first` to `last - 1` of an epoch, int64 (last - first,), whatever lies before them.
@@ -64,12 +64,27 @@ class Indexed(Stage[Block]):
             yield EMPTY, END
             return
         rows = self.order(epoch)
+        numbers = np.zeros(0, dtype=np.int64)
         while done != count:
             ends = (done + BLOCK_ROWS, count, self.seam(done))
             last = min(end for end in ends if end is not None)
-            block = self.index.take(rows(done, last))
-            done = last
+            numbers = np.concatenate((numbers, rows(done + len(numbers), last)))
+            size = self._block_rows(numbers)
+            block = self.index.take(numbers[:size])
+            numbers = numbers[size:]
+            done += size
             yield block, END if done == count else [epoch, done]
+
+    def _block_rows(self, numbers: NDArray[np.int64]) -> int:
+        """How many of these rows a block has: where it is known without reading, those of 4 M values, some 16 MB.
+
+        At 1 MB, as of streams, a row of 500 tokens in a mixture of stores would cost 16 us, at 4,096 rows it costs 5.
+        """
+        sizes = self.index.list_lengths_at(numbers)
+        if not sizes:
+            return len(numbers)
+        values = np.cumsum(np.sum(list(sizes.values()), axis=0))
+        return max(1, int(np.searchsorted(values, 4 * BLOCK_BYTES, side="right")))
 
 
 def over_epochs(stage: Indexed, epoch: int) -> Rows:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.once import once
 from brimful.ragged import concat
 from brimful.rows import Block
 from brimful.sources.index import Index, Regular
@@ -38,7 +38,7 @@ class JoinedIndex(Index):
 
     parts: tuple[Index, ...]
 
-    @cached_property
+    @once
     def starts(self) -> NDArray[np.int64]:
         """The number of the first row of each part, and of the row after the last."""
         return np.cumsum([0, *(len(part) for part in self.parts)], dtype=np.int64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from zlib import crc32
 
 import numpy as np
@@ -12,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.errors import ORIGIN, origins
+from brimful.once import once
 from brimful.rows import Block
 from brimful.sources.index import Index
 
@@ -34,7 +34,7 @@ class LengthIndex(Index):
     def fingerprint(self) -> dict[str, int]:
         return {"samples": len(self), "lengths_crc32": crc32(np.ascontiguousarray(self.values).data)}
 
-    @cached_property
+    @once
     def _origins(self) -> Block:
         """Rows of nothing but their number, which a message about one of them names."""
         return pa.RecordBatch.from_arrays([origins("lengths", np.arange(len(self)), "sample")], [ORIGIN])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.errors import logger
+from brimful.once import once
 from brimful.rows import Block, call, name_of
 from brimful.sources.index import Index, Regular, Together
 from brimful.stream import BLOCK_ROWS
@@ -27,7 +28,7 @@ class SelectedIndex(Index):
     base: Index
     fn: Callable[..., bool]
 
-    @cached_property
+    @once
     def numbers(self) -> NDArray[np.int64]:
         """The rows of `base` that are kept, ascending."""
         count, pieces = len(self.base), [np.zeros(0, dtype=np.int64)]
@@ -38,7 +39,7 @@ class SelectedIndex(Index):
         logger.info("filter(%s) keeps %s of %s samples", name_of(self.fn), f"{len(kept):,}", f"{count:,}")
         return kept
 
-    @cached_property
+    @once
     def crc32(self) -> int:
         """Of which rows are kept, as a bitmap."""
         kept = np.zeros(len(self.base), dtype=bool)

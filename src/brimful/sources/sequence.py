@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from brimful import random
 from brimful.errors import ORIGIN, origins
+from brimful.once import once
 from brimful.order import Order
 from brimful.ragged import concat, fingerprint, with_column
 from brimful.rows import Block
@@ -30,7 +31,7 @@ class SequenceIndex(BlockIndex):
 
     sequence: Any
 
-    @cached_property
+    @once
     def block(self) -> Block:
         rows = self.sequence
         if hasattr(rows, "with_format"):  # Hugging Face datasets
@@ -55,7 +56,7 @@ class CachedIndex(BlockIndex):
 
     upstream: Stage[Block]
 
-    @cached_property
+    @once
     def block(self) -> Block:
         with running(self.upstream, self.upstream.start(0)) as items:
             return concat(block for block, _ in items)

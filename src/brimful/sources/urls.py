@@ -61,6 +61,8 @@ class Shards:
         except FileNotFoundError as error:
             raise FileNotFoundError(f"there is no file {name!r}") from error
         if info["type"] == "directory":
+            if fs.exists(f"{path.rstrip('/')}/manifest.json"):
+                raise IsADirectoryError(f"{name!r} is a folder with a manifest; a token store is read by bf.from_store")
             raise IsADirectoryError(f"{name!r} is a folder; name its files, for example {name.rstrip('/')}/*.jsonl")
         yield Shard(path if _is_local(fs) else name, fs, path, info["size"] or 0)
 

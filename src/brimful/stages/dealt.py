@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Final, Generic, NamedTuple, TypeVar, cast, get_args
+from typing import Any, Generic, NamedTuple, TypeVar, cast, get_args
 from zlib import crc32
 
-from brimful.agreement import Agreement, store_of
-from brimful.background import Channel
+from brimful.agreement import AHEAD_ROUNDS, Agreement, store_of
+from brimful.background import Channel, close_together
 from brimful.distributed import Rank, resolve
 from brimful.errors import DataError, StateError, one_of, require
 from brimful.stream import END, Stage, State, chain, describe, running, runtime, stream_of
 from brimful.windows import Uneven, filler
 
 T = TypeVar("T")
-
-AHEAD_ROUNDS: Final = 2
-"""Rounds that a rank posts beyond the one whose outcome it waits for."""
 
 
 @dataclass(frozen=True)
@@ -69,17 +66,17 @@ class Dealt(Stage[T]):
                 f"also reads {', '.join(missing)}: it is the state of one rank; join those of all with bf.merge_states"
             )
         wrap = world_size > 1 and self.uneven == "wrap"
-        with ExitStack() as stack:
-            readers = {}
+        readers: dict[int, Reader[T]] = {}
+        try:
             for stream in own:
-                readers[stream] = Reader(
-                    self._stream(stream), at["epoch"], at["streams"][str(stream)], wrap, self.ahead
-                )
-                stack.enter_context(closing(readers[stream]))
+                entry = at["streams"][str(stream)]
+                readers[stream] = Reader(self._stream(stream), at["epoch"], entry, wrap, self.ahead)
             if world_size == 1:
                 yield from self._alone(at, readers)
             else:
                 yield from self._together(at, readers, Rank(rank, world_size))
+        finally:
+            close_together([one.channel for one in readers.values() if one.channel is not None])
 
     def _stream(self, stream: int) -> Stage[T]:
         return stream_of(self.upstream, stream, self.streams)
@@ -104,7 +101,7 @@ class Dealt(Stage[T]):
                 "before iterating, or give shard(group=...) a torch.distributed.Store that they share"
             )
         name = f"{crc32(repr(chain(self)).encode()):08x}.{at['epoch']}.{at['next']}"
-        agreement = Agreement(store, *rank, name, describe(self), self.timeout_seconds)
+        agreement = Agreement(store, *rank, name, describe(self) | {"uneven": self.uneven}, self.timeout_seconds)
         rounds = Channel(lambda: self._rounds(at["next"], readers, agreement), 1, "streams")
         with closing(rounds), closing(agreement):
             pending = rounds.items(agreement.waiting)
@@ -112,25 +109,25 @@ class Dealt(Stage[T]):
             entries = {str(stream): at["streams"][str(stream)] for stream in readers}
             place = at["next"]
             end = place - place % self.streams  # of the rounds that go on, as far as they are known
-            spare: Any = None
+            spare: Any = None  # what fillers are made of: the same one whether the run began here or was resumed
             over = False
             while True:
                 mine = place + rank.rank
-                while not over and end <= mine:
+                while not over and end < place + rank.world_size:
                     taken = next(pending, None)
                     agreement.waiting(0.0)
                     over = taken is None
                     if taken is not None:
                         held |= {end + stream: one for stream, one in taken.items()}
                         end += self.streams
-                if place >= end:
+                if place >= end or (self.uneven == "drop" and end < place + rank.world_size):
                     return
                 one = held.pop(mine, None)
                 place += rank.world_size
                 if one is not None:
                     entries[str(mine % self.streams)] = one.entry
                 if one is not None and one.item is not None:
-                    spare = one.item
+                    spare = one.item if spare is None and at["next"] == 0 else spare
                     item = self._weighed(one.item)
                 else:
                     spare = self._any_item(at["epoch"], [*readers]) if spare is None else spare
@@ -144,34 +141,38 @@ class Dealt(Stage[T]):
         first, done = divmod(place, self.streams)
         held: deque[tuple[int, dict[int, Taken[T]]]] = deque()
         failure: Exception | None = None
-        for number in count(first):
-            begun = number == first and done > 0  # so it goes on
-            if failure is None:
+        over = False
+        try:
+            agreement.begin()
+            for number in count(first):
+                if failure is None:
+                    try:
+                        still = [stream for stream in readers if number > first or stream >= done]
+                        taken = {stream: readers[stream].take() for stream in still}
+                        given = len(readers) - len(still)  # before the state, in the middle of the first round
+                        agreement.post(number, given + sum(one.first for one in taken.values()))
+                        held.append((number, taken))
+                    except Exception as error:  # raised once the rounds before it are out
+                        failure = error
+                        agreement.fail(error)
+                if failure is None and len(held) <= AHEAD_ROUNDS:
+                    continue
+                if not held:
+                    assert failure is not None
+                    raise failure
+                settled, round_ = held.popleft()
                 try:
-                    still = [stream for stream in readers if not begun or stream >= done]
-                    taken = {stream: readers[stream].take() for stream in still}
-                    if not begun:
-                        agreement.post(number, sum(one.first for one in taken.values()))
-                    held.append((number, taken))
-                except Exception as error:  # raised once the rounds before it are out
-                    failure = error
-                    agreement.fail(error)
-            if failure is None and len(held) <= AHEAD_ROUNDS:
-                continue
-            if not held:
-                assert failure is not None
-                raise failure
-            settled, round_ = held.popleft()
-            if settled > first or not done:
-                total = agreement.outcome(settled)
-                if total is None:
-                    return
-                if total == 0 or (total < self.streams and self.uneven in ("drop", "error")):
-                    agreement.leave()
-                    self._check_end(total)
-                    return
-                agreement.forget(settled - AHEAD_ROUNDS - 1)
-            yield round_
+                    total = agreement.outcome(settled)
+                except Exception as error:
+                    if failure is not None:
+                        raise failure from error
+                    raise
+                over = total == 0 or (total < self.streams and self.uneven in ("drop", "error"))
+                if over:
+                    return self._check_end(total)
+                yield round_
+        finally:
+            agreement.leave(over)
 
     def _check_end(self, total: int) -> None:
         """Where the epoch ends before a round in which `total` streams have an item: whether it may."""
@@ -212,26 +213,25 @@ class Reader(Generic[T]):
 
     def __init__(self, stage: Stage[T], epoch: int, entry: State, wrap: bool, ahead: int) -> None:
         self._stage, self._epoch, self._wrap, self._ahead = stage, epoch, wrap, ahead
-        self._again = began_again(entry)
-        self._open((entry["again"] if wrap else END) if self._again else entry)
+        self._again = wrap and began_again(entry)
+        if began_again(entry):
+            entry = entry["again"] if wrap else END
+        self._open(entry)
 
     def take(self) -> Taken[T]:
         """The next item; at the end None, or the epoch's first one again."""
         item, after = next(self._items, (None, END))
         if item is None and self._wrap:
-            self.close()
+            if self.channel is not None:
+                self.channel.close()
             self._again = True
             self._open(self._stage.start(self._epoch))
             item, after = next(self._items, (None, END))
         return Taken(item, {"again": after} if self._again else after, item is not None and not self._again)
 
-    def close(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-
     def _open(self, at: State) -> None:
-        self._channel = None if at == END else Channel(lambda: self._stage.items(at), self._ahead, "stream")
-        self._items: Iterator[tuple[T, State]] = iter(()) if self._channel is None else self._channel.items()
+        self.channel = None if at == END else Channel(lambda: self._stage.items(at), self._ahead, "stream")
+        self._items: Iterator[tuple[T, State]] = iter(()) if self.channel is None else self.channel.items()
 
 
 def began_again(entry: State) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brimful.errors import require
+from brimful.once import once
 from brimful.plan import Policy
 from brimful.sources.indexed import Indexed
 from brimful.stream import END, Stage, State, runtime
@@ -67,7 +67,7 @@ class Planned(Stage[Window]):
         lengths = self.upstream.index.lengths_at(numbers, self.length_columns, self.lengths_required)
         return np.asarray(lengths, dtype=np.int64)
 
-    @cached_property
+    @once
     def _judged(self) -> int:
         """The size that `policy` needs."""
         assert self.policy is not None

@@ -67,8 +67,11 @@ class Sharded(Stage[Batch | Packs]):
 
     def num_steps(self, num_batches: int) -> int:
         """How many batches this rank has of an epoch of `num_batches`."""
-        world_size = resolve(self.rank, self.world_size, self.group).world_size
-        return num_batches // world_size if self.uneven == "drop" else -(-num_batches // world_size)
+        return num_batches // self.num_ranks if self.uneven == "drop" else -(-num_batches // self.num_ranks)
+
+    @property
+    def num_ranks(self) -> int:
+        return resolve(self.rank, self.world_size, self.group).world_size
 
     def _firsts(self, epoch: int, count: int) -> list[Batch | Packs]:
         """Batches from the beginning of the epoch, beginning again where it has fewer."""

@@ -25,4 +25,6 @@ def folder_of(
 ) -> Folder:
     """The folder of a store, local or remote."""
     name = os.fspath(path)
-    return RemoteFolder(name, storage_options or {}, timeout_seconds) if is_remote(name) else LocalFolder(name)
+    if is_remote(name):
+        return RemoteFolder(name, storage_options or {}, timeout_seconds)
+    return LocalFolder(os.path.expanduser(name))

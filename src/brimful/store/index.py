@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brimful.errors import DataError
+from brimful.once import once
 from brimful.ragged import EMPTY, LABELS
 from brimful.rows import Block
 from brimful.sources.index import Index, Regular, Together
@@ -83,7 +83,7 @@ class StoreIndex(Index):
                 raise ValueError(f"columns must name at least one column of a store, each once (got {list(kept)})")
         return index
 
-    @cached_property
+    @once
     def manifest(self) -> Manifest:
         return self._folder.manifest()
 
@@ -117,7 +117,7 @@ class StoreIndex(Index):
             return self.lengths(columns, required)[numbers]
         return np.stack([self.lengths((column,), required)[numbers] for column in columns], axis=1)
 
-    @cached_property
+    @once
     def regular(self) -> Regular | None:
         manifest = self.manifest
         kinds = {name: manifest.columns[name] for name in self._columns}
@@ -187,15 +187,15 @@ class StoreIndex(Index):
         """Whether rows come over a network: then they are worth to be fetched ahead of use."""
         return is_remote(self.path)
 
-    @cached_property
+    @once
     def _sets(self) -> Sets:
         return Sets(self._fetched, sum(file.bytes for file in self.manifest.files) / max(1, len(self)))
 
-    @cached_property
+    @once
     def _folder(self) -> Folder:
         return folder_of(self.path, self.storage_options, self.timeout_seconds)
 
-    @cached_property
+    @once
     def _fetcher(self) -> Fetcher:
         manifest, layout = self.manifest, Layout(self.manifest.files)
         rows = self._folder.rows(manifest, layout, self._columns, lambda name: self._numbers(manifest.lengths[name]))
@@ -203,10 +203,15 @@ class StoreIndex(Index):
 
     def _numbers(self, side: SideFile) -> NDArray[np.int32]:
         if side.name not in self._arrays:
-            self._arrays[side.name] = self._folder.numbers(side)
+            numbers = self._folder.numbers(side)
+            if len(numbers) != len(self):
+                raise DataError(
+                    f"{self.path}: {side.name} has {len(numbers):,} numbers, and the manifest {len(self):,} rows; write it anew"
+                )
+            self._arrays[side.name] = numbers
         return self._arrays[side.name]
 
-    @cached_property
+    @once
     def _arrays(self) -> dict[str, NDArray[np.int32]]:
         return {}
 
@@ -220,7 +225,7 @@ class WrittenIndex(Index):
     version: str | None
     timeout_seconds: float
 
-    @cached_property
+    @once
     def store(self) -> StoreIndex:
         with shown() as report:
             write_store(

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.errors import DataError
 from brimful.ragged import list_array, numpy_of
 from brimful.rows import Block
 from brimful.store.fetch import Layout, Ranges, Slabs, StoredRows, joined, list_columns
@@ -63,6 +64,7 @@ class MappedRows(StoredRows):
         lengths: Callable[[str], NDArray[Any]],
     ) -> None:
         self._layout, self._columns, self._lengths = layout, list(columns), lengths
+        self._folder, self._manifest = folder, manifest
         self._all = len(columns) == len(manifest.columns)
         self._mapped = MappedFiles(folder, manifest.files)
         self._slabs = Slabs()
@@ -81,6 +83,10 @@ class MappedRows(StoredRows):
         if len(which) > 1:
             return self._gathered(blocks, which, begins, ranges)
         block = blocks[0].slice(int(begins[0]), int(ranges.counts[0]))
+        for name in self._lists:
+            offsets = numpy_of(block.column(name).offsets)
+            expected = self._lengths(name)[ranges.firsts[0] : ranges.firsts[0] + ranges.counts[0]].sum(dtype=np.int64)
+            self._check(name, ranges, np.array([expected]), offsets[-1:] - offsets[:1])
         return block if self._all else block.select(self._columns)
 
     def _batch(self, batch: int) -> Block:
@@ -120,14 +126,15 @@ class MappedRows(StoredRows):
         """The values of a list column, one copy a range; `owned`: where in `which` each block begins."""
         offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        values, starts = [], np.empty(len(which), dtype=np.int64)
+        values, starts, ends = [], np.empty(len(which), dtype=np.int64), np.empty(len(which), dtype=np.int64)
         for group in self._mapped.roomy(range(len(blocks))):
             for number in group:
                 column = blocks[number].column(name)
                 values.append(numpy_of(column.values))
                 here = slice(owned[number], owned[number + 1])
-                starts[here] = numpy_of(column.offsets)[begins[here]]
-        ends = starts + offsets[ranges.places + ranges.counts] - offsets[ranges.places]
+                stored = numpy_of(column.offsets)
+                starts[here], ends[here] = stored[begins[here]], stored[begins[here] + ranges.counts[here]]
+        self._check(name, ranges, offsets[ranges.places + ranges.counts] - offsets[ranges.places], ends - starts)
         runs = [values[batch][first:last] for batch, first, last in zip(which.tolist(), starts.tolist(), ends.tolist())]
         out, done = self._slabs.take(int(offsets[-1]), values[0].dtype), 0
         for group_of_runs in self._mapped.roomy(runs):
@@ -135,3 +142,19 @@ class MappedRows(StoredRows):
             np.concatenate(group_of_runs, out=out[done : done + count])
             done += count
         return list_array(out, offsets)
+
+    def _check(self, name: str, ranges: Ranges, expected: NDArray[Any], found: NDArray[Any]) -> None:
+        """Refuses rows that are not as long as the side file says: batches are planned by that.
+
+        Raises:
+            DataError: naming both files, the rows, and how many values each says they have.
+        """
+        wrong = np.flatnonzero(expected != found)
+        if len(wrong):
+            first, count = int(ranges.firsts[wrong[0]]), int(ranges.counts[wrong[0]])
+            file = self._manifest.files[int(self._layout.file_of[ranges.batches[wrong[0]]])]
+            raise DataError(
+                f"the store {self._folder} is damaged: {self._manifest.lengths[name].name} says that rows {first:,} to "
+                f"{first + count - 1:,} have {int(expected[wrong[0]]):,} values in {name!r}, and {file.name} has "
+                f"{int(found[wrong[0]]):,}; `brimful verify` says which of them is; write it anew, or copy it again"
+            )

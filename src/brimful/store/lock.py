@@ -13,9 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from brimful.errors import logger
+
 LOCK: Final = "writer.lock"
 POLL_SECONDS: Final = 0.05
 BEAT_SECONDS: Final = 1.0
+SAID_AFTER_SECONDS: Final = 3.0
+"""A shorter wait for another writer is not worth a line."""
 
 
 @contextmanager
@@ -49,6 +53,7 @@ def locked(folder: Path, timeout_seconds: float) -> Iterator[Callable[[], None]]
 def _acquired(path: Path, timeout_seconds: float) -> int:
     """A descriptor that holds the lock of the file that stands under `path`."""
     seen, since = -1, time.monotonic()
+    begun, said = since, False
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -62,6 +67,9 @@ def _acquired(path: Path, timeout_seconds: float) -> int:
             beat = os.fstat(descriptor).st_mtime_ns
             if beat != seen:
                 seen, since = beat, time.monotonic()
+            if not said and time.monotonic() - begun > SAID_AFTER_SECONDS:
+                said = True
+                logger.warning("waiting for %s, which writes %s", _owner(descriptor), path.parent)
             if time.monotonic() - since > timeout_seconds:
                 owner = _owner(descriptor)
                 os.close(descriptor)

@@ -10,7 +10,6 @@ from typing import Final, TypeAlias
 
 from brimful.ragged import is_ragged
 from brimful.rows import Block
-from brimful.store.manifest import StoredFile
 
 Report: TypeAlias = Callable[[int, Callable[[], str]], None]
 """Takes how many rows were done since the last call, and a function that says how things stand."""
@@ -30,9 +29,10 @@ class Status:
     def working(self) -> None:
         self._beat()
 
-    def found(self, file: StoredFile) -> None:
-        self._rows += file.rows
-        self._found += file.rows
+    def found(self, rows: int) -> None:
+        self._beat()
+        self._rows += rows
+        self._found += rows
 
     def wrote(self, block: Block) -> None:
         self._beat()

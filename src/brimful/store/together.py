@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
@@ -18,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.background import Workers
+from brimful.once import once
 from brimful.ragged import concat
 from brimful.rows import Block
 from brimful.sources.index import Together
@@ -108,7 +108,7 @@ class _Set:
         rows = np.searchsorted(self._rows, numbers)
         return rows, self._rows[np.minimum(rows, len(self._rows) - 1)] == numbers
 
-    @cached_property
+    @once
     def _rows(self) -> NDArray[np.int64]:
         """Ascending: sorted when one is wanted, as plans come to nothing here. Price: 8 ms."""
         return np.sort(self._given)

@@ -157,7 +157,7 @@ class StoreWriter:
     def _go_on(self) -> State:
         """Takes up what an interrupted writer left; the chain's state after it, None where there is nothing."""
         for file in self._journal.files.values():
-            self._status.found(file)
+            self._status.found(file.rows)
             part = self._part_path(file.name)
             if part.exists() and sha256_of(part) == file.sha256:  # it was noted, and not yet named
                 settle(part, self._folder / file.name)
@@ -186,7 +186,7 @@ class StoreWriter:
         self._part = PartFile(again, self._schema)
         for block in blocks:
             self._part.write(block)
-            self._status.wrote(block)
+            self._status.found(block.num_rows)
         again.replace(path)
         self._state = partial.state
 
@@ -229,7 +229,7 @@ def _folder(path: str | Path) -> Path:
         raise ValueError(
             f"a store is written to a local folder (got {path}); upload it from there: from_store reads it"
         )
-    folder = Path(path)
+    folder = Path(path).expanduser()
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; a store is a folder")
     ours = (MANIFEST, JOURNAL, LOCK, f"{JOURNAL}.part")

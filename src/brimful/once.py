@@ -1,0 +1,53 @@
+"""What an object knows once it was asked for: worked out at the first use, by one thread, and kept."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from threading import Lock, RLock
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
+
+__all__ = ["once"]
+
+if TYPE_CHECKING:
+    from functools import cached_property as once
+else:
+
+    class once(cached_property):  # noqa: N801  # as `property` and `cached_property`
+        """A `functools.cached_property` with a lock for each object, which is not pickled with it.
+
+        Python 3.11 has one lock for all objects of a class: where one is worked out by a chain with a thread of its own, which
+        wants another one's, both would wait for ever. Later ones have none: two threads would ask a user's function twice.
+
+        >>> class Sum:
+        ...     def __init__(self, *numbers):
+        ...         self.numbers = numbers
+        ...     @once
+        ...     def total(self):
+        ...         return sum(self.numbers)
+        >>> Sum(1, 2).total
+        3
+        """
+
+        def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
+            if instance is None:
+                return self
+            kept, name = vars(instance), self.attrname
+            if name not in kept:
+                with _lock_of(instance, name):
+                    if name not in kept:
+                        kept[name] = self.func(instance)
+            return kept[name]
+
+
+_ALL: Final = Lock()
+_LOCKS: Final[WeakValueDictionary[tuple[int, str], Any]] = WeakValueDictionary()
+
+
+def _lock_of(instance: Any, name: str) -> Any:
+    """The lock that all threads have which want this now; it goes with the last of them."""
+    with _ALL:
+        key = id(instance), name
+        lock = _LOCKS.get(key) or RLock()
+        _LOCKS[key] = lock
+        return lock
