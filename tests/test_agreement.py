@@ -74,15 +74,15 @@ def test_ranks_with_unequal_streams_finish_under_every_rule(folder: Path) -> Non
 
 
 def test_a_rank_that_is_killed_is_named_by_the_others(folder: Path) -> None:
-    (saw, _) = run(2, "killed", folder, "1")
+    saw, gone = run(2, "killed", folder, "1")
+    assert gone is None
     assert saw[0] == "TimeoutError"
-    assert saw[1].startswith("waited 2 seconds for rank 1 (last came to round ")
+    assert saw[1].startswith("waited 4 seconds for rank 1 (")
 
 
 def test_a_rank_that_ends_is_named_by_the_others_and_its_streams_are_not_taken_for_over(folder: Path) -> None:
     (saw, _) = run(2, "ends", folder)
-    assert saw["error"] == "rank 1 left before the epoch was over: its loop ended, failed or was interrupted"
-    assert saw["seconds"] < 10
+    assert saw == "rank 1 left before the epoch was over: its loop ended, failed or was interrupted"
 
 
 def test_a_store_that_is_stuck_is_said(folder: Path) -> None:
