@@ -157,6 +157,13 @@ STEPS: dict[str, Callable[[bf.Dataset], bf.Batches]] = {
 }
 
 
+def save_mean(path: str, own: list[torch.Tensor], batches: list[Any]) -> None:
+    """The mean over both ranks of their gradients, and how many fillers this one had."""
+    for gradient in own:
+        dist.all_reduce(gradient)
+    torch.save(([gradient / 2 for gradient in own], sum(batch["is_filler"] for batch in batches)), path)
+
+
 def rank_of_two_from_a_store(rank: int, folder: str) -> None:
     """Each rank's gradients of every step of an epoch from a store; nothing but them is exchanged."""
     torch.set_num_threads(1)
@@ -165,10 +172,7 @@ def rank_of_two_from_a_store(rank: int, folder: str) -> None:
         batches = list(batches_of(bf.from_store(f"{folder}/tokens", shuffle=True)).shard())
         with patch.object(dist, "all_reduce", side_effect=AssertionError("token_mean asks the other ranks")):
             own = gradients(batches)
-        for gradient in own:
-            dist.all_reduce(gradient)
-        found = [gradient / 2 for gradient in own], sum(batch["is_filler"] for batch in batches)
-        torch.save(found, f"{folder}/{way}.{rank}")
+        save_mean(f"{folder}/{way}.{rank}", own, batches)
     dist.destroy_process_group()
 
 
@@ -225,11 +229,7 @@ def rank_of_two_streams(rank: int, folder: str) -> None:
     for way in STREAM_STEPS:
         batches = [dense(batch) for batch in stream_batches(way, folder).shard(timeout_seconds=60)]
         assert all("num_items_in_batch" not in batch for batch in batches)
-        own = gradients(batches)
-        for gradient in own:
-            dist.all_reduce(gradient)
-        found = [gradient / 2 for gradient in own], sum(batch["is_filler"] for batch in batches)
-        torch.save(found, f"{folder}/{way}.{rank}")
+        save_mean(f"{folder}/{way}.{rank}", gradients(batches), batches)
     dist.destroy_process_group()
 
 

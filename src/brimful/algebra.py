@@ -19,8 +19,7 @@ from brimful.indexed.sliced import Sliced
 from brimful.plan import Policy
 from brimful.plan.mix import Stop
 from brimful.rows import Block, Sample, samples
-from brimful.sources.indexed import SPAN, Indexed
-from brimful.sources.sequence import FromSequence
+from brimful.sources.indexed import SPAN, Indexed, Source
 from brimful.stages.ahead import Ahead
 from brimful.stages.buffered import Buffered
 from brimful.stages.concat import Concat
@@ -71,7 +70,7 @@ def filtered(stage: Stage[Block], fn: Callable[..., bool]) -> Stage[Block]:
 
 def _selected(stage: Stage[Block], fn: Callable[..., bool]) -> Indexed | None:
     match stage:
-        case FromSequence() | Filtered():
+        case Source():
             return Filtered(stage, fn)
         case Shuffled():
             below = _selected(stage.upstream, fn)
@@ -174,7 +173,7 @@ def lengths_of(stage: Stage[Block], column: str) -> NDArray[Any]:
         raise TypeError(f"the lengths of this data set are not known: it is {kind_of(stage)}; cache it")
     if stage.count == 0:  # which has no columns either
         return np.zeros(0, dtype=np.int64)
-    if isinstance(stage, FromSequence | Filtered):
+    if isinstance(stage, Source):
         return stage.index.lengths((column,), required=True)
     if stage.count is None:
         raise TypeError("the lengths of this data set are not known: it repeats without end; take some of it")

@@ -134,9 +134,20 @@ def token_counts(block: pa.RecordBatch, columns: Sequence[str], required: bool) 
     return lengths(block, columns)
 
 
+def offsets_of(counts: NDArray[Any]) -> NDArray[np.int64]:
+    """Where rows of so many values begin in their flat values, and where the last one ends, int64 (n + 1,).
+
+    >>> offsets_of(np.array([2, 0, 1])).tolist()
+    [0, 2, 2, 3]
+    """
+    offsets = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
 def gather(values: NDArray[Any], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> Ragged:
     """Runs of `counts` values from `starts` on, end to end in a new flat array. Price: about 5 ns a value."""
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    offsets = offsets_of(counts)
     index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
     return Ragged(values[index], offsets)
 

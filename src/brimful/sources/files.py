@@ -83,7 +83,7 @@ class FromFiles(Stage[Block]):
         order = self._order(epoch)
         if begun > len(order):
             raise StateError(f"this state was saved after {begun:,} shards, but there are {len(order):,}")
-        if {self._format(shard) for shard in self.urls.listed} != {"text"}:
+        if not self._all_text:
             _ = self._schema  # before threads need it
         rounds = max(1, BLOCK_ROWS // self.n_active_shards)
         size = BLOCK_BYTES // self.n_active_shards
@@ -124,11 +124,10 @@ class FromFiles(Stage[Block]):
             raise ValueError(
                 f"{len(self.urls.listed):,} shards cannot be dealt to streams={num_streams:,}: each needs one at least"
             )
-        text = {self._format(shard) for shard in self.urls.listed} == {"text"}
         return replace(
             self,
             stream=stream,
-            schema=None if text else self._schema,
+            schema=None if self._all_text else self._schema,
             n_active_shards=min(
                 self.n_active_shards, share(len(self.urls.listed), stream, num_streams)
             ),  # longer blocks
@@ -159,6 +158,10 @@ class FromFiles(Stage[Block]):
         if form == "text" and (self.schema is not None or self.columns not in (None, ("text",))):
             raise ValueError(f"columns= and schema= do not apply to lines of text, the one column 'text' ({shard.url})")
         return form
+
+    @cached_property
+    def _all_text(self) -> bool:
+        return {self._format(shard) for shard in self.urls.listed} == {"text"}
 
     @cached_property
     def _schema(self) -> pa.Schema:

@@ -87,6 +87,27 @@ class Indexed(Stage[Block]):
         return max(1, int(np.searchsorted(values, 4 * BLOCK_BYTES, side="right")))
 
 
+class Source(Indexed):
+    """Abstract: all samples of an index, as they are or shuffled as a whole."""
+
+    @abstractmethod
+    def ordered(self, index: Index, epoch: int) -> Rows:
+        """The order of an epoch of an index: of ours, or of those rows of it that a filter keeps."""
+
+    @property
+    def count(self) -> int:
+        return len(self.index)
+
+    def order(self, epoch: int) -> Rows:
+        return self.ordered(self.index, epoch)
+
+    def plain(self) -> tuple[Rows, int]:
+        return np.arange, self.count
+
+    def seam(self, place: int) -> None:
+        return None
+
+
 def over_epochs(stage: Indexed, epoch: int) -> Rows:
     """The rows of an epoch, and from its end on those of the next ones: place p is place p mod count of epoch + p // count.
 

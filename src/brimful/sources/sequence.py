@@ -17,7 +17,7 @@ from brimful.order import Order
 from brimful.ragged import concat, fingerprint, with_column
 from brimful.rows import Block
 from brimful.sources.index import BlockIndex, Index, Together
-from brimful.sources.indexed import Indexed, Rows
+from brimful.sources.indexed import Rows, Source
 from brimful.sources.iterable import drawn, numbered
 from brimful.stream import BLOCK_ROWS, Stage, describe, place, running
 
@@ -66,7 +66,7 @@ class CachedIndex(BlockIndex):
 
 
 @dataclass(frozen=True)
-class FromSequence(Indexed):
+class FromSequence(Source):
     """The samples of an index, as they are or in another order each epoch. State: [epoch, samples handed on]."""
 
     rows: Index
@@ -77,21 +77,7 @@ class FromSequence(Indexed):
     def index(self) -> Index:
         return self.rows
 
-    @property
-    def count(self) -> int:
-        return len(self.rows)
-
-    def order(self, epoch: int) -> Rows:
-        return self.ordered(self.rows, epoch)
-
-    def plain(self) -> tuple[Rows, int]:
-        return np.arange, self.count
-
-    def seam(self, place: int) -> None:
-        return None
-
     def ordered(self, index: Index, epoch: int) -> Rows:
-        """The order of an epoch of an index: of ours, or of those rows of it that a filter keeps."""
         order = Order(len(index), random.key(self.seed, place(self), epoch) if self.shuffle else None)
         return partial(_announced, order, index) if index.expects else order.rows
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.errors import ORIGIN, origin_of
-from brimful.ragged import array_of, concat, with_column
+from brimful.ragged import array_of, concat, offsets_of, with_column
 from brimful.rows import Block
 from brimful.store.manifest import Manifest, StoredFile
 
@@ -56,7 +56,7 @@ class Layout:
     def __init__(self, files: Sequence[StoredFile]) -> None:
         rows = np.array([count for file in files for count in file.batches], dtype=np.int64)
         per_file = np.array([len(file.batches) for file in files], dtype=np.int64)
-        self.starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(rows)))
+        self.starts = offsets_of(rows)
         self.first_batches = np.cumsum(per_file) - per_file
         self.file_of = np.repeat(np.arange(len(per_file)), per_file)
 

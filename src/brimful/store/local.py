@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.errors import DataError
-from brimful.ragged import list_array, numpy_of
+from brimful.ragged import list_array, numpy_of, offsets_of
 from brimful.rows import Block
 from brimful.store.fetch import Layout, Ranges, Slabs, StoredRows, joined, list_columns
 from brimful.store.folder import Folder
@@ -124,8 +124,7 @@ class MappedRows(StoredRows):
         lengths: NDArray[Any],
     ) -> pa.Array:
         """The values of a list column, one copy a range; `owned`: where in `which` each block begins."""
-        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
+        offsets = offsets_of(lengths)
         values, starts, ends = [], np.empty(len(which), dtype=np.int64), np.empty(len(which), dtype=np.int64)
         for group in self._mapped.roomy(range(len(blocks))):
             for number in group:

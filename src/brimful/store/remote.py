@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.errors import DataError
-from brimful.ragged import array_of, list_array
+from brimful.ragged import array_of, list_array, offsets_of
 from brimful.rows import Block
 from brimful.store.fetch import Layout, Ranges, Slabs, StoredRows, joined, list_columns
 from brimful.store.folder import Folder
@@ -183,9 +183,7 @@ class RangedRows(StoredRows):
         return self._spans(ranges, values + (firsts - begins) * width, values + (lasts - begins) * width)
 
     def _list(self, name: str, parts: list[memoryview], ranges: Ranges) -> pa.Array:
-        lengths = self._lengths(name)[ranges.rows]
-        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
+        offsets = offsets_of(self._lengths(name)[ranges.rows])
         kind = self._type(name).value_type
         values = pa.Array.from_buffers(kind, int(offsets[-1]), [None, self._flat(parts)])
         return list_array(values, offsets)
@@ -243,8 +241,7 @@ class RangedRows(StoredRows):
 
     def _strings(self, name: str, parts: list[memoryview], table: list[NDArray[np.int64]]) -> pa.Array:
         sizes = np.concatenate([np.diff(offsets) for offsets in table])
-        offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
-        np.cumsum(sizes, out=offsets[1:])
+        offsets = offsets_of(sizes)
         kind = self._type(name)
         if offsets[-1] > np.iinfo(np.int32).max:
             kind = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
