@@ -25,14 +25,17 @@ from hypothesis.strategies import SearchStrategy
 
 import brimful as bf
 from brimful.batches import in_turn
+from brimful.choice import Choice
 from brimful.encoders import encoder_for
 from brimful.errors import ORIGIN, origins
+from brimful.indexed.chosen import Chosen, ChosenSource
 from brimful.indexed.cycled import Cycled
 from brimful.indexed.filtered import Filtered
 from brimful.indexed.joined import Joined
 from brimful.indexed.mixed import Mixed
 from brimful.indexed.shuffled import Shuffled
 from brimful.indexed.sliced import Sliced
+from brimful.layouts import ByFunction, ColumnRules, Nested, Padded
 from brimful.plan import CostBudget, FixedSize, Packed, Policy, StaticShapes, TokenBudget
 from brimful.planners import ByKey, ByPacking, ByPolicy
 from brimful.ragged import EMPTY
@@ -44,6 +47,7 @@ from brimful.stages.add_bos_eos import AddBosEos
 from brimful.stages.ahead import Ahead
 from brimful.stages.batched import Batched
 from brimful.stages.buffered import Buffered
+from brimful.stages.choose import Choose
 from brimful.stages.chunk import Chunk
 from brimful.stages.collated import Collated
 from brimful.stages.concat import Concat
@@ -368,6 +372,7 @@ planners = st.one_of(
     st.builds(ByPolicy, policies, st.sampled_from(["truncate", "drop", "alone"])),
     st.builds(ByKey, st.sampled_from([1, 3, by_length]), st.just(length), st.sampled_from([None, first_letter])),
 )
+choices = st.sampled_from([Choice("drop", ("labels",)), Choice("rename", ("labels",), ("marks",))])
 windowed: dict[str, Any] = {"size": few, "length_columns": ("input_ids",), "lengths_required": True}
 automatic: dict[str, Any] = windowed | {"size": 0, "policy": FixedSize(1)}
 
@@ -394,6 +399,7 @@ SOURCES: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {
 }
 ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
     AddBosEos: on(AddBosEos, bos_token_id=st.sampled_from([None, 1]), eos_token_id=2, column="input_ids"),
+    Choose: on(Choose, choice=choices),
     Chunk: on(Chunk, chunk_length=few, target_columns=targets, drop_remainder=st.booleans()),
     ConcatChunk: on(ConcatChunk, target_columns=targets, chunk_length=few),
     Enumerate: on(Enumerate, count_column="step"),
@@ -427,6 +433,8 @@ SEVERAL: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # several stre
     ),
 }
 INDEXED: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # indexed data to indexed data
+    Chosen: on(Chosen, choice=choices),
+    ChosenSource: on(ChosenSource, choice=choices),
     Cycled: on(Cycled),
     Filtered: on(Filtered, fn=st.sampled_from([is_odd, never])),
     Shuffled: on(Shuffled, buffer_size=few, seed=seeds),
@@ -466,12 +474,14 @@ SHARES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to ba
 TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to what is trained on
     Collated: on(
         Collated,
-        length_columns=("input_ids",),
-        pad_values={"input_ids": 9},
-        left=st.booleans(),
-        layout=st.sampled_from(["padded", "nested"]),
-        dtypes=st.sampled_from([{}, {"input_ids": "int32", "attention_mask": "bool"}]),
-        collate_fn=st.sampled_from([None, list]),
+        rules=st.builds(
+            ColumnRules,
+            st.just(("input_ids",)),
+            st.just(()),
+            st.just({"input_ids": 9}),
+            st.sampled_from([{}, {"input_ids": "int32", "attention_mask": "bool"}]),
+        ),
+        layout=st.one_of(st.builds(Padded, st.booleans()), st.just(Nested()), st.just(ByFunction(list))),
     ),
 }
 SAMPLES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {Sampled: on(Sampled)}  # rows to dicts
@@ -606,7 +616,7 @@ def alone(cls: type[Stage[Any]]) -> SearchStrategy[Make]:
         return st.builds(joined, st.lists(blocks, min_size=1, max_size=3), SEVERAL[cls])
     if cls in SEVERAL_INDEXED:
         return st.builds(joined, st.lists(indexed_sources(), min_size=1, max_size=3), SEVERAL_INDEXED[cls])
-    if cls is Filtered:
+    if cls in (Filtered, ChosenSource):
         return st.builds(chain, SOURCES[FromSequence], INDEXED[cls])
     if cls in INDEXED:
         return st.builds(chain, indexed_sources(), INDEXED[cls])

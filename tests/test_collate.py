@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.testing import assert_exact_resume
-from brimful.windows import Batch, Packs
+from brimful.windows import Batch
 
 Rows: TypeAlias = list[dict[str, Any]]
 
@@ -28,11 +28,9 @@ def padded_row(values: list[Any], width: int, fill: Any, left: bool) -> list[Any
     return gap + values if left else values + gap
 
 
-def padded_by_loop(
-    rows: Rows, length: int, size: int, left: bool, fills: dict[str, Any], spans_follow: bool
-) -> dict[str, Any]:
+def padded_by_loop(rows: Rows, length: int, size: int, left: bool, fills: dict[str, Any]) -> dict[str, Any]:
     """What a batch of these samples is, `size` rows of them padded to `length`: of the columns that `table` has."""
-    tokenwise = {"input_ids", "labels", "flags", "weights"} | ({"spans"} if spans_follow else set())
+    tokenwise = {"input_ids", "labels", "flags", "weights"}
     filled = rows + rows[:1] * (size - len(rows))
     out: dict[str, Any] = {}
     for name in rows[0]:
@@ -48,9 +46,11 @@ def padded_by_loop(
     return out
 
 
-def packed_by_loop(rows: Rows, packs: Packs) -> dict[str, Any]:
+def packed_by_loop(rows: Rows, batch: Batch) -> dict[str, Any]:
     """What the pieces of a plan are as rows of tokens."""
-    size, length, samples = packs.padded_size, packs.padded_length, sources(packs, rows)
+    packs = batch.pieces
+    assert packs is not None
+    size, length, samples = batch.padded_size, batch.widths[0], sources(batch, rows)
     ids, labels, positions, segments = ([[0] * length for _ in range(size)] for _ in range(4))
     cu_seqlens, place = [0], 0
     used, numbers = [0] * size, [0] * size
@@ -76,7 +76,7 @@ def packed_by_loop(rows: Rows, packs: Packs) -> dict[str, Any]:
         place += count
         if count:
             cu_seqlens.append(place)
-        if piece + 1 == len(packs) or packs.rows[piece + 1] != row:
+        if piece + 1 == len(batch) or packs.rows[piece + 1] != row:
             close(row)
     return {
         "input_ids": ids,
@@ -91,24 +91,16 @@ def as_lists(batch: dict[str, Any]) -> dict[str, Any]:
     return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
-def sources(batch: Batch | Packs, rows: Rows) -> Rows:
+def sources(batch: Batch, rows: Rows) -> Rows:
     """The samples of a batch, known by their ids: of a stream a plan knows only where in its window they are."""
     return [rows[number] for number in batch.window.take(batch.numbers).column("id").to_pylist()]
-
-
-def of_window(batch: Batch | Packs, rows: Rows) -> Rows:
-    return [rows[number] for number in batch.window.take(np.arange(len(batch.window))).column("id").to_pylist()]
-
-
-def spans_follow(batch: Batch | Packs, rows: Rows) -> bool:
-    """Whether they happen to be as long as the tokens all over the window."""
-    return all(len(row["spans"]) == len(row["input_ids"]) for row in of_window(batch, rows) if "spans" in row)
 
 
 # -- what is drawn -------------------------------------------------------------------------------------------------------
 
 lengths = st.lists(st.sampled_from([0, 1, 2, 3, 5, 8, 13]), min_size=1, max_size=14)
-COLUMNS = ("labels", "flags", "weights", "spans", "fixed", "number", "score", "good", "text", "nested", "perhaps")
+COLUMNS = ("labels", "flags", "weights", "spans", "fixed", "number", "score", "good", "text", "nested")
+TOKENWISE = ("labels", "flags", "weights")
 
 
 def table(lengths: list[int], names: tuple[str, ...] = COLUMNS) -> Rows:
@@ -127,7 +119,6 @@ def table(lengths: list[int], names: tuple[str, ...] = COLUMNS) -> Rows:
             "good": number % 2 == 0,
             "text": f"sample {number}",
             "nested": [[number], [number, number]],
-            "perhaps": None if number % 3 == 1 else number,
         }
         rows.append({"id": number} | {name: row[name] for name in ("input_ids", *names)})
     return rows
@@ -149,7 +140,6 @@ def arrow(rows: Rows, wide: bool) -> pa.Table:
         "good": pa.bool_(),
         "text": pa.large_string() if wide else pa.string(),
         "nested": lists(lists(pa.int32())),
-        "perhaps": pa.int64(),
     }
     schema = pa.schema([(name, kinds[name]) for name in rows[0]])
     return pa.Table.from_pylist([rows[-1], *rows], schema=schema).slice(1)
@@ -201,7 +191,8 @@ def test_padded_batches_are_what_a_loop_makes(
 ) -> None:
     rows = table(lengths, names)
     data = dataset(rows, streamed, wide)
-    batches = data.batch(policy, window=5, pad_side="left" if left else "right", pad_values=fills, overlong="truncate")
+    options: Any = {"pad_values": fills, "token_columns": [name for name in TOKENWISE if name in names]}
+    batches = data.batch(policy, window=5, pad_side="left" if left else "right", overlong="truncate", **options)
     seen = 0
     with batches.iter() as it:
         for batch, plan in zip(it, batches.plans(), strict=True):
@@ -209,39 +200,36 @@ def test_padded_batches_are_what_a_loop_makes(
             assert isinstance(plan.padded_length, int)
             every = {"input_ids": 0, "labels": -100, "flags": False, "weights": 0.0, "spans": 0} | fills
             chosen = sources(plan, rows)
-            follow = spans_follow(plan, rows)
-            expected = padded_by_loop(chosen, plan.padded_length, plan.padded_size, left, every, follow)
+            expected = padded_by_loop(chosen, plan.padded_length, plan.padded_size, left, every)
             if isinstance(policy, bf.StaticShapes):
                 expected["sample_weights"] = [1.0] * len(chosen) + [0.0] * (plan.padded_size - len(chosen))
                 for row in expected.get("labels", [])[len(chosen) :]:
                     row[:] = [every["labels"]] * plan.padded_length
-            nulls = any(row.get("perhaps", 0) is None for row in of_window(plan, rows))
             assert as_lists(batch) == expected
             types = {name: value.dtype for name, value in batch.items() if isinstance(value, torch.Tensor)}
             expected_types = TYPES | {"weights": torch.float64 if wide else torch.float32}
-            assert types == {
-                name: expected_types[name] for name in batch if name in TYPES and not (name == "perhaps" and nulls)
-            }
+            assert types == {name: expected_types[name] for name in batch if name in TYPES}
             seen += len(chosen)
         assert seen == it.stats.samples == len(rows)
         assert it.stats.tokens == sum(min(length, policy.max_length or 99) for length in lengths)
 
 
 TYPES = {
-    **dict.fromkeys(("input_ids", "labels", "spans", "fixed", "id", "number", "perhaps"), torch.int64),
+    **dict.fromkeys(("input_ids", "labels", "spans", "fixed", "id", "number"), torch.int64),
     **dict.fromkeys(("attention_mask", "lengths"), torch.int64),
     **dict.fromkeys(("flags", "good"), torch.bool),
     **dict.fromkeys(("weights", "score", "sample_weights"), torch.float32),
 }
 
 
-def test_two_length_columns_are_padded_each_to_its_own_and_what_is_as_long_goes_with_them() -> None:
+def test_two_length_columns_are_padded_each_to_its_own_and_token_columns_with_the_first() -> None:
     rows = [
         {"source": [1] * a, "target": [2] * b, "source_type": [3] * a, "labels": [4] * b, "words": [5] * c}
         for a, b, c in [(3, 7, 1), (4, 2, 2), (1, 5, 3)]
     ]
-    pairs = bf.from_sequence(rows).batch(bf.TokenBudget(64, pad_to_multiple_of=4), length_column=("source", "target"))
-    with pairs.iter() as it:
+    policy = bf.TokenBudget(64, pad_to_multiple_of=4)
+    data = bf.from_sequence(rows)
+    with data.batch(policy, length_column=("source", "target"), token_columns="source_type").iter() as it:
         (batch,) = it
         shapes = {name: tuple(value.shape) for name, value in batch.items()}
         assert shapes == {
@@ -249,13 +237,62 @@ def test_two_length_columns_are_padded_each_to_its_own_and_what_is_as_long_goes_
             "source_type": (3, 4),
             "attention_mask": (3, 4),
             "target": (3, 8),
-            "labels": (3, 8),
+            "labels": (3, 7),
             "words": (3, 3),
             "lengths": (3, 2),
         }
         assert sorted(batch["lengths"].tolist()) == [[1, 5], [3, 7], [4, 2]]
         assert (batch["attention_mask"].sum(1) == batch["lengths"][:, 0]).all()
         assert (it.stats.tokens, it.stats.slots, it.stats.num_shapes) == (22, 3 * (4 + 8), 1)
+    message = (
+        r"column 'labels' has 7 values and 'source' 3 \(sequence, row 0\): token columns are cut, padded and packed "
+        r"together; .* give length_column=\('source', 'target', 'labels'\), or leave it out of token_columns="
+    )
+    with pytest.raises(bf.DataError, match=message):
+        next(iter(data.batch(policy, length_column=("source", "target"))))
+
+
+@pytest.mark.parametrize("layout", ["padded", "nested", "packed", "function"])
+def test_a_label_that_is_missing_is_named_and_both_remedies_work(layout: str) -> None:
+    """It used to turn the labels of a whole window into a column of their own length."""
+    rows = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}, {"input_ids": [4, 5], "labels": [4]}]
+    data = bf.from_sequence(rows)
+
+    def batches(**options: Any) -> bf.Batches:
+        if layout == "packed":
+            return data.pack(8, rows=2, **options)
+        return data.batch(2, **options | ({"collate_fn": list} if layout == "function" else {"layout": layout}))
+
+    message = (
+        r"column 'labels' has 1 values and 'input_ids' 2 \(sequence, row 1\): token columns are cut, padded and packed "
+        r"together; .* give length_column=\('input_ids', 'labels'\), or leave it out of token_columns="
+    )
+    with pytest.raises(bf.DataError, match=message):
+        next(iter(batches()))
+    (batch,) = batches(token_columns=())
+    if layout in ("padded", "packed"):
+        assert batch["labels"].tolist() == [[1, 2, 3], [4, -100, -100]]
+    if layout == "padded":
+        (batch,) = batches(length_column=("input_ids", "labels"))
+        assert (batch["labels"].tolist(), batch["lengths"].tolist()) == ([[1, 2, 3], [4, -100, -100]], [[3, 3], [2, 1]])
+
+
+def test_labels_are_cut_with_the_tokens() -> None:
+    data = bf.from_sequence([{"input_ids": list(range(9)), "labels": list(range(9))}])
+    (batch,) = data.batch_by_tokens(6, overlong="truncate")
+    assert (batch["input_ids"].shape, batch["labels"].shape) == ((1, 6), (1, 6))
+
+
+def test_a_token_column_is_there_and_a_list_of_numbers() -> None:
+    data = bf.from_sequence([{"input_ids": [1], "words": ["a"], "id": 1}])
+    with pytest.raises(ValueError, match="token_columns names 'labels', but the columns are input_ids, words, id"):
+        next(iter(data.batch(1, token_columns=["labels"])))
+    with pytest.raises(
+        ValueError, match=r"token_columns names 'words', which is no list of numbers \(list<item: string>\)"
+    ):
+        next(iter(data.batch(1, token_columns=["words"])))
+    with pytest.raises(ValueError, match="'input_ids' is a length column; it cannot be one of token_columns too"):
+        data.batch(1, token_columns=["input_ids"])
 
 
 def test_a_column_of_fixed_size_is_stacked_whatever_lengths_a_batch_has() -> None:
@@ -282,25 +319,52 @@ def test_columns_of_one_fixed_size_are_padded_alike_where_one_gives_the_length()
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("null", [None, [7, None]])
-def test_a_column_with_a_null_is_left_to_the_user(null: Any, streamed: bool) -> None:
-    """Not padded away: a null label must not turn into one that is never trained on without anyone saying so."""
-    rows = [{"input_ids": [1, 2], "labels": null}, {"input_ids": [3], "labels": [4]}]
+@pytest.mark.parametrize(("column", "null"), [("labels", None), ("labels", [7, None]), ("tags", None), ("score", None)])
+def test_a_null_in_what_becomes_a_tensor_is_an_error_with_its_place(column: str, null: Any, streamed: bool) -> None:
+    """It used to turn the tensor of a whole window into a list."""
+    rows: Rows = [{"input_ids": [1], "labels": [1], "tags": [1, 2], "score": 2.0} for _ in range(3)]
+    rows.append(rows[0] | {"input_ids": [1, 2], "labels": [1, 2]} | {column: null})
     data = bf.from_sequence(rows)
     data = data.map_blocks(lambda block: block) if streamed else data
-    assert next(iter(data.batch(2)))["labels"] == [null, [4]]
-    assert next(iter(data.pack(4)))["labels"] == [null, [4]]
-    taken: list[Rows] = []
-    list(data.batch(2, collate_fn=taken.append))
-    assert [list(row["labels"] or []) for row in taken[0]] == [null or [], [4]]
+    words = "is null" if null is None else "has a null in its list"
+    message = (
+        rf"column '{column}' {words} \(sequence, row 3\), and becomes a tensor; fill it \(map\), leave the column out "
+        r"\(drop, select\), or make lists of it \(collate_fn\)"
+    )
+    for batches in (data.batch(4), data.pack(8), data.batch(4, layout="nested")):
+        with pytest.raises(bf.DataError, match=message):
+            next(iter(batches))
+    assert isinstance(next(iter(data.drop(column).batch(4)))["input_ids"], torch.Tensor)
+    if column != "labels":
+        ((*_, last),) = data.batch(4, collate_fn=list)
+        assert last[column] is None
 
 
-def test_a_null_in_another_window_changes_nothing_here() -> None:
-    rows = [{"input_ids": [1], "tags": [1], "score": 2}] * 4 + [{"input_ids": [1], "tags": None, "score": None}] * 4
-    first, second = bf.from_sequence(rows).batch(bf.FixedSize(4), window=4, shuffle_batches=False)
-    assert isinstance(first["tags"], torch.Tensor)
-    assert isinstance(first["score"], torch.Tensor)
-    assert (second["tags"], second["score"]) == ([None] * 4, [None] * 4)
+def test_arrays_of_one_shape_are_stacked() -> None:
+    """Images beside text: they used to become nested lists."""
+    images = [np.full((2, 3), number, np.uint8) for number in range(3)]
+    rows = [{"input_ids": [1] * (1 + number), "image": image} for number, image in enumerate(images)]
+    for data in (bf.from_sequence(rows), bf.from_sequence(rows[:1] * 3).map(lambda row: row), bf.from_iterable(rows)):
+        for batches in (data.batch(3), data.pack(8), data.batch(3, layout="nested")):
+            batch = next(iter(batches))
+            assert batch["image"].shape == (3, 2, 3)
+            assert batch["image"].dtype == torch.int64
+        (batch,) = data.batch(3, dtypes={"image": "uint8"})
+        assert batch["image"].dtype == torch.uint8
+    assert [sample["image"].tolist() for sample in bf.from_iterable(rows)] == [image.tolist() for image in images]
+    assert next(iter(bf.from_iterable(rows).batch(3)))["image"].tolist() == [image.tolist() for image in images]
+    other = bf.from_iterable([*rows, {"input_ids": [1], "image": np.zeros((2, 4), np.uint8)}])
+    assert [len(sample["image"]) for sample in other] == [2] * 4  # of several shapes: lists in lists
+
+
+def test_an_array_of_another_shape_than_the_first_thousand_is_an_error() -> None:
+    rows = [{"image": np.zeros((2, 2), np.float32)}] * 1_001 + [{"image": np.zeros((2, 3), np.float32)}]
+    message = (
+        r"from_iterable failed at row 1,001: column 'image' is an array of float of shape \(2, 2\) by the schema but "
+        r"an array of float of shape \(2, 3\) here; return one type in every sample"
+    )
+    with pytest.raises(bf.StageError, match=message):
+        list(bf.from_iterable(rows))
 
 
 def test_lists_of_what_is_no_number_stay_lists() -> None:
@@ -431,7 +495,9 @@ def test_nested_batches_hold_the_samples_and_share_their_offsets(
     lengths: list[int], streamed: bool, wide: bool, size: int
 ) -> None:
     rows = table(lengths)
-    batches = dataset(rows, streamed, wide).batch(bf.FixedSize(size), window=6, layout="nested")
+    batches = dataset(rows, streamed, wide).batch(
+        bf.FixedSize(size), window=6, layout="nested", token_columns=TOKENWISE
+    )
     with batches.iter() as it:
         for batch, plan in zip(it, batches.plans(), strict=True):
             chosen = sources(plan, rows)
@@ -484,10 +550,11 @@ def test_packed_batches_are_what_a_loop_makes(
 ) -> None:
     rows = table(lengths)
     data = dataset(rows, streamed)
-    batches = data.pack(row_length, rows=num_rows, window=6, overlong=overlong, hf_flash_attention=hf)
+    batches = data.pack(
+        row_length, rows=num_rows, window=6, overlong=overlong, hf_flash_attention=hf, token_columns=TOKENWISE
+    )
     with batches.iter() as it:
         for batch, plan in zip(it, batches.plans(), strict=True):
-            assert isinstance(plan, Packs)
             names = ("cu_seq_lens_q", "max_length_q") if hf else ("cu_seqlens", "max_seqlen")
             expected = packed_by_loop(rows, plan)
             segments = np.diff(expected.pop("cu_seqlens")).tolist()
@@ -505,8 +572,7 @@ def test_packed_batches_are_what_a_loop_makes(
             assert batch["text"] == [row["text"] for row in pieces]
             assert batch["score"].tolist() == [row["score"] for row in pieces]
             assert batch["weights"].shape == batch["flags"].shape == (plan.padded_size, row_length)
-            if not spans_follow(plan, rows):
-                assert batch["spans"].shape == (len(plan), max(1, *(len(row["spans"]) for row in pieces)))
+            assert batch["spans"].shape == (len(plan), max(1, *(len(row["spans"]) for row in pieces)))
         kept = [length for length in lengths if overlong != "drop" or length <= row_length]
         assert it.stats.samples == len(kept)
         assert it.stats.tokens == sum(kept if overlong != "truncate" else [min(length, row_length) for length in kept])

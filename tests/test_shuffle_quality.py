@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import brimful as bf
 from brimful.order import RUN_ROWS
-from brimful.windows import Batch, Packs
+from brimful.windows import Batch
 
 IntArray: TypeAlias = NDArray[np.int64]
 Numbers: TypeAlias = list[IntArray]
@@ -64,7 +64,7 @@ DATA: Final[dict[str, tuple[Callable[..., bf.Dataset], IntArray]]] = {
 }
 
 
-def samples(batch: Batch | Packs) -> IntArray:
+def samples(batch: Batch) -> IntArray:
     ids: IntArray = batch.window.block.column("id").to_numpy()
     return ids[batch.window.rows[batch.numbers]]
 

@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import brimful as bf
-from brimful.windows import Batch, Packs
+from brimful.windows import Batch
 
 WORLDS = (1, 2, 3, 4, 6, 8)
 
 
-def plans_by_step(
-    batches: bf.Batches, world_size: int, epoch: int = 0, uneven: Any = "pad"
-) -> Iterator[list[Batch | Packs]]:
+def plans_by_step(batches: bf.Batches, world_size: int, epoch: int = 0, uneven: Any = "pad") -> Iterator[list[Batch]]:
     """What all ranks take as integers, step by step; they must take equally many."""
     ranks = [batches.shard(rank, world_size, uneven=uneven).plans(epoch) for rank in range(world_size)]
     return (list(step) for step in zip(*ranks, strict=True))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import index
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from brimful.choice import Choice
+from brimful.encoders import Padding
 from brimful.errors import one_of, require
+from brimful.indexed.chosen import Chosen, ChosenSource
 from brimful.indexed.cycled import Cycled
 from brimful.indexed.filtered import Filtered
 from brimful.indexed.joined import Joined
@@ -20,8 +24,10 @@ from brimful.plan import Policy
 from brimful.plan.mix import Stop
 from brimful.rows import Block, Sample, samples
 from brimful.sources.indexed import SPAN, Indexed, Source
+from brimful.sources.sequence import FromSequence
 from brimful.stages.ahead import Ahead
 from brimful.stages.buffered import Buffered
+from brimful.stages.choose import Choose
 from brimful.stages.concat import Concat
 from brimful.stages.filter import Filter
 from brimful.stages.interleave import Interleave
@@ -32,6 +38,7 @@ from brimful.stages.shuffle import Shuffle
 from brimful.stages.skip import Skip
 from brimful.stages.stride import Stride
 from brimful.stages.take import Take
+from brimful.stages.tokenize import Tokenize
 from brimful.stream import Stage, upstreams
 from brimful.windows import Window
 
@@ -79,6 +86,18 @@ def _selected(stage: Stage[Block], fn: Callable[..., bool]) -> Indexed | None:
             parts = tuple(_selected(upstream, fn) for upstream in stage.upstreams)
             return Joined(parts) if _all_indexed(parts) else None
     return None
+
+
+def chosen(stage: Stage[Block], choice: Choice) -> Stage[Block]:
+    """Columns are chosen below what leaves them as they are, so that a filter after it still finds its source."""
+    match stage:
+        case Source():
+            return ChosenSource(stage, choice)
+        case Shuffled() | Sliced() | Cycled():
+            return replace(stage, upstream=cast(Indexed, chosen(stage.upstream, choice)))
+        case Indexed():
+            return Chosen(stage, choice)
+    return Choose(stage, choice)
 
 
 def concatenated(stages: tuple[Stage[Block], ...]) -> Stage[Block]:
@@ -182,3 +201,31 @@ def lengths_of(stage: Stage[Block], column: str) -> NDArray[Any]:
     return np.concatenate(
         [stage.index.lengths_at(rows(first, min(first + SPAN, count)), (column,), required=True) for first in spans]
     )
+
+
+def padding_of(stage: Stage[Any]) -> dict[str, Padding]:
+    """What the tokenizers of a chain say of padding, by the columns that they fill.
+
+    Raises:
+        ValueError: two of them, for one column, say two things.
+    """
+    found: dict[str, Padding] = {}
+    for below in upstreams(stage):
+        for name, padding in padding_of(below).items():
+            if found.setdefault(name, padding) != padding:
+                raise ValueError(
+                    f"the tokenizers of column {name!r} pad by {found[name]} and by {padding}: say pad_values and pad_side"
+                )
+    if isinstance(stage, FromSequence):
+        found |= stage.rows.padding
+    if isinstance(stage, Chosen | ChosenSource | Choose):
+        found = stage.choice.renamed(found)
+    if isinstance(stage, Tokenize) and stage.encoder.padding is not None:
+        found |= {stage.output: stage.encoder.padding}
+    return found
+
+
+def side_of(stage: Stage[Any], column: str) -> str | None:
+    """On which side the tokenizer of a column pads, where one is known."""
+    padding = padding_of(stage).get(column)
+    return None if padding is None else padding.side

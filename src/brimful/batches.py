@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
 
-from brimful.algebra import kind_of, windows_of
+from brimful.algebra import kind_of, padding_of, side_of, windows_of
 from brimful.distributed import world_size_here
 from brimful.errors import logger, one_of, require
 from brimful.iterator import ResumableIterator
+from brimful.layouts import ByFunction, ColumnRules, Layout, Nested, PackedRows, Padded
 from brimful.once import once
-from brimful.plan import FixedSize, Overlong, Packed, Policy, StaticShapes
-from brimful.planners import ByKey, ByPacking, ByPolicy, Planner
+from brimful.plan import FixedSize, StaticShapes
+from brimful.planners import ByKey, ByPacking, ByPolicy
+from brimful.ragged import LABELS
 from brimful.rows import Block, Sample
 from brimful.stages.ahead import Ahead
 from brimful.stages.batched import Batched
-from brimful.stages.collated import Collated, Layout
+from brimful.stages.collated import Collated
 from brimful.stages.dealt import Dealt
 from brimful.stages.enumerate_items import EnumerateItems
 from brimful.stages.map_items import MapItems
@@ -28,7 +30,7 @@ from brimful.stages.sampled import Sampled
 from brimful.stages.sharded import Sharded
 from brimful.stages.take_items import TakeItems
 from brimful.stream import BLOCK_ROWS, Stage, chain, num_streams, running, substituted, upstreams
-from brimful.windows import Batch, Packs, Uneven
+from brimful.windows import Batch, Uneven
 
 if TYPE_CHECKING:
     from brimful.loader import Loader
@@ -40,13 +42,14 @@ class BatchOptions(TypedDict, total=False):
     """What every method that makes batches takes.
 
     length_column: the list column whose lengths are planned over, a pair of them for (source, target).
-    pad_values: what padding holds, by column; -100 in labels and 0 elsewhere by default.
-    pad_side: where padding goes, "right" or "left".
+    token_columns: lists that are cut, padded and packed with the first length column, and must be as long as it in every
+        row; by default those of attention_mask, token_type_ids, position_ids, special_tokens_mask and labels that there are.
+        Other lists of numbers are padded to their own longest.
+    pad_values: what padding holds, by column; by default the tokenizer's own id, else 0, and -100 in labels.
+    pad_side: where padding goes, "right" or "left"; by default the tokenizer's own side, else right.
     layout: "padded", or "nested": tensors of layout torch.jagged, which hold no padding.
     dtypes: types other than int64 for integers and a column's own for the rest, by the names of what is in a batch:
         {"input_ids": "int32", "attention_mask": "bool"}.
-    overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a batch
-        of its own). Counted in `.stats`.
     drop_last: leave out incomplete batches: those below a fixed size, else the last cut of an epoch.
     shuffle_batches: hand out a window's batches in a random order.
     group: shuffle them in aligned groups of so many neighbours in cost.
@@ -55,11 +58,11 @@ class BatchOptions(TypedDict, total=False):
     """
 
     length_column: str | tuple[str, str]
+    token_columns: Sequence[str] | None
     pad_values: Mapping[str, float] | None
-    pad_side: Literal["right", "left"]
-    layout: Layout
+    pad_side: Literal["right", "left"] | None
+    layout: Literal["padded", "nested"]
     dtypes: Mapping[str, Any] | None
-    overlong: Overlong
     drop_last: bool
     shuffle_batches: bool
     group: int
@@ -71,6 +74,7 @@ class PackOptions(TypedDict, total=False):
     """What `pack` takes of BatchOptions; `drop_last` leaves out batches of fewer rows."""
 
     length_column: str
+    token_columns: Sequence[str] | None
     pad_values: Mapping[str, float] | None
     dtypes: Mapping[str, Any] | None
     drop_last: bool
@@ -88,9 +92,10 @@ class Batches:
     numbers stacked, anything else as a list; see `brimful.collate` for nested and packed ones.
     """
 
-    planned: Stage[Batch | Packs]
+    planned: Stage[Batch]
     stage: Stage[Any]
     repeats: bool = False
+    rules: ColumnRules = field(default=ColumnRules(("input_ids",)), repr=False)
 
     def __iter__(self) -> Iterator[Any]:
         return self.iter()
@@ -169,10 +174,10 @@ class Batches:
             batched = self.planned.upstream if isinstance(self.planned, Sharded) else self.planned
             windows = upstreams(batched)[0]
             streamed = "" if isinstance(windows, Planned) else kind_of(windows)
-            sharded = Sharded(batched, rank, world_size, group, uneven, streamed)
-        return Batches(sharded, substituted(self.stage, self.planned, sharded), self.repeats)
+            sharded = Sharded(batched, rank, world_size, group, uneven, streamed, self.rules.follows(LABELS))
+        return replace(self, planned=sharded, stage=substituted(self.stage, self.planned, sharded))
 
-    def plans(self, epoch: int = 0) -> Iterator[Batch | Packs]:
+    def plans(self, epoch: int = 0) -> Iterator[Batch]:
         """The batches of an epoch as integers: sample numbers, padded lengths. Of indexed data no row is touched."""
         with running(self.planned, self.planned.start(epoch)) as batches:
             for batch, _ in batches:
@@ -221,58 +226,55 @@ class Batches:
         return Repeat(self.stage) if self.repeats else self.stage
 
 
-def batches_of(
+def padded_batches(
     stage: Stage[Block],
     repeats: bool,
-    plan: Policy | ByKey,
+    planner: ByPolicy | ByKey,
     window: int | Literal["auto"],
     *,
     length_column: str | tuple[str, str] = "input_ids",
+    token_columns: Sequence[str] | None = None,
     pad_values: Mapping[str, float] | None = None,
-    pad_side: Literal["right", "left"] = "right",
-    layout: Layout = "padded",
+    pad_side: Literal["right", "left"] | None = None,
+    layout: Literal["padded", "nested"] = "padded",
     dtypes: Mapping[str, Any] | None = None,
-    overlong: Overlong = "raise",
     drop_last: bool = False,
     shuffle_batches: bool = True,
     group: int = 1,
     seed: int = 42,
     collate_fn: Callable[[list[Sample]], Any] | None = None,
 ) -> Batches:
-    """Rows to padded batches, by a policy or by functions of the samples; see BatchOptions."""
-    one_of("pad_side", pad_side, "right", "left")
-    one_of("overlong", overlong, *get_args(Overlong))
-    columns = (length_column,) if isinstance(length_column, str) else tuple(length_column)
-    in_order = isinstance(plan, FixedSize) and not plan.sort
-    policy = None if isinstance(plan, ByKey) else plan
-    windows = windows_of(stage, _rows(window), columns, required=policy is not None and not in_order, policy=policy)
-    planner: Planner = plan if isinstance(plan, ByKey) else ByPolicy(plan, overlong)
-    batched = in_turn(Batched(windows, planner, drop_last, shuffle_batches and not in_order, group, seed))
-    static = isinstance(plan, StaticShapes)
-    collated = Collated(
-        batched,
-        columns,
-        dict(pad_values or {}),
-        pad_side == "left",
-        static,
-        collate_fn=collate_fn,
-        layout=layout,
-        dtypes=_names(dtypes),
-        few_shapes=static or getattr(plan, "buckets", None) is not None or getattr(plan, "pad_to_multiple_of", 1) > 1,
+    """Rows to batches, by a policy or by functions of the samples; see BatchOptions."""
+    one_of("layout", layout, "padded", "nested")
+    policy = planner.policy if isinstance(planner, ByPolicy) else None
+    in_order = isinstance(policy, FixedSize) and not policy.sort
+    rules = _rules(stage, length_column, token_columns, pad_values, dtypes)
+    static = isinstance(policy, StaticShapes)
+    if static and layout == "nested":
+        raise ValueError("layout='nested' pads nothing, so it has no static shapes; choose layout='padded'")
+    side = pad_side or side_of(stage, rules.length_columns[0]) or "right"
+    one_of("pad_side", side, "right", "left")
+    shape = Padded(side == "left", static) if layout == "padded" else Nested()
+    windows = windows_of(
+        stage, _rows(window), rules.length_columns, required=policy is not None and not in_order, policy=policy
     )
-    return Batches(batched, collated, repeats)
+    batched = Batched(windows, planner, drop_last, shuffle_batches and not in_order, group, seed)
+    rounding = planner.rounding or policy
+    few_shapes = (
+        static or getattr(rounding, "buckets", None) is not None or getattr(rounding, "pad_to_multiple_of", 1) > 1
+    )
+    return _collated(batched, rules, shape if collate_fn is None else ByFunction(collate_fn), few_shapes, repeats)
 
 
-def packs_of(
+def packed_batches(
     stage: Stage[Block],
     repeats: bool,
-    policy: Packed,
-    num_rows: int,
+    planner: ByPacking,
     window: int | Literal["auto"],
-    overlong: Literal["raise", "truncate", "drop", "split"],
     hf_flash_attention: bool,
     *,
     length_column: str = "input_ids",
+    token_columns: Sequence[str] | None = None,
     pad_values: Mapping[str, float] | None = None,
     dtypes: Mapping[str, Any] | None = None,
     drop_last: bool = False,
@@ -282,19 +284,30 @@ def packs_of(
     collate_fn: Callable[[list[Sample]], Any] | None = None,
 ) -> Batches:
     """Rows of samples to rows of packed tokens; see PackOptions."""
-    one_of("overlong", overlong, "raise", "truncate", "drop", "split")
-    windows = windows_of(stage, _rows(window), (length_column,), required=True, policy=policy)
-    planner = ByPacking(policy, num_rows, overlong, shuffle_batches)
-    batched = in_turn(Batched(windows, planner, drop_last, shuffle_batches, group, seed))
-    collated = Collated(
-        batched,
-        (length_column,),
-        dict(pad_values or {}),
-        hf_flash_attention=hf_flash_attention,
-        collate_fn=collate_fn,
-        dtypes=_names(dtypes),
-    )
-    return Batches(batched, collated, repeats)
+    rules = _rules(stage, length_column, token_columns, pad_values, dtypes)
+    windows = windows_of(stage, _rows(window), rules.length_columns, required=True, policy=planner.policy)
+    batched = Batched(windows, planner, drop_last, shuffle_batches, group, seed)
+    layout = PackedRows(hf_flash_attention) if collate_fn is None else ByFunction(collate_fn)
+    return _collated(batched, rules, layout, False, repeats)
+
+
+def _rules(
+    stage: Stage[Block],
+    length_column: str | tuple[str, str],
+    token_columns: Sequence[str] | None,
+    pad_values: Mapping[str, float] | None,
+    dtypes: Mapping[str, Any] | None,
+) -> ColumnRules:
+    lengths = (length_column,) if isinstance(length_column, str) else tuple(length_column)
+    tokens = (token_columns,) if isinstance(token_columns, str) else token_columns
+    fills = {name: padding.id for name, padding in padding_of(stage).items() if padding.id is not None}
+    names = {name: str(dtype).removeprefix("torch.") for name, dtype in (dtypes or {}).items()}  # of torch.int32 too
+    return ColumnRules(lengths, None if tokens is None else tuple(tokens), fills | dict(pad_values or {}), names)
+
+
+def _collated(batched: Batched, rules: ColumnRules, layout: Layout, few_shapes: bool, repeats: bool) -> Batches:
+    planned = in_turn(batched)
+    return Batches(planned, Collated(planned, rules, layout, few_shapes), repeats, rules)
 
 
 def in_turn(stage: Stage[T], ahead: int = 1) -> Stage[T]:
@@ -338,11 +351,6 @@ def _rows(window: int | Literal["auto"]) -> int:
         raise ValueError(f"window must be a number of rows or 'auto' (got {window!r})")
     require("window", window, 1, "row")
     return int(window)
-
-
-def _names(dtypes: Mapping[str, Any] | None) -> dict[str, str]:
-    """Types by name, as a header holds them: "int32" also for torch.int32."""
-    return {name: str(dtype).removeprefix("torch.") for name, dtype in (dtypes or {}).items()}
 
 
 def _num_items(stage: Stage[Any], most: int | None = None) -> int | None:

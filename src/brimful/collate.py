@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -10,10 +11,10 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from brimful.columns import Columns, Lists, Plain, fill_of
+from brimful.columns import Columns, Lists, Objects
 from brimful.ragged import attention_mask, gaps, gather, list_array
 from brimful.rows import samples
-from brimful.windows import Batch, Packs
+from brimful.windows import Batch, Pieces
 
 SEQLEN_STEP: Final = 128
 """`max_seqlen` is rounded up to a multiple of it: each new value may compile a kernel anew."""
@@ -22,10 +23,10 @@ SEQLEN_STEP: Final = 128
 def padded(batch: Batch, columns: Columns, left: bool = False, weighted: bool = False) -> dict[str, Any]:
     """A batch as padded tensors.
 
-    Shapes: each list column (B, L), L the padded length of the length column that it is as long as in every sample of
-    the window, else its own longest; a column of fixed size (B, size); numbers (B,); anything else, and a column with a
-    null in the window, a list. `attention_mask` (B, L) int64, by the first length column, unless the data have one;
-    `lengths` (B,) int64, (B, d) for d length columns, whatever the data call so. Where `weighted`, a batch filled up to its
+    Shapes: each token column (B, L), L the padded length of the first length column, each further length column by its own;
+    other lists of numbers (B, their own longest); lists of a fixed size and arrays of one shape (B, *shape); numbers (B,);
+    anything else a list. `attention_mask` (B, L) int64, by the first length column, unless the data have one; `lengths`
+    (B,) int64, (B, d) for d length columns: the tokens that the mask shows. Where `weighted`, a batch filled up to its
     static shape ends in copies of its first row, without labels, and `sample_weights` (B,) float32 is 0 there.
     Price: 3 to 6 ns a slot for int64 ids and mask, and 30 us a batch.
 
@@ -38,29 +39,32 @@ def padded(batch: Batch, columns: Columns, left: bool = False, weighted: bool = 
     [[True, True, True], [False, False, True]]
     """
     real = len(batch)
-    numbers = batch.numbers
     if batch.padded_size > real:
-        numbers = np.concatenate((numbers, np.repeat(numbers[:1], batch.padded_size - real)))
-    sizes, widths = columns.sizes(numbers, batch.padded_length)
-    places = [gaps(own, width, left) for own, width in zip(sizes, widths)]
+        copies = np.repeat(batch.numbers[:1], batch.padded_size - real)
+        batch = replace(batch, numbers=np.concatenate((batch.numbers, copies)))
+    numbers, sizes = batch.numbers, columns.sizes(batch)
+    places = [gaps(own, width, left) for own, width in zip(sizes, batch.widths)]
     out: dict[str, Any] = {}
     for column in columns.all:
-        if isinstance(column, Plain):
+        if not isinstance(column, Lists):
             out[column.name] = column.of(numbers)
         elif column.follows is not None:
             place = column.follows
-            out[column.name] = column.padded(numbers, sizes[place], widths[place], left, places[place])
+            out[column.name] = column.padded(numbers, sizes[place], batch.widths[place], left, places[place])
         else:
             own = column.counts[numbers]
-            out[column.name] = column.padded(numbers, own, column.width or max(1, int(own.max())), left)
+            out[column.name] = column.padded(numbers, own, max(1, int(own.max())), left)
     if sizes:
-        if "attention_mask" not in out:
-            out["attention_mask"] = columns.made("attention_mask", attention_mask(places[0], widths[0]))
+        mask = out.get("attention_mask")
+        if mask is None:
+            out["attention_mask"] = columns.made("attention_mask", attention_mask(places[0], batch.widths[0]))
+        elif isinstance(mask, torch.Tensor) and mask.shape == (len(numbers), batch.widths[0]):
+            sizes[0] = (mask != 0).sum(1).numpy()
         out["lengths"] = columns.made("lengths", sizes[0] if len(sizes) == 1 else np.stack(sizes, axis=1))
     if weighted:
         out["sample_weights"] = torch.ones(len(numbers))
         out["sample_weights"][real:] = 0
-        _unlabel(out, slice(real, None), columns.pad_values)
+        _unlabel(out, slice(real, None), columns)
     return out
 
 
@@ -68,8 +72,8 @@ def nested(batch: Batch, columns: Columns) -> dict[str, Any]:
     """A batch as nested tensors: nothing is padded, and no mask needed.
 
     Shapes: each list column (B, j), a nested tensor of layout torch.jagged that knows its least and greatest length;
-    those as long as a length column share its offsets, so that they can be computed with together. Columns of fixed size,
-    numbers, anything else and `lengths` as in `padded`.
+    those that go with a length column share its offsets, so that they can be computed with together. All else and `lengths`
+    as in `padded`.
     Price: about 6 ns a token.
 
     >>> import brimful as bf
@@ -78,34 +82,31 @@ def nested(batch: Batch, columns: Columns) -> dict[str, Any]:
     >>> batch["input_ids"].values().tolist(), batch["input_ids"].offsets().tolist(), batch["lengths"].tolist()
     ([5, 6, 7, 8], [0, 3, 4], [3, 1])
     """
-    numbers = batch.numbers
-    sizes, _ = columns.sizes(numbers, batch.padded_length)
+    numbers, sizes = batch.numbers, columns.sizes(batch)
     shared: dict[int, torch.Tensor] = {}
     out: dict[str, Any] = {}
     for column in columns.all:
-        if isinstance(column, Plain):
+        if not isinstance(column, Lists):
             out[column.name] = column.of(numbers)
-        elif column.width is not None:
-            out[column.name] = column.padded(numbers, column.counts[numbers], column.width, left=False)
-        else:
-            own = column.counts[numbers] if column.follows is None else sizes[column.follows]
-            values, bounds = column.joined(numbers, own)
-            offsets = torch.from_numpy(bounds)
-            if column.follows is not None:
-                offsets = shared.setdefault(column.follows, offsets)
-            out[column.name] = torch.nested.nested_tensor_from_jagged(
-                values, offsets, min_seqlen=int(own.min()), max_seqlen=int(own.max())
-            )
+            continue
+        own = column.counts[numbers] if column.follows is None else sizes[column.follows]
+        values, bounds = column.joined(numbers, own)
+        offsets = torch.from_numpy(bounds)
+        if column.follows is not None:
+            offsets = shared.setdefault(column.follows, offsets)
+        out[column.name] = torch.nested.nested_tensor_from_jagged(
+            values, offsets, min_seqlen=int(own.min()), max_seqlen=int(own.max())
+        )
     if sizes:
         out["lengths"] = columns.made("lengths", sizes[0] if len(sizes) == 1 else np.stack(sizes, axis=1))
     return out
 
 
-def packed(packs: Packs, columns: Columns, hf_flash_attention: bool = False) -> dict[str, Any]:
+def packed(batch: Batch, columns: Columns, hf_flash_attention: bool = False) -> dict[str, Any]:
     """Rows of samples end to end, with what keeps them apart.
 
     Shapes, for R rows of L tokens with n segments (the samples or pieces, and the padding at the end of each row that has
-    some, so that a kernel leaves no slot undefined): each list column as long as the length column, `position_ids`
+    some, so that a kernel leaves no slot undefined): each token column, `position_ids`
     (restart at 0) and `segment_ids` (1, 2 ... in each row; 0: padding) (R, L) int64; `labels` likewise, those of the
     column or else the tokens, -100 in padding and at the first token of each segment; `cu_seqlens` (n + 1,) int32 over
     the R x L slots; `max_seqlen`, an int, rounded up to a multiple of 128 (each new value may compile anew); `lengths`,
@@ -123,8 +124,10 @@ def packed(packs: Packs, columns: Columns, hf_flash_attention: bool = False) -> 
     >>> batch["labels"].tolist(), batch["cu_seqlens"].tolist(), batch["sample_numbers"].tolist()
     ([[-100, 8, 9, -100, 6, -100]], [0, 3, 5, 6], [1, 0])
     """
-    shape = (packs.padded_size, packs.padded_length)
-    segments = _segments(packs)
+    pieces = batch.pieces
+    assert pieces is not None
+    numbers, shape = batch.numbers, (batch.padded_size, batch.widths[0])
+    segments = _segments(pieces, *shape)
     sizes = np.diff(segments.bounds)
     slots = np.arange(shape[0] * shape[1])
     places = slots - np.repeat(segments.bounds[:-1], sizes)
@@ -134,22 +137,25 @@ def packed(packs: Packs, columns: Columns, hf_flash_attention: bool = False) -> 
     for column in columns.all:
         if column.name == "attention_mask":
             continue
-        if isinstance(column, Plain):
-            out[column.name] = column.of(packs.numbers)
+        if not isinstance(column, Lists):
+            out[column.name] = column.of(numbers)
         elif column.follows is not None:
-            sources = (column.starts[packs.numbers] + packs.starts)[segments.pieces] - segments.bounds[:-1]
+            sources = (column.starts[numbers] + pieces.starts)[segments.pieces] - segments.bounds[:-1]
             out[column.name] = column.spread((slots + np.repeat(sources, sizes)).reshape(shape), gap)
         else:
-            own = column.counts[packs.numbers]
-            out[column.name] = column.padded(packs.numbers, own, column.width or max(1, int(own.max())), left=False)
-    ignored = fill_of("labels", columns.pad_values)
-    tokenwise = [column.name for column in columns.all if isinstance(column, Lists) and column.follows is not None]
+            own = column.counts[numbers]
+            out[column.name] = column.padded(numbers, own, max(1, int(own.max())), left=False)
+    ignored = columns.fill("labels")
     if "labels" not in out:
-        dtype = getattr(torch, columns.dtypes.get("labels", "int64"))
+        dtype = getattr(torch, columns.rules.dtypes.get("labels", "int64"))
         out["labels"] = out[columns.given[0]].to(dtype, copy=True)
         out["labels"].masked_fill_(torch.from_numpy(gap), ignored)
-        tokenwise.append("labels")
-    if "labels" in tokenwise:  # and not one a sample
+        tokenwise = True
+    else:
+        tokenwise = any(
+            isinstance(one, Lists) and one.follows is not None and one.name == "labels" for one in columns.all
+        )
+    if tokenwise:
         out["labels"].view(-1)[torch.from_numpy(segments.bounds[:-1])] = ignored
     out["position_ids"] = columns.made("position_ids", places.reshape(shape))
     out["segment_ids"] = columns.made("segment_ids", segment_ids)
@@ -159,30 +165,30 @@ def packed(packs: Packs, columns: Columns, hf_flash_attention: bool = False) -> 
         out |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
     else:
         out |= {"cu_seqlens": bounds, "max_seqlen": longest}
-    out["lengths"] = columns.made("lengths", packs.lengths)
-    out["sample_numbers"] = columns.made("sample_numbers", packs.window.samples[packs.numbers])
+    out["lengths"] = columns.made("lengths", pieces.lengths)
+    out["sample_numbers"] = columns.made("sample_numbers", batch.window.samples[numbers])
     return out
 
 
-def by_function(batch: Batch | Packs, columns: Columns, collate_fn: Callable[[list[dict[str, Any]]], Any]) -> Any:
+def by_function(batch: Batch, columns: Columns, collate_fn: Callable[[list[dict[str, Any]]], Any]) -> Any:
     """A batch through a function of the user's, such as a Hugging Face collator: its real samples, cut as planned.
 
     Price: Python, once a sample.
     """
-    window, numbers = batch.window, batch.numbers
-    sizes = [batch.lengths] if isinstance(batch, Packs) else columns.sizes(numbers, batch.padded_length)[0]
-    arrays = []
+    sizes, arrays = columns.sizes(batch), []
     for column in columns.all:
-        if isinstance(column, Lists) and column.follows is not None:
-            starts = column.starts[numbers] + (batch.starts if isinstance(batch, Packs) else 0)
+        if isinstance(column, Lists):
+            assert column.follows is not None
+            starts = column.starts[batch.numbers] + (0 if batch.pieces is None else batch.pieces.starts)
             cut = gather(column.values, starts, sizes[column.follows])
             arrays.append(list_array(cut.values, cut.offsets))
         else:
-            arrays.append(window.block.column(column.name).take(pa.array(window.rows[numbers])))
+            assert isinstance(column, Objects)
+            arrays.append(column.values.take(pa.array(column.rows[batch.numbers])))
     return collate_fn(samples(pa.RecordBatch.from_arrays(arrays, [column.name for column in columns.all])))
 
 
-def weighed(tensors: Any, weight: float, pad_values: Mapping[str, float], num_items: int | None = None) -> Any:
+def weighed(tensors: Any, weight: float, columns: Columns, num_items: int | None = None) -> Any:
     """A data-parallel rank's batch (a dict) with `weight` and `is_filler`; a filler asks for no label.
 
     `num_items`, the labels of the whole step that are trained on, becomes `num_items_in_batch` () int64: a tensor, as it
@@ -193,17 +199,17 @@ def weighed(tensors: Any, weight: float, pad_values: Mapping[str, float], num_it
         if num_items is not None:
             tensors.update(num_items_in_batch=torch.tensor(num_items))
         if not weight:
-            _unlabel(tensors, slice(None), pad_values)
+            _unlabel(tensors, slice(None), columns)
     return tensors
 
 
-def _unlabel(out: MutableMapping[str, Any], rows: slice, pad_values: Mapping[str, float]) -> None:
+def _unlabel(out: MutableMapping[str, Any], rows: slice, columns: Columns) -> None:
     """Rows that ask for no label: -100 where labels are classes; anything else has its weight to go by."""
     labels = out.get("labels")
     if isinstance(labels, torch.Tensor) and not labels.is_floating_point() and labels.dtype != torch.bool:
         if labels.is_nested:
             labels = labels.values()
-        labels[rows] = int(fill_of("labels", pad_values))
+        labels[rows] = int(columns.fill("labels"))
 
 
 class _Segments(NamedTuple):
@@ -220,19 +226,19 @@ class _Segments(NamedTuple):
     ids: NDArray[np.int64]
 
 
-def _segments(packs: Packs) -> _Segments:
-    totals = np.bincount(packs.rows, weights=packs.lengths, minlength=packs.padded_size).astype(np.int64)
-    pieces = np.flatnonzero(packs.lengths)
-    rows, lengths = packs.rows[pieces], packs.lengths[pieces]
+def _segments(pieces: Pieces, num_rows: int, row_length: int) -> _Segments:
+    totals = np.bincount(pieces.rows, weights=pieces.lengths, minlength=num_rows).astype(np.int64)
+    filled = np.flatnonzero(pieces.lengths)
+    rows, lengths = pieces.rows[filled], pieces.lengths[filled]
     ends = np.cumsum(totals)
-    begins = np.cumsum(lengths) - lengths + (rows * packs.padded_length - (ends - totals)[rows])
-    ids = np.arange(len(pieces)) - np.searchsorted(rows, rows) + 1
-    tails = np.flatnonzero(totals < packs.padded_length)
-    firsts = np.concatenate((begins, tails * packs.padded_length + totals[tails]))
+    begins = np.cumsum(lengths) - lengths + (rows * row_length - (ends - totals)[rows])
+    ids = np.arange(len(filled)) - np.searchsorted(rows, rows) + 1
+    tails = np.flatnonzero(totals < row_length)
+    firsts = np.concatenate((begins, tails * row_length + totals[tails]))
     order = np.argsort(firsts)
     none = np.zeros(len(tails), np.int64)
     return _Segments(
-        np.append(firsts[order], packs.padded_size * packs.padded_length),
-        np.concatenate((pieces, none))[order],
+        np.append(firsts[order], num_rows * row_length),
+        np.concatenate((filled, none))[order],
         np.concatenate((ids, none))[order],
     )

@@ -11,14 +11,15 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from brimful.errors import HIDDEN, DataError
-from brimful.ragged import Gaps, gather, is_ragged, pad, ragged
-from brimful.windows import Window
+from brimful.errors import HIDDEN, DataError, where
+from brimful.layouts import ColumnRules
+from brimful.ragged import Gaps, gather, is_ragged, numpy_of, pad, ragged
+from brimful.windows import Batch, Window
 
 IntArray: TypeAlias = NDArray[np.int64]
 
 PAD_VALUES: Final = {"labels": -100}
-"""What padding holds where the user says nothing; 0 in every other column."""
+"""What padding holds where neither the user nor the tokenizer says it; 0 in every other column."""
 
 
 class Type(NamedTuple):
@@ -40,7 +41,7 @@ class Type(NamedTuple):
 
     def check(self, name: str, values: NDArray[Any]) -> None:
         """Refuses values that the type does not hold."""
-        if self.limits is None or not len(values):
+        if self.limits is None or not values.size:
             return
         for value in (int(values.min()), int(values.max())):
             if not self.limits[0] <= value <= self.limits[1]:
@@ -54,8 +55,7 @@ class Lists:
     """A column of lists of numbers: sample i of the window has `values[starts[i] : starts[i] + counts[i]]`.
 
     Args:
-        follows: the number of the length column that it is as long as in every sample, to be padded and cut with it.
-        width: how many values each sample has in a column of fixed size that follows none.
+        follows: the number of the length column that it is cut, padded and packed with; None: padded to its own longest.
     """
 
     name: str
@@ -63,7 +63,6 @@ class Lists:
     starts: IntArray
     counts: IntArray
     follows: int | None
-    width: int | None
     fill: Any
     type: Type
 
@@ -93,18 +92,28 @@ class Lists:
 
 
 @dataclass(frozen=True, eq=False)
-class Plain:
-    """Any other column: numbers, one a sample of the window, or an Arrow array with one a row of its block."""
+class Stacked:
+    """Numbers, lists of a fixed size, or arrays of one shape: (len(window), *shape)."""
 
     name: str
-    values: torch.Tensor | pa.Array
+    values: torch.Tensor
+
+    def of(self, numbers: IntArray) -> torch.Tensor:
+        """Those of some samples, (len(numbers), *shape)."""
+        return self.values[torch.from_numpy(numbers.copy())]  # a policy's numbers may be read-only
+
+
+@dataclass(frozen=True, eq=False)
+class Objects:
+    """Anything else: an Arrow array with a value for each row of a block."""
+
+    name: str
+    values: pa.Array
     rows: IntArray
 
-    def of(self, numbers: IntArray) -> Any:
-        """Those of some samples: stacked (len(numbers),), or a list."""
-        if isinstance(self.values, torch.Tensor):
-            return self.values[torch.from_numpy(numbers.copy())]  # a policy's numbers may be read-only
-        return self.values.take(pa.array(self.rows[numbers])).to_pylist()
+    def of(self, numbers: IntArray) -> list[Any]:
+        """Those of some samples."""
+        return list(self.values.take(pa.array(self.rows[numbers])).to_pylist())
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,97 +126,156 @@ class Columns:
 
     lengths: IntArray
     given: tuple[str, ...]
-    all: tuple[Lists | Plain, ...]
-    pad_values: Mapping[str, float]
-    dtypes: Mapping[str, str]
+    all: tuple[Lists | Stacked | Objects, ...]
+    rules: ColumnRules
 
-    def sizes(self, numbers: IntArray, padded_length: int | tuple[int, ...]) -> tuple[list[IntArray], list[int]]:
-        """By each length column, how many values some samples keep, and how many they are padded to."""
-        if not self.given:
-            return [], []
-        widths = list(padded_length) if isinstance(padded_length, tuple) else [padded_length]
-        lengths = self.lengths[numbers].reshape(len(numbers), -1)
-        return [np.minimum(own, width) for own, width in zip(lengths.T, widths)], widths
+    def sizes(self, batch: Batch) -> list[IntArray]:
+        """How many values the samples, or pieces, of a batch keep, by length column."""
+        if batch.pieces is not None:
+            return [batch.pieces.lengths]
+        lengths = self.lengths[batch.numbers].reshape(len(batch), -1)
+        return [np.minimum(own, width) for own, width in zip(lengths.T, batch.widths)] if self.given else []
+
+    def fill(self, name: str) -> float:
+        """What padding of a column holds."""
+        return fill_of(name, self.rules.pad_values)
 
     def made(self, name: str, values: NDArray[Any]) -> torch.Tensor:
         """What is made of the plan, not of a column, in the type that the user wants it in."""
         tensor = torch.from_numpy(values)
-        return tensor.to(getattr(torch, self.dtypes[name])) if name in self.dtypes else tensor
+        return tensor.to(getattr(torch, self.rules.dtypes[name])) if name in self.rules.dtypes else tensor
 
 
-def columns_of(
-    window: Window, length_columns: tuple[str, ...], pad_values: Mapping[str, float], dtypes: Mapping[str, str]
-) -> Columns:
-    """The columns of a window as its batches take them.
+def columns_of(window: Window, rules: ColumnRules, as_tensors: bool = True) -> Columns:
+    """The columns of a window as its batches take them: told by name and type, never by what the window holds.
 
-    A list column that is as long as a length column in every sample of the window is padded and cut with it. Integers
-    become int64 and other numbers keep their type, unless `dtypes` has another. A column with a null in the window, also
-    inside a list, is no tensor: what a null means is for the user to say.
-
+    Args:
+        as_tensors: False: what does not go with the tokens stays as it is, for a function of the user's.
     Raises:
-        DataError: an integer that the type asked for does not hold.
-        ValueError: a pad value that its column's type does not hold, or an integer type for a column with fractions.
+        DataError: a token column that is not as long as the first length column, a null in what becomes a tensor, or an
+            integer that the type asked for does not hold; with file and line.
+        ValueError: a pad value that its column's type does not hold, or an integer type for a column with fractions; a
+            token column that is no list of numbers, or is not there.
     Price: about 30 ns a sample and list column.
     """
-    block = window.block
-    given = length_columns if set(length_columns) <= set(block.schema.names) else ()
-    fields = [field for field in block.schema if not field.name.startswith(HIDDEN)]
-    found = [_lists(window, field, given, pad_values, dtypes) or _plain(window, field, dtypes) for field in fields]
-    return Columns(window.lengths, given, tuple(found), pad_values, dtypes)
+    schema = window.block.schema
+    given = rules.length_columns if set(rules.length_columns) <= set(schema.names) else ()
+    if given:
+        _check_token_columns(schema, rules)
+    fields = [one for one in schema if not one.name.startswith(HIDDEN)]
+    found = (_column(window, one, rules, rules.follows(one.name) if given else None, as_tensors) for one in fields)
+    return Columns(window.lengths, given, tuple(found), rules)
 
 
-def _lists(
-    window: Window, field: pa.Field, given: tuple[str, ...], pad_values: Mapping[str, float], dtypes: Mapping[str, str]
-) -> Lists | None:
+def _column(
+    window: Window, field: pa.Field, rules: ColumnRules, follows: int | None, as_tensors: bool
+) -> Lists | Stacked | Objects:
+    name, kind = field.name, field.type
+    fixed = pa.types.is_fixed_size_list(kind) and _is_number(kind.value_type)
+    if is_number_list(kind) and (follows is not None or (as_tensors and not fixed)):
+        return _lists(window, field, rules, follows)
+    if as_tensors and (_is_number(kind) or fixed or isinstance(kind, pa.FixedShapeTensorType)):
+        return _stacked(window, field, rules)
+    return Objects(name, window.block.column(name), window.rows)
+
+
+def _check_token_columns(schema: pa.Schema, rules: ColumnRules) -> None:
+    names = [name for name in schema.names if not name.startswith(HIDDEN)]
+    for name in rules.token_columns or ():
+        if name not in names:
+            raise ValueError(f"token_columns names {name!r}, but the columns are {', '.join(names)}")
+        if not is_number_list(schema.field(name).type):
+            raise ValueError(f"token_columns names {name!r}, which is no list of numbers ({schema.field(name).type})")
+
+
+def _lists(window: Window, field: pa.Field, rules: ColumnRules, follows: int | None) -> Lists:
     name, block, rows = field.name, window.block, window.rows
-    if not is_ragged(field.type) or not _is_number(field.type.value_type):
-        return None
     if _has_null(block.column(name)) or pa.types.is_boolean(field.type.value_type):  # what takes a copy: of these alone
-        block = block.select([name]).take(pa.array(rows))
+        block = block.select([name, *_hidden(block)]).take(pa.array(rows))
         rows = np.arange(len(rows))
-        if _has_null(block.column(name)):
-            return None
+        _refuse_nulls(block, name)
     column = window.ragged(name) if block is window.block else ragged(block, name)
     starts, counts = column.spans(rows)
-    alike = _alike(window, name, counts, len(given))
-    width = None
-    if pa.types.is_fixed_size_list(field.type) and name not in given:  # told by its type, not by what a window holds
-        alike = [number for number in alike if window.block.schema.field(given[number]).type.equals(field.type)]
-        width = None if alike else field.type.list_size
-    fill = fill_of(name, pad_values)
-    kind = _type_of(name, column.values.dtype, fill, dtypes)
-    return Lists(name, column.values, starts, counts, alike[0] if alike else None, width, kind.made.type(fill), kind)
+    if follows is not None:
+        expected = window.lengths.reshape(len(window), -1)[:, follows]
+        differ = np.flatnonzero(counts != expected)
+        if len(differ):
+            raise _unequal(window, rules, name, counts, expected, int(differ[0]))
+    fill = fill_of(name, rules.pad_values)
+    kind = _type_of(name, column.values.dtype, fill, rules.dtypes)
+    return Lists(name, column.values, starts, counts, follows, kind.made.type(fill), kind)
 
 
-def _alike(window: Window, name: str, counts: IntArray, most: int) -> list[int]:
-    """The length columns that a list column is as long as, in every sample of the whole window."""
-    whole = window.whole or window
-    if window.whole is not None:
-        assert whole.list_lengths is not None, "a window whose columns are not known is not parted"
-        counts = whole.list_lengths[name]
-    lengths = whole.lengths.reshape(len(whole), -1)
-    return [number for number in range(most) if np.array_equal(lengths[:, number], counts)]
+def _unequal(
+    window: Window, rules: ColumnRules, name: str, counts: IntArray, expected: IntArray, sample: int
+) -> DataError:
+    first = rules.length_columns[0]
+    rest = ", ".join(repr(one) for one in (*rules.length_columns, name))
+    return DataError(
+        f"column {name!r} has {counts[sample]:,} values and {first!r} {expected[sample]:,} "
+        f"({where(window.block, int(window.rows[sample]))}): token columns are cut, padded and packed together; where "
+        f"{name!r} has lengths of its own, as the labels of encoder-decoder models have, give length_column=({rest}), or "
+        f"leave it out of token_columns="
+    )
 
 
-def _has_null(lists: pa.Array) -> bool:
-    fixed = pa.types.is_fixed_size_list(lists.type)
-    return bool(lists.null_count or (lists.flatten() if fixed else lists.values).null_count)
+def _stacked(window: Window, field: pa.Field, rules: ColumnRules) -> Stacked:
+    name = field.name
+    own = window.block.select([name, *_hidden(window.block)]).take(pa.array(window.rows))
+    _refuse_nulls(own, name)
+    array = own.column(name)
+    if isinstance(field.type, pa.FixedShapeTensorType):
+        values = array.to_numpy_ndarray()
+    elif pa.types.is_fixed_size_list(field.type):
+        values = numpy_of(array.flatten()).reshape(len(array), field.type.list_size)
+    else:
+        values = array.to_numpy(zero_copy_only=False)
+    kind = _type_of(name, values.dtype, 0, rules.dtypes)
+    kind.check(name, values)
+    return Stacked(name, kind.tensor(np.array(values)))
 
 
-def _plain(window: Window, field: pa.Field, dtypes: Mapping[str, str]) -> Plain:
-    array = window.block.column(field.name)
-    own = array.take(pa.array(window.rows)) if _is_number(field.type) else None
-    if own is None or own.null_count:
-        return Plain(field.name, array, window.rows)
-    values = own.to_numpy(zero_copy_only=False)
-    kind = _type_of(field.name, values.dtype, 0, dtypes)
-    kind.check(field.name, values)
-    return Plain(field.name, kind.tensor(np.array(values)), window.rows)
+def _hidden(block: pa.RecordBatch) -> list[str]:
+    return [name for name in block.schema.names if name.startswith(HIDDEN)]
+
+
+def _has_null(array: pa.Array) -> bool:
+    return bool(array.null_count or _inner(array).null_count)
+
+
+def _inner(array: pa.Array) -> pa.Array:
+    """The values in the lists of a column, or the column."""
+    if isinstance(array.type, pa.FixedShapeTensorType):
+        array = array.storage
+    if pa.types.is_fixed_size_list(array.type):
+        return array.flatten()
+    return array.values if is_ragged(array.type) else array
+
+
+def _refuse_nulls(block: pa.RecordBatch, name: str) -> None:
+    """Refuses a null in a column, or in a list of it: padded away it would turn into a value that nobody gave."""
+    array = block.column(name)
+    if not _has_null(array):
+        return
+    null = array.is_null().to_numpy(zero_copy_only=False)
+    if not null.any():
+        null = np.array([value is not None and any(one is None for one in value) for value in array.to_pylist()])
+    if null.any():
+        row = int(np.flatnonzero(null)[0])
+        place = "is null" if array[row].as_py() is None else "has a null in its list"
+        raise DataError(
+            f"column {name!r} {place} ({where(block, row)}), and becomes a tensor; fill it (map), leave the column out "
+            "(drop, select), or make lists of it (collate_fn)"
+        )
+
+
+def is_number_list(kind: pa.DataType) -> bool:
+    """Whether a column is lists of numbers, of any length or of one; of empty lists alone too."""
+    return is_ragged(kind) and (_is_number(kind.value_type) or pa.types.is_null(kind.value_type))
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_null)
-    return any(test(kind) for test in tests)
+    return any(test(kind) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean))
 
 
 def fill_of(name: str, pad_values: Mapping[str, float]) -> float:

@@ -6,17 +6,20 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, get_args
 
 from numpy.typing import NDArray
 
 from brimful import algebra
-from brimful.batches import Batches, BatchOptions, PackOptions, batches_of, packs_of, sampled
+from brimful.batches import Batches, BatchOptions, PackOptions, packed_batches, padded_batches, sampled
+from brimful.choice import Choice
 from brimful.encoders import encoder_for, missing_bos_eos
+from brimful.errors import one_of
 from brimful.iterator import ResumableIterator
-from brimful.plan import FixedSize, Packed, Policy, TokenBudget
+from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
 from brimful.plan.mix import Stop
-from brimful.planners import ByKey
+from brimful.plan.rounded import Rounding
+from brimful.planners import ByKey, ByPacking, ByPolicy
 from brimful.rows import Block, Recut, Sample
 from brimful.sources.sequence import CachedIndex, FromSequence
 from brimful.stages.add_bos_eos import AddBosEos
@@ -214,8 +217,34 @@ class Dataset:
         return self._add(Recut(PackChunk(self.stage, _targets(target_columns), chunk_length, discard_long_samples)))
 
     def pad(self, pad_values: Mapping[str, int], chunk_length: int) -> Dataset:
-        """Fills each list of the columns in `pad_values` to `chunk_length` values."""
+        """Fills each list of the columns in `pad_values` to `chunk_length` values.
+
+        `attention_mask` says how many each had (1, then 0), by the first of these columns, unless the samples have a mask:
+        that is filled with 0.
+        """
         return self._add(Pad(self.stage, dict(pad_values), chunk_length))
+
+    def select(self, names: str | Sequence[str]) -> Dataset:
+        """The samples with these columns alone, in this order. Indexed data stay indexed; of a store no others are read.
+
+        >>> import brimful as bf
+        >>> list(bf.from_sequence([{"id": 1, "text": "a"}]).select("text"))
+        [{'text': 'a'}]
+        """
+        return self._add(algebra.chosen(self.stage, Choice("select", _names(names))))
+
+    def drop(self, names: str | Sequence[str]) -> Dataset:
+        """The samples without these columns."""
+        return self._add(algebra.chosen(self.stage, Choice("drop", _names(names))))
+
+    def rename(self, names: Mapping[str, str]) -> Dataset:
+        """The samples with other names for some columns: {old: new}.
+
+        >>> import brimful as bf
+        >>> list(bf.from_sequence(["a"]).rename({"text": "prompt"}))
+        [{'prompt': 'a'}]
+        """
+        return self._add(algebra.chosen(self.stage, Choice("rename", tuple(names), tuple(names.values()))))
 
     def shuffle(self, buffer_size: int, *, seed: int = 42) -> Dataset:
         """The rows of each window of `buffer_size` in a random order, another one each epoch.
@@ -287,6 +316,9 @@ class Dataset:
         size_or_policy: int | Policy,
         *,
         window: int | Literal["auto"] | None = None,
+        pad_to_multiple_of: int = 1,
+        buckets: Sequence[int] | None = None,
+        overlong: Overlong = "raise",
         **options: Unpack[BatchOptions],
     ) -> Batches:
         """Batches of a fixed number of samples, or by a policy.
@@ -294,6 +326,10 @@ class Dataset:
         Args:
             size_or_policy: an int: in arrival order, or with a window sorted by length inside it. A policy plans windows.
             window: rows to plan over; "auto" (also None for a policy): what 1 % padding takes, of streams at most 256 MB.
+            pad_to_multiple_of: round each padded length up; a policy's limits hold for the rounded shape.
+            buckets: or round it up to one of these lengths.
+            overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a
+                batch of its own). Counted in `.stats`.
             options: see BatchOptions.
 
         >>> import brimful as bf
@@ -301,14 +337,16 @@ class Dataset:
         >>> [batch["input_ids"].tolist() for batch in samples.batch(2)]
         [[[1, 0], [2, 3]], [[4]]]
         """
+        rounding = _rounding(pad_to_multiple_of, buckets)
         if isinstance(size_or_policy, Policy):
-            return self._batched(size_or_policy, window or "auto", **options)
+            return self._batched(size_or_policy, rounding, window or "auto", overlong=overlong, **options)
         if not hasattr(size_or_policy, "__index__"):
             raise TypeError(f"batch takes a number of samples or a policy (got {size_or_policy!r})")
         size = index(size_or_policy)
         if window is not None:
-            return self._batched(FixedSize(size), window, **options)
-        return self._batched(FixedSize(size, sort=False), size * max(1, 1024 // size), **options)
+            return self._batched(FixedSize(size), rounding, window, overlong=overlong, **options)
+        arrived = FixedSize(size, sort=False)
+        return self._batched(arrived, rounding, size * max(1, 1024 // size), overlong=overlong, **options)
 
     def batch_by_tokens(
         self,
@@ -317,6 +355,7 @@ class Dataset:
         window: int | Literal["auto"] = "auto",
         pad_to_multiple_of: int = 1,
         buckets: Sequence[int] | None = None,
+        overlong: Overlong = "raise",
         **options: Unpack[BatchOptions],
     ) -> Batches:
         """Batches of at most `max_tokens` padded tokens: each window sorted by length and cut as full as that allows.
@@ -326,13 +365,15 @@ class Dataset:
             window: rows to plan over; "auto": what 1 % padding takes, of streams at most 256 MB.
             pad_to_multiple_of: round each padded length up.
             buckets: or round it up to one of these lengths.
+            overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a
+                batch of its own). Counted in `.stats`.
             options: see BatchOptions.
         Price: one and a half windows held and one made ahead; about 15 ns a token.
         Source: infinibatch (sorted read-ahead), fairseq (token budgets).
         """
         rounded = None if buckets is None else tuple(buckets)
         policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=rounded)
-        return self._batched(policy, window, **options)
+        return self._batched(policy, None, window, overlong=overlong, **options)
 
     def batch_by(
         self,
@@ -341,6 +382,9 @@ class Dataset:
         *,
         boundary_key: Callable[[Sample], Any] | None = None,
         window: int = 10_000,
+        pad_to_multiple_of: int = 1,
+        buckets: Sequence[int] | None = None,
+        overlong: Literal["raise", "alone"] = "raise",
         **options: Unpack[BatchOptions],
     ) -> Batches:
         """Batches by functions of the samples: each window sorted by `key`, largest first, and cut.
@@ -350,11 +394,16 @@ class Dataset:
             key: what to sort by, usually the length.
             boundary_key: a batch never spans two values of it.
             window: rows to sort over.
+            pad_to_multiple_of: round each padded length up.
+            buckets: or round it up to one of these lengths.
+            overlong: what becomes of a sample for which `batch_size` gives less than 1: "raise", or "alone".
             options: see BatchOptions.
         Price: Python, two or three calls a sample.
         Source: infinibatch's BucketedReadaheadBatchIterator.
         """
-        return self._batched(ByKey(batch_size, key, boundary_key), window, **options)
+        one_of("overlong", overlong, "raise", "alone")
+        planner = ByKey(batch_size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
+        return padded_batches(self.stage, self.repeats, planner, window, **options)
 
     def pack(
         self,
@@ -384,9 +433,9 @@ class Dataset:
         >>> next(iter(samples.pack(4)))["input_ids"].tolist()
         [[1, 2, 3, 6]]
         """
-        return packs_of(
-            self.stage, self.repeats, Packed(row_length), rows, window, overlong, hf_flash_attention, **options
-        )
+        one_of("overlong", overlong, "raise", "truncate", "drop", "split")
+        planner = ByPacking(Packed(row_length), rows, overlong, options.get("shuffle_batches", True))
+        return packed_batches(self.stage, self.repeats, planner, window, hf_flash_attention, **options)
 
     # -- within ----------------------------------------------------------------------------------------------------------
 
@@ -397,8 +446,17 @@ class Dataset:
     def _add(self, stage: Stage[Block]) -> Dataset:
         return Dataset(stage, self.repeats)
 
-    def _batched(self, plan: Policy | ByKey, window: int | Literal["auto"], **options: Unpack[BatchOptions]) -> Batches:
-        return batches_of(self.stage, self.repeats, plan, window, **options)
+    def _batched(
+        self,
+        policy: Policy,
+        rounding: Rounding | None,
+        window: int | Literal["auto"],
+        *,
+        overlong: Overlong,
+        **options: Unpack[BatchOptions],
+    ) -> Batches:
+        one_of("overlong", overlong, *get_args(Overlong))
+        return padded_batches(self.stage, self.repeats, ByPolicy(policy, overlong, rounding), window, **options)
 
     def _keyed(self, seed: int | None) -> Stage[Block]:
         return self.stage if seed is None else Keyed(self.stage, seed)
@@ -458,8 +516,18 @@ def _stages(caller: str, datasets: Sequence[Dataset]) -> tuple[Stage[Block], ...
     return tuple(dataset._endless for dataset in given)
 
 
+def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
 def _targets(names: str | Sequence[str]) -> tuple[str, ...]:
-    columns = (names,) if isinstance(names, str) else tuple(names)
+    columns = _names(names)
     if not columns:
         raise ValueError("target_columns must name at least one column (got none)")
     return columns
+
+
+def _rounding(pad_to_multiple_of: int, buckets: Sequence[int] | None) -> Rounding | None:
+    """None where nothing is rounded."""
+    rounding = Rounding(pad_to_multiple_of=pad_to_multiple_of, buckets=None if buckets is None else tuple(buckets))
+    return None if rounding == Rounding() else rounding

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -22,9 +22,22 @@ from brimful.ragged import Ragged
 from brimful.stream import describe
 
 
+class Padding(NamedTuple):
+    """What a tokenizer says of padding: the id (None: it has none), and the side, "right" or "left"."""
+
+    id: int | None
+    side: str
+
+
 @dataclass(frozen=True, eq=False)
 class Encoder(ABC):
-    """Abstract: a tokenizer with its settings, both as they were when it was made; the user's object is never changed."""
+    """Abstract: a tokenizer with its settings, both as they were when it was made; the user's object is never changed.
+
+    Args:
+        padding: what it says of it, where it does; batches go by it.
+    """
+
+    padding: Padding | None = dataclasses.field(default=None, kw_only=True)
 
     @abstractmethod
     def encode(self, texts: list[str]) -> Iterable[Sequence[int]]:
@@ -201,13 +214,17 @@ def encoder_for(tokenizer: Any, kwargs: Mapping[str, Any] | None = None) -> Enco
         _refuse_unknown("tokenizers.Tokenizer", settings, _FAST)
         own = tokenizer.truncation
         side = own["direction"].lower() if own else "right"
-        return _fast(tokenizer, settings, own, side, None, tokenizer.encode_special_tokens)
+        pads = tokenizer.padding
+        padding = None if pads is None else Padding(pads["pad_id"], pads["direction"].lower())
+        return _fast(tokenizer, settings, own, side, None, tokenizer.encode_special_tokens, padding)
     if hasattr(tokenizer, "model_max_length"):  # transformers
         backend = getattr(tokenizer, "backend_tokenizer", None)
+        padding = Padding(tokenizer.pad_token_id, tokenizer.padding_side)
         if not isinstance(backend, Tokenizer) or settings.keys() - _FAST:
-            return TransformersEncoder(copy.deepcopy(tokenizer), settings)
+            return TransformersEncoder(copy.deepcopy(tokenizer), settings, padding=padding)
         limit = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
-        return _fast(backend, settings, None, tokenizer.truncation_side, limit, tokenizer.split_special_tokens)
+        split = tokenizer.split_special_tokens
+        return _fast(backend, settings, None, tokenizer.truncation_side, limit, split, padding)
     if hasattr(tokenizer, "encode_ordinary_batch"):
         _refuse_unknown("tiktoken.Encoding", settings, _TIKTOKEN)
         return TiktokenEncoder(tokenizer, settings)
@@ -220,7 +237,13 @@ def encoder_for(tokenizer: Any, kwargs: Mapping[str, Any] | None = None) -> Enco
 
 
 def _fast(
-    tokenizer: Any, settings: dict[str, Any], own: dict[str, Any] | None, side: str, limit: int | None, split: bool
+    tokenizer: Any,
+    settings: dict[str, Any],
+    own: dict[str, Any] | None,
+    side: str,
+    limit: int | None,
+    split: bool,
+    padding: Padding | None,
 ) -> FastEncoder:
     """With transformers' rules of truncation: a max_length alone asks for it; without one it is the model's `limit`."""
     special = settings.get("add_special_tokens", True)
@@ -236,7 +259,8 @@ def _fast(
         least = max(1, tokenizer.num_special_tokens_to_add(False)) if special else 1
         require("max_length", max_length, least, "token" if least == 1 else "tokens")
         truncation = {"max_length": max_length, "direction": side}
-    return FastEncoder(tokenizer.to_str(), truncation, special, settings.get("split_special_tokens", split))
+    split = settings.get("split_special_tokens", split)
+    return FastEncoder(tokenizer.to_str(), truncation, special, split, padding=padding)
 
 
 def _refuse_unknown(name: str, settings: dict[str, Any], known: set[str]) -> None:

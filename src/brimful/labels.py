@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
 from brimful.ragged import LABELS, gather, ragged, trained_on
-from brimful.windows import AnyBatch, Batch, IntArray, NumLabels, Packs, Window
-
-MOST_ALONG: Final = 2
-"""Times the labels wanted: of more, those wanted are put together first."""
+from brimful.windows import Batch, IntArray, NumLabels, Window
 
 
-def counted(batches: Sequence[AnyBatch]) -> list[AnyBatch]:
+def counted(batches: Sequence[Batch], follows: int | None) -> list[Batch]:
     """Batches of one window, each with the number of its labels that are trained on, where the index knows it.
 
-    Labels as long as a length column in every sample of the window are cut with it: those of cut samples are counted one by
-    one, and for this their rows are fetched. Price: 70 ns a sample; 10 ns a token of those that are cut.
+    Args:
+        follows: the number of the length column that labels are cut with; those of samples that are cut are counted one by
+            one, and for this their rows are fetched. None: labels have lengths of their own, and are not cut.
+    Price: 70 ns a sample; 10 ns a token of those that are cut.
     """
     window = batches[0].window if batches else None
     if window is None or window.num_labels is None:
@@ -27,7 +25,6 @@ def counted(batches: Sequence[AnyBatch]) -> list[AnyBatch]:
     numbers = np.concatenate([batch.numbers for batch in batches])
     ends = np.cumsum([len(batch) for batch in batches])
     sizes, counts, firsts = window.num_labels[:, numbers]
-    follows = _followed(window, window.num_labels[0])
     if follows is None:
         firsts[:] = 0
     else:
@@ -39,7 +36,7 @@ def counted(batches: Sequence[AnyBatch]) -> list[AnyBatch]:
     return [replace(batch, num_labels=NumLabels(*pair)) for batch, *pair in zip(batches, given, left_out, strict=True)]
 
 
-def step_labels(batches: Sequence[AnyBatch]) -> NumLabels | None:
+def step_labels(batches: Sequence[Batch]) -> NumLabels | None:
     """The labels of all batches of a step; None where those of one are not known."""
     found = [batch.num_labels for batch in batches]
     if None in found:
@@ -47,24 +44,14 @@ def step_labels(batches: Sequence[AnyBatch]) -> NumLabels | None:
     return NumLabels(*(sum(parts) for parts in zip(*filter(None, found))))
 
 
-def _followed(window: Window, sizes: IntArray) -> int | None:
-    """The number of the length column that labels are as long as in every sample of the window."""
-    lengths = window.lengths.reshape(len(window), -1)
-    return next((number for number in range(lengths.shape[1]) if np.array_equal(lengths[:, number], sizes)), None)
-
-
-def _kept(
-    window: Window, batches: Sequence[Batch | Packs], numbers: IntArray, follows: int
-) -> tuple[IntArray, IntArray]:
+def _kept(window: Window, batches: Sequence[Batch], numbers: IntArray, follows: int) -> tuple[IntArray, IntArray]:
     """Where in each sample, or piece, of some batches the labels begin that these have, and how many they are."""
-    packs = [batch for batch in batches if isinstance(batch, Packs)]
-    if packs:
-        return np.concatenate([batch.starts for batch in packs]), np.concatenate([batch.lengths for batch in packs])
-    padded = [batch.padded_length for batch in batches]
-    widths = [length[follows] if isinstance(length, tuple) else length for length in padded]
+    pieces = [batch.pieces for batch in batches if batch.pieces is not None]
+    if pieces:
+        return np.concatenate([one.starts for one in pieces]), np.concatenate([one.lengths for one in pieces])
     lengths = window.lengths.reshape(len(window), -1)[numbers, follows]
-    kept = np.minimum(lengths, np.repeat(widths, [len(batch) for batch in batches]))
-    return np.broadcast_to(np.int64(0), len(numbers)), kept
+    widths = np.repeat([batch.widths[follows] for batch in batches], [len(batch) for batch in batches])
+    return np.broadcast_to(np.int64(0), len(numbers)), np.minimum(lengths, widths)
 
 
 def _in_pieces(window: Window, numbers: IntArray, starts: IntArray, sizes: IntArray) -> tuple[IntArray, IntArray]:
@@ -74,6 +61,6 @@ def _in_pieces(window: Window, numbers: IntArray, starts: IntArray, sizes: IntAr
     labels = ragged(block, LABELS)
     begins = labels.spans(rows)[0][which] + starts
     low, high = int(begins.min()), int((begins + sizes).max())
-    if high - low > MOST_ALONG * int(sizes.sum()):  # of all rows there are, in memory
+    if high - low > 2 * int(sizes.sum()):  # of all rows there are, in memory: the wanted ones are put together first
         return trained_on(*gather(labels.values, begins, sizes))
     return trained_on(labels.values[low:high], begins - low, begins + sizes - low)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from operator import index
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +14,9 @@ from numpy.typing import NDArray
 from brimful import random
 from brimful.errors import DataError, count, require, where
 from brimful.plan import FixedSize, Overlong, OverlongError, Packed, Plan, Policy, plan_with, split_long
-from brimful.rows import Sample, call, samples
-from brimful.windows import Batch, Packs, Window
-
-Planned: TypeAlias = Sequence[Batch] | Sequence[Packs]
+from brimful.plan.rounded import Rounded, Rounding
+from brimful.rows import Sample, call, name_of, samples
+from brimful.windows import Batch, Pieces, Window
 
 
 class Planner(ABC):
@@ -24,11 +24,11 @@ class Planner(ABC):
     then what is left out or cut is counted in `.stats`."""
 
     @abstractmethod
-    def batches(self, window: Window, key: int, first: bool) -> Planned:
+    def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
         """The window's batches, in the order of their cost."""
 
     @abstractmethod
-    def complete(self, batches: Planned, last: bool) -> NDArray[np.bool_]:
+    def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
         """Which batches `drop_last` keeps; `last` where no window follows."""
 
 
@@ -38,14 +38,16 @@ class ByPolicy(Planner):
 
     policy: Policy
     overlong: Overlong
+    rounding: Rounding | None = None
 
-    def batches(self, window: Window, key: int, first: bool) -> Planned:
-        plan = _placed(window, self.policy, self.overlong, first)
+    def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
+        policy = self.policy if self.rounding is None else Rounded(self.policy, self.rounding)
+        plan = _placed(window, policy, self.overlong, first)
         lengths = plan.padded_lengths.tolist()
         padded = [tuple(length) for length in lengths] if plan.padded_lengths.ndim > 1 else lengths
         return [Batch(window, *batch) for batch in zip(plan.batches, padded, plan.padded_sizes.tolist(), strict=True)]
 
-    def complete(self, batches: Planned, last: bool) -> NDArray[np.bool_]:
+    def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
         """Batches of full size; where the policy has no fixed size, all but the last cut of the epoch."""
         return _full(batches, self.policy.n if isinstance(self.policy, FixedSize) else None, last)
 
@@ -63,7 +65,7 @@ class ByPacking(Planner):
     def __post_init__(self) -> None:
         require("rows", self.num_rows, 1, "row")
 
-    def batches(self, window: Window, key: int, first: bool) -> Planned:
+    def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
         row_length = self.policy.row_length
         if self.overlong == "split":
             numbers, starts, lengths = split_long(window.lengths, row_length)
@@ -78,12 +80,11 @@ class ByPacking(Planner):
             rows = [plan.batches[row] for row in order[at : at + self.num_rows]]
             pieces = np.concatenate(rows)
             owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-            batches.append(
-                Packs(window, numbers[pieces], starts[pieces], lengths[pieces], owners, len(rows), row_length)
-            )
+            lie = Pieces(starts[pieces], lengths[pieces], owners)
+            batches.append(Batch(window, numbers[pieces], row_length, len(rows), lie))
         return batches
 
-    def complete(self, batches: Planned, last: bool) -> NDArray[np.bool_]:
+    def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
         return np.array([batch.padded_size == self.num_rows for batch in batches], dtype=bool)
 
 
@@ -98,30 +99,46 @@ class ByKey(Planner):
     batch_size: int | Callable[[Sample], int]
     key: Callable[[Sample], Any]
     boundary_key: Callable[[Sample], Any] | None
+    overlong: Literal["raise", "alone"] = "raise"
+    rounding: Rounding | None = None
 
-    def batches(self, window: Window, key: int, first: bool) -> Planned:
+    def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
         block = window.take(np.arange(len(window)))
         rows = samples(block)
         keys = list(call("batch_by", self.key, block))
         bounds = list(call("batch_by", self.boundary_key, block)) if self.boundary_key else [None] * len(rows)
         order = sorted(range(len(rows)), key=keys.__getitem__, reverse=True)
-        batches, start = [], 0
+        batches, start, alone = [], 0, 0
         while start < len(order):
-            stop = min(start + self._size(rows[order[start]]), len(order))
+            size = self._size(rows[order[start]], where(block, order[start]))
+            alone += size < 1
+            stop = min(start + max(1, size), len(order))
             bound = bounds[order[start]]
             stop = next((at for at in range(start, stop) if bounds[order[at]] != bound), stop)
             numbers = np.array(order[start:stop])
-            longest = tuple(np.maximum(window.lengths[numbers].max(axis=0, initial=1), 1).ravel().tolist())
+            longest = tuple(self._padded(window.lengths[numbers].max(axis=0, initial=1)).ravel().tolist())
             batches.append(Batch(window, numbers, longest if len(longest) > 1 else longest[0], len(numbers)))
             start = stop
+        if first and alone:
+            count("alone", alone, f"batch_by: {alone:,} samples of a window alone, of which batch_size has none")
         return batches
 
-    def complete(self, batches: Planned, last: bool) -> NDArray[np.bool_]:
+    def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
         return _full(batches, self.batch_size if isinstance(self.batch_size, int) else None, last)
 
-    def _size(self, longest: Sample) -> int:
-        size = self.batch_size if isinstance(self.batch_size, int) else int(self.batch_size(longest))
-        require("batch_size", size, 1, "sample")
+    def _padded(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.maximum(longest, 1) if self.rounding is None else self.rounding(longest)
+
+    def _size(self, longest: Sample, place: str) -> int:
+        """How many samples a batch has whose longest is this one; below 1 where none, and it is to be alone."""
+        if isinstance(self.batch_size, int):
+            return self.batch_size
+        size = index(self.batch_size(longest))
+        if size < 1 and self.overlong == "raise":
+            raise DataError(
+                f"batch_by: batch_size({name_of(self.batch_size)}) is {size:,} for a sample ({place}); let it be at least 1, "
+                "filter the sample, or choose overlong='alone'"
+            )
         return size
 
 
@@ -136,7 +153,7 @@ def _placed(window: Window, policy: Policy, overlong: Overlong, first: bool) -> 
     return plan
 
 
-def _full(batches: Planned, size: int | None, last: bool) -> NDArray[np.bool_]:
+def _full(batches: Sequence[Batch], size: int | None, last: bool) -> NDArray[np.bool_]:
     full = np.ones(len(batches), dtype=bool)
     if size is not None:
         full[:] = [len(batch) == size for batch in batches]

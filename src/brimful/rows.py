@@ -31,6 +31,7 @@ from brimful.ragged import (
     ragged,
     with_column,
 )
+from brimful.schema import UNFIT, as_column
 from brimful.stream import BLOCK_ROWS, END, Stage, State, running
 
 Sample: TypeAlias = dict[str, Any]
@@ -60,6 +61,9 @@ def samples(block: Block) -> list[Sample]:
 
 
 def _values(array: pa.Array) -> list[Any]:
+    if isinstance(array.type, pa.FixedShapeTensorType):
+        tensors = np.array(array.to_numpy_ndarray()) if not array.null_count else None
+        return list(tensors) if tensors is not None else [_tensor(value) for value in array]
     if not is_ragged(array.type) or pa.types.is_fixed_size_list(array.type):
         return list(array.to_pylist())
     bounds = array.offsets.to_pylist()
@@ -70,6 +74,10 @@ def _values(array: pa.Array) -> list[Any]:
         return [row if row is None or None in row else np.array(row, dtype=dtype) for row in array.to_pylist()]
     values = np.array(numpy_of(inner))
     return [values[start - first : end - first] for start, end in pairwise(bounds)]
+
+
+def _tensor(value: Any) -> NDArray[Any] | None:
+    return np.array(value.to_numpy()) if value.is_valid else None
 
 
 def as_sample(row: Any) -> Sample:
@@ -100,22 +108,13 @@ def from_samples(rows: Sequence[Sample]) -> Block:
         raise TypeError(f"the keys of a sample must be strings (got {odd[0]!r})")
     if not names:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
-    return pa.RecordBatch.from_arrays([_array(name, [row.get(name) for row in rows]) for name in names], list(names))
-
-
-def _array(name: str, values: list[Any]) -> pa.Array:
-    first = next((value for value in values if value is not None), None)
-    if hasattr(first, "__array__") and not np.isscalar(first):
-        arrays = [None if value is None else np.asarray(value) for value in values]
-        if all(array is None or array.ndim == 1 for array in arrays):
-            offsets = np.concatenate(([0], np.cumsum([0 if array is None else len(array) for array in arrays])))
-            null = np.array([array is None for array in arrays])
-            return list_array(np.concatenate([array for array in arrays if array is not None]), offsets, null)
-        values = [None if array is None else array.tolist() for array in arrays]
-    try:
-        return pa.array(values)
-    except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
-        raise TypeError(f"the values of column {name!r} have no common type: {error}") from error
+    columns = []
+    for name in names:
+        try:
+            columns.append(as_column([row.get(name) for row in rows]))
+        except UNFIT as error:
+            raise TypeError(f"the values of column {name!r} have no common type: {error}") from error
+    return pa.RecordBatch.from_arrays(columns, list(names))
 
 
 def cut(block: Block) -> Iterator[Block]:
@@ -148,21 +147,6 @@ def call(
 
 def name_of(fn: Any) -> str:
     return str(getattr(fn, "__name__", type(fn).__name__))
-
-
-def rebuilt(stage: str, fn: Callable[..., Any], block: Block, results: list[Any], parents: NDArray[np.int64]) -> Block:
-    """The block of the samples that a user's function returned, each with the origin of its parent row."""
-    if not results:
-        return EMPTY
-    for row, result in zip(parents, results):
-        if not isinstance(result, dict):
-            given = f"{stage}({name_of(fn)}) must return dicts"
-            raise StageError(f"{given} (got {type(result).__name__}; {where(block, int(row))})")
-    try:
-        out = from_samples(results)
-    except TypeError as error:
-        raise StageError(f"{stage}({name_of(fn)}) failed near {where(block, int(parents[0]))}: {error}") from error
-    return with_origin(out, block, parents)
 
 
 def with_origin(out: Block, block: Block, parents: NDArray[np.int64]) -> Block:

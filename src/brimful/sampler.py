@@ -26,7 +26,7 @@ from brimful.stages.batched import Batched
 from brimful.stages.planned import Planned
 from brimful.stages.sharded import Sharded
 from brimful.stream import VERSION, Stage, State, check_header, describe, running
-from brimful.windows import Batch, Packs, auto_rows
+from brimful.windows import Batch, auto_rows
 
 _ENOUGH = 10_000  # lengths by which a window is sized
 
@@ -266,7 +266,7 @@ class BatchSampler:
 
     # -- the stages ------------------------------------------------------------------------------------------------------
 
-    def _run(self, stage: Stage[Batch | Packs], place: State) -> Generator[tuple[Batch | Packs, State], None, None]:
+    def _run(self, stage: Stage[Batch], place: State) -> Generator[tuple[Batch, State], None, None]:
         """The items of a stage, so that what the planner leaves out or cuts is logged once."""
         context = copy_context()
         context.run(TALLY.set, self._tally)

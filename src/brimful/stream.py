@@ -15,6 +15,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar, Final, Generic, Self, TypeAlias, TypeVar, cast
 
@@ -213,6 +214,8 @@ def stream_of(stage: Stage[T], stream: int, count: int) -> Stage[T]:
             changes[field.name] = stream_of(value, stream, count)
         elif isinstance(value, tuple) and any(isinstance(one, Stage) for one in value):
             changes[field.name] = tuple(stream_of(one, stream, count) for one in value)
+    if changes and hasattr(stage, "types"):
+        changes["types"] = partial(getattr, stage, "schema")  # a stream has the columns of the whole
     own = dataclasses.replace(cast(Any, stage), **changes) if changes else stage  # a source keeps what it has found out
     return cast(Stage[T], own).dealt(stream, count)
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from brimful.batches import Batches
 from brimful.dataset import Dataset
 from brimful.stream import Stage, State, running
-from brimful.windows import Batch, Packs, Window
+from brimful.windows import Batch, Window
 
 
 def assert_exact_resume(
@@ -219,14 +219,14 @@ def first_difference(found: Any, expected: Any) -> str | None:
     if isinstance(found, (list, tuple)):
         return _first((f"[{i}]", *pair) for i, pair in enumerate(zip(found, expected))) or _lengths(found, expected)
     if isinstance(found, pa.RecordBatch):
-        return _batch_difference(found, expected)
+        return _block_difference(found, expected)
     if isinstance(found, Window):
         rows = np.arange(len(found))
         return _fields(found, expected, "epoch", "number", "lengths", "crc32") or _first(
             [(".take(all)", found.take(rows), expected.take(rows))]
         )
-    if isinstance(found, (Batch, Packs)) and found.window.whole is not None:
-        return _part_difference(found, expected)
+    if isinstance(found, Batch):
+        return _batch_difference(found, expected)
     if is_dataclass(found):
         return _fields(found, expected, *(field.name for field in fields(found)))
     if isinstance(found, np.ndarray):
@@ -253,14 +253,15 @@ def _first(parts: Iterator[tuple[str, Any, Any]] | list[tuple[str, Any, Any]]) -
     return None
 
 
-def _part_difference(found: Batch | Packs, expected: Batch | Packs) -> str | None:
-    """Of batches that know no other rows of their window than some rank's: what they have, not how the samples are numbered,
-    which a resume changes."""
+def _batch_difference(found: Batch, expected: Batch) -> str | None:
+    """What they have, not how its samples are numbered: a rank's window has some rows of it alone, after a resume others."""
     one, other = found.window, expected.window
     own = [field.name for field in fields(found) if field.name not in ("window", "numbers")]
-    return _fields(found, expected, *own) or _first(
+    return _fields(found, expected, *own, "lengths") or _first(
         [
-            (".window.whole", one.whole, other.whole),
+            (".window.epoch", one.epoch, other.epoch),
+            (".window.number", one.number, other.number),
+            (".window.crc32", one.crc32, other.crc32),
             (".samples", one.samples[found.numbers], other.samples[expected.numbers]),
             (".rows", one.take(found.numbers), other.take(expected.numbers)),
         ]
@@ -277,7 +278,7 @@ def _lengths(found: Any, expected: Any) -> str | None:
     return f" has {len(found):,} values instead of {len(expected):,}"
 
 
-def _batch_difference(found: pa.RecordBatch, expected: pa.RecordBatch) -> str | None:
+def _block_difference(found: pa.RecordBatch, expected: pa.RecordBatch) -> str | None:
     if not found.schema.equals(expected.schema, check_metadata=True):
         return f" has the schema {_schema(found.schema)} instead of {_schema(expected.schema)}"
     if found.num_rows != expected.num_rows:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -32,8 +32,7 @@ class Window:
         locate: gives a block that holds rows of these numbers and, int64, which row of it each of them is; called when the
             first sample is wanted, once for all of them.
         crc32: what a replay must reproduce; 0 where the header says it already.
-        list_lengths_at, num_labels_at: what an index knows of rows without reading them: see `sources.index.Index`.
-        whole: the window that this is a part of; what becomes of a column is decided by all of its samples.
+        num_labels_at: counts the labels of rows without reading them, where the index knows them: see `sources.index.Index`.
     """
 
     epoch: int
@@ -42,17 +41,10 @@ class Window:
     samples: IntArray
     locate: Callable[[IntArray], tuple[Block, IntArray]]
     crc32: int = 0
-    list_lengths_at: Callable[[IntArray], Mapping[str, IntArray] | None] | None = None
-    num_labels_at: Callable[[IntArray], IntArray | None] | None = None
-    whole: Window | None = None
+    num_labels_at: Callable[[IntArray], IntArray] | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
-
-    @once
-    def list_lengths(self) -> Mapping[str, IntArray] | None:
-        """How many values each list column has, int64 (n,), where that and the like is known without reading the rows."""
-        return None if self.list_lengths_at is None else self.list_lengths_at(self.samples)
 
     @once
     def num_labels(self) -> IntArray | None:
@@ -61,7 +53,7 @@ class Window:
 
     def part(self, numbers: IntArray) -> Window:
         """The window as far as some of its samples go, so that no other rows are located."""
-        return replace(self, lengths=self.lengths[numbers], samples=self.samples[numbers], whole=self)
+        return replace(self, lengths=self.lengths[numbers], samples=self.samples[numbers])
 
     @property
     def block(self) -> Block:
@@ -130,24 +122,40 @@ class NumLabels(NamedTuple):
     firsts: int
 
 
+class Pieces(NamedTuple):
+    """How the samples of a batch lie end to end in its rows, int64 (n,) each.
+
+    Args:
+        starts: where in its sample each piece begins.
+        lengths: tokens of each piece.
+        rows: the row of each piece, ascending.
+    """
+
+    starts: IntArray
+    lengths: IntArray
+    rows: IntArray
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Which samples of a window make up a batch, and the shape it is padded to: still integers.
+    """Which samples of a window make up a batch, and the shape that it is padded to: still integers.
 
     Args:
         window: the window that the numbers refer to.
-        numbers: sample numbers, int64 (b,).
+        numbers: sample numbers, int64 (b,); of packed rows the sample of each piece, row after row.
         padded_length: tokens, an int; a tuple of ints for several lengths a sample.
         padded_size: rows of the tensors; more than b where the batch is filled up to a static shape.
+        pieces: of packed rows; None where each sample has a row of its own.
         weight: of a data-parallel rank's batch; 0.0 for a filler.
         num_labels: of this batch, of a data-parallel rank's of its whole step, on all ranks; None where not known.
         last: whether no batch of the window follows.
     """
 
     window: Window
-    numbers: NDArray[np.int64]
+    numbers: IntArray
     padded_length: int | tuple[int, ...]
     padded_size: int
+    pieces: Pieces | None = None
     weight: float | None = None
     num_labels: NumLabels | None = None
     last: bool = False
@@ -156,59 +164,31 @@ class Batch:
         return len(self.numbers)
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each sample, int64 (b,) or (b, d)."""
-        return self.window.lengths[self.numbers]
+    def lengths(self) -> IntArray:
+        """Tokens of each sample, or piece, int64 (b,) or (b, d)."""
+        return self.window.lengths[self.numbers] if self.pieces is None else self.pieces.lengths
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that begin here."""
+        return len(self) if self.pieces is None else int(np.count_nonzero(self.pieces.starts == 0))
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The padded length, by length column."""
+        return self.padded_length if isinstance(self.padded_length, tuple) else (self.padded_length,)
 
 
-@dataclass(frozen=True, eq=False)
-class Packs:
-    """Which pieces of the samples of a window make up some rows of one length, end to end: still integers.
-
-    Args:
-        window: the window that the numbers refer to.
-        numbers: the sample of each piece, int64 (n,), row after row.
-        starts: where in its sample each piece begins, int64 (n,).
-        lengths: tokens of each piece, int64 (n,).
-        rows: the row of each piece, int64 (n,), ascending.
-        padded_size: how many rows there are.
-        padded_length: tokens in a row.
-        weight, num_labels, last: as of a Batch.
-    """
-
-    window: Window
-    numbers: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    padded_size: int
-    padded_length: int
-    weight: float | None = None
-    num_labels: NumLabels | None = None
-    last: bool = False
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-
-def filler(batch: Batch | Packs) -> Batch | Packs:
+def filler(batch: Batch) -> Batch:
     """One real row of a batch, without weight."""
-    if isinstance(batch, Batch):
-        return replace(batch, numbers=batch.numbers[:1], padded_size=1, weight=0.0)
-    row = batch.rows == 0
-    pieces = {name: getattr(batch, name)[row] for name in ("numbers", "starts", "lengths", "rows")}
-    return replace(batch, **pieces, padded_size=1, weight=0.0)
+    own = np.arange(1) if batch.pieces is None else np.flatnonzero(batch.pieces.rows == 0)
+    pieces = None if batch.pieces is None else Pieces(*(field[own] for field in batch.pieces))
+    return replace(batch, numbers=batch.numbers[own], pieces=pieces, padded_size=1, weight=0.0)
 
 
-AnyBatch = TypeVar("AnyBatch", Batch, Packs, Batch | Packs)
-
-
-def apart(batches: Sequence[AnyBatch]) -> list[AnyBatch]:
-    """Batches of one window as those of a part of it that has no other samples, so that no other rows are located.
-
-    They stay as they are where the rows are here already, and where what becomes of a column is not known without them.
-    """
-    if not batches or batches[0].window.located or batches[0].window.list_lengths is None:
+def apart(batches: Sequence[Batch]) -> list[Batch]:
+    """Batches of one window as those of a part of it that has no other samples, so that no other rows are located."""
+    if not batches or batches[0].window.located:
         return list(batches)
     window = batches[0].window
     wanted = np.zeros(len(window), dtype=bool)

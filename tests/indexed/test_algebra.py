@@ -175,7 +175,7 @@ def test_any_part_of_an_epoch_is_that_of_the_whole(make: draw.Make, data: st.Dat
 def test_rows_of_many_tokens_come_in_small_blocks(make: draw.Make, size: int, data: st.DataObject) -> None:
     stage, limit = make(), 4 * size
     assert isinstance(stage, Indexed)
-    known = stage.index.regular is not None
+    known = stage.index.values_at(np.zeros(0, np.int64)) is not None
 
     def blocks(at: State) -> list[tuple[list[int], list[int], State]]:
         with running(stage, at) as made:
@@ -192,7 +192,7 @@ def test_rows_of_many_tokens_come_in_small_blocks(make: draw.Make, size: int, da
         cut = blocks(stage.start(1))
         for number, (ids, sizes, _) in enumerate(cut):
             assert not known or len(ids) == 1 or sum(sizes) <= limit
-            if number + 1 < len(cut) and stage.seam(0) is None:
+            if number + 1 < len(cut):
                 assert sum(sizes) + cut[number + 1][1][0] > limit, "no smaller than they must be"
         if cut:
             number = data.draw(st.integers(0, len(cut) - 1))
@@ -246,13 +246,31 @@ def test_an_endless_data_set_without_a_sample_ends_with_a_warning(caplog: pytest
     ] * 3
 
 
-def test_a_concatenation_keeps_columns_apart_in_samples_and_joins_them_in_windows() -> None:
-    data = (letters("ab") + bf.from_sequence([{"n": 1}])).skip(1)
-    assert list(data) == [{"letter": "b"}, {"n": 1}]
-    assert list(bf.Dataset(data.stage, repeats=True).take(3)) == [{"letter": "b"}, {"n": 1}, {"letter": "b"}]
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_concatenation_has_the_columns_of_all_in_every_row(streamed: bool) -> None:
+    """Whatever lies beside it in a block, a window or a batch."""
+    one, two = letters("ab"), bf.from_sequence([{"n": 1}])
+    data = (one.map(dict) + two.map(dict) if streamed else one + two).skip(1)
+    rows = [{"letter": "b", "n": None}, {"letter": None, "n": 1}]
+    assert list(data) == rows
+    assert list(bf.Dataset(data.stage, repeats=True).take(3)) == [*rows, rows[0]]
     assert {tuple(sample) for sample in data.shuffle(2)} == {("letter", "n")}
-    (batch,) = data.batch(2)
-    assert (batch["letter"], batch["n"]) == (["b", None], [None, 1])
+    (batch,) = data.batch(2, collate_fn=list)
+    assert batch == rows
+    with pytest.raises(bf.DataError, match=r"column 'n' is null \(sequence, row 1\)"):
+        next(iter(data.batch(1)))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_concatenation_of_columns_that_nothing_unites_is_refused(streamed: bool) -> None:
+    one, two = letters("ab"), bf.from_sequence([{"letter": [1]}])
+    data = one.map(dict) + two.map(dict) if streamed else one + two
+    message = (
+        r"column 'letter' is list<(item|element): int64> in data set 1 and string in those before it; convert it, or rename "
+        "or drop it in one of them"
+    )
+    with pytest.raises(bf.DataError, match=message):
+        list(data)
 
 
 @pytest.mark.parametrize("kind", ["indexed", "streamed"])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.windows import Batch, Packs
+from brimful.windows import Batch
 from tests.worlds import WORLDS, plans_by_step, taken_by_worlds
 
 LONG = 60
@@ -45,7 +45,7 @@ WAYS = {
 """How the mixture becomes batches."""
 
 
-def ids(batch: Batch | Packs) -> list[int]:
+def ids(batch: Batch) -> list[int]:
     block = batch.window.take(batch.numbers)
     return [int(number) for number in block.column("id").to_pylist()]
 

@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from brimful.errors import DataError
+from brimful.schema import infer
 from brimful.sources.jsonl import JsonLines, decode
 from brimful.sources.lines import Lines
-from brimful.sources.schema import infer
 
 INT, FLOAT, TEXT = pa.int64(), pa.float64(), pa.string()
 

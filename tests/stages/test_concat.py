@@ -19,7 +19,7 @@ def test_one_data_set_follows_another(letters: Any) -> None:
 @pytest.mark.parametrize("letters", [letters, streamed])
 def test_columns_may_differ(letters: Any) -> None:
     data = letters("a") + bf.from_sequence([{"n": 1}])
-    assert list(data) == [{"letter": "a"}, {"n": 1}]
+    assert list(data) == [{"letter": "a", "n": None}, {"letter": None, "n": 1}]
     mixed = data.shuffle(2).map(lambda sample: sample | {"x": 1}).enumerate()
     assert {tuple(sample) for sample in mixed} == {("letter", "n", "x", "step")}
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import brimful as bf
 from brimful.testing import assert_exact_resume
@@ -54,9 +55,47 @@ def test_an_error_names_the_function_the_file_and_the_line(tmp_path: Path, verb:
 
 def test_values_without_a_common_type_are_an_error(tmp_path: Path) -> None:
     data = shard(tmp_path, [{"a": 1}, {"a": 2}]).map(lambda sample: {"b": sample["a"] if sample["a"] == 1 else "x"})
-    message = r"^map\(<lambda>\) failed near shard a\.jsonl, line 1: the values of column 'b' have no common type: "
+    message = (
+        r"^map\(<lambda>\) failed at shard a\.jsonl, line 2: column 'b' is int64 by the schema but string here; return one "
+        r"type in every sample$"
+    )
     with pytest.raises(bf.StageError, match=message):
         list(data)
+
+
+@pytest.mark.parametrize("streams", [None, 2])
+def test_what_a_function_gives_has_the_types_of_its_first_thousand_results(tmp_path: Path, streams: int | None) -> None:
+    """Whatever block, epoch or stream it is in: a fraction later on would make another tensor of the same column."""
+    for number in range(2):
+        lines = "".join(f'{{"a": {1000 * number + row}}}\n' for row in range(1_000))
+        (tmp_path / f"{number}.jsonl").write_text(lines)
+    files = bf.from_files(f"{tmp_path}/*.jsonl", n_active_shards=1, streams=streams)
+
+    def rows(late: Any) -> bf.Dataset:
+        return files.map(lambda sample: {"a": sample["a"], "b": late if sample["a"] == 1_500 else sample["a"] + 0.5})
+
+    batches = list(rows(7).batch(10))
+    assert {batch["b"].dtype for batch in batches} == {torch.float64}
+    message = r"map\(<lambda>\) failed at shard 1\.jsonl, line 501: column 'b' is double by the schema but string here"
+    with pytest.raises(bf.StageError, match=message):
+        list(rows("x"))
+    extra = files.map(lambda sample: sample | ({"c": 1} if sample["a"] == 1_500 else {}))
+    with pytest.raises(bf.StageError, match=r"key 'c' is not in the schema \(a\), .* return it in every sample, None where"):
+        list(extra)
+
+
+def test_types_are_those_of_epoch_0_and_stay_in_the_state() -> None:
+    def fraction_in_even_epochs(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        return {"x": 1.5 if asked.append(1) is None and len(asked) <= 2 else 1}
+
+    asked: list[int] = []
+    data = letters("a", repeat=True).map(fraction_in_even_epochs, seed=0)
+    it = data.iter()
+    assert [next(it)["x"] for _ in range(4)] == [1.5, 1.0, 1.0, 1.0]
+    calls = len(asked)
+    resumed = letters("a", repeat=True).map(fraction_in_even_epochs, seed=0).iter(it.state_dict())
+    assert next(resumed)["x"] == 1.0
+    assert len(asked) <= calls + 2, "no first results are wanted where the state has their types"
 
 
 def drawn(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,9 +18,9 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.batches import _say_unsharded
-from brimful.sources.index import Index, Regular
+from brimful.sources.index import Index
 from brimful.testing import first_difference
-from brimful.windows import Batch, IntArray, Packs
+from brimful.windows import Batch, IntArray
 from tests.store.stores import small
 from tests.worlds import WORLDS, plans_by_step, taken_by_worlds
 
@@ -43,7 +44,7 @@ def ways(count: int) -> dict[str, bf.Batches]:
     }
 
 
-def rows(batch: Batch | Packs) -> Numbers:
+def rows(batch: Batch) -> Numbers:
     return tuple(batch.window.samples[batch.numbers].tolist())
 
 
@@ -230,10 +231,14 @@ class Counting(Index):
         return self.index.locate(numbers)
 
     @property
-    def regular(self) -> Regular | None:
-        return self.index.regular
+    def schema(self) -> pa.Schema:
+        return self.index.schema
 
-    def num_labels_at(self, numbers: IntArray) -> IntArray | None:
+    @property
+    def knows_labels(self) -> bool:
+        return self.index.knows_labels
+
+    def num_labels_at(self, numbers: IntArray) -> IntArray:
         return self.index.num_labels_at(numbers)
 
     def fingerprint(self) -> Any:
@@ -252,14 +257,14 @@ POLICIES: dict[str, Callable[[bf.Dataset], bf.Batches]] = {
     "static": lambda data: data.batch(bf.StaticShapes([10, 30, 60], 120), window=64),
     "fixed": lambda data: data.batch(7),
     "pairs": lambda data: data.batch_by_tokens(240, window=50, length_column=("input_ids", "labels")),
-    "another length": lambda data: data.batch_by_tokens(9, window=50, length_column="score"),
+    "another length": lambda data: data.batch_by_tokens(9, window=50, length_column="score", token_columns=()),
     "by key": lambda data: data.batch_by(4, lambda sample: len(sample["input_ids"]), window=30),
     "nested": lambda data: data.batch_by_tokens(120, window=50, layout="nested"),
     "nested, truncated": lambda data: data.batch_by_tokens(40, window=50, layout="nested", overlong="truncate"),
     "packed": lambda data: data.pack(64, rows=2, window=40),
     "packed, split": lambda data: data.pack(17, rows=3, window=40, overlong="split"),
     "packed, truncated": lambda data: data.pack(17, rows=3, window=40, overlong="truncate"),
-    "packed by score": lambda data: data.pack(6, rows=3, window=40, length_column="score"),
+    "packed by score": lambda data: data.pack(6, rows=3, window=40, length_column="score", token_columns=()),
     "for flash attention": lambda data: data.pack(64, window=40, hf_flash_attention=True),
 }
 
@@ -276,26 +281,6 @@ def test_a_rank_has_the_batches_that_one_process_has(way: str, world_size: int, 
         for name in ("weight", "is_filler", "num_items_in_batch"):
             batch.pop(name)
         assert first_difference(batch, other) is None
-
-
-@pytest.mark.parametrize("way", ["left", "packed"])
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_one_sample_of_another_length_is_heeded_by_the_ranks_that_have_it_not(
-    way: str, world_size: int, tmp_path: Path
-) -> None:
-    """A column that is as long as the tokens, but for one sample of the window, is not padded with them on any rank."""
-    rows = [row | {"score": [0.5] * len(row["input_ids"])} for row in labelled(60)]
-    rows[31]["score"].append(0.5)
-    data = kept(tmp_path, rows)
-    batches = (
-        data.pack(64, window=60) if way == "packed" else data.batch_by_tokens(120, window=60, pad_to_multiple_of=8)
-    )
-    expected = list(batches)
-    ranks = [iter(batches.shard(rank, world_size)) for rank in range(world_size)]
-    taken = [batch for step in zip(*ranks, strict=True) for batch in step]
-    assert [batch["score"].tolist() for batch in taken[: len(expected)]] == [
-        batch["score"].tolist() for batch in expected
-    ]
 
 
 @pytest.mark.parametrize("way", ["budget", "packed", "fixed"])
@@ -328,28 +313,19 @@ def test_plans_of_a_rank_locate_no_row(tmp_path: Path) -> None:
     assert not asked
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_where_a_null_may_be_all_rows_of_a_window_are_looked_at(world_size: int, tmp_path: Path) -> None:
-    """A column with a null in the window is a list on every rank, not only where the null is."""
-    rows = labelled(60)
-    rows[17]["id"] = None
-    data, asked = counting(kept(tmp_path, rows))
-    batches = data.batch_by_tokens(120, window=60)
-    for rank in range(world_size):
-        assert all(isinstance(batch["id"], list) for batch in batches.shard(rank, world_size))
-    assert asked == [60] * world_size
-
-
 @settings(max_examples=20)
 @given(counts=st.lists(st.integers(1, 40), min_size=1, max_size=3), world_size=st.integers(1, 4), data=st.data())
 def test_a_joined_index_gives_ranks_what_one_process_has(
     counts: list[int], world_size: int, data: st.DataObject
 ) -> None:
-    """With labels in some parts or none, and other types in some."""
+    """With labels in all parts or none, texts in some alone, and other types in some."""
     parts = []
+    with_labels = data.draw(st.booleans())
     for number, count in enumerate(counts):
         rows = labelled(count, seed=number)
         if data.draw(st.booleans()):
+            rows = [{name: value for name, value in row.items() if name != "text"} for row in rows]
+        if not with_labels:
             rows = [{name: value for name, value in row.items() if name != "labels"} for row in rows]
         parts.append(bf.from_sequence(rows, shuffle=True))
     batches = bf.concat_datasets(parts).batch_by_tokens(120, window=20)
@@ -439,11 +415,10 @@ def test_the_labels_of_cut_samples_alone_are_looked_at() -> None:
     "labels",
     [
         [1.5, -100.0],
-        [1, None],
         "text",
         7,
     ],
-    ids=["floats", "a null", "no list", "one a sample"],
+    ids=["floats", "no list", "one a sample"],
 )
 def test_labels_of_other_types_are_not_counted(labels: Any, tmp_path: Path) -> None:
     first = [1, 2] if isinstance(labels, list) else labels

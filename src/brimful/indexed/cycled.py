@@ -32,12 +32,3 @@ class Cycled(Indexed):
 
     def plain(self) -> tuple[Rows, int]:
         return self.upstream.plain()
-
-    def seam(self, place: int) -> int | None:
-        count = self.upstream.count
-        if not count:
-            return self.upstream.seam(place)
-        end = self.upstream.seam(place % count)
-        if end is None and self.upstream.seam(0) is None:
-            return None
-        return place - place % count + (count if end is None else end)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,13 +39,6 @@ class Joined(Indexed):
         orders, counts = zip(*(upstream.plain() for upstream in self.upstreams))
         starts = np.cumsum([0, *counts]).tolist()
         return self._in_turn(list(orders), starts[:-1]), starts[-1]
-
-    def seam(self, place: int) -> int | None:
-        number = bisect_right(self._starts, place) - 1
-        start = self._starts[number]
-        inside = self.upstreams[number].seam(place - start)
-        ends = [None if inside is None else start + inside, *self._starts[number + 1 : number + 2]]
-        return min((end for end in ends if end is not None), default=None)
 
     @once
     def _joined(self) -> tuple[Index, list[int]]:

@@ -67,9 +67,6 @@ class Mixed(Indexed):
     def plain(self) -> tuple[Rows, int]:
         return self.order(0), SPAN if self.count is None else self.count
 
-    def seam(self, place: int) -> None:
-        return None
-
     @once
     def _joined(self) -> tuple[Index, list[int]]:
         return joined([upstream.index for upstream in self.upstreams])

@@ -67,6 +67,3 @@ class Shuffled(Indexed):
 
     def plain(self) -> tuple[Rows, int]:
         return self.upstream.plain()
-
-    def seam(self, place: int) -> None:
-        return None

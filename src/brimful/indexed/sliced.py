@@ -47,7 +47,3 @@ class Sliced(Indexed):
 
     def plain(self) -> tuple[Rows, int]:
         return self.order(0), SPAN if self.count is None else self.count
-
-    def seam(self, place: int) -> int | None:
-        end = self.upstream.seam(self.first + place * self.step)
-        return None if end is None else -(-(end - self.first) // self.step)

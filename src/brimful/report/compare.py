@@ -23,7 +23,7 @@ from brimful.plan import (
     uniform_buckets,
 )
 from brimful.report.lengths import dataset_of
-from brimful.windows import Packs, auto_rows
+from brimful.windows import auto_rows
 
 RECOMPILE_LIMIT: Final = 8
 """Shapes that torch.compile(dynamic=False) compiles of one function before it falls back to eager: torch's
@@ -285,7 +285,7 @@ def _outcome(way: _Way, lengths: IntArray, edges: IntArray, hidden_size: int) ->
         assert isinstance(batch.padded_length, int)
         shapes.append((batch.padded_size, batch.padded_length, int(batch.lengths.sum())))
         work += cost(batch.padded_size, batch.padded_length)
-        if isinstance(batch, Packs):  # attention stays within the pieces
+        if batch.pieces is not None:  # attention stays within the pieces
             squares = float(np.square(batch.lengths, dtype=np.float64).sum())
             work += cost.quadratic * (squares - batch.padded_size * batch.padded_length**2)
     sizes, padded, tokens = np.array(shapes, dtype=np.int64).T

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from brimful.errors import StageError, StateError
 from brimful.rows import Sample, as_sample, name_of
+from brimful.schema import block_of, misfit
 from brimful.sources.reader import OnError, Parsed, Position, Reader
-from brimful.sources.schema import block_of, misfit
 
 ShardFunction = Callable[[BinaryIO], Iterable[Sample | str]]
 ROWS: Final = 256

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.errors import HIDDEN
+from brimful.encoders import Padding
+from brimful.errors import DataError
 from brimful.once import once
 from brimful.ragged import LABELS, is_ragged, ragged, token_counts, trained_on
-from brimful.rows import Block
+from brimful.rows import Block, visible
 from brimful.stream import BLOCK_ROWS
 
 
@@ -23,18 +25,6 @@ class Together(NamedTuple):
     name: Hashable
     num_rows: int
     rows: Callable[[], NDArray[np.int64]]
-
-
-class Regular(NamedTuple):
-    """Columns that all rows have, of one type, without a null where they are numbers or lists of numbers.
-
-    Args:
-        kinds: the name and the type of each, in words.
-        lists: those of lists of numbers.
-    """
-
-    kinds: Mapping[str, str]
-    lists: tuple[str, ...]
 
 
 class Index(ABC):
@@ -60,28 +50,38 @@ class Index(ABC):
         """
 
     @property
-    def regular(self) -> Regular | None:
-        """The columns, where it is known without reading the rows that they are regular; None where it is not.
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The columns that all samples have, less hidden ones."""
 
-        Then what becomes of a column in a batch can be told from numbers of rows, and ranks locate only their own.
-        """
+    def values_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """How many values the samples of these numbers have in their lists of numbers; None where one has a null."""
+        lists = [field.name for field in self.schema if is_ragged(field.type)]
+        counts = np.zeros(len(numbers), dtype=np.int64)
+        with suppress(DataError):
+            for name in lists:
+                counts += self.lengths_at(numbers, (name,), False)
+            return counts
         return None
 
-    def list_lengths_at(self, numbers: NDArray[np.int64]) -> Mapping[str, NDArray[np.int64]] | None:
-        """How many values each list of numbers has in the rows of these numbers, by column, int64 (len(numbers),); None
-        where the columns are not `regular`."""
-        if self.regular is None:
-            return None
-        return {name: self.lengths_at(numbers, (name,), True) for name in self.regular.lists}
+    def only(self, columns: Sequence[str]) -> Index:
+        """The same samples, perhaps without other columns than these, where that saves reading them."""
+        return self
 
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Of the rows of these numbers, without reading them: int64 (3, len(numbers)), how many labels each has, how many
-        of them are trained on (not -100), and 1 where its first one is.
+    @property
+    def padding(self) -> Mapping[str, Padding]:
+        """What the tokenizers that made the samples say of padding, by column."""
+        return {}
 
-        None unless all these rows have a column `labels` of lists, of any length, of integers, and none has a null in it;
-        the answer is of the whole call, so that all ranks, which ask for the same rows, have the same.
-        """
-        return None
+    @property
+    def knows_labels(self) -> bool:
+        """Whether all samples have a column `labels` of lists, of any length, of integers, none with a null in it."""
+        return False
+
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of the rows of these numbers, where it `knows_labels`, without reading them: int64 (3, len(numbers)), how many
+        labels each has, how many of them are trained on (not -100), and 1 where its first one is."""
+        raise NotImplementedError
 
     @abstractmethod
     def fingerprint(self) -> Any:
@@ -126,23 +126,17 @@ class BlockIndex(Index):
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         return self.block, numbers
 
-    @property
-    def regular(self) -> Regular | None:
-        return self._regular
-
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        return None if self._num_labels is None else self._num_labels[:, numbers].astype(np.int64)
-
     @once
-    def _regular(self) -> Regular | None:
-        columns = {name: self.block.column(name) for name in self.block.schema.names if not name.startswith(HIDDEN)}
-        lists = tuple(name for name, column in columns.items() if is_ragged(column.type))
-        nulls = sum(
-            column.null_count + (_values(column).null_count if name in lists else 0)
-            for name, column in columns.items()
-            if name in lists or pa.types.is_primitive(column.type)
-        )
-        return None if nulls else Regular({name: str(column.type) for name, column in columns.items()}, lists)
+    def schema(self) -> pa.Schema:
+        return visible(self.block).schema.remove_metadata()
+
+    @property
+    def knows_labels(self) -> bool:
+        return self._num_labels is not None
+
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        assert self._num_labels is not None
+        return self._num_labels[:, numbers].astype(np.int64)
 
     @once
     def _num_labels(self) -> NDArray[np.int32] | None:

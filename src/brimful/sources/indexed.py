@@ -50,10 +50,6 @@ class Indexed(Stage[Block]):
         Of data without an end: those of one epoch of what repeats, else of the first 2^20 places.
         """
 
-    @abstractmethod
-    def seam(self, place: int) -> int | None:
-        """Where a block that begins at `place` has to end, as columns may differ from there on; None where nowhere."""
-
     def start(self, epoch: int) -> State:
         return [epoch, 0]
 
@@ -66,8 +62,7 @@ class Indexed(Stage[Block]):
         rows = self.order(epoch)
         numbers = np.zeros(0, dtype=np.int64)
         while done != count:
-            ends = (done + BLOCK_ROWS, count, self.seam(done))
-            last = min(end for end in ends if end is not None)
+            last = done + BLOCK_ROWS if count is None else min(done + BLOCK_ROWS, count)
             numbers = np.concatenate((numbers, rows(done + len(numbers), last)))
             size = self._block_rows(numbers)
             block = self.index.take(numbers[:size])
@@ -80,11 +75,10 @@ class Indexed(Stage[Block]):
 
         At 1 MB, as of streams, a row of 500 tokens in a mixture of stores would cost 16 us, at 4,096 rows it costs 5.
         """
-        sizes = self.index.list_lengths_at(numbers)
-        if not sizes:
+        values = self.index.values_at(numbers)
+        if values is None:
             return len(numbers)
-        values = np.cumsum(np.sum(list(sizes.values()), axis=0))
-        return max(1, int(np.searchsorted(values, 4 * BLOCK_BYTES, side="right")))
+        return max(1, int(np.searchsorted(np.cumsum(values), 4 * BLOCK_BYTES, side="right")))
 
 
 class Source(Indexed):
@@ -103,9 +97,6 @@ class Source(Indexed):
 
     def plain(self) -> tuple[Rows, int]:
         return np.arange, self.count
-
-    def seam(self, place: int) -> None:
-        return None
 
 
 def over_epochs(stage: Indexed, epoch: int) -> Rows:

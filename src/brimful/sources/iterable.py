@@ -8,32 +8,35 @@ from itertools import islice
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from brimful.errors import ORIGIN, StageError, StateError, origins
 from brimful.ragged import EMPTY, with_column
 from brimful.rows import Block, Sample, as_sample, from_samples
-from brimful.stream import END, Stage, State, runtime
+from brimful.schema import OF_RESULTS, SAMPLE_ROWS, as_text, fitting, from_text, infer, misfit
+from brimful.stream import END, State, runtime
+from brimful.typed import Typed
 
 ROWS: Final = 256
 
 
 @dataclass(frozen=True)
-class FromIterable(Stage[Block]):
-    """The samples of an iterable. State: [epoch, rows handed on]; a resume iterates over those again."""
+class FromIterable(Typed):
+    """The samples of an iterable, in the types of its first 1,000.
+
+    State: [epoch, rows handed on, the types as text]; a resume iterates over those rows again.
+    """
 
     iterable: Iterable[Sample | str] = runtime()
 
     def start(self, epoch: int) -> State:
-        return [epoch, 0]
+        return [epoch, 0, ""]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        epoch, done = at
-        rows = iter(self.iterable)
-        if rows is self.iterable:
-            raise TypeError(
-                "from_iterable needs an object that can be iterated more than once, such as a list or a class with "
-                f"__iter__ (got {type(rows).__name__}, which is its own iterator)"
-            )
+        epoch, done, text = at
+        schema = from_text(text) if text else self.schema
+        text = text or as_text(schema)
+        rows = self._begin()
         skipped = sum(1 for _ in islice(rows, done))
         if skipped < done:
             raise StateError(f"the iterable has {skipped:,} samples, but this state was saved after {done:,}")
@@ -44,11 +47,24 @@ class FromIterable(Stage[Block]):
         while following and not isinstance(following[0], Exception):
             piece = [*following, *islice(samples, ROWS - 1)]
             following = [piece.pop()] if isinstance(piece[-1], Exception) else list(islice(samples, 1))
-            block = numbered(piece, "from_iterable", done)
+            block = numbered(piece, "from_iterable", done, schema)
             done += block.num_rows
-            yield block, [epoch, done] if following else END
+            yield block, [epoch, done, text] if following else END
         for failure in following:
             raise failure
+
+    def first_types(self) -> pa.Schema:
+        samples = islice(drawn(self._begin(), "from_iterable", 0), SAMPLE_ROWS)
+        return infer([sample for sample in samples if not isinstance(sample, Exception)])
+
+    def _begin(self) -> Iterator[Any]:
+        rows = iter(self.iterable)
+        if rows is self.iterable:
+            raise TypeError(
+                "from_iterable needs an object that can be iterated more than once, such as a list or a class with "
+                f"__iter__ (got {type(rows).__name__}, which is its own iterator)"
+            )
+        return rows
 
 
 def drawn(rows: Iterable[Any], source: str, number: int) -> Iterator[Any]:
@@ -66,16 +82,26 @@ def drawn(rows: Iterable[Any], source: str, number: int) -> Iterator[Any]:
         yield failure
 
 
-def numbered(samples: Sequence[Sample], source: str, first: int) -> Block:
-    """Samples as a block, with their numbers from `first` on as their origin.
+def numbered(samples: Sequence[Sample], source: str, first: int, schema: pa.Schema | None = None) -> Block:
+    """Samples as a block, with their numbers from `first` on as their origin; `schema`: the types that they must have.
 
     Raises:
-        StageError: the values of a column have no common type.
+        StageError: a sample does not fit, or the values of a column have no common type.
     """
     try:
-        block = from_samples(samples)
+        block = from_samples(samples) if schema is None else _held_against(schema, samples, source, first)
     except TypeError as error:
         last = first + len(samples) - 1
         raise StageError(f"{source} failed in rows {first:,} to {last:,}: {error}") from error
     numbers = np.arange(first, first + len(samples))
     return with_column(block, ORIGIN, origins(source.removeprefix("from_"), numbers, "row"))
+
+
+def _held_against(schema: pa.Schema, samples: Sequence[Sample], source: str, first: int) -> Block:
+    block = fitting(samples, schema)
+    if block is None:
+        for number, sample in enumerate(samples, first):
+            if message := misfit(sample, schema, closed=True, remedy=OF_RESULTS):
+                raise StageError(f"{source} failed at row {number:,}: {message}")
+        raise TypeError("they fit one by one only")
+    return block

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from brimful.once import once
 from brimful.ragged import concat
 from brimful.rows import Block
-from brimful.sources.index import Index, Regular
-
-MOST_ALONG: Final = 2
-"""Times the rows wanted: of a block that has more, they are taken before it is joined to others."""
+from brimful.schema import united
+from brimful.sources.index import Index
+from brimful.typed import conformed
 
 
 def joined(indexes: Sequence[Index]) -> tuple[Index, list[int]]:
@@ -61,38 +60,37 @@ class JoinedIndex(Index):
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         owners = self._owners(numbers)
-        touched = np.unique(owners)
-        if len(touched) == 1:
-            only = int(touched[0])
-            return self.parts[only].locate(numbers - int(self.starts[only]))
+        touched: list[int] = np.unique(owners).tolist()
+        if len(touched) == 1 and self.parts[touched[0]].schema.equals(self.schema):
+            return self.parts[touched[0]].locate(numbers - int(self.starts[touched[0]]))
         blocks: list[Block] = []
         out = np.empty(len(numbers), dtype=np.int64)
         start = 0
-        for part in touched.tolist():
+        for part in touched:
             at = owners == part
             block, rows = self.parts[part].locate(numbers[at] - self.starts[part])
-            if block.num_rows > MOST_ALONG * len(rows):
+            if block.num_rows > 2 * len(rows):  # rather than join all of a block in memory to others
                 block, rows = block.take(pa.array(rows)), np.arange(len(rows))
             out[at] = rows + start
             start += block.num_rows
-            blocks.append(block)
+            blocks.append(conformed(block, self.schema))
         return concat(blocks), out
 
-    @property
-    def regular(self) -> Regular | None:
-        """Those of all parts, where they are the same."""
-        first = self.parts[0].regular
-        return first if all(part.regular == first for part in self.parts[1:]) else None
+    @once
+    def schema(self) -> pa.Schema:
+        """The columns of all parts; of a sample of a part that has not one of them, it is null."""
+        return united((part.schema for part in self.parts), "data sets that are joined")
 
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    @property
+    def knows_labels(self) -> bool:
+        return all(part.knows_labels for part in self.parts)
+
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         owners = self._owners(numbers)
         out = np.zeros((3, len(numbers)), dtype=np.int64)
         for part in np.unique(owners):
             at = owners == part
-            counts = self.parts[part].num_labels_at(numbers[at] - self.starts[part])
-            if counts is None:
-                return None
-            out[:, at] = counts
+            out[:, at] = self.parts[part].num_labels_at(numbers[at] - self.starts[part])
         return out
 
     def fingerprint(self) -> list[Any]:

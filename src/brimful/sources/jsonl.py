@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from brimful.errors import DataError
 from brimful.ragged import concat
 from brimful.rows import Block, Sample
+from brimful.schema import block_of, misfit, unknown_key
 from brimful.sources.lines import Lines
 from brimful.sources.reader import Parsed
-from brimful.sources.schema import block_of, misfit, unknown_key
 
 _SPACE: Final = b" \t\r\n"
 _REFUSED: Final = (pa.ArrowException, ValueError, OverflowError)

@@ -28,6 +28,10 @@ class LengthIndex(Index):
     def lengths(self, columns: Sequence[str], required: bool) -> NDArray[np.int64]:
         return self.values
 
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([])
+
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         return self._origins, numbers
 

@@ -9,12 +9,13 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.errors import logger
 from brimful.once import once
 from brimful.rows import Block, call, name_of
-from brimful.sources.index import Index, Regular, Together
+from brimful.sources.index import Index, Together
 from brimful.stream import BLOCK_ROWS
 
 
@@ -59,10 +60,14 @@ class SelectedIndex(Index):
         return self.base.locate(self.numbers[numbers])
 
     @property
-    def regular(self) -> Regular | None:
-        return self.base.regular
+    def schema(self) -> pa.Schema:
+        return self.base.schema
 
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    @property
+    def knows_labels(self) -> bool:
+        return self.base.knows_labels
+
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         return self.base.num_labels_at(self.numbers[numbers])
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from brimful import random
 from brimful.errors import require
-from brimful.planners import Planned, Planner
+from brimful.planners import Planner
 from brimful.rows import check_replay
 from brimful.stream import END, Stage, State, place, running
-from brimful.windows import Batch, Packs, Window
+from brimful.windows import Batch, Window
 
 
 @dataclass(frozen=True)
-class Batched(Stage[Batch | Packs]):
+class Batched(Stage[Batch]):
     """Each window's plan, batch by batch.
 
     `group` > 1 shuffles batches in aligned groups of that many neighbours in cost, so that the ranks of one step do
@@ -37,7 +37,7 @@ class Batched(Stage[Batch | Packs]):
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0, 0]
 
-    def items(self, at: State) -> Generator[tuple[Batch | Packs, State], None, None]:
+    def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
         before, done, crc = at
         here = place(self)
         with running(self.upstream, before) as windows:
@@ -58,7 +58,7 @@ class Batched(Stage[Batch | Packs]):
             if done:
                 check_replay("Batched", 0, crc, "a window that is gone")
 
-    def _order(self, batches: Planned, last: bool, key: int) -> NDArray[np.int64]:
+    def _order(self, batches: Sequence[Batch], last: bool, key: int) -> NDArray[np.int64]:
         """The order of a plan's batches, without the incomplete ones where they are not wanted."""
         order = np.arange(len(batches))
         if self.shuffle_batches:

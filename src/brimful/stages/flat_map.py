@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from brimful.rows import Block, Blockwise, Sample, call, rebuilt
+from brimful.rows import Block, call
+from brimful.typed import SampleFunction
 
 
 @dataclass(frozen=True)
-class FlatMap(Blockwise):
+class FlatMap(SampleFunction):
     """The samples of `fn(sample)`, one sample's after another's."""
 
-    fn: Callable[..., Iterable[Sample]]
-    seeded: bool
+    name = "flat_map"
 
-    def apply(self, block: Block) -> Block:
-        results = list(call("flat_map", self.fn, block, self.seeded, list))
-        parents = np.repeat(np.arange(block.num_rows), [len(result) for result in results])
-        return rebuilt("flat_map", self.fn, block, [sample for result in results for sample in result], parents)
+    def results(self, block: Block) -> tuple[Sequence[Any], NDArray[np.int64]]:
+        given = list(call("flat_map", self.fn, block, self.seeded, list))
+        parents = np.repeat(np.arange(block.num_rows), [len(samples) for samples in given])
+        return [sample for samples in given for sample in samples], parents

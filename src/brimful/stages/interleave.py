@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from brimful.plan.mix import Stop, check, due, stratified
 from brimful.ragged import EMPTY, concat, token_counts
 from brimful.rows import Block, Cursor
+from brimful.schema import as_text, from_text
 from brimful.stream import BLOCK_ROWS, END, Stage, State
+from brimful.typed import Typed, conformed, union_of
 
 
 @dataclass(frozen=True)
-class Interleave(Stage[Block]):
+class Interleave(Typed):
     """Rows of each in stratified order (`plan.mix.due`); what happens where one is due that has ended is `stop`:
 
     "first" ends there; "all" leaves it out and goes on with the others; "all_repeat" begins it again, with its next
@@ -29,7 +31,7 @@ class Interleave(Stage[Block]):
     shares are exact to one row of each at any time.
 
     State: [epoch, [rows or tokens served, its epoch, 1 if it has ended once or 2 if it is left out, state before its block,
-    rows of the block served, its crc32] of each].
+    rows of the block served, its crc32] of each, the types as text].
     """
 
     upstreams: tuple[Stage[Block], ...]
@@ -41,10 +43,12 @@ class Interleave(Stage[Block]):
         check(len(self.upstreams), self.weights, self.stop)
 
     def start(self, epoch: int) -> State:
-        return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, 0] for upstream in self.upstreams]]
+        return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, 0] for upstream in self.upstreams], ""]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        epoch, states = at
+        epoch, states, text = at
+        schema = from_text(text) if text else self.schema
+        text = text or as_text(schema)
         with ExitStack() as stack:
             sources = []
             for upstream, weight, state in zip(self.upstreams, self.weights, states, strict=True):
@@ -55,8 +59,8 @@ class Interleave(Stage[Block]):
                 return
             more = True
             while more:
-                block = _serve(sources, self.length_column)
-                state = [epoch, [source.state for source in sources]]
+                block = _serve(sources, self.length_column, schema)
+                state = [epoch, [source.state for source in sources], text]
                 try:
                     more, failure = self._settle(sources), None
                 except Exception as error:  # raised once the rows before it are out
@@ -64,6 +68,9 @@ class Interleave(Stage[Block]):
                 yield block, state if more else END
                 if failure is not None:
                     raise failure
+
+    def first_types(self) -> pa.Schema:
+        return union_of(self.upstreams, "interleave_datasets")
 
     def _settle(self, sources: list[_Source]) -> bool:
         """Goes by `stop` until a source is due that has a row; False where none will have one."""
@@ -123,14 +130,15 @@ class _Source:
         self.cursor.close()
 
 
-def _serve(sources: list[_Source], column: str | None) -> Block:
+def _serve(sources: list[_Source], column: str | None, schema: pa.Schema) -> Block:
     """The next rows in their order, up to where a source without a row at hand is due."""
     alive = [source for source in sources if not source.left_out]
     at_hand = [source.at_hand(column) for source in alive]
     owners = stratified([one.served for one in alive], at_hand, [one.weight for one in alive])[:BLOCK_ROWS]
     counts = np.bincount(owners, minlength=len(alive)).tolist()
     sizes = [rows if isinstance(given, int) else int(given[:rows].sum()) for given, rows in zip(at_hand, counts)]
-    block = concat([source.take(rows, size) for source, rows, size in zip(alive, counts, sizes, strict=True)])
+    served = [source.take(*share) for source, *share in zip(alive, counts, sizes, strict=True)]
+    block = concat([conformed(rows, schema) for rows in served if rows.num_rows])
     places = np.empty(len(owners), dtype=np.int64)
     places[np.argsort(owners, kind="stable")] = np.arange(len(owners))
     return block.take(pa.array(places))

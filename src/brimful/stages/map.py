@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from brimful.rows import Block, Blockwise, Sample, call, rebuilt
+from brimful.rows import Block, call
+from brimful.typed import SampleFunction
 
 
 @dataclass(frozen=True)
-class Map(Blockwise):
+class Map(SampleFunction):
     """`fn(sample)` in place of each sample."""
 
-    fn: Callable[..., Sample]
-    seeded: bool
+    name = "map"
 
-    def apply(self, block: Block) -> Block:
-        results = list(call("map", self.fn, block, self.seeded))
-        return rebuilt("map", self.fn, block, results, np.arange(block.num_rows))
+    def results(self, block: Block) -> tuple[Sequence[Any], NDArray[np.int64]]:
+        return list(call("map", self.fn, block, self.seeded)), np.arange(block.num_rows)

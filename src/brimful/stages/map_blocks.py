@@ -3,30 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from brimful.errors import StageError, where
-from brimful.rows import Block, Blockwise, name_of, visible, with_origin
+from brimful.ragged import EMPTY
+from brimful.rows import Block, name_of, visible, with_origin
+from brimful.schema import SAMPLE_ROWS, UNFIT, fitted, named, settled
+from brimful.typed import ByFunction
 
 
 @dataclass(frozen=True)
-class MapBlocks(Blockwise):
+class MapBlocks(ByFunction):
     """`fn(block)` in place of each block of rows; where it keeps the number of rows, they keep their origin."""
 
     fn: Callable[[Block], Block]
 
-    def apply(self, block: Block) -> Block:
-        name = name_of(self.fn)
+    def apply(self, block: Block, schema: pa.Schema) -> Block:
+        out = self._called(block)
+        if not out.num_rows:
+            return EMPTY
+        if unknown := [name for name in out.schema.names if name not in schema.names]:
+            raise self._error(
+                block, f"it returned a column {unknown[0]!r} that its first rows have not; return it always"
+            )
+        try:
+            out = fitted(out, schema)
+        except pa.ArrowException:
+            name, kind = next((field.name, field.type) for field in out.schema if not _fits(out, field, schema))
+            wanted = named(schema.field(name).type)
+            raise self._error(
+                block, f"column {name!r} is {wanted} in its first rows but {named(kind)} here; return one type always"
+            ) from None
+        return with_origin(out, block, np.arange(block.num_rows)) if out.num_rows == block.num_rows else out
+
+    def first_types(self) -> pa.Schema:
+        schema, rows = pa.schema([]), 0
+        with suppress(StageError, *UNFIT):  # the run raises it in its turn
+            for block in self.first_blocks():
+                out = self._called(block)
+                if out.num_rows:
+                    kinds = out.schema.remove_metadata()
+                    schema = pa.unify_schemas([schema, kinds], promote_options="permissive")
+                    rows += out.num_rows
+                if rows >= SAMPLE_ROWS:
+                    break
+        return settled(schema)
+
+    def _called(self, block: Block) -> Block:
         try:
             out = self.fn(visible(block))
         except Exception as error:
-            message = (
-                f"map_blocks({name}) failed in the block from {where(block, 0)} on: {type(error).__name__}: {error}"
-            )
-            raise StageError(message) from error
+            raise self._error(block, f"{type(error).__name__}: {error}") from error
         if not isinstance(out, pa.RecordBatch):
-            raise StageError(f"map_blocks({name}) must return a pyarrow.RecordBatch (got {type(out).__name__})")
-        return with_origin(out, block, np.arange(block.num_rows)) if out.num_rows == block.num_rows else out
+            given = f"map_blocks({name_of(self.fn)}) must return a pyarrow.RecordBatch"
+            raise StageError(f"{given} (got {type(out).__name__})")
+        return out
+
+    def _error(self, block: Block, message: str) -> StageError:
+        return StageError(f"map_blocks({name_of(self.fn)}) failed in the block from {where(block, 0)} on: {message}")
+
+
+def _fits(block: Block, field: pa.Field, schema: pa.Schema) -> bool:
+    try:
+        fitted(block.select([field.name]), pa.schema([schema.field(field.name)]))
+    except pa.ArrowException:
+        return False
+    return True

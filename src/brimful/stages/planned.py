@@ -50,15 +50,8 @@ class Planned(Stage[Window]):
         while first != count:
             last = first + (size if count is None else window_ends(count - first, size))
             numbers = rows(first, last)
-            window = Window(
-                epoch,
-                number,
-                self._lengths(numbers),
-                numbers,
-                index.locate,
-                list_lengths_at=index.list_lengths_at,
-                num_labels_at=index.num_labels_at,
-            )
+            labels = index.num_labels_at if index.knows_labels else None
+            window = Window(epoch, number, self._lengths(numbers), numbers, index.locate, num_labels_at=labels)
             number += 1
             yield window, END if last == count else [epoch, number, size]
             first = last

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 from brimful.distributed import Rank, resolve
 from brimful.labels import counted, step_labels
 from brimful.stream import END, Stage, State, running, runtime
-from brimful.windows import Batch, Packs, Uneven, apart, filler
+from brimful.windows import Batch, Uneven, apart, filler
 
 
 @dataclass(frozen=True)
-class Sharded(Stage[Batch | Packs]):
+class Sharded(Stage[Batch]):
     """Of each step's `world_size` batches the one at `rank`; all ranks have the same number of steps.
 
     Where the last step of an epoch has too few batches, `uneven` says: "pad" gives the ranks without one a filler (one
@@ -25,18 +25,19 @@ class Sharded(Stage[Batch | Packs]):
     its whole step, on all ranks.
     """
 
-    upstream: Stage[Batch | Packs]
+    upstream: Stage[Batch]
     rank: int | None = runtime(None)
     world_size: int | None = runtime(None)
     group: Any = runtime(None)
     uneven: Uneven = runtime("pad")
     streamed: str = runtime("")
+    labels_follow: int | None = runtime(None)
     transparent: ClassVar[bool] = True
 
     def start(self, epoch: int) -> State:
         return self.upstream.start(epoch)
 
-    def items(self, at: State) -> Generator[tuple[Batch | Packs, State], None, None]:
+    def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
         rank, world_size = resolve(self.rank, self.world_size, self.group)
         if world_size > 1 and self.streamed:
             raise ValueError(
@@ -44,7 +45,7 @@ class Sharded(Stage[Batch | Packs]):
                 "it; give from_files(streams=...), or make a token store of it with cache(path)"
             )
         with running(self.upstream, at) as items:
-            prepared = _prepared(items, Rank(rank, world_size))
+            prepared = self._prepared(items, Rank(rank, world_size))
             while taken := list(islice(prepared, world_size)):
                 step = [batch for batch, _ in taken]
                 after = taken[-1][1]
@@ -73,29 +74,26 @@ class Sharded(Stage[Batch | Packs]):
     def num_ranks(self) -> int:
         return resolve(self.rank, self.world_size, self.group).world_size
 
-    def _firsts(self, epoch: int, count: int) -> list[Batch | Packs]:
+    def _firsts(self, epoch: int, count: int) -> list[Batch]:
         """Batches from the beginning of the epoch, beginning again where it has fewer."""
         with running(self.upstream, self.upstream.start(epoch)) as items:
-            batches = [counted([batch])[0] for batch, _ in islice(items, count)]
+            batches = [counted([batch], self.labels_follow)[0] for batch, _ in islice(items, count)]
         return list(islice(cycle(batches), count))
 
-
-def _prepared(
-    items: Iterator[tuple[Batch | Packs, State]], rank: Rank
-) -> Generator[tuple[Batch | Packs, State], None, None]:
-    """The batches of a window at a time: with their labels counted, and a rank's in a window of its own samples."""
-    batches: list[Batch | Packs] = []
-    states: list[State] = []
-    done = 0
-    for batch, after in items:
-        batches.append(batch)
-        states.append(after)
-        if batch.last:
-            batches = counted(batches)
-            if rank.world_size > 1:
-                own = slice((rank.rank - done) % rank.world_size, None, rank.world_size)
-                batches[own] = apart(batches[own])
-            yield from zip(batches, states, strict=True)
-            done += len(batches)
-            batches, states = [], []
-    assert not batches, "every window has a last batch"
+    def _prepared(self, items: Iterator[tuple[Batch, State]], rank: Rank) -> Generator[tuple[Batch, State], None, None]:
+        """The batches of a window at a time: with their labels counted, and a rank's in a window of its own samples."""
+        batches: list[Batch] = []
+        states: list[State] = []
+        done = 0
+        for batch, after in items:
+            batches.append(batch)
+            states.append(after)
+            if batch.last:
+                batches = counted(batches, self.labels_follow)
+                if rank.world_size > 1:
+                    own = slice((rank.rank - done) % rank.world_size, None, rank.world_size)
+                    batches[own] = apart(batches[own])
+                yield from zip(batches, states, strict=True)
+                done += len(batches)
+                batches, states = [], []
+        assert not batches, "every window has a last batch"

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.errors import DataError
 from brimful.once import once
 from brimful.ragged import EMPTY, LABELS
-from brimful.rows import Block
-from brimful.sources.index import Index, Regular, Together
+from brimful.rows import Block, visible
+from brimful.sources.index import Index, Together
 from brimful.store.fetch import Fetcher, Layout
 from brimful.store.folder import Folder
 from brimful.store.folders import folder_of, is_remote
@@ -25,8 +26,6 @@ from brimful.store.together import Sets
 from brimful.store.writer import write_store
 from brimful.stream import Stage
 
-_TEXT: Final = ("string", "large_string", "binary", "large_binary")
-"""Types of which a null is a value as good as another: they become no tensors."""
 MOST_ALONG: Final = 8
 """Times the rows wanted: more are not fetched along."""
 
@@ -118,18 +117,25 @@ class StoreIndex(Index):
         return np.stack([self.lengths((column,), required)[numbers] for column in columns], axis=1)
 
     @once
-    def regular(self) -> Regular | None:
-        manifest = self.manifest
-        kinds = {name: manifest.columns[name] for name in self._columns}
-        unsure = [name for name, kind in kinds.items() if kind not in _TEXT and manifest.nulls.get(name, 1)]
-        return None if unsure else Regular(kinds, tuple(name for name in manifest.lengths if name in kinds))
+    def schema(self) -> pa.Schema:
+        if not len(self):
+            return pa.schema([])
+        names = list(self._columns)
+        return visible(self.locate(np.zeros(1, np.int64))[0]).schema.remove_metadata() if names else pa.schema([])
 
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    def only(self, columns: Sequence[str]) -> StoreIndex:
+        return replace(self, columns=tuple(columns)) if columns else self
+
+    @property
+    def knows_labels(self) -> bool:
         manifest = self.manifest
-        if manifest.num_labels is None or manifest.first_labels is None:
-            return None
-        if LABELS not in self._columns or manifest.nulls[LABELS]:
-            return None
+        known = manifest.num_labels is not None and manifest.first_labels is not None
+        return known and LABELS in self._columns and not manifest.nulls[LABELS]
+
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        manifest = self.manifest
+        assert manifest.num_labels is not None
+        assert manifest.first_labels is not None
         sides = (manifest.lengths[LABELS], manifest.num_labels, manifest.first_labels)
         out = np.empty((len(sides), len(numbers)), dtype=np.int64)
         for place, side in enumerate(sides):
@@ -246,10 +252,14 @@ class WrittenIndex(Index):
         return self.store.locate(numbers)
 
     @property
-    def regular(self) -> Regular | None:
-        return self.store.regular
+    def schema(self) -> pa.Schema:
+        return self.store.schema
 
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    @property
+    def knows_labels(self) -> bool:
+        return self.store.knows_labels
+
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         return self.store.num_labels_at(numbers)
 
     def fingerprint(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from brimful.errors import DataError
-from brimful.sources.schema import block_of, infer, misfit
+from brimful.schema import block_of, infer, misfit
 
 INT, FLOAT, TEXT = pa.int64(), pa.float64(), pa.string()
 
