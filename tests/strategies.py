@@ -372,7 +372,7 @@ planners = st.one_of(
     st.builds(ByPolicy, policies, st.sampled_from(["truncate", "drop", "alone"])),
     st.builds(ByKey, st.sampled_from([1, 3, by_length]), st.just(length), st.sampled_from([None, first_letter])),
 )
-choices = st.sampled_from([Choice("drop", ("labels",)), Choice("rename", ("labels",), ("marks",))])
+choices = st.sampled_from([Choice("drop", ("text",)), Choice("rename", ("text",), ("words",))])
 windowed: dict[str, Any] = {"size": few, "length_columns": ("input_ids",), "lengths_required": True}
 automatic: dict[str, Any] = windowed | {"size": 0, "policy": FixedSize(1)}
 
@@ -508,7 +508,7 @@ STAGES: Final[set[type[Stage[Any]]]] = {
     *DEALT,
     *ITEMS,
 }
-CUTTERS: Final[set[type[Stage[Any]]]] = {Chunk, ConcatChunk, PackChunk, MapBlocks}
+CUTTERS: Final[set[type[Stage[Any]]]] = {Choose, Chunk, ConcatChunk, PackChunk, MapBlocks}
 """After these a sample may have no text."""
 
 
@@ -561,7 +561,7 @@ def row_links(draw: st.DrawFn, seen: frozenset[type[Stage[Any]]] = frozenset()) 
     links: list[Link] = []
     classes: list[type[Stage[Any]]] = [*ROWS, Shuffle, Ahead, Repeat]
     for cls in draw(st.lists(st.sampled_from(classes), max_size=4)):
-        if (cls is Tokenize and seen & CUTTERS) or (cls in (Pad, Stride) and cls in seen):
+        if (cls in (Tokenize, Choose) and seen & CUTTERS) or (cls in (Pad, Stride) and cls in seen):
             continue
         seen |= {cls}
         if cls is Shuffle:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from brimful.errors import TALLY, StageError, Tally, where
 from brimful.once import once
 from brimful.ragged import EMPTY
-from brimful.rows import KEY, Block, Sample, name_of, visible, with_origin
+from brimful.rows import KEY, Block, name_of, visible, with_origin
 from brimful.schema import OF_RESULTS, SAMPLE_ROWS, as_text, fitted, fitting, from_text, infer, misfit, united
 from brimful.stream import END, Stage, State, running
 
@@ -46,11 +46,16 @@ class Typed(Stage[Block]):
         """The columns that its first rows have."""
 
 
+Made = TypeVar("Made")
+"""What a user's function gave for a block."""
+
+
 @dataclass(frozen=True)
-class ByFunction(Typed):
+class ByFunction(Typed, Generic[Made]):
     """Abstract: what a user's function makes of each block, held against the types of its first 1,000 results.
 
-    State: [upstream's state, the types as text]. Price: up to 1,000 calls of the function when a run begins.
+    State: [upstream's state, the types as text]. Price: a run from the start of epoch 0 holds the first 1,000 results till
+    their types are known; one that begins elsewhere, of a later epoch or in a stream, has the function called for them.
     """
 
     upstream: Stage[Block]
@@ -60,31 +65,83 @@ class ByFunction(Typed):
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         before, text = at
-        schema = from_text(text) if text else None
         with running(self.upstream, before) as items:
-            for block, after in items:
-                if block.num_rows and schema is None:
-                    schema = self.schema
-                    text = as_text(schema)
-                yield (self.apply(block, schema) if block.num_rows else EMPTY), END if after == END else [after, text]
+            made = ((block, self.call(block) if block.num_rows else None, after) for block, after in items)
+            held = _Held[Made]([], None)
+            schema = from_text(text) if text else vars(self).get("schema")
+            if schema is None and self.types is None and before == self.upstream.start(0):
+                held = self._first(made)
+                schema = vars(self).setdefault("schema", self.types_of(_there(held.items)))
+            elif schema is None:
+                schema = self.schema
+            text = text or as_text(schema)
+            for block, given, after in _all(held, made):
+                out = EMPTY if given is None else self.block_of(block, given, schema)
+                yield out, END if after == END else [after, text]
+
+    def first_types(self) -> pa.Schema:
+        with running(self.upstream, self.upstream.start(0)) as items:
+            blocks = (block.slice(0, SAMPLE_ROWS) for block, _ in items if block.num_rows)
+            return self.types_of(_there(self._first((block, self.call(block), END) for block in blocks).items))
+
+    def _first(self, made: Iterator[tuple[Block, Made | None, State]]) -> _Held[Made]:
+        """What the first 1,000 results came with; an error that came after them is raised in its turn."""
+        items: list[tuple[Block, Made | None, State]] = []
+        count = 0
+        try:
+            while count < SAMPLE_ROWS and (one := next(made, None)) is not None:
+                items.append(one)
+                count += 0 if one[1] is None else self.count(one[1])
+        except Exception as error:
+            return _Held(items, error)
+        return _Held(items, None)
 
     @abstractmethod
-    def apply(self, block: Block, schema: pa.Schema) -> Block:
-        """What one block that has a row becomes, in the columns and types of a schema."""
+    def call(self, block: Block) -> Made:
+        """What the function gives for a block that has a row."""
 
-    def first_blocks(self) -> Iterator[Block]:
-        """Blocks of epoch 0 that have a row, at most 1,000 of their rows each; what cannot be read ends them."""
-        try:
-            with running(self.upstream, self.upstream.start(0)) as items:
-                for block, _ in items:
-                    if block.num_rows:
-                        yield block.slice(0, SAMPLE_ROWS)
-        except Exception:  # the run raises it in its turn
-            return
+    @abstractmethod
+    def count(self, given: Made) -> int:
+        """How many results that are."""
+
+    @abstractmethod
+    def types_of(self, given: Sequence[Made]) -> pa.Schema:
+        """The types of the first 1,000 results among these."""
+
+    @abstractmethod
+    def block_of(self, block: Block, given: Made, schema: pa.Schema) -> Block:
+        """What a block becomes, in the columns and types of a schema."""
+
+
+class _Held(NamedTuple, Generic[Made]):
+    """Blocks with what a function gave for them, not yet handed on, and the error that came after them."""
+
+    items: list[tuple[Block, Made | None, State]]
+    error: Exception | None
+
+
+def _all(
+    held: _Held[Made], made: Iterator[tuple[Block, Made | None, State]]
+) -> Iterator[tuple[Block, Made | None, State]]:
+    yield from held.items
+    if held.error is not None:
+        raise held.error
+    yield from made
+
+
+def _there(items: Sequence[tuple[Block, Made | None, State]]) -> list[Made]:
+    return [given for _, given, _ in items if given is not None]
+
+
+class Results(NamedTuple):
+    """The samples that a function gave for a block, and the row that each of them comes from, int64 (n,)."""
+
+    samples: Sequence[Any]
+    parents: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class SampleFunction(ByFunction):
+class SampleFunction(ByFunction[Results]):
     """Abstract: a user's function of samples, `fn`.
 
     Args:
@@ -95,57 +152,36 @@ class SampleFunction(ByFunction):
     seeded: bool
     name: ClassVar[str]
 
-    @abstractmethod
-    def results(self, block: Block) -> tuple[Sequence[Any], NDArray[np.int64]]:
-        """The samples that the function gives for a block, and the row that each of them comes from."""
+    def count(self, given: Results) -> int:
+        return len(given.samples)
+
+    def types_of(self, given: Sequence[Results]) -> pa.Schema:
+        samples = (sample for results in given for sample in results.samples if _is_sample(sample))
+        return infer(list(islice(samples, SAMPLE_ROWS)))
+
+    def block_of(self, block: Block, given: Results, schema: pa.Schema) -> Block:
+        samples, parents = given
+        if not len(samples):
+            return EMPTY
+        for row, sample in zip(parents.tolist(), samples):
+            if not isinstance(sample, dict):
+                raise StageError(f"{self._called} must return dicts (got {type(sample).__name__}; {where(block, row)})")
+            if odd := [name for name in sample if not isinstance(name, str)]:
+                raise self._failed(block, row, f"the keys of a sample must be strings (got {odd[0]!r})")
+        out = fitting(samples, schema)
+        if out is not None:
+            return with_origin(out, block, parents)
+        for row, sample in zip(parents.tolist(), samples):
+            if message := misfit(sample, schema, closed=True, remedy=OF_RESULTS):
+                raise self._failed(block, row, message)
+        raise self._failed(block, int(parents[0]), "results of this row and those after it fit one by one only")
 
     @property
-    def called(self) -> str:
+    def _called(self) -> str:
         return f"{self.name}({name_of(self.fn)})"
 
-    def apply(self, block: Block, schema: pa.Schema) -> Block:
-        results, parents = self.results(block)
-        if not len(results):
-            return EMPTY
-        out = fitting(self._samples(block, results, parents), schema)
-        if out is None:
-            raise self._misfit(block, results, parents, schema)
-        return with_origin(out, block, parents)
-
-    def first_types(self) -> pa.Schema:
-        return infer(list(islice(self._first_results(), SAMPLE_ROWS)))
-
-    def _first_results(self) -> Iterator[Sample]:
-        for block in self.first_blocks():
-            try:
-                found = self.results(block)[0]
-            except StageError:  # those before the row that fails count: a run hands them out in blocks of other sizes
-                yield from self._one_by_one(block)
-                return
-            yield from filter(_is_sample, found)
-
-    def _one_by_one(self, block: Block) -> Iterator[Sample]:
-        with suppress(StageError):
-            for row in range(block.num_rows):
-                yield from filter(_is_sample, self.results(block.slice(row, 1))[0])
-
-    def _samples(self, block: Block, results: Sequence[Any], parents: NDArray[np.int64]) -> Sequence[Sample]:
-        for row, result in zip(parents.tolist(), results):
-            if not isinstance(result, dict):
-                raise StageError(f"{self.called} must return dicts (got {type(result).__name__}; {where(block, row)})")
-            if odd := [name for name in result if not isinstance(name, str)]:
-                raise StageError(
-                    f"{self.called} failed at {where(block, row)}: the keys of a sample must be strings (got {odd[0]!r})"
-                )
-        return results
-
-    def _misfit(
-        self, block: Block, results: Sequence[Sample], parents: NDArray[np.int64], schema: pa.Schema
-    ) -> StageError:
-        for row, result in zip(parents.tolist(), results):
-            if message := misfit(result, schema, closed=True, remedy=OF_RESULTS):
-                return StageError(f"{self.called} failed at {where(block, row)}: {message}")
-        return StageError(f"{self.called} failed near {where(block, int(parents[0]))}: its results fit one by one only")
+    def _failed(self, block: Block, row: int, message: str) -> StageError:
+        return StageError(f"{self._called} failed at {where(block, row)}: {message}")
 
 
 def _is_sample(result: Any) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from brimful.encoders import Padding
 from brimful.errors import DataError
 from brimful.once import once
-from brimful.ragged import LABELS, is_ragged, ragged, token_counts, trained_on
+from brimful.ragged import EMPTY, LABELS, is_ragged, ragged, token_counts, trained_on
 from brimful.rows import Block, visible
 from brimful.stream import BLOCK_ROWS
 
@@ -49,10 +49,11 @@ class Index(ABC):
         What is in memory stays where it is; what is not is fetched whole.
         """
 
-    @property
-    @abstractmethod
+    @once
     def schema(self) -> pa.Schema:
-        """The columns that all samples have, less hidden ones."""
+        """The columns that all samples have, less hidden ones: by default those of the first."""
+        first = self.take(np.zeros(1, dtype=np.int64)) if len(self) else EMPTY
+        return visible(first).schema.remove_metadata()
 
     def values_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """How many values the samples of these numbers have in their lists of numbers; None where one has a null."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 import numpy as np
@@ -34,13 +34,19 @@ class FromIterable(Typed):
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         epoch, done, text = at
-        schema = from_text(text) if text else self.schema
-        text = text or as_text(schema)
         rows = self._begin()
         skipped = sum(1 for _ in islice(rows, done))
         if skipped < done:
             raise StateError(f"the iterable has {skipped:,} samples, but this state was saved after {done:,}")
         samples = drawn(rows, "from_iterable", done)
+        schema = from_text(text) if text else vars(self).get("schema")
+        if schema is None and epoch == done == 0:
+            held = list(islice(samples, SAMPLE_ROWS))
+            schema = vars(self).setdefault("schema", _types(held))
+            samples = chain(held, samples)
+        elif schema is None:
+            schema = self.schema
+        text = text or as_text(schema)
         following = list(islice(samples, 1))
         if not following:
             yield EMPTY, END
@@ -54,8 +60,7 @@ class FromIterable(Typed):
             raise failure
 
     def first_types(self) -> pa.Schema:
-        samples = islice(drawn(self._begin(), "from_iterable", 0), SAMPLE_ROWS)
-        return infer([sample for sample in samples if not isinstance(sample, Exception)])
+        return _types(islice(drawn(self._begin(), "from_iterable", 0), SAMPLE_ROWS))
 
     def _begin(self) -> Iterator[Any]:
         rows = iter(self.iterable)
@@ -65,6 +70,10 @@ class FromIterable(Typed):
                 f"__iter__ (got {type(rows).__name__}, which is its own iterator)"
             )
         return rows
+
+
+def _types(samples: Iterable[Any]) -> pa.Schema:
+    return infer([sample for sample in samples if not isinstance(sample, Exception)])
 
 
 def drawn(rows: Iterable[Any], source: str, number: int) -> Iterator[Any]:

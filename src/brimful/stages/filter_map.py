@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brimful.rows import Block, call
-from brimful.typed import SampleFunction
+from brimful.typed import Results, SampleFunction
 
 
 @dataclass(frozen=True)
@@ -19,7 +16,7 @@ class FilterMap(SampleFunction):
 
     name = "filter_map"
 
-    def results(self, block: Block) -> tuple[Sequence[Any], NDArray[np.int64]]:
+    def call(self, block: Block) -> Results:
         given = list(call("filter_map", self.fn, block, self.seeded))
         kept = [row for row, result in enumerate(given) if result is not None]
-        return [given[row] for row in kept], np.array(kept, dtype=np.int64)
+        return Results([given[row] for row in kept], np.array(kept, dtype=np.int64))

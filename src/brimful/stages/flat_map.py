@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brimful.rows import Block, call
-from brimful.typed import SampleFunction
+from brimful.typed import Results, SampleFunction
 
 
 @dataclass(frozen=True)
@@ -19,7 +16,7 @@ class FlatMap(SampleFunction):
 
     name = "flat_map"
 
-    def results(self, block: Block) -> tuple[Sequence[Any], NDArray[np.int64]]:
+    def call(self, block: Block) -> Results:
         given = list(call("flat_map", self.fn, block, self.seeded, list))
         parents = np.repeat(np.arange(block.num_rows), [len(samples) for samples in given])
-        return [sample for samples in given for sample in samples], parents
+        return Results([sample for samples in given for sample in samples], parents)

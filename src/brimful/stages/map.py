@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brimful.rows import Block, call
-from brimful.typed import SampleFunction
+from brimful.typed import Results, SampleFunction
 
 
 @dataclass(frozen=True)
@@ -19,5 +16,5 @@ class Map(SampleFunction):
 
     name = "map"
 
-    def results(self, block: Block) -> tuple[Sequence[Any], NDArray[np.int64]]:
-        return list(call("map", self.fn, block, self.seeded)), np.arange(block.num_rows)
+    def call(self, block: Block) -> Results:
+        return Results(list(call("map", self.fn, block, self.seeded)), np.arange(block.num_rows))

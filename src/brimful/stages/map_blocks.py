@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -12,18 +12,18 @@ import pyarrow as pa
 from brimful.errors import StageError, where
 from brimful.ragged import EMPTY
 from brimful.rows import Block, name_of, visible, with_origin
-from brimful.schema import SAMPLE_ROWS, UNFIT, fitted, named, settled
+from brimful.schema import fitted, named, settled
 from brimful.typed import ByFunction
 
 
 @dataclass(frozen=True)
-class MapBlocks(ByFunction):
+class MapBlocks(ByFunction[Block]):
     """`fn(block)` in place of each block of rows; where it keeps the number of rows, they keep their origin."""
 
     fn: Callable[[Block], Block]
 
-    def apply(self, block: Block, schema: pa.Schema) -> Block:
-        out = self._called(block)
+    def block_of(self, block: Block, given: Block, schema: pa.Schema) -> Block:
+        out = given
         if not out.num_rows:
             return EMPTY
         if unknown := [name for name in out.schema.names if name not in schema.names]:
@@ -40,20 +40,17 @@ class MapBlocks(ByFunction):
             ) from None
         return with_origin(out, block, np.arange(block.num_rows)) if out.num_rows == block.num_rows else out
 
-    def first_types(self) -> pa.Schema:
-        schema, rows = pa.schema([]), 0
-        with suppress(StageError, *UNFIT):  # the run raises it in its turn
-            for block in self.first_blocks():
-                out = self._called(block)
-                if out.num_rows:
-                    kinds = out.schema.remove_metadata()
-                    schema = pa.unify_schemas([schema, kinds], promote_options="permissive")
-                    rows += out.num_rows
-                if rows >= SAMPLE_ROWS:
-                    break
+    def count(self, given: Block) -> int:
+        return int(given.num_rows)
+
+    def types_of(self, given: Sequence[Block]) -> pa.Schema:
+        schema = pa.schema([])
+        with suppress(pa.ArrowException):  # what goes with none before it is found when it is held against these
+            for block in filter(self.count, given):
+                schema = pa.unify_schemas([schema, block.schema.remove_metadata()], promote_options="permissive")
         return settled(schema)
 
-    def _called(self, block: Block) -> Block:
+    def call(self, block: Block) -> Block:
         try:
             out = self.fn(visible(block))
         except Exception as error:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from brimful.errors import DataError
 from brimful.once import once
 from brimful.ragged import EMPTY, LABELS
-from brimful.rows import Block, visible
+from brimful.rows import Block
 from brimful.sources.index import Index, Together
 from brimful.store.fetch import Fetcher, Layout
 from brimful.store.folder import Folder
@@ -115,13 +115,6 @@ class StoreIndex(Index):
         if len(columns) < 2 or not (required or set(columns) <= known):
             return self.lengths(columns, required)[numbers]
         return np.stack([self.lengths((column,), required)[numbers] for column in columns], axis=1)
-
-    @once
-    def schema(self) -> pa.Schema:
-        if not len(self):
-            return pa.schema([])
-        names = list(self._columns)
-        return visible(self.locate(np.zeros(1, np.int64))[0]).schema.remove_metadata() if names else pa.schema([])
 
     def only(self, columns: Sequence[str]) -> StoreIndex:
         return replace(self, columns=tuple(columns)) if columns else self
