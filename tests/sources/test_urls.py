@@ -8,8 +8,8 @@ import fsspec
 import pytest
 
 import brimful as bf
-from brimful.sources.urls import COMPRESSIONS, Shards, expand_braces
-from tests.shards import compressed, write
+from brimful.sources.urls import Shards, expand_braces
+from tests.shards import write
 
 
 def found(*urls: str) -> list[str]:
@@ -97,8 +97,7 @@ def test_shards_of_several_file_systems_are_one_list(tmp_path: Path) -> None:
         assert [shard.url for shard in shards.listed] == ["memory:///remote/a.jsonl", local]
         assert shards.fingerprint()["shards"] == 2
         for shard in shards.listed:
-            file, _ = shards.open(shard)
-            with file:
+            with shards.open(shard) as file:
                 assert file.read() == b"{}\n"
     finally:
         memory.rm("/remote", recursive=True)
@@ -116,20 +115,6 @@ def test_globs_look_into_chained_file_systems(tmp_path: Path) -> None:
         shards = Shards((url,))
         read = []
         for shard in shards.listed:
-            file, _ = shards.open(shard)
-            with file:
+            with shards.open(shard) as file:
                 read.append(file.read())
         assert read == contents
-
-
-@pytest.mark.parametrize("extension", sorted(COMPRESSIONS))
-def test_every_compression_is_read_and_its_file_closed(tmp_path: Path, extension: str) -> None:
-    path = tmp_path / f"a.txt{extension}"
-    path.write_bytes(
-        compressed(b"one\n", extension) + compressed(b"two\n", extension)
-    )  # two members, one after the other
-    shards = Shards((str(path),))
-    file, forward_only = shards.open(shards.listed[0])
-    assert forward_only
-    assert file.read() == b"one\ntwo\n"
-    file.close()  # else pytest fails with a ResourceWarning

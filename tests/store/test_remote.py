@@ -22,10 +22,11 @@ from typer.testing import CliRunner
 import brimful as bf
 from brimful import order
 from brimful.cli import app
-from brimful.store import objects, remote
+from brimful.sources import objects
+from brimful.sources.objects import Object, Objects, Spans, merged, transient
+from brimful.store import remote
 from brimful.store.index import StoreIndex
 from brimful.store.manifest import MANIFEST, Manifest
-from brimful.store.objects import Objects, Spans, merged, transient
 from brimful.store.verify import verify_store
 from brimful.testing import assert_exact_resume
 from tests.shards import threads_left
@@ -544,7 +545,8 @@ def test_a_long_range_comes_in_pieces(large: Path) -> None:
     with serving(large.parent) as server, patch.object(objects, "PIECE_BYTES", 1000):
         file = Manifest.load(large).files[0]
         spans = Spans(*np.array([[0, 0], [5, 20_000], [9_100, 20_001]], dtype=np.int64))
-        found = Objects(f"{server.url}/store", {}, 10.0).read([file], spans)
+        one = Object(f"{server.url}/store/{file.name}", file.name, file.bytes)
+        found = Objects(fsspec.filesystem("http"), 10.0).read([one], spans)
         content = (large / file.name).read_bytes()
         assert [bytes(part) for part in found] == [content[5:9_100], content[20_000:20_001]]
         assert server.requests[file.name] == 1 + 10 + 1
