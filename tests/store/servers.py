@@ -72,11 +72,12 @@ class Handler(SimpleHTTPRequestHandler):
 
     def _reset(self, path: Path) -> None:
         """Breaks off in the middle of what was promised."""
-        self.send_response(206 if self.server.ranges else 200)
-        self.send_header("Content-Length", str(path.stat().st_size))
-        self.end_headers()
-        self.wfile.write(path.read_bytes()[:1_000])
-        self.wfile.flush()
+        if self.command == "GET":
+            self.send_response(206 if self.server.ranges else 200)
+            self.send_header("Content-Length", str(path.stat().st_size))
+            self.end_headers()
+            self.wfile.write(path.read_bytes()[:1_000])
+            self.wfile.flush()
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
         self.close_connection = True

@@ -348,7 +348,7 @@ def far(server: Server, **options: Any) -> bf.Dataset:
     return bf.from_store(f"{server.url}/store", storage_options={"skip_instance_cache": True}, **options)
 
 
-@pytest.mark.parametrize("fault", ["503", "429", "hang up", "GET 503", "HEAD 503", "GET short"])
+@pytest.mark.parametrize("fault", ["503", "429", "hang up", "GET 503", "HEAD 503", "GET short", "GET reset"])
 def test_what_passes_is_survived(copy: Path, store: Path, fault: str) -> None:
     with serving(copy.parent) as server:
         for name in (MANIFEST, "lengths.input_ids.npy", "00001.arrow", "00002.arrow"):

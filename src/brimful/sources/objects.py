@@ -298,11 +298,11 @@ class Objects:
             raise DataError(
                 f"{one.name} has changed while it was being read: it had {_bytes(before)} and has {_bytes(now)}; {_ANEW}"
             )
-        if now.tag != before.tag:
+        if now.tag and before.tag and now.tag != before.tag:  # one that is not said says nothing
             raise DataError(
                 f"{one.name} has changed while it was being read: its tag was {before.tag} and is {now.tag}; {_ANEW}"
             )
-        self._seen[one.path] = now
+        self._seen[one.path] = now._replace(tag=now.tag or before.tag)
 
     async def _tried(
         self,
