@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import fsspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import brimful as bf
@@ -167,6 +167,7 @@ def test_any_reads_give_the_bytes_of_the_file(tmp_path: Path, kind: str) -> None
 
     with far(kind, tmp_path) as (fs, path), patch.object(reading, "BLOCK_BYTES", 1 << 16):
 
+        @example([("read", 70_000), ("read", 70_000), ("seek", 10), ("read", 5)])  # away from a block read ahead
         @given(st.lists(steps, max_size=12))
         def check(drawn: list[tuple[str, int]]) -> None:
             ours, theirs = opened(fs, path, path, 30.0), io.BytesIO(DATA)

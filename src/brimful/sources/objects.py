@@ -383,9 +383,8 @@ def transient(error: BaseException) -> bool:
     if isinstance(error, TimeoutError):
         return True
     known = tuple(getattr(sys.modules[module], name) for module, name in _NETWORK if module in sys.modules)
-    if isinstance(error, known) and not isinstance(
-        error, ValueError
-    ):  # whose causes may bear a status that nobody sent
+    # Its cause may bear a status that nobody sent: aiohttp's 400 for a body that breaks off.
+    if isinstance(error, known) and not isinstance(error, ValueError):
         return True
     if error.__cause__ is not None:  # "not found" is what fsspec says of whatever goes wrong
         return transient(error.__cause__)
