@@ -15,7 +15,7 @@ import fsspec
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
-from brimful.sources.urls import COMPRESSIONS
+from brimful.sources.compressed import COMPRESSIONS
 
 
 def compressed(data: bytes, extension: str) -> bytes:

@@ -39,7 +39,8 @@ def from_files(
     """The samples of shards, several of which are read at once, a row of each in turn.
 
     Args:
-        urls: names, on any file system that fsspec knows; `{00..99}` and globs expand, globs sorted.
+        urls: names, on any file system that fsspec knows; `{00..99}` and globs expand, globs sorted. A path, or a string that
+            is the name of a file, is that file, whatever characters it has.
         format: "jsonl" or "text" (a row {"text": line} each), by extension where "auto", below .gz .zst .bz2 .lz4 .xz; or a
             function of the open file that yields samples (then a resume reads what it skips).
         columns: take these alone.
@@ -54,12 +55,13 @@ def from_files(
             world size that divides it sees the same order.
         on_error: "raise" names file and line; "skip" leaves a bad record out, counts it and logs file and line.
         storage_options: for fsspec.
-        timeout_seconds: how long to wait for a shard before a TimeoutError names it.
+        timeout_seconds: how long to wait for a shard, all attempts to read on together, before a TimeoutError names it.
     Raises:
-        FileNotFoundError: (when run) a name or a glob matches nothing.
-        DataError: (when run) a bad record, with file and line.
+        FileNotFoundError: (when run) a name or a glob matches nothing, or a link that leads nowhere.
+        DataError: (when run) a bad record, a damaged shard, or one that changes while it is read, with file and line.
+        TimeoutError: (when run) nothing came in time.
     State: about 30 bytes an open shard. A resume never parses what was consumed.
-    Price: about 1 MB an active or standby shard.
+    Price: about 1 MB an active or standby shard, and 4 MB where it is far away.
     """
     given = (urls,) if isinstance(urls, str | os.PathLike) else tuple(urls)
     if not given:
@@ -67,7 +69,7 @@ def from_files(
     kept = None if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
     typed = schema if schema is None or isinstance(schema, pa.Schema) else pa.schema(list(schema.items()))
     stage = FromFiles(
-        Shards(tuple(os.fspath(url) for url in given), dict(storage_options or {})),
+        Shards(given, dict(storage_options or {}), timeout_seconds),
         format,
         kept,
         typed,
@@ -76,7 +78,6 @@ def from_files(
         n_standby_shards,
         seed,
         on_error,
-        timeout_seconds,
         streams,
     )
     return Dataset(stage, repeat)

@@ -114,8 +114,8 @@ def test_a_missing_file_is_named_when_the_stream_is_made() -> None:
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_empty_data_end_also_where_they_repeat(tmp_path: Path, ending: str, caplog: pytest.LogCaptureFixture) -> None:
     urls = [write(tmp_path / f"blank{ending}", b"\n\n \n")]
-    (tmp_path / f"zero{ending}").write_bytes(b"")
-    urls += [str(tmp_path / f"zero{ending}"), write(tmp_path / f"nothing{ending}", b"")]
+    (tmp_path / "zero.jsonl").write_bytes(b"")
+    urls += [str(tmp_path / "zero.jsonl"), write(tmp_path / f"nothing{ending}", b"")]
     for repeat in (False, True):
         assert list(bf.from_files(urls, repeat=repeat)) == []
         assert list(bf.from_files(urls, repeat=repeat, columns=["a"]).shuffle(10).batch(2)) == []
@@ -317,20 +317,45 @@ def test_a_file_that_is_no_archive_is_damaged(tmp_path: Path) -> None:
     assert list(bf.from_files(str(path), on_error="skip")) == []
 
 
-def test_a_store_that_fails_is_an_error_with_the_place_and_never_skipped(tmp_path: Path) -> None:
+def rows_before_an_error(url: str, error: type[Exception], message: str, **options: Any) -> int:
+    """How many rows, 0, 1, 2 ..., come before the error."""
+    it = bf.from_files(url, schema={"id": pa.int64(), "text": pa.string()}, on_error="skip", **options).iter()
+    seen: list[int] = []
+    with pytest.raises(error, match=message):
+        seen.extend(sample["id"] for sample in it)
+    assert seen == list(range(len(seen)))
+    return len(seen)
+
+
+def test_a_store_that_refuses_is_an_error_with_the_place_and_never_skipped(tmp_path: Path) -> None:
     url = write(tmp_path / "a.jsonl", numbered(0, 20_000))
     reads = iter(range(100))
 
     def fail(name: str) -> None:
-        if next(reads) == 10:
-            raise ConnectionResetError("gone")
+        if next(reads) >= 10:
+            raise PermissionError("not yours")
 
     with watched(on_read=fail):
-        it = bf.from_files(f"watched://{url}", schema={"id": pa.int64(), "text": pa.string()}, on_error="skip").iter()
-        with pytest.raises(
-            OSError, match=r"^shard a\.jsonl, line [\d,]+: cannot be read on: ConnectionResetError: gone$"
-        ):
-            list(it)
+        message = r"^shard a\.jsonl, line [\d,]+: cannot be read on: OSError: watched://.*/a\.jsonl cannot be read: PermissionEr"
+        assert rows_before_an_error(f"watched://{url}", OSError, message) > 5_000
+    assert threads_left() == []
+
+
+def test_a_store_that_fails_is_asked_again_and_in_the_end_is_a_timeout_that_is_never_skipped(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.jsonl", numbered(0, 20_000))
+    reads, gone = iter(range(1_000)), False
+
+    def fail(name: str) -> None:
+        number = next(reads)
+        if number % 4 == 3 or (gone and number >= 10):
+            raise ConnectionResetError("gone")
+
+    with watched(on_read=fail) as files:
+        assert len(list(bf.from_files(f"watched://{url}"))) == 20_000
+        assert len(files.opened) > 4
+        reads, gone = iter(range(1_000)), True
+        message = r"nothing came from (shard )?watched://.*/a\.jsonl within 1 seconds"
+        assert rows_before_an_error(f"watched://{url}", TimeoutError, message, timeout_seconds=1) > 5_000
     assert threads_left() == []
 
 
@@ -494,7 +519,7 @@ def test_a_stuck_read_is_a_timeout_that_names_the_shard_and_closing_returns(
         it = bf.from_files(f"watched://{tmp_path}/*.jsonl", **quick).iter()
         assert next(it)["id"] == 0
         message = (
-            rf"^nothing came from shard watched://{tmp_path}/1\.jsonl within 0\.3 seconds \(at byte 0, line 1\); "
+            rf"^nothing came from shard watched://{tmp_path}/1\.jsonl within 0\.3 seconds \(at line 1\); "
             "raise timeout_seconds or check the store$"
         )
         with pytest.raises(TimeoutError, match=message):
@@ -524,8 +549,12 @@ def test_a_timeout_of_the_store_itself_is_passed_on(tmp_path: Path) -> None:
     def opening(name: str) -> None:
         raise TimeoutError("the store says so")
 
-    with watched(on_open=opening), pytest.raises(TimeoutError, match=r"^the store says so$"):
-        list(bf.from_files(f"watched://{tmp_path}/a.jsonl", schema=SCHEMA))
+    it = bf.from_files(f"watched://{tmp_path}/a.jsonl", schema=SCHEMA, timeout_seconds=2).iter()
+    message = (
+        r"nothing came from watched://.*/a\.jsonl within 2 seconds \(attempts: \d+; the last: TimeoutError the store"
+    )
+    with watched(on_open=opening), pytest.raises(TimeoutError, match=message):
+        next(it)
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:

@@ -1,81 +1,197 @@
-"""Shards of a real web server: one that knows ranges, and one that does not, so that a resume reads up to its place."""
+"""Shards behind real servers: with ranges and without, that fail, stall and go away; over HTTP and S3."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import fsspec
+import pyarrow as pa
 import pytest
 
 import brimful as bf
+from brimful.sources import bytes as reading
 from tests.shards import threads_left, write
+from tests.store.servers import s3, serving
+from tests.store.stores import blocks_of, store_of
 
 pytest.importorskip("aiohttp", reason="fsspec needs aiohttp for http://")
 
-
-class Plain(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
+OPTIONS = {"skip_instance_cache": True}
+BLOCK = 1 << 16
 
 
-class Ranged(Plain):
-    def do_GET(self) -> None:
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if asked is None:
-            super().do_GET()
-            return
-        path = self.translate_path(self.path)
-        first, last = int(asked[1]), min(int(asked[2]), os.path.getsize(path) - 1)
-        with open(path, "rb") as file:
-            file.seek(first)
-            data = file.read(last + 1 - first)
-        self.send_response(206)
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("Content-Range", f"bytes {first}-{last}/{os.path.getsize(path)}")
-        self.end_headers()
-        self.wfile.write(data)
+def far(urls: Any, **options: Any) -> bf.Dataset:
+    return bf.from_files(urls, **{"storage_options": OPTIONS, **options})
 
 
-@contextmanager
-def serving(folder: Path, handler: type[Plain]) -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+def ids(samples: Any) -> list[int]:
+    return [sample["id"] for sample in samples]
+
+
+def check_resumed(data: bf.Dataset, expected: list[int]) -> None:
+    """Each row once, in order; from the start, and on from the middle of a run that has been closed."""
+    assert ids(data) == expected
+    it = data.iter()
+    list(islice(it, 2 * len(expected) // 3))
+    state = json.loads(json.dumps(it.state_dict()))
+    it.close()
+    assert ids(data.iter(state)) == expected[2 * len(expected) // 3 :]
+    assert threads_left() == []
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three shards, plain and compressed, each of several blocks; and a store of the same size."""
+    path = tmp_path_factory.mktemp("far")
+    for number in range(3):
+        rows = [{"id": id, "text": f"{hash(str(id)):x}" * 3} for id in range(number, 30_000, 3)]
+        for ending in (".jsonl", ".jsonl.gz"):
+            write(path / f"{number}{ending}", rows)
+    store_of(path / "store", blocks_of([20] * 3_000, 100), batch_bytes=10_000, file_bytes=40_000)
+    return path
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
-@pytest.mark.parametrize(("handler", "options"), [(Ranged, {}), (Plain, {"block_size": 0})], ids=["ranges", "stream"])
-def test_shards_are_read_and_resumed_over_http(
-    tmp_path: Path, handler: type[Plain], options: dict[str, int], ending: str
+@pytest.mark.parametrize(("ranges", "tags"), [(True, True), (True, False), (False, True)])
+def test_shards_are_read_and_resumed_over_http(folder: Path, ranges: bool, tags: bool, ending: str) -> None:
+    with serving(folder) as server, patch.object(reading, "BLOCK_BYTES", BLOCK):
+        server.ranges, server.tags = ranges, tags
+        data = far(f"{server.url}/{{0..2}}{ending}")
+        check_resumed(data, list(range(30_000)))
+        assert server.requests[f"0{ending}"] > (5 if ranges else 2)
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_server_that_resets_stalls_and_fails_gives_each_row_once_in_order(
+    folder: Path, ranges: bool, ending: str
 ) -> None:
-    for number in range(3):
-        write(tmp_path / f"{number}{ending}", [{"id": id} for id in range(number, 30_000, 3)])
-    with serving(tmp_path, handler) as server:
-        data = bf.from_files(f"{server}/{{0..2}}{ending}", storage_options=options)
-        assert [sample["id"] for sample in data] == list(range(30_000))
+    names = [f"{number}{ending}" for number in range(3)]
+    disk = ids(bf.from_files([folder / name for name in names], n_active_shards=2))
+    with serving(folder) as server, patch.object(reading, "BLOCK_BYTES", BLOCK):
+        server.ranges = ranges
+        faults = ["reset", "500", "hang", "hang up", "503"] if ranges else ["reset", "500", "hang up"]
+        server.each_fifth = cycle(faults)
+        data = far([f"{server.url}/{name}" for name in names], n_active_shards=2, timeout_seconds=6)
+        check_resumed(data, disk)
+
+
+def test_a_store_behind_a_server_that_resets_stalls_and_fails_gives_each_row_once_in_order(folder: Path) -> None:
+    with serving(folder) as server:
+        server.each_fifth = cycle(["reset", "500", "hang", "hang up"])
+        data = bf.from_store(f"{server.url}/store", shuffle=True, storage_options=OPTIONS, timeout_seconds=6)
+        check_resumed(data, ids(bf.from_store(folder / "store", shuffle=True)))
+
+
+@pytest.mark.parametrize("fault", ["reset", "500", "hang"])
+def test_a_stream_that_breaks_off_is_read_again_up_to_its_place(folder: Path, fault: str) -> None:
+    """Each attempt from the beginning, as the server knows no ranges."""
+    with serving(folder) as server:
+        server.ranges = False
+        server.faults["0.jsonl"] = ["HEAD hang"] if fault == "hang" else [f"GET {fault}"] * 3
+        assert ids(far(f"{server.url}/0.jsonl", timeout_seconds=10)) == list(range(0, 30_000, 3))
+        assert server.faults["0.jsonl"] == []
+
+
+@pytest.mark.parametrize("tags", [True, False])
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
+def test_an_object_that_changes_under_way_is_refused(folder: Path, tmp_path: Path, ending: str, tags: bool) -> None:
+    path = tmp_path / f"a{ending}"
+    path.write_bytes((folder / f"0{ending}").read_bytes())
+    size = path.stat().st_size
+    with serving(tmp_path) as server, patch.object(reading, "BLOCK_BYTES", BLOCK):
+        server.tags = tags
+        data = far(f"{server.url}/a{ending}")
         it = data.iter()
-        list(islice(it, 20_000))
-        state = json.loads(json.dumps(it.state_dict()))
-        it.close()
-        assert [sample["id"] for sample in data.iter(state)] == list(range(20_000, 30_000))
-        assert threads_left() == []
+        seen = ids(islice(it, 10))
+        path.write_bytes(bytes(size) if tags else path.read_bytes()[: size // 2])
+        what = r'its tag was ".*" and is ".*"' if tags else f"it had {size:,} bytes and has [\\d,]+ bytes"
+        message = rf"^shard a{ending}, line [\d,]+: {server.url}/a{ending} has changed while it was being read: {what}; leave it"
+        with pytest.raises(bf.DataError, match=message):
+            seen.extend(sample["id"] for sample in it)
+        assert seen == list(range(0, 3 * len(seen), 3))
+
+
+@pytest.mark.parametrize("schema", [None, {"id": pa.int64(), "text": pa.string()}])
+def test_a_server_that_is_gone_for_good_is_a_timeout_that_names_the_shard(folder: Path, schema: Any) -> None:
+    with serving(folder) as server, patch.object(reading, "BLOCK_BYTES", BLOCK):
+        data = far(f"{server.url}/0.jsonl", timeout_seconds=1, schema=schema)
+        it = data.iter()
+        seen = ids(islice(it, 10))
+        server.faults["0.jsonl"] = ["hang", "hang up", "500"] * 1_000
+        with pytest.raises(TimeoutError, match=rf"nothing came from (shard )?{server.url}/0.jsonl within 1 seconds"):
+            seen.extend(sample["id"] for sample in it)
+        assert seen == list(range(0, 3 * len(seen), 3))
+        with pytest.raises(
+            TimeoutError, match=rf"nothing came from {server.url}/0.jsonl within 1 seconds \(attempts: "
+        ):
+            far(f"{server.url}/0.jsonl", timeout_seconds=1).iter()
+
+
+def test_a_server_that_refuses_says_so_and_is_never_skipped(folder: Path) -> None:
+    with serving(folder) as server, patch.object(reading, "BLOCK_BYTES", BLOCK):
+        it = far(f"{server.url}/0.jsonl", on_error="skip").iter()
+        next(it)
+        server.faults["0.jsonl"] = ["403"] * 1_000
+        with pytest.raises(OSError, match=r"^shard 0\.jsonl, line [\d,]+: cannot be read on: OSError: .*403"):
+            list(it)
+        with pytest.raises(bf.DataError, match=rf"^{server.url}/0.jsonl cannot be read: .*403"):
+            far(f"{server.url}/0.jsonl").iter()
+
+
+def test_a_function_of_the_open_file_reads_and_seeks_far_away_and_cannot_hide_a_failure(folder: Path) -> None:
+    def lines(file: Any) -> Iterator[dict[str, int]]:
+        file.seek(-100, 2)
+        file.read()
+        file.seek(0)
+        try:
+            for line in file:
+                yield {"id": json.loads(line)["id"]}
+        except Exception:
+            return
+
+    with serving(folder) as server, patch.object(reading, "BLOCK_BYTES", BLOCK):
+        data = far(f"{server.url}/0.jsonl", format=lines, timeout_seconds=1)
+        assert ids(data) == list(range(0, 30_000, 3))
+        it = data.iter()
+        next(it)
+        server.faults["0.jsonl"] = ["500"] * 1_000
+        with pytest.raises(TimeoutError, match=rf"nothing came from (shard )?{server.url}/0.jsonl within 1 seconds"):
+            list(it)
+
+
+def test_blocks_are_read_ahead_and_each_byte_comes_once(folder: Path) -> None:
+    size = (folder / "0.jsonl").stat().st_size
+    with serving(folder) as server, patch.object(reading, "BLOCK_BYTES", BLOCK):
+        assert len(list(far(f"{server.url}/0.jsonl"))) == 10_000
+        assert server.bytes < size + 8 * BLOCK
+
+
+def test_shards_in_s3_are_read_resumed_and_refused_where_they_change(folder: Path) -> None:
+    pytest.importorskip("s3fs")
+    with s3() as options, patch.object(reading, "BLOCK_BYTES", BLOCK):
+        fs = fsspec.filesystem("s3", **options)
+        fs.mkdir("bucket")
+        names = ["0.jsonl", "1.jsonl.gz", "2.jsonl"]
+        for name in names:
+            fs.pipe_file(f"bucket/{name}", (folder / name).read_bytes())
+        data = far("s3://bucket/*", storage_options={**options, **OPTIONS})
+        check_resumed(data, list(range(30_000)))
+        it = data.iter()
+        next(it)
+        fs.pipe_file("bucket/2.jsonl", bytes((folder / "2.jsonl").stat().st_size))
+        with pytest.raises(
+            bf.DataError, match=r"s3://bucket/2.jsonl has changed while it was being read: its tag was "
+        ):
+            list(it)
 
 
 def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
     message = r"^there is no file 'http://127\.0\.0\.1:\d+/none\.jsonl'$"
-    with serving(tmp_path, Plain) as server, pytest.raises(FileNotFoundError, match=message):
-        bf.from_files(f"{server}/none.jsonl").iter()
+    with serving(tmp_path) as server, pytest.raises(FileNotFoundError, match=message):
+        bf.from_files(f"{server.url}/none.jsonl").iter()

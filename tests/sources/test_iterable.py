@@ -74,7 +74,9 @@ def test_a_row_that_is_no_sample_is_an_error_after_those_before_it() -> None:
     message = r"^from_iterable failed at row 300: TypeError: a sample must be a dict or a string \(got int\)$"
     with pytest.raises(bf.StageError, match=message):
         next(it)
-    message = r"^from_iterable failed at row 300: column 'n' is int64 by the schema but string here; return one type in every sample$"
+    message = (
+        r"^from_iterable failed at row 300: column 'n' is int64 by the schema but string here; return one type in every"
+    )
     with pytest.raises(bf.StageError, match=message):
         list(bf.from_iterable([*rows, {"n": "x"}, {"n": 2}]))
 

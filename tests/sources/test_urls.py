@@ -8,8 +8,8 @@ import fsspec
 import pytest
 
 import brimful as bf
-from brimful.sources.urls import COMPRESSIONS, Shards, expand_braces
-from tests.shards import compressed, write
+from brimful.sources.urls import Shards, expand_braces
+from tests.shards import write
 
 
 def found(*urls: str) -> list[str]:
@@ -50,6 +50,44 @@ def test_a_glob_finds_links_and_the_files_below_folders(tmp_path: Path) -> None:
     os.symlink(tmp_path / "store", tmp_path / "data" / "folder.jsonl")
     assert found(f"{tmp_path}/data/*.jsonl") == ["link.jsonl"]
     assert found(f"{tmp_path}/*/*.jsonl") == ["data/link.jsonl", "store/one.jsonl"]
+
+
+def test_a_path_is_one_file_whatever_characters_it_has_and_so_is_a_string_that_names_a_file(tmp_path: Path) -> None:
+    for name in ("data[1].jsonl", "data1.jsonl", "a*.jsonl", "ab.jsonl", "{1,2}.jsonl", "1.jsonl", "2.jsonl"):
+        write(tmp_path / name, b"")
+    for name in ("data[1].jsonl", "a*.jsonl", "{1,2}.jsonl"):
+        assert [shard.path for shard in Shards((tmp_path / name,)).listed] == [f"{tmp_path}/{name}"]
+        assert [shard.path for shard in Shards((f"{tmp_path}/{name}",)).listed] == [f"{tmp_path}/{name}"]
+        (tmp_path / name).unlink()
+        with pytest.raises(FileNotFoundError, match=r"^there is no file '.*'$"):
+            _ = Shards((tmp_path / name,)).listed
+    assert found(f"{tmp_path}/data[1].jsonl") == ["data1.jsonl"]
+    assert found(f"{tmp_path}/a*.jsonl") == ["ab.jsonl"]
+    assert found(f"{tmp_path}/{{1,2}}.jsonl") == ["1.jsonl", "2.jsonl"]
+    write(tmp_path / "x[1].jsonl", b'{"id": 7}\n')
+    assert list(bf.from_files([tmp_path / "x[1].jsonl", tmp_path / "1.jsonl"])) == [{"id": 7}]
+
+
+def test_a_link_that_leads_nowhere_is_named_where_a_glob_matches_it(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", b"")
+    link = tmp_path / "b.jsonl"
+    for target, reason in (
+        (tmp_path / "gone", "No such file or directory"),
+        (link, "Too many levels of symbolic links"),
+    ):
+        link.symlink_to(target)
+        message = rf"^{link} matches '{tmp_path}/\*\.jsonl' but is a link that leads nowhere \({reason}\); mend it or remove it$"
+        with pytest.raises(FileNotFoundError, match=message):
+            found(f"{tmp_path}/*.jsonl")
+        assert found(f"{tmp_path}/a*") == ["a.jsonl"]
+        link.unlink()
+
+
+def test_a_glob_passes_over_what_is_no_file(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", b"")
+    (tmp_path / "folder.jsonl").mkdir()
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    assert found(f"{tmp_path}/*.jsonl") == ["a.jsonl"]
 
 
 def test_a_name_or_a_glob_that_matches_nothing_is_named(tmp_path: Path) -> None:
@@ -97,8 +135,7 @@ def test_shards_of_several_file_systems_are_one_list(tmp_path: Path) -> None:
         assert [shard.url for shard in shards.listed] == ["memory:///remote/a.jsonl", local]
         assert shards.fingerprint()["shards"] == 2
         for shard in shards.listed:
-            file, _ = shards.open(shard)
-            with file:
+            with shards.open(shard) as file:
                 assert file.read() == b"{}\n"
     finally:
         memory.rm("/remote", recursive=True)
@@ -116,20 +153,6 @@ def test_globs_look_into_chained_file_systems(tmp_path: Path) -> None:
         shards = Shards((url,))
         read = []
         for shard in shards.listed:
-            file, _ = shards.open(shard)
-            with file:
+            with shards.open(shard) as file:
                 read.append(file.read())
         assert read == contents
-
-
-@pytest.mark.parametrize("extension", sorted(COMPRESSIONS))
-def test_every_compression_is_read_and_its_file_closed(tmp_path: Path, extension: str) -> None:
-    path = tmp_path / f"a.txt{extension}"
-    path.write_bytes(
-        compressed(b"one\n", extension) + compressed(b"two\n", extension)
-    )  # two members, one after the other
-    shards = Shards((str(path),))
-    file, forward_only = shards.open(shards.listed[0])
-    assert forward_only
-    assert file.read() == b"one\ntwo\n"
-    file.close()  # else pytest fails with a ResourceWarning

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,8 @@ class Handler(SimpleHTTPRequestHandler):
         if fault == "hang up":
             self.close_connection = True
             return
+        if fault == "reset":
+            return self._reset(path)
         if fault is not None and fault != "short":
             return self._say(int(fault), b"")
         if not path.is_file():
@@ -65,6 +69,18 @@ class Handler(SimpleHTTPRequestHandler):
         return self._say(
             206, content[first : last + 1], body, {"Content-Range": f"bytes {first}-{last}/{len(content)}", **tags}
         )
+
+    def _reset(self, path: Path) -> None:
+        """Breaks off in the middle of what was promised."""
+        if self.command == "GET":
+            self.send_response(206 if self.server.ranges else 200)
+            self.send_header("Content-Length", str(path.stat().st_size))
+            self.end_headers()
+            self.wfile.write(path.read_bytes()[:1_000])
+            self.wfile.flush()
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+        self.close_connection = True
 
     def _say(self, status: int, content: bytes, body: bool = True, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -90,13 +106,17 @@ class Server(ThreadingHTTPServer):
         self.requests: Counter[str] = Counter()
         self.ranges = self.tags = True
         self.faults: dict[str, list[str]] = {}
+        self.each_fifth: Iterator[str] = iter(())
+        self._asked = count(1)
         self.released = threading.Event()
         self.lock = threading.Lock()
 
     def fault(self, name: str, command: str) -> str | None:
-        """The next thing to do wrong with a file: an HTTP status, "hang", "hang up" or "short"; "GET 503" of that method
-        alone."""
+        """The next thing to do wrong with a file: an HTTP status, "hang", "hang up", "reset" or "short"; "GET 503" of that
+        method alone; and with each fifth request, whatever for."""
         with self.lock:
+            if next(self._asked) % 5 == 0 and (fault := next(self.each_fifth, None)):
+                return fault
             left = self.faults.get(name, [])
             if not left or (" " in left[0] and left[0] != "hang up" and not left[0].startswith(command)):
                 return None

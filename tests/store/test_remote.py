@@ -22,10 +22,11 @@ from typer.testing import CliRunner
 import brimful as bf
 from brimful import order
 from brimful.cli import app
-from brimful.store import objects, remote
+from brimful.sources import objects
+from brimful.sources.objects import Object, Objects, Spans, merged, transient
+from brimful.store import remote
 from brimful.store.index import StoreIndex
 from brimful.store.manifest import MANIFEST, Manifest
-from brimful.store.objects import Objects, Spans, merged, transient
 from brimful.store.verify import verify_store
 from brimful.testing import assert_exact_resume
 from tests.shards import threads_left
@@ -347,7 +348,7 @@ def far(server: Server, **options: Any) -> bf.Dataset:
     return bf.from_store(f"{server.url}/store", storage_options={"skip_instance_cache": True}, **options)
 
 
-@pytest.mark.parametrize("fault", ["503", "429", "hang up", "GET 503", "HEAD 503", "GET short"])
+@pytest.mark.parametrize("fault", ["503", "429", "hang up", "GET 503", "HEAD 503", "GET short", "GET reset"])
 def test_what_passes_is_survived(copy: Path, store: Path, fault: str) -> None:
     with serving(copy.parent) as server:
         for name in (MANIFEST, "lengths.input_ids.npy", "00001.arrow", "00002.arrow"):
@@ -544,7 +545,8 @@ def test_a_long_range_comes_in_pieces(large: Path) -> None:
     with serving(large.parent) as server, patch.object(objects, "PIECE_BYTES", 1000):
         file = Manifest.load(large).files[0]
         spans = Spans(*np.array([[0, 0], [5, 20_000], [9_100, 20_001]], dtype=np.int64))
-        found = Objects(f"{server.url}/store", {}, 10.0).read([file], spans)
+        one = Object(f"{server.url}/store/{file.name}", file.name, file.bytes)
+        found = Objects(fsspec.filesystem("http"), 10.0).read([one], spans)
         content = (large / file.name).read_bytes()
         assert [bytes(part) for part in found] == [content[5:9_100], content[20_000:20_001]]
         assert server.requests[file.name] == 1 + 10 + 1

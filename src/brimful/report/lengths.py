@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -72,7 +73,7 @@ def read_lengths(urls: Sequence[str], most: int, *, column: str = "length") -> L
     shards = Shards(tuple(urls))
     pieces = [np.zeros(0, np.int64)]
     for shard in shards.listed:
-        with shards.open(shard)[0] as file:
+        with io.BufferedReader(shards.open(shard)) as file:
             pieces.append(_lengths_in(shard.url, file, column))
         if most and sum(map(len, pieces)) > most:
             break

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, final
 
 import numpy as np
 import pyarrow as pa
@@ -12,33 +15,57 @@ from numpy.typing import NDArray
 
 from brimful.errors import StageError, StateError
 from brimful.rows import Sample, as_sample, name_of
-from brimful.schema import block_of, misfit
-from brimful.sources.reader import OnError, Parsed, Position, Reader
+from brimful.schema import SAMPLE_ROWS, block_of, infer, misfit
+from brimful.sources.bytes import READ_BYTES, Bytes
+from brimful.sources.format import Format
+from brimful.sources.reader import Parsed, Reader, Wanted
 
 ShardFunction = Callable[[BinaryIO], Iterable[Sample | str]]
 ROWS: Final = 256
 
 
-class Called(Reader):
-    """Holds the function's rows against the schema. A resume reads what it skips.
+@final
+@dataclass(frozen=True)
+class Called(Format):
+    """What a function of the open file yields."""
+
+    fn: ShardFunction
+
+    name = "function"
+    unit = "row"
+    schema = None
+
+    def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
+        pass
+
+    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
+        rows = list(islice(self._good_rows(file), SAMPLE_ROWS))
+        return infer(rows, columns, where) if rows else None
+
+    def open(self, file: Bytes, wanted: Wanted) -> Reader:
+        return CalledRows(self.fn, file, wanted)
+
+    def _good_rows(self, file: Bytes) -> Iterator[Sample]:
+        try:
+            for row in self.fn(io.BufferedReader(file, READ_BYTES)):
+                with suppress(TypeError):
+                    yield as_sample(row)
+        except Exception:
+            if isinstance(file.failure, TimeoutError):  # fewer rows might have another schema
+                raise file.failure from None
+
+
+class CalledRows(Reader):
+    """Holds the function's rows against the schema. A resume reads what it skips. Position: [row, row].
 
     Price: Python, once a row; 256 rows are read at a time.
     """
 
     unit = "row"
 
-    def __init__(
-        self,
-        fn: ShardFunction,
-        file: BinaryIO,
-        schema: pa.Schema,
-        closed: bool,
-        name: str,
-        at: Position,
-        on_error: OnError,
-    ) -> None:
-        super().__init__(name, at, on_error)
-        self._fn, self._file, self._schema, self._closed = fn, file, schema, closed
+    def __init__(self, fn: ShardFunction, file: Bytes, wanted: Wanted) -> None:
+        super().__init__(wanted)
+        self._fn, self._file, self._schema, self._closed = fn, file, wanted.schema, wanted.closed
         self._rows: Iterator[Any] | None = None
         self._error: Exception | None = None
 
@@ -55,7 +82,10 @@ class Called(Reader):
         except Exception as error:
             self._error = error
         if rows:
-            return _parsed(rows, self._schema, self._closed), self.at.offset + 1 + np.arange(len(rows))
+            numbers = self.at[-1] + 1 + np.arange(len(rows))
+            return _parsed(rows, self._schema, self._closed), np.column_stack((numbers, numbers))
+        if self._file.failure is not None:  # whatever the function made of it
+            raise self.located(self._file.failure) from self._file.failure
         if self._error is not None:
             cause = f"{type(self._error).__name__}: {self._error}"
             raise StageError(f"format({name_of(self._fn)}) failed at {self.place()}: {cause}") from self._error
@@ -65,11 +95,12 @@ class Called(Reader):
         self._file.close()
 
     def _begin(self) -> Iterator[Any]:
-        rows = iter(self._fn(self._file))
-        skipped = sum(1 for _ in islice(rows, self.at.offset))
-        if skipped < self.at.offset:
+        rows = iter(self._fn(io.BufferedReader(self._file, READ_BYTES)))
+        before = self.at[-1]
+        skipped = sum(1 for _ in islice(rows, before))
+        if skipped < before:
             raise StateError(
-                f"{self.place()}: the shard has {skipped:,} rows, but this state was saved after {self.at.offset:,}"
+                f"{self.place()}: the shard has {skipped:,} rows, but this state was saved after {before:,}"
             )
         return rows
 
@@ -78,7 +109,7 @@ def _parsed(rows: Sequence[Any], schema: pa.Schema, closed: bool) -> Parsed:
     kept, records, errors = [], [], []
     for number, row in enumerate(rows):
         try:
-            sample = columnar(row)
+            sample = as_sample(row)
         except TypeError as error:
             errors.append((number, str(error)))
             continue
@@ -88,15 +119,3 @@ def _parsed(rows: Sequence[Any], schema: pa.Schema, closed: bool) -> Parsed:
             kept.append(sample)
             records.append(number)
     return Parsed(block_of(kept, schema), np.array(records, dtype=np.int64), errors)
-
-
-def columnar(row: Any) -> Sample:
-    """A row as a dict of what Arrow takes: arrays and tensors of several dimensions as lists."""
-    return {name: _value(value) for name, value in as_sample(row).items()}
-
-
-def _value(value: Any) -> Any:
-    if not hasattr(value, "__array__") or np.isscalar(value):
-        return value
-    array = np.asarray(value)
-    return array if array.ndim == 1 else array.tolist()

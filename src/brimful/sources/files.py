@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
-from contextlib import closing, suppress
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import islice
-from typing import BinaryIO, Final, get_args
+from typing import Final, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -16,22 +15,20 @@ from numpy.typing import NDArray
 
 from brimful import random
 from brimful.background import Workers
-from brimful.errors import DataError, StateError, require
+from brimful.errors import StateError, require
 from brimful.ragged import EMPTY
-from brimful.rows import Block, Sample
-from brimful.schema import SAMPLE_ROWS, infer
-from brimful.sources.called import Called, ShardFunction, columnar
-from brimful.sources.jsonl import JsonLines, decode
-from brimful.sources.lines import LineReader, ParsedLines
-from brimful.sources.reader import OnError, Position, Reader
+from brimful.rows import Block
+from brimful.schema import infer
+from brimful.sources.called import Called, ShardFunction
+from brimful.sources.compressed import COMPRESSIONS
+from brimful.sources.format import Format
+from brimful.sources.formats import FORMATS, format_of
+from brimful.sources.reader import OnError, Position, Reader, Wanted
 from brimful.sources.rotation import Rotation
 from brimful.sources.shard import OpenShard, arrived
-from brimful.sources.text import TextLines
-from brimful.sources.urls import COMPRESSIONS, Shard, Shards
+from brimful.sources.urls import Shard, Shards
 from brimful.stream import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, place, runtime, share
 
-FORMATS: Final = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".txt": "text"}
-_FORMAT_NAMES: Final = tuple(sorted(set(FORMATS.values())))
 MAX_THREADS: Final = 32
 
 
@@ -39,8 +36,9 @@ MAX_THREADS: Final = 32
 class FromFiles(Stage[Block]):
     """The rows of many shards; in one of several streams, those of every so many of the epoch's order of shards.
 
-    State: [epoch, shards begun, [[shard, byte, line] of each open shard, in turn]]: about 30 bytes an open shard. A
-    resume reads each open shard from its byte on (a compressed one is decompressed up to there).
+    State: [epoch, shards begun, [[shard, *position in it] of each open shard, in turn]]: about 30 bytes an open shard. A
+    position is its format's; of lines it is [byte, line], and a resume reads on from the byte (a compressed shard is
+    decompressed up to there).
     """
 
     urls: Shards
@@ -52,7 +50,6 @@ class FromFiles(Stage[Block]):
     n_standby_shards: int = runtime(2)
     seed: int = 42
     on_error: OnError = "raise"
-    timeout_seconds: float = runtime(60.0)
     streams: int | None = None
     stream: int | None = runtime(None)
 
@@ -63,17 +60,16 @@ class FromFiles(Stage[Block]):
         require("n_standby_shards", self.n_standby_shards, 0, "shards")
         if self.on_error not in get_args(OnError):
             raise ValueError(f"on_error must be one of {', '.join(get_args(OnError))} (got {self.on_error!r})")
-        known = ("auto", *_FORMAT_NAMES)
-        if isinstance(self.format, str) and self.format not in known:
+        if isinstance(self.format, str) and self.format not in ("auto", *FORMATS):
             raise ValueError(
-                f"format must be one of {', '.join(known)}, or a function of the open file (got {self.format!r})"
+                f"format must be one of {', '.join(('auto', *FORMATS))}, or a function of the open file (got {self.format!r})"
             )
-        if self.schema is not None:
-            for name in self.columns or ():
-                if name not in self.schema.names:
-                    raise ValueError(f"columns= names {name!r}, but schema= has {', '.join(self.schema.names)}")
-            if not callable(self.format):
-                JsonLines(self.schema, closed=True)  # has types that JSON can give, or says so
+        for name in self.columns or ():
+            if self.schema is not None and name not in self.schema.names:
+                raise ValueError(f"columns= names {name!r}, but schema= has {', '.join(self.schema.names)}")
+        for url in self.urls.urls:
+            if form := self._named(os.fspath(url)):
+                self._check(form, os.fspath(url))
 
     def start(self, epoch: int) -> State:
         return [epoch, 0, []]
@@ -83,17 +79,19 @@ class FromFiles(Stage[Block]):
         order = self._order(epoch)
         if begun > len(order):
             raise StateError(f"this state was saved after {begun:,} shards, but there are {len(order):,}")
-        if not self._all_text:
+        if self._inferring:
             _ = self._schema  # before threads need it
         rounds = max(1, BLOCK_ROWS // self.n_active_shards)
         size = BLOCK_BYTES // self.n_active_shards
         empty = True
         with Workers(min(self.n_active_shards + self.n_standby_shards, MAX_THREADS), "read") as workers:
 
-            def open_shard(turn: int, position: Position) -> OpenShard:
+            def open_shard(turn: int, position: Position | None) -> OpenShard:
                 shard = self.urls.listed[order[turn]]
-                read = partial(self._reader, shard, position)
-                return OpenShard(turn, read, position, workers, shard.url, self.timeout_seconds)
+                form = self._format(shard)
+                at = form.start if position is None else position
+                read = partial(self._reader, shard, form, at)
+                return OpenShard(turn, read, at, workers, shard.url, self.urls.timeout_seconds, form.unit)
 
             rotation = Rotation(open_shard, len(order), begun, positions, self.n_active_shards, self.n_standby_shards)
             with closing(rotation):
@@ -127,41 +125,44 @@ class FromFiles(Stage[Block]):
         return replace(
             self,
             stream=stream,
-            schema=None if self._all_text else self._schema,
+            schema=self._schema if self._inferring else None,
             n_active_shards=min(
                 self.n_active_shards, share(len(self.urls.listed), stream, num_streams)
             ),  # longer blocks
         )
 
-    def _reader(self, shard: Shard, at: Position) -> Reader:
-        file, compressed = self.urls.open(shard)
-        name = self.urls.name(shard)
-        if callable(self.format):
-            return Called(self.format, file, self._schema, self.columns is None, name, at, self.on_error)
-        parser = TextLines() if self._format(shard) == "text" else JsonLines(self._schema, closed=self.columns is None)
-        return ParsedLines(file, compressed, parser, name, at, self.on_error)
+    def _reader(self, shard: Shard, form: Format, at: Position) -> Reader:
+        schema = self._schema if form.schema is None else form.schema
+        wanted = Wanted(self.urls.name(shard), at, schema, self.columns is None, self.on_error)
+        return form.open(self.urls.open(shard), wanted)
 
-    def _format(self, shard: Shard) -> str:
+    def _named(self, url: str) -> Format | None:
+        """The format of a shard, or of the shards of a glob."""
         if callable(self.format):
-            return "function"
-        form = self.format
-        if form == "auto":
-            stem, extension = os.path.splitext(shard.url)
-            if extension in COMPRESSIONS:
-                extension = os.path.splitext(stem)[1]
-            if extension not in FORMATS:
-                raise ValueError(
-                    f"the format of {shard.url} cannot be told from its name; give format= "
-                    f"({', '.join(_FORMAT_NAMES)}, or a function of the open file)"
-                )
-            form = FORMATS[extension]
-        if form == "text" and (self.schema is not None or self.columns not in (None, ("text",))):
-            raise ValueError(f"columns= and schema= do not apply to lines of text, the one column 'text' ({shard.url})")
+            return Called(self.format)
+        return format_of(url) if self.format == "auto" else FORMATS[self.format]
+
+    def _format(self, shard: Shard) -> Format:
+        form = self._named(shard.url)
+        if form is None:
+            raise ValueError(
+                f"the format of {shard.url} cannot be told from its name; give format= "
+                f"({', '.join(FORMATS)}, or a function of the open file)"
+            )
+        self._check(form, shard.url)
         return form
 
+    def _check(self, form: Format, url: str) -> None:
+        form.check(self.columns, self.schema, url)
+        if not form.compressed and os.path.splitext(url)[1] in COMPRESSIONS:
+            raise ValueError(
+                f"{url}: {form.name} files are not compressed as a whole; decompress it, or give another format="
+            )
+
     @cached_property
-    def _all_text(self) -> bool:
-        return {self._format(shard) for shard in self.urls.listed} == {"text"}
+    def _inferring(self) -> bool:
+        """Whether the schema is that of the data; all shards are looked at, so that one of no known format is refused first."""
+        return None in [self._format(shard).schema for shard in self.urls.listed]
 
     @cached_property
     def _schema(self) -> pa.Schema:
@@ -172,29 +173,14 @@ class FromFiles(Stage[Block]):
         """The schema of the first 1,000 rows of the first shard that has rows, whatever the epoch or the place of a resume."""
         with Workers(1, "schema") as workers:
             for shard in self.urls.listed:
-                if self._format(shard) != "text":
-                    rows = arrived(workers.submit(self._first_rows, shard), shard.url, self.timeout_seconds)
-                    if rows:
-                        return infer(rows, self.columns, f"shard {self.urls.name(shard)}")
+                form = self._format(shard)
+                if form.schema is None:
+                    found = workers.submit(self._schema_of, shard, form)
+                    schema = arrived(found, shard.url, self.urls.timeout_seconds, f"{form.unit} 1")
+                    if schema is not None:
+                        return schema
         return infer([], self.columns, "no shard")
 
-    def _first_rows(self, shard: Shard) -> list[Sample]:
-        file, compressed = self.urls.open(shard)
-        with closing(file):
-            return list(islice(self._good_rows(file, compressed), SAMPLE_ROWS))
-
-    def _good_rows(self, file: BinaryIO, compressed: bool) -> Iterator[Sample]:
-        """The rows of a shard, less what is bad: the read that comes to it says so."""
-        if callable(self.format):
-            with suppress(Exception):
-                for row in self.format(file):
-                    with suppress(TypeError):
-                        yield columnar(row)
-            return
-        reader = LineReader(file, compressed, 0)
-        with suppress(DataError):
-            while (lines := reader.read()) is not None:
-                for line in lines.split():
-                    if line.strip():
-                        with suppress(DataError):
-                            yield decode(line)
+    def _schema_of(self, shard: Shard, form: Format) -> pa.Schema | None:
+        with closing(self.urls.open(shard)) as file:
+            return form.infer(file, self.columns, f"shard {self.urls.name(shard)}")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, final
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +18,45 @@ from numpy.typing import NDArray
 from brimful.errors import DataError
 from brimful.ragged import concat
 from brimful.rows import Block, Sample
-from brimful.schema import block_of, misfit, unknown_key
-from brimful.sources.lines import Lines
-from brimful.sources.reader import Parsed
+from brimful.schema import SAMPLE_ROWS, block_of, infer, misfit, unknown_key
+from brimful.sources.bytes import Bytes
+from brimful.sources.format import Format
+from brimful.sources.lines import LineReader, Lines, ParsedLines
+from brimful.sources.reader import Parsed, Reader, Wanted
 
 _SPACE: Final = b" \t\r\n"
 _REFUSED: Final = (pa.ArrowException, ValueError, OverflowError)
+
+
+@final
+class Jsonl(Format):
+    """Lines of JSON: each an object, or blank."""
+
+    name = "jsonl"
+    extensions = (".jsonl", ".ndjson", ".json")
+    unit = "line"
+    schema = None
+
+    def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
+        if schema is not None:
+            JsonLines(schema, closed=True)  # has types that JSON can give, or says so
+
+    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
+        rows = list(islice(_good_rows(file), SAMPLE_ROWS))
+        return infer(rows, columns, where) if rows else None
+
+    def open(self, file: Bytes, wanted: Wanted) -> Reader:
+        return ParsedLines(file, JsonLines(wanted.schema, wanted.closed), wanted)
+
+
+def _good_rows(file: Bytes) -> Iterator[Sample]:
+    lines = LineReader(file, 0)
+    with suppress(DataError):
+        while (more := lines.read()) is not None:
+            for line in more.split():
+                if line.strip():
+                    with suppress(DataError):
+                        yield decode(line)
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from lzma import LZMAError
-from typing import BinaryIO, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.errors import DataError, StateError
-from brimful.sources.reader import OnError, Parsed, Position, Reader
+from brimful.errors import StateError
+from brimful.sources.bytes import READ_BYTES, Bytes
+from brimful.sources.reader import Parsed, Reader, Wanted
 
-READ_BYTES: Final = 1 << 16
-"""A read's size. A compressed shard is read in these steps from its beginning, also by a resume, so that one which is
-damaged breaks off at the same byte."""
 BUFFER_BYTES: Final = 1 << 18
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
@@ -39,8 +36,8 @@ class LineReader:
     A read error (a truncated archive) is raised after the last whole line before it has been handed out.
     """
 
-    def __init__(self, file: BinaryIO, compressed: bool, offset: int) -> None:
-        self._file, self._compressed, self._offset = file, compressed, offset
+    def __init__(self, file: Bytes, offset: int) -> None:
+        self._file, self._offset = file, offset
         self._skip = 0
         self._tail = bytearray()
         self._error: Exception | None = None
@@ -51,7 +48,7 @@ class LineReader:
 
         Raises:
             StateError: no line begins at the offset.
-            DataError: what was read does not decompress.
+            DataError: what was read does not decompress, or has changed.
             Exception: what the store raised.
         """
         if not self._begun:
@@ -89,24 +86,18 @@ class LineReader:
             raise StateError(f"no line begins at byte {self._offset:,}, where this state goes on: the shard was edited")
 
     def _seek(self, offset: int) -> None:
-        if self._compressed:
-            self._skip = offset
-            return
-        try:
+        if self._file.seekable():
             self._file.seek(offset)
-        except (OSError, ValueError):  # a stream, such as a web server's that knows no ranges
+        else:
             self._skip = offset
 
     def _grow(self) -> bool:
         """Reads on; False at the end, and at an error, which is kept."""
         while not self._ended and self._error is None:
             try:
-                data = self._file.read(READ_BYTES)
+                data = self._file.read(READ_BYTES) or b""
             except Exception as error:
                 self._error = error
-                if self._compressed and _is_damage(error):
-                    self._error = DataError(f"cannot be read on: {error}; the shard is damaged")
-                    self._error.__cause__ = error
                 break
             self._ended = not data
             skipped = min(self._skip, len(data))
@@ -131,31 +122,23 @@ class Parser(Protocol):
 
 
 class ParsedLines(Reader):
-    """The rows of a shard of lines."""
+    """The rows of a shard of lines. Position: [byte, line]."""
 
     unit = "line"
 
-    def __init__(
-        self, file: BinaryIO, compressed: bool, parser: Parser, name: str, at: Position, on_error: OnError
-    ) -> None:
-        super().__init__(name, at, on_error)
-        self._lines, self._parser = LineReader(file, compressed, at.offset), parser
+    def __init__(self, file: Bytes, parser: Parser, wanted: Wanted) -> None:
+        super().__init__(wanted)
+        self._lines, self._parser = LineReader(file, wanted.at[0]), parser
 
     def parse(self) -> tuple[Parsed, NDArray[np.int64]] | None:
         try:
             lines = self._lines.read()
-        except (DataError, StateError) as error:
-            raise type(error)(f"{self.place()}: {error}") from error.__cause__
         except Exception as error:
-            raise OSError(f"{self.place()}: cannot be read on: {type(error).__name__}: {error}") from error
+            raise self.located(error) from error.__cause__ or error
         if lines is None:
             return None
-        return self._parser.parse(lines), lines.offset + lines.ends
+        positions = np.column_stack((lines.offset + lines.ends, self.at[-1] + 1 + np.arange(len(lines.ends))))
+        return self._parser.parse(lines), positions
 
     def close(self) -> None:
         self._lines.close()
-
-
-def _is_damage(error: Exception) -> bool:
-    """Whether what was read does not decompress; not: the store failed, which says nothing about the data."""
-    return isinstance(error, (EOFError, LZMAError)) or (type(error) is OSError and error.errno is None)

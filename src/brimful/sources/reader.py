@@ -4,37 +4,47 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.errors import ORIGIN, DataError, StageError, count, logger, origins
+from brimful.errors import ORIGIN, DataError, StageError, StateError, count, logger, origins
 from brimful.ragged import with_column
 from brimful.rows import Block
 
 OnError = Literal["raise", "skip"]
 
 
-class Position(NamedTuple):
-    """A place in a shard, before a record: the byte (of the decompressed shard), and how many lines lie before it.
-
-    Where a user's function reads the shard, both are the number of rows before it.
-    """
-
-    offset: int
-    line: int
-
-
-START: Final = Position(0, 0)
+Position: TypeAlias = tuple[int, ...]
+"""A place in a shard, before a record: a few integers, as many as its format needs. The first says how much of the shard lies
+before it, as a rule in bytes (of the decompressed shard): blocks are cut by it. The last is the number of records before it."""
 
 
 class Rows(NamedTuple):
-    """Rows of a shard, and the position after each, int64 (n,) each."""
+    """Rows of a shard, and the position after each, int64 (n, k)."""
 
     block: Block
-    offsets: NDArray[np.int64]
-    lines: NDArray[np.int64]
+    positions: NDArray[np.int64]
+
+
+class Wanted(NamedTuple):
+    """What is to be read of a shard.
+
+    Args:
+        name: of the shard, in messages.
+        at: the position from which on.
+        schema: of its rows.
+        closed: whether a row may have no other columns; else these are left out.
+        on_error: what a bad record leads to.
+    """
+
+    name: str
+    at: Position
+    schema: pa.Schema
+    closed: bool
+    on_error: OnError
 
 
 @dataclass(frozen=True)
@@ -54,14 +64,14 @@ class Reader(ABC):
 
     unit: ClassVar[str]
 
-    def __init__(self, name: str, at: Position, on_error: OnError) -> None:
-        self.at = at
-        self._name, self._on_error = name, on_error
+    def __init__(self, wanted: Wanted) -> None:
+        self.at = wanted.at
+        self._name, self._on_error = wanted.name, wanted.on_error
         self._failure: DataError | None = None
 
     @abstractmethod
     def parse(self) -> tuple[Parsed, NDArray[np.int64]] | None:
-        """The next records, and the offset after each of them, int64 (n,); None at the end.
+        """The next records, and the position after each of them, int64 (n, k); None at the end.
 
         Raises:
             DataError, StageError: nothing more can be had of this shard; with the place.
@@ -84,7 +94,7 @@ class Reader(ABC):
             return None
         if more is None:
             return None
-        parsed, ends = more
+        parsed, positions = more
         records = parsed.records
         for record, message in parsed.errors:
             bad = DataError(f"{self.place(record)}: {message}")
@@ -92,14 +102,21 @@ class Reader(ABC):
                 self._failure, records = bad, records[records < record]
                 break
             _skip(bad)
-        numbers = records + self.at.line + 1
+        numbers = records + self.at[-1] + 1
         origin = origins(f"shard {self._name}", numbers, self.unit)
-        self.at = Position(int(ends[-1]), self.at.line + len(ends))
-        return Rows(with_column(parsed.block.slice(0, len(records)), ORIGIN, origin), ends[records], numbers)
+        self.at = tuple(positions[-1].tolist())
+        return Rows(with_column(parsed.block.slice(0, len(records)), ORIGIN, origin), positions[records])
 
     def place(self, record: int = 0) -> str:
         """Where a record among the next ones is, in words."""
-        return f"shard {self._name}, {self.unit} {self.at.line + record + 1:,}"
+        return f"shard {self._name}, {self.unit} {self.at[-1] + record + 1:,}"
+
+    def located(self, error: Exception) -> Exception:
+        """What reading the file raised, with the place. A fault of the store, which says nothing about the data, is no
+        DataError: it is never skipped."""
+        if isinstance(error, DataError | StateError | TimeoutError):
+            return type(error)(f"{self.place()}: {error}")
+        return OSError(f"{self.place()}: cannot be read on: {type(error).__name__}: {error}")
 
 
 def _skip(error: DataError | StageError) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from brimful.ragged import concat
 from brimful.rows import Block
-from brimful.sources.reader import START, Position
+from brimful.sources.reader import Position
 from brimful.sources.shard import OpenShard
 
 
@@ -22,7 +22,7 @@ class Rotation:
 
     def __init__(
         self,
-        open_shard: Callable[[int, Position], OpenShard],
+        open_shard: Callable[[int, Position | None], OpenShard],
         num_shards: int,
         begun: int,
         positions: list[list[int]],
@@ -32,7 +32,7 @@ class Rotation:
         self._open, self._num_shards = open_shard, num_shards
         self._num_active, self._num_standby = num_active, num_standby
         self.begun = begun
-        self._active = [open_shard(number, Position(offset, line)) for number, offset, line in positions]
+        self._active = [open_shard(number, tuple(at)) for number, *at in positions]
         self._standby: deque[OpenShard] = deque()
         self._open_ahead(num_active - len(positions) + num_standby)
         while len(self._active) < num_active and self._begin(len(self._active)):
@@ -40,7 +40,7 @@ class Rotation:
 
     @property
     def positions(self) -> list[list[int]]:
-        """[shard, byte, line] of each open shard, in turn."""
+        """[shard, *position] of each open shard, in turn."""
         return [[shard.number, *shard.at] for shard in self._active]
 
     def fill(self, rounds: int, size: int) -> int:
@@ -84,4 +84,4 @@ class Rotation:
     def _open_ahead(self, count: int) -> None:
         """Opens shards until there are `count` on standby."""
         while len(self._standby) < count and self.begun + len(self._standby) < self._num_shards:
-            self._standby.append(self._open(self.begun + len(self._standby), START))
+            self._standby.append(self._open(self.begun + len(self._standby), None))

@@ -11,7 +11,7 @@ import numpy as np
 from brimful.background import Workers
 from brimful.ragged import concat
 from brimful.rows import Block
-from brimful.sources.reader import START, Position, Reader, Rows
+from brimful.sources.reader import Position, Reader, Rows
 
 T = TypeVar("T")
 
@@ -20,10 +20,17 @@ class OpenShard:
     """A shard being read: the rows not yet taken, and the next block on its way."""
 
     def __init__(
-        self, number: int, open_reader: Callable[[], Reader], at: Position, workers: Workers, url: str, timeout: float
+        self,
+        number: int,
+        open_reader: Callable[[], Reader],
+        at: Position,
+        workers: Workers,
+        url: str,
+        timeout: float,
+        unit: str,
     ) -> None:
         self.number, self.at = number, at
-        self._open, self._workers, self._url, self._timeout = open_reader, workers, url, timeout
+        self._open, self._workers, self._url, self._timeout, self._unit = open_reader, workers, url, timeout, unit
         self._reader: Reader | None = None
         self._rows: Rows | None = None
         self._ended = False
@@ -37,7 +44,7 @@ class OpenShard:
         """
         while not self._ended and not self._error and not self._enough(rows, size):
             try:
-                more = arrived(self._next, self._url, self._timeout, self.at)
+                more = arrived(self._next, self._url, self._timeout, f"{self._unit} {self.at[-1] + 1:,}")
             except Exception as error:
                 self._error = error
                 break
@@ -55,9 +62,9 @@ class OpenShard:
     def take(self, rows: int) -> Block:
         """The next `rows` of the rows that `fill` counted."""
         assert self._rows is not None
-        block, offsets, lines = self._rows
-        self.at = Position(int(offsets[rows - 1]), int(lines[rows - 1]))
-        self._rows = Rows(block.slice(rows), offsets[rows:], lines[rows:])
+        block, positions = self._rows
+        self.at = tuple(positions[rows - 1].tolist())
+        self._rows = Rows(block.slice(rows), positions[rows:])
         return block.slice(0, rows)
 
     def close(self) -> None:
@@ -77,16 +84,17 @@ class OpenShard:
     def _enough(self, rows: int, size: int) -> bool:
         if self._rows is None:
             return False
-        offsets = self._rows.offsets
-        return len(offsets) >= rows or (len(offsets) > 0 and int(offsets[-1]) - self.at.offset >= size)
+        passed = self._rows.positions[:, 0]
+        return len(passed) >= rows or (len(passed) > 0 and int(passed[-1]) - self.at[0] >= size)
 
     def _count(self, held: Rows, rows: int, size: int) -> int:
-        by_size = int(np.searchsorted(held.offsets, self.at.offset + size)) + 1
-        return min(rows, by_size, len(held.offsets))
+        passed = held.positions[:, 0]
+        by_size = int(np.searchsorted(passed, self.at[0] + size)) + 1
+        return min(rows, by_size, len(passed))
 
 
-def arrived(future: Future[T], url: str, timeout: float, at: Position = START) -> T:
-    """What a read gave.
+def arrived(future: Future[T], url: str, timeout: float, place: str) -> T:
+    """What a read gave; `place`: from which on, in words.
 
     Raises:
         TimeoutError: it gave nothing in time; with the shard's name.
@@ -97,16 +105,12 @@ def arrived(future: Future[T], url: str, timeout: float, at: Position = START) -
         if future.done():  # the store's own
             raise
         raise TimeoutError(
-            f"nothing came from shard {url} within {timeout:g} seconds "
-            f"(at byte {at.offset:,}, line {at.line + 1:,}); raise timeout_seconds or check the store"
+            f"nothing came from shard {url} within {timeout:g} seconds (at {place}); "
+            "raise timeout_seconds or check the store"
         ) from None
 
 
 def _joined(one: Rows, other: Rows) -> Rows:
     if not one.block.num_rows:
         return other
-    return Rows(
-        concat([one.block, other.block]),
-        np.concatenate((one.offsets, other.offsets)),
-        np.concatenate((one.lines, other.lines)),
-    )
+    return Rows(concat([one.block, other.block]), np.concatenate((one.positions, other.positions)))

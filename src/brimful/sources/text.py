@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Final, final
+
 import numpy as np
 import pyarrow as pa
 
-from brimful.sources.lines import Lines
-from brimful.sources.reader import Parsed
+from brimful.sources.bytes import Bytes
+from brimful.sources.format import Format
+from brimful.sources.lines import Lines, ParsedLines
+from brimful.sources.reader import Parsed, Reader, Wanted
+
+SCHEMA: Final = pa.schema({"text": pa.string()})
+
+
+@final
+class Text(Format):
+    """Lines of text: each a row {"text": ...}."""
+
+    name = "text"
+    extensions = (".txt",)
+    unit = "line"
+    schema = SCHEMA
+
+    def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
+        if schema is not None or columns not in (None, ("text",)):
+            raise ValueError(f"columns= and schema= do not apply to lines of text, the one column 'text' ({url})")
+
+    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str) -> pa.Schema:
+        return SCHEMA
+
+    def open(self, file: Bytes, wanted: Wanted) -> Reader:
+        return ParsedLines(file, TextLines(), wanted)
 
 
 class TextLines:
@@ -20,5 +46,5 @@ class TextLines:
                 kept.append(number)
             except UnicodeDecodeError as error:
                 errors.append((number, f"invalid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start:,}"))
-        block = pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], ["text"])
+        block = pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], schema=SCHEMA)
         return Parsed(block, np.array(kept, dtype=np.int64), errors)

@@ -1,23 +1,25 @@
-"""Names of shards to lists of shards: braces, globs, sizes; and opening one, decompressed."""
+"""Names of shards to lists of shards: paths, braces, globs, sizes; and opening one, decompressed."""
 
 from __future__ import annotations
 
 import hashlib
-import io
-import lzma
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, BinaryIO, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import fsspec
-import pyarrow as pa
 
-COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4", ".xz": "xz"}
+from brimful.sources.bytes import Bytes, is_local, opened
+from brimful.sources.compressed import COMPRESSIONS, Decompressed
+from brimful.sources.objects import Objects
+
 _BRACES: Final = re.compile(r"\{([^{}]*)\}")
+_MAGIC: Final = frozenset("*?[{")
 
 
 class Shard(NamedTuple):
@@ -31,40 +33,84 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class Shards:
-    """A list of shards, as the user wrote it; found, and their sizes read, on first use."""
+    """A list of shards, as the user wrote it; found, and their sizes read, on first use.
 
-    urls: tuple[str, ...]
+    A path (`os.PathLike`) is one file, whatever characters it has; so is a string that is the name of a file.
+    """
+
+    urls: tuple[str | os.PathLike[str], ...]
     storage_options: dict[str, Any] = field(default_factory=dict)
+    timeout_seconds: float = 60.0
 
     @cached_property
     def listed(self) -> list[Shard]:
         """All shards: braces expanded in place, each glob sorted.
 
         Raises:
-            FileNotFoundError: where a name or a glob matches nothing; it is named.
+            FileNotFoundError: where a name or a glob matches nothing, or a link that leads nowhere; it is named.
             IsADirectoryError: where a name is that of a folder.
+            TimeoutError: the store does not answer.
         """
-        return [shard for url in self.urls for name in expand_braces(url) for shard in self._find(name)]
+        return [shard for url in self.urls for shard in self._found(url)]
 
-    def _find(self, name: str) -> Iterator[Shard]:
+    def _found(self, url: str | os.PathLike[str]) -> Iterator[Shard]:
+        if not isinstance(url, str):
+            yield self._file(os.fspath(url))
+        elif _MAGIC.isdisjoint(url) or self._is_file(url):
+            yield self._file(url)
+        else:
+            for name in expand_braces(url):
+                yield from (
+                    (self._file(name),) if _MAGIC.isdisjoint(name) or self._is_file(name) else self._matches(name)
+                )
+
+    def _file(self, name: str) -> Shard:
         fs, path = fsspec.core.url_to_fs(name, **self.storage_options)
-        if any(character in path for character in "*?["):
-            found = sorted(fs.glob(path, detail=True).items())
-            files = [(key, info) for key, info in found if not _is_folder(fs, key, info)]
-            if not files:
-                raise FileNotFoundError(f"no file matches {name!r}")
-            for key, info in files:
-                yield Shard(_full_name(fs, name, key), fs, key, info["size"] or 0)
-            return
         try:
-            info = fs.info(path)
+            info = self._ask(fs, name, "info", path)
         except FileNotFoundError as error:
             raise FileNotFoundError(f"there is no file {name!r}") from error
         if info["type"] == "directory":
-            if fs.exists(f"{path.rstrip('/')}/manifest.json"):
+            if self._ask(fs, name, "exists", f"{path.rstrip('/')}/manifest.json"):
                 raise IsADirectoryError(f"{name!r} is a folder with a manifest; a token store is read by bf.from_store")
             raise IsADirectoryError(f"{name!r} is a folder; name its files, for example {name.rstrip('/')}/*.jsonl")
-        yield Shard(path if _is_local(fs) else name, fs, path, info["size"] or 0)
+        return Shard(path if is_local(fs) else name, fs, path, info["size"] or 0)
+
+    def _is_file(self, name: str) -> bool:
+        fs, path = fsspec.core.url_to_fs(name, **self.storage_options)
+        try:
+            return bool(self._ask(fs, name, "info", path)["type"] == "file")
+        except FileNotFoundError:
+            return False
+
+    def _matches(self, name: str) -> Iterator[Shard]:
+        fs, path = fsspec.core.url_to_fs(name, **self.storage_options)
+        found = sorted(self._ask(fs, name, "glob", path, detail=True, limited=False).items())
+        files = [(key, info["size"]) for key, info in found if self._is_shard(fs, key, info, name)]
+        if not files:
+            raise FileNotFoundError(f"no file matches {name!r}")
+        for key, size in files:
+            yield Shard(_full_name(fs, name, key), fs, key, size or 0)
+
+    def _is_shard(self, fs: Any, path: str, info: dict[str, Any], glob: str) -> bool:
+        """Whether a match of a glob is a file; folders, pipes and sockets are passed over.
+
+        A link that leads nowhere is not: it stands for a shard, and to do without one silently would be worse than an error.
+        """
+        if not is_local(fs):  # whose listings call a link neither file nor folder
+            kind = info["type"] if info["type"] in ("file", "directory") else self._ask(fs, path, "info", path)["type"]
+            return bool(kind != "directory")
+        try:
+            return stat.S_ISREG(os.stat(path).st_mode)
+        except OSError as error:
+            raise FileNotFoundError(
+                f"{path} matches {glob!r} but is a link that leads nowhere ({error.strerror}); mend it or remove it"
+            ) from error
+
+    def _ask(self, fs: Any, name: str, method: str, *args: Any, limited: bool = True, **options: Any) -> Any:
+        if is_local(fs):
+            return getattr(fs, method)(*args, **options)
+        return Objects(fs, self.timeout_seconds).ask(name, method, *args, limited=limited, **options)
 
     def name(self, shard: Shard) -> str:
         """A shard's path below the folder that all share."""
@@ -82,38 +128,11 @@ class Shards:
             digest.update(f"{self.name(shard)}\0{shard.size}\n".encode())
         return {"shards": len(self.listed), "digest": digest.hexdigest()[:16]}
 
-    def open(self, shard: Shard) -> tuple[BinaryIO, bool]:
-        """A shard's bytes, decompressed, and whether they had to be: then one can only read forward."""
-        file = open(shard.path, "rb") if _is_local(shard.fs) else shard.fs.open(shard.path, "rb")
-        compression = COMPRESSIONS.get(os.path.splitext(shard.path)[1])
-        if compression is None:
-            return cast(BinaryIO, file), False
-        if compression == "xz":
-            return cast(BinaryIO, _Xz(file)), True
-        stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), compression)
-        return io.BufferedReader(cast(io.RawIOBase, stream)), True  # which knows lines, as a user's function may need
-
-
-class _Xz(lzma.LZMAFile):
-    """Also closes the file that it reads from."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(file)
-        self._below = file
-
-    def close(self) -> None:
-        super().close()
-        self._below.close()
-
-
-def _is_local(fs: Any) -> bool:
-    return "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
-
-
-def _is_folder(fs: Any, path: str, info: dict[str, Any]) -> bool:
-    """A listing calls a link neither file nor folder: then what it points to decides."""
-    kind = info["type"] if info["type"] in ("file", "directory") else fs.info(path)["type"]
-    return bool(kind == "directory")
+    def open(self, shard: Shard) -> Bytes:
+        """A shard's bytes, decompressed: then one can only read forward."""
+        file = opened(shard.fs, shard.path, shard.url, self.timeout_seconds)
+        kind = COMPRESSIONS.get(os.path.splitext(shard.path)[1])
+        return file if kind is None else Decompressed(file, kind)
 
 
 def _full_name(fs: Any, glob: str, path: str) -> str:
@@ -123,7 +142,7 @@ def _full_name(fs: Any, glob: str, path: str) -> str:
         return f"{first.partition('://')[0]}://{path}::{rest}"
     if chained:
         return f"{first}::{rest.partition('://')[0]}://{path}"
-    return path if _is_local(fs) else str(fs.unstrip_protocol(path))
+    return path if is_local(fs) else str(fs.unstrip_protocol(path))
 
 
 def expand_braces(name: str) -> Iterator[str]:

@@ -9,7 +9,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
+from urllib.parse import quote
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -17,10 +19,10 @@ from numpy.typing import NDArray
 from brimful.errors import DataError
 from brimful.ragged import array_of, list_array, offsets_of
 from brimful.rows import Block
+from brimful.sources.objects import Object, Objects, Spans
 from brimful.store.fetch import Layout, Ranges, Slabs, StoredRows, joined, list_columns
 from brimful.store.folder import Folder
 from brimful.store.manifest import JOURNAL, MANIFEST, Manifest, SideFile, missing
-from brimful.store.objects import Objects, Spans
 from brimful.store.part import MAGIC_BYTES
 from brimful.store.places import Places
 
@@ -38,12 +40,14 @@ class RemoteFolder(Folder):
     """A store in a folder of any file system that fsspec knows."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Any], timeout_seconds: float) -> None:
-        self.objects = Objects(url, storage_options, timeout_seconds)
-        self.path = self.objects.url
+        self.path = url.rstrip("/")
+        fs, root = fsspec.core.url_to_fs(self.path, **storage_options)
+        self._root = root.rstrip("/")
+        self._objects = Objects(fs, timeout_seconds)
 
     def manifest(self) -> Manifest:
         try:
-            text = self.objects.whole(MANIFEST)
+            text = self._objects.whole(self._object(MANIFEST))
         except FileNotFoundError as error:
             raise FileNotFoundError(missing(self.path, self._begun())) from error
         return Manifest.parse(text, self.path)
@@ -51,7 +55,7 @@ class RemoteFolder(Folder):
     def numbers(self, side: SideFile) -> NDArray[Any]:
         """The array of a side file, read whole into memory."""
         span = Spans(*np.array([[0], [0], [side.bytes]], dtype=np.int64))
-        (content,) = self.objects.read([side], span)
+        (content,) = self._objects.read([self._object(side.name, side.bytes)], span)
         found = hashlib.sha256(content).hexdigest()
         if found != side.sha256:
             raise DataError(
@@ -65,10 +69,10 @@ class RemoteFolder(Folder):
         return np.frombuffer(content, dtype, offset=head.tell()).reshape(shape)  # of 4 GB, a copy would be much
 
     def sha256(self, file: SideFile) -> str:
-        digest = hashlib.sha256()
+        digest, one = hashlib.sha256(), self._object(file.name, file.bytes)
         for first in range(0, file.bytes, HASHED_BYTES):
             span = Spans(*np.array([[0], [first], [min(file.bytes, first + HASHED_BYTES)]], dtype=np.int64))
-            digest.update(*self.objects.read([file], span))
+            digest.update(*self._objects.read([one], span))
         return digest.hexdigest()
 
     def rows(
@@ -87,11 +91,16 @@ class RemoteFolder(Folder):
                 "cannot be read by ranges; copy the store to a local folder"
             )
         places = Places(self.numbers(manifest.places), list(manifest.columns))
-        return RangedRows(self.objects, manifest, layout, columns, lengths, places)
+        files = [self._object(file.name, file.bytes) for file in manifest.files]
+        return RangedRows(self._objects, files, manifest, layout, columns, lengths, places)
+
+    def _object(self, name: str, size: int | None = None) -> Object:
+        path = f"{self._root}/{quote(name) if self._objects.is_http else name}"
+        return Object(path, f"{self.path}/{name}", size)
 
     def _begun(self) -> bool:
         try:
-            return bool(self.objects.whole(JOURNAL))
+            return bool(self._objects.whole(self._object(JOURNAL)))
         except (OSError, DataError):
             return False
 
@@ -100,6 +109,7 @@ class RangedRows(StoredRows):
     """Rows read by ranges: of lists, of numbers and of strings those wanted alone; all else a record batch at a time.
 
     Args:
+        files: of rows, as the manifest has them.
         columns: those wanted.
         lengths: of the rows, by list column.
         places: of all columns of the store.
@@ -108,13 +118,14 @@ class RangedRows(StoredRows):
     def __init__(
         self,
         objects: Objects,
+        files: Sequence[Object],
         manifest: Manifest,
         layout: Layout,
         columns: Sequence[str],
         lengths: Callable[[str], NDArray[Any]],
         places: Places,
     ) -> None:
-        self._objects, self._files, self._layout = objects, manifest.files, layout
+        self._objects, self._files, self._layout = objects, files, layout
         self._columns, self._lengths, self._places = list(columns), lengths, places
         self._lists = [name for name in list_columns(manifest) if name in columns]
         self._sums: dict[str, NDArray[np.int64]] = {}
@@ -268,7 +279,7 @@ class RangedRows(StoredRows):
         try:
             block = pa.ipc.read_record_batch(pa.py_buffer(message), self._schema).select(names)
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{self._objects.url}/{file.name} is damaged: {error}") from error
+            raise DataError(f"{file.name} is damaged: {error}") from error
         self._kept.put((batch, *names), block, sum(map(len, parts)))
         return block
 

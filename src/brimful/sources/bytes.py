@@ -1,0 +1,238 @@
+"""The bytes of a shard, read forward or from anywhere, here or far away: those of one and the same file from its first byte to
+its last, tried again where that may help."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import time
+from abc import abstractmethod
+from concurrent.futures import Future
+from typing import Any, BinaryIO, Final
+
+from brimful.errors import DataError
+from brimful.sources.objects import Attempts, NoRangesError, Object, Objects, RefusedError
+
+READ_BYTES: Final = 1 << 16
+"""A read's size."""
+BLOCK_BYTES: Final = 2 << 20
+"""Of what is far away come at once; a whole number of reads, so that no read is cut where nothing is wrong."""
+
+
+class Bytes(io.RawIOBase):
+    """Abstract: an open file. What a read raised is kept, for what lies between (Arrow, a user's function) may hide it; each
+    further read raises it again."""
+
+    failure: Exception | None = None
+
+    @abstractmethod
+    def fill(self, buffer: memoryview) -> int:
+        """Reads into a buffer that is not empty; fewer bytes than it holds come only before the end, or an error; none: the end.
+
+        Raises:
+            DataError: the file is not what it was when it was opened.
+        """
+
+    def readinto(self, buffer: Any) -> int:
+        if self.failure is not None:
+            raise self.failure
+        try:
+            return self.fill(memoryview(buffer).cast("B")) if len(buffer) else 0
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def readable(self) -> bool:
+        return True
+
+
+class LocalFile(Bytes):
+    """A file of this machine, up to the size that it had when it was opened: what is written to it, or taken away, while it
+    is read is an error at its end. (One that takes its name leaves it whole.)"""
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "rb", buffering=0)
+        self.name = path
+        self._was = self._is()
+
+    def fill(self, buffer: memoryview) -> int:
+        if not stat.S_ISREG(self._was.st_mode):
+            return self._file.readinto(buffer) or 0
+        left = max(0, self._was.st_size - self._file.tell())
+        count = self._file.readinto(buffer[:left]) if left else 0
+        if not count:
+            self._compare()
+        return count or 0
+
+    def _is(self) -> os.stat_result:
+        return os.fstat(self._file.fileno())
+
+    def _compare(self) -> None:
+        was, now = self._was, self._is()
+        if was.st_size != now.st_size:
+            raise DataError(f"it had {was.st_size:,} bytes when it was opened and has {now.st_size:,} now; {_REMEDY}")
+        if was.st_mtime_ns != now.st_mtime_ns:
+            raise DataError(f"its {was.st_size:,} bytes were written to after it had been opened; {_REMEDY}")
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        return self._file.seek(offset, whence)
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class RemoteFile(Bytes):
+    """An object of a file system of fsspec.
+
+    Where the file system does several things at once (S3, GCS, Azure, HTTP) it comes in blocks, the next one while this one is
+    used. Else, and from web servers that know no ranges, it is a file that is opened and read on, and after an error opened
+    again: then all before the place is read once more where it cannot be passed over.
+
+    Price: 2 blocks of 2 MB, and one request more than blocks (two where the server has no strong tags).
+    """
+
+    def __init__(self, fs: Any, path: str, url: str, timeout_seconds: float) -> None:
+        self._fs, self._timeout, self._object = fs, timeout_seconds, Object(path, url)
+        self._objects = Objects(fs, timeout_seconds)
+        self._size = self._objects.look(self._object).size
+        self._ranges = self._objects.at_once and self._size is not None
+        self._at = 0
+        self._block, self._first = memoryview(b""), 0
+        self._ahead: tuple[int, Future[memoryview]] | None = None
+        self._file: BinaryIO | None = None
+        self._place = 0
+
+    def fill(self, buffer: memoryview) -> int:
+        wanted = len(buffer) if self._size is None else max(0, min(len(buffer), self._size - self._at))
+        filled = 0
+        while filled < wanted:
+            part = self._part(wanted - filled)
+            if not part:
+                break
+            buffer[filled : filled + len(part)] = part
+            filled += len(part)
+            self._at += len(part)
+        if not filled:
+            self._end()
+        return filled
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        if whence == io.SEEK_END and self._size is None:
+            raise io.UnsupportedOperation("the size is not known")
+        self._at = offset + (0, self._at, self._size or 0)[whence]
+        return self._at
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead[1].cancel()
+        if self._file is not None:
+            self._file.close()
+        self._block = memoryview(b"")
+        super().close()
+
+    def _end(self) -> None:
+        """A last look, where not every request said which content it wanted."""
+        if not (self._ranges and self._objects.conditional(self._object)):
+            try:
+                self._objects.look(self._object)
+            except RefusedError as error:
+                raise OSError(str(error)) from error
+
+    def _part(self, most: int) -> memoryview | bytes:
+        try:
+            return self._ranged(most) if self._ranges else self._streamed(most)
+        except NoRangesError:
+            self._ranges = False
+            return self._streamed(most)
+        except RefusedError as error:  # a fault of the store, not of the data
+            raise OSError(str(error)) from error
+
+    # -- in blocks -------------------------------------------------------------------------------------------------------
+
+    def _ranged(self, most: int) -> memoryview:
+        if not self._first <= self._at < self._first + len(self._block):
+            follows = bool(self._block) and self._at == self._first + len(self._block)
+            self._block, self._first = self._fetched(), self._at
+            if follows:
+                self._ahead = self._begun(self._at + len(self._block))
+        start = self._at - self._first
+        return self._block[start : start + most]
+
+    def _fetched(self) -> memoryview:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] != self._at:
+            ahead[1].cancel()
+            ahead = None
+        ahead = ahead or self._begun(self._at)
+        assert ahead is not None
+        return ahead[1].result()
+
+    def _begun(self, first: int) -> tuple[int, Future[memoryview]] | None:
+        assert self._size is not None
+        last = min(self._size, first + BLOCK_BYTES)
+        return (first, self._objects.begin(self._object, first, last)) if first < last else None
+
+    # -- as a stream -----------------------------------------------------------------------------------------------------
+
+    def _streamed(self, most: int) -> bytes:
+        attempts = Attempts(self._object.name, self._timeout)
+        while True:
+            try:
+                if self._file is None or self._place != self._at:
+                    self._open()
+                assert self._file is not None
+                data = self._file.read(most)
+                if not data and self._size is not None:
+                    raise EOFError(f"it ended at byte {self._at:,} of {self._size:,}")
+                self._place += len(data)
+                return data
+            except DataError:
+                raise
+            except Exception as error:
+                self._place = -1
+                self._objects.look(self._object)
+                wait = attempts.failed(error)
+            time.sleep(wait)
+
+    def _open(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        options = {"block_size": 0} if self._objects.is_http else {}  # which reads on, and asks for no ranges
+        self._file = self._fs.open(self._object.path, "rb", **options)
+        self._place = 0
+        try:
+            if self._at:
+                self._file.seek(self._at)
+                self._place = self._at
+        except (OSError, ValueError):  # a stream
+            while self._place < self._at and (data := self._file.read(min(READ_BYTES, self._at - self._place))):
+                self._place += len(data)
+
+
+_REMEDY: Final = "leave it as it is while it is read (new data go to new files), and begin anew"
+
+
+def opened(fs: Any, path: str, url: str, timeout_seconds: float) -> Bytes:
+    """A file, here or far away."""
+    return LocalFile(path) if is_local(fs) else RemoteFile(fs, path, url, timeout_seconds)
+
+
+def is_local(fs: Any) -> bool:
+    return "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)

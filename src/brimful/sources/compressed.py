@@ -1,0 +1,117 @@
+"""Compressed files, read forward: all of their members, one after the other, or an error that says where they break off."""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from brimful.errors import DataError
+from brimful.sources.bytes import READ_BYTES, Bytes
+
+COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4", ".xz": "xz"}
+
+
+class Decompressed(Bytes):
+    """What a compressed file holds. It is read in steps of READ_BYTES from its beginning, also by a resume, so that one which
+    is damaged breaks off at the same byte.
+
+    gzip, zstd and lz4 are Arrow's (gzip: 370 MB/s, Python's 280); its bz2 refuses an empty member, and it has no xz.
+    """
+
+    def __init__(self, file: Bytes, kind: str) -> None:
+        self._file, self._kind = file, kind
+        below, member = Until(file), _MEMBERS.get(kind)
+        self._stream: Any = (
+            pa.CompressedInputStream(pa.PythonFile(below, mode="r"), kind) if member is None else Members(below, member)
+        )
+
+    def fill(self, buffer: memoryview) -> int:
+        try:
+            data = self._stream.read(len(buffer))
+        except Exception as error:
+            self._check()
+            raise DataError(f"cannot be read on: {error}; the shard is damaged") from error
+        if not data:
+            self._check()
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _check(self) -> None:
+        """Tells a file that could not be read on, or that has no bytes, from the end of one, or from one that is damaged."""
+        if self._file.failure is not None:
+            raise self._file.failure
+        if not self._file.tell():
+            raise DataError(f"cannot be read on: a file of 0 bytes is no {self._kind} file; the shard is damaged")
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class Until:
+    """A file up to where it can be read: an error would take along what has been decompressed before it."""
+
+    closed = False
+
+    def __init__(self, file: Bytes) -> None:
+        self._file = file
+
+    def read(self, size: int) -> bytes:
+        try:
+            return self._file.read(size) or b""
+        except Exception:  # which the file keeps
+            return b""
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Member(Protocol):
+    """One of bz2 or xz, as Python's decompressors take it."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+class Members:
+    """All members of a file, and zeros after them. (Python's own files take a second one that is damaged for the end.)"""
+
+    def __init__(self, file: Until, begin: Callable[[], Member]) -> None:
+        self._file, self._begin = file, begin
+        self._member: Member | None = begin()
+        self._rest = b""
+
+    def read(self, size: int) -> bytes:
+        while True:
+            if self._member is None:
+                while not (rest := self._rest.lstrip(b"\0")):
+                    self._rest = self._file.read(READ_BYTES)
+                    if not self._rest:
+                        return b""
+                self._rest, self._member = rest, self._begin()
+            elif self._member.needs_input:
+                self._rest = self._file.read(READ_BYTES)
+                if not self._rest:
+                    raise EOFError("Truncated compressed stream")
+            data = self._member.decompress(self._rest, size)
+            self._rest = b""
+            if self._member.eof:
+                self._rest, self._member = self._member.unused_data, None
+            if data:
+                return data
+
+
+_MEMBERS: Final[dict[str, Callable[[], Member]]] = {
+    "bz2": bz2.BZ2Decompressor,
+    "xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ),
+}

@@ -1,0 +1,25 @@
+"""The formats that there are, by name and by extension."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from brimful.sources.compressed import COMPRESSIONS
+from brimful.sources.format import Format
+from brimful.sources.jsonl import Jsonl
+from brimful.sources.text import Text
+
+FORMATS: Final[dict[str, Format]] = {form.name: form for form in (Jsonl(), Text())}
+
+
+def format_of(url: str) -> Format | None:
+    """That of a shard by its extension, below that of a compression; None where it says nothing.
+
+    >>> format_of("s3://bucket/a.jsonl.gz").name, format_of("a.dat")
+    ('jsonl', None)
+    """
+    stem, extension = os.path.splitext(url)
+    if extension in COMPRESSIONS:
+        extension = os.path.splitext(stem)[1]
+    return next((form for form in FORMATS.values() if extension in form.extensions), None)

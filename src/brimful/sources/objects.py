@@ -1,0 +1,431 @@
+"""Objects behind fsspec, read by ranges of bytes: many at once, tried again where that may help, checked to be the same objects
+all along, and never waited for without an end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, TypeVar
+
+import fsspec.asyn
+import numpy as np
+from numpy.typing import NDArray
+
+from brimful.background import Workers
+from brimful.errors import DataError, logger
+
+T = TypeVar("T")
+
+CONCURRENT: Final = 64
+"""Requests at once. More than a file system's own pool holds (10 connections in s3fs, by default) wait in its queue."""
+GAP_BYTES: Final = 8 << 10
+"""What comes in the time that one more request takes: what is not wanted is read along where it is less."""
+PIECE_BYTES: Final = 1 << 20
+"""What is longer is asked for in pieces, at once; so that a slow line has time for all that are on their way."""
+BACK_OFF_SECONDS: Final = 0.1
+"""Before the second attempt, and twice as long before each further one."""
+LEAST_ATTEMPTS: Final = 3
+"""One attempt takes a third of the time at most: a connection that is dead is not all there is."""
+CHECK_SECONDS: Final = 60.0
+"""How long an object is trusted to be the same where requests cannot be made conditional on it."""
+
+_FILE_BITS: Final = 44  # of a key: files of up to 17 TB
+_PARTIAL: Final = 206
+_NOT_FOUND: Final = 404
+_PRECONDITION_FAILED: Final = 412
+_AGAIN: Final = (408, 425, 429, _PRECONDITION_FAILED)
+"""The last is said of what has changed, which is looked at first; or by a second server with another tag for the same."""
+_TAGS: Final = ("ETag", "etag", "generation", "Last-Modified", "LastModified", "mtime", "created")
+_S3_OPTIONS: Final = ("RequestPayer", "SSECustomerAlgorithm", "SSECustomerKey", "SSECustomerKeyMD5")
+"""What a request of S3 must say again of what the file system was told for all."""
+_NETWORK: Final = (
+    ("aiohttp", "ClientError"),
+    ("botocore.exceptions", "HTTPClientError"),
+    ("botocore.exceptions", "ConnectionError"),
+    ("botocore.exceptions", "IncompleteReadError"),
+    ("http.client", "HTTPException"),
+)
+
+
+class RefusedError(DataError):
+    """The store will not give an object, however often it is asked."""
+
+
+class NoRangesError(DataError):
+    """The server sends whole objects only."""
+
+
+class Object(NamedTuple):
+    """One object: its path in the file system, its name in messages, and the bytes that the manifest of its store says it has
+    (None: it has no manifest)."""
+
+    path: str
+    name: str
+    size: int | None = None
+
+
+class Spans(NamedTuple):
+    """Bytes from `firsts` up to before `lasts` of the objects of some numbers; int64 (n,) each."""
+
+    files: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+    lasts: NDArray[np.int64]
+
+
+class Seen(NamedTuple):
+    """What the file system last said of an object: its size in bytes, what stands for its content, and when it said so."""
+
+    size: int | None
+    tag: str
+    at: float
+
+
+class Attempts:
+    """How often one thing is tried.
+
+    Args:
+        name: of what is asked for.
+        timeout_seconds: for all attempts together.
+    """
+
+    def __init__(self, name: str, timeout_seconds: float) -> None:
+        self._name, self._timeout = name, timeout_seconds
+        self._until = time.monotonic() + timeout_seconds
+        self._wait, self._count = BACK_OFF_SECONDS, 1
+
+    @property
+    def seconds(self) -> float:
+        """How long this attempt may take."""
+        return min(self._timeout / LEAST_ATTEMPTS, self._until - time.monotonic())
+
+    def failed(self, error: Exception) -> float:
+        """How many seconds to wait before the next attempt.
+
+        Raises:
+            FileNotFoundError: there is no such thing.
+            RefusedError: another attempt would fare no better.
+            TimeoutError: no time is left.
+        """
+        if _absent(error):
+            raise error
+        if not transient(error):
+            raise RefusedError(f"{self._name} cannot be read: {_said(error)}") from error
+        wait = self._wait
+        if time.monotonic() + wait >= self._until:
+            raise TimeoutError(
+                f"nothing came from {self._name} within {self._timeout:g} seconds (attempts: {self._count}; the last: "
+                f"{_said(error)}); raise timeout_seconds or check the store"
+            ) from error
+        logger.info("reading %s again: %s", self._name, _said(error))
+        self._wait, self._count = 2 * wait, self._count + 1
+        return wait
+
+
+class Objects:
+    """The objects of a file system.
+
+    Args:
+        fs: of fsspec.
+        timeout_seconds: how long one request may take, all attempts together.
+    """
+
+    def __init__(self, fs: Any, timeout_seconds: float) -> None:
+        self._fs, self._timeout = fs, timeout_seconds
+        protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+        self.is_http, self._is_s3 = "http" in protocols, "s3" in protocols
+        self.at_once = bool(getattr(fs, "async_impl", False) and not fs.asynchronous)
+        self._seen: dict[str, Seen] = {}
+        self._gate = asyncio.Semaphore(CONCURRENT if self.at_once else 1)  # of all threads, as all use one loop
+
+    def ask(self, name: str, method: str, *args: Any, limited: bool = True, **options: Any) -> Any:
+        """What a method of the file system says; `limited`: one attempt takes a part of the time, as a request does.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+            DataError, TimeoutError: as `read`.
+        """
+
+        async def work(workers: Workers | None) -> Any:
+            return await self._tried(name, lambda: self._call(workers, method, *args, **options), limited=limited)
+
+        return self._run(work)
+
+    def whole(self, one: Object) -> bytes:
+        """An object of which nothing is known; raises as `ask`."""
+        return bytes(self.ask(one.name, "cat_file", one.path))
+
+    def look(self, one: Object) -> Seen:
+        """What the file system says of an object now; raises as `read`, and FileNotFoundError where no manifest has it."""
+
+        async def work(workers: Workers | None) -> Seen:
+            await self._tried(one.name, lambda: self._look(workers, one))
+            return self._seen[one.path]
+
+        return self._run(work)
+
+    def conditional(self, one: Object) -> bool:
+        """Whether every request says which content of an object it wants; so that a last look tells nothing new."""
+        seen = self._seen.get(one.path)  # a weak tag (W/"...") stands for like content: If-Match would never hold
+        return seen is not None and seen.tag.startswith('"') and (self._is_s3 or self.is_http)
+
+    def begin(self, one: Object, first: int, last: int) -> Future[memoryview]:
+        """Some bytes of an object, on their way from now on; of file systems that do several things `at_once`."""
+        assert self.at_once
+
+        async def work() -> memoryview:
+            await self._checked(None, one)
+            return await self._request(None, one, first, last)
+
+        return asyncio.run_coroutine_threadsafe(work(), self._fs.loop)
+
+    def read(self, objects: Sequence[Object], spans: Spans) -> list[memoryview]:
+        """The bytes of some spans of `objects`, in their order.
+
+        Raises:
+            DataError: an object is missing, or is not or no longer what the manifest says; or the store refuses to say.
+            TimeoutError: it did not come in time, however often it was asked for.
+        Price: a request for each span, less those that lie within GAP_BYTES of one another; about 1 ms of processor time
+            a request. 64 at once on file systems that have coroutines (S3, GCS, Azure, HTTP), else one after the other.
+        """
+        found = [memoryview(b"")] * len(spans.files)
+        wanted = np.flatnonzero(spans.lasts > spans.firsts)
+        if len(wanted):
+            requests, which = merged(Spans(*(array[wanted] for array in spans)))
+            touched = [objects[number] for number in np.unique(requests.files).tolist()]
+
+            async def work(workers: Workers | None) -> list[memoryview]:
+                await self._all(self._checked(workers, one) for one in touched)
+                read = await self._all(self._request(workers, objects[file], *ends) for file, *ends in _rows(requests))
+                await self._all(self._checked(workers, one) for one in touched)
+                return read
+
+            read = self._run(work)
+            begins = spans.firsts[wanted] - requests.firsts[which]
+            ends = begins + spans.lasts[wanted] - spans.firsts[wanted]
+            for place, number, begin, end in zip(wanted.tolist(), which.tolist(), begins.tolist(), ends.tolist()):
+                found[place] = read[number][begin:end]
+        return found
+
+    # -- requests --------------------------------------------------------------------------------------------------------
+
+    async def _request(self, workers: Workers | None, one: Object, first: int, last: int) -> memoryview:
+        """A range of an object, in pieces where it is long."""
+        edges = [*range(first, last, PIECE_BYTES), last]
+
+        async def piece(begin: int, end: int) -> bytes:
+            async with self._gate:
+                return await self._tried(one.name, lambda: self._range(workers, one, begin, end), one, workers)
+
+        pieces: list[bytes] = await self._all(piece(begin, end) for begin, end in pairwise(edges))
+        return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    async def _range(self, workers: Workers | None, one: Object, first: int, last: int) -> bytes:
+        tag = self._seen[one.path].tag if self.conditional(one) else None
+        if self.is_http:
+            data = await self._http_range(one, first, last, tag)
+        elif tag is not None:
+            data = await self._s3_range(one, first, last, tag)
+        else:
+            data = await self._call(workers, "cat_file", one.path, start=first, end=last)
+        if len(data) > last - first:
+            raise DataError(f"{one.name}: {last - first:,} bytes were asked for and {len(data):,} came")
+        if len(data) < last - first:
+            raise EOFError(f"{last - first:,} bytes were asked for and {len(data):,} came")
+        return bytes(data)
+
+    async def _http_range(self, one: Object, first: int, last: int, tag: str | None) -> bytes:
+        """Not by `cat_file`, which takes all that comes, be it the whole of a large file again and again."""
+        headers = {**self._fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
+        headers |= {"Range": f"bytes={first}-{last - 1}"} | ({"If-Match": tag} if tag else {})
+        session = await self._fs.set_session()
+        async with session.get(self._fs.encode_url(one.path), **{**self._fs.kwargs, "headers": headers}) as reply:
+            reply.raise_for_status()
+            if reply.status != _PARTIAL and reply.content_length != last - first:
+                came = "all" if reply.content_length is None else f"{reply.content_length:,}"
+                raise NoRangesError(
+                    f"{one.name}: {last - first:,} bytes were asked for and {came} came; the server does not know ranges; "
+                    "copy it to a local folder"
+                )
+            return bytes(await reply.read())
+
+    async def _s3_range(self, one: Object, first: int, last: int, tag: str) -> bytes:
+        """By the client that the file system made: its own `cat_file` takes no conditions."""
+        bucket, key, version = self._fs.split_path(one.path)
+        told = self._fs.s3_additional_kwargs | self._fs.req_kw
+        options = {name: told[name] for name in _S3_OPTIONS if name in told}
+        options |= {"VersionId": version} if version else {}
+        await self._fs.set_session()
+        client = await self._fs.get_s3(bucket)
+        reply = await client.get_object(
+            Bucket=bucket, Key=key, Range=f"bytes={first}-{last - 1}", IfMatch=tag, **options
+        )
+        async with reply["Body"] as body:
+            return bytes(await body.read())
+
+    async def _checked(self, workers: Workers | None, one: Object) -> None:
+        """Looks at an object if that was long ago.
+
+        Raises:
+            DataError: it is not what it was, or what the manifest says.
+        """
+        before = self._seen.get(one.path)
+        if before is None or (not self.conditional(one) and time.monotonic() - before.at >= CHECK_SECONDS):
+            async with self._gate:
+                await self._tried(one.name, lambda: self._look(workers, one))
+
+    async def _look(self, workers: Workers | None, one: Object) -> None:
+        self._fs.invalidate_cache(one.path)
+        try:
+            info = await self._call(workers, "info", one.path)
+        except FileNotFoundError as error:
+            if one.size is None or not _absent(error):
+                raise
+            raise DataError(f"{one.name} is missing from its store: the manifest says {one.size:,} bytes") from error
+        size = info.get("size")
+        now = Seen(size, next((str(info[key]) for key in _TAGS if info.get(key)), ""), time.monotonic())
+        before = self._seen.get(one.path, now)
+        if one.size is not None and size is not None and size != one.size:
+            raise DataError(
+                f"{one.name} is not what was written, or has changed: it has {size:,} bytes, and the manifest says {one.size:,}"
+            )
+        if now.size != before.size:
+            raise DataError(
+                f"{one.name} has changed while it was being read: it had {_bytes(before)} and has {_bytes(now)}; {_ANEW}"
+            )
+        if now.tag and before.tag and now.tag != before.tag:  # one that is not said says nothing
+            raise DataError(
+                f"{one.name} has changed while it was being read: its tag was {before.tag} and is {now.tag}; {_ANEW}"
+            )
+        self._seen[one.path] = now._replace(tag=now.tag or before.tag)
+
+    async def _tried(
+        self,
+        name: str,
+        attempt: Callable[[], Awaitable[T]],
+        one: Object | None = None,
+        workers: Workers | None = None,
+        limited: bool = True,
+    ) -> T:
+        """What an attempt gives, again and again until it does; `one`: to be looked at where an attempt fails."""
+        attempts = Attempts(name, self._timeout)
+        while True:
+            try:
+                async with asyncio.timeout(attempts.seconds if limited else None):
+                    return await attempt()
+            except DataError:
+                raise
+            except Exception as error:
+                if one is not None and _may_have_changed(error):
+                    await self._tried(name, lambda: self._look(workers, one))
+                wait = attempts.failed(error)
+            await asyncio.sleep(wait)
+
+    # -- how it is run ---------------------------------------------------------------------------------------------------
+
+    def _run(self, work: Callable[[Workers | None], Coroutine[Any, Any, T]]) -> T:
+        """Runs a coroutine in fsspec's loop; with a thread for a file system that has no coroutines."""
+        with nullcontext() if self.at_once else Workers(1, "ranges") as workers:
+            loop = self._fs.loop if self.at_once else fsspec.asyn.get_loop()
+            future = asyncio.run_coroutine_threadsafe(work(workers), loop)
+            try:
+                return future.result()
+            except BaseException:
+                future.cancel()
+                raise
+
+    async def _call(self, workers: Workers | None, name: str, *args: Any, **options: Any) -> Any:
+        if workers is None:
+            return await getattr(self._fs, f"_{name}")(*args, **options)
+        return await asyncio.wrap_future(workers.submit(partial(getattr(self._fs, name), *args, **options)))
+
+    @staticmethod
+    async def _all(work: Any) -> list[Any]:
+        """The results of coroutines that run at once; the first error ends the others."""
+        tasks = [asyncio.ensure_future(one) for one in work]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def merged(spans: Spans) -> tuple[Spans, NDArray[np.int64]]:
+    """Requests that cover some spans, none of which is empty, and the request that each of them is in.
+
+    >>> spans = Spans(np.array([0, 1, 0]), np.array([90_000, 5, 0]), np.array([90_010, 9, 80_000]))
+    >>> [array.tolist() for array in merged(spans)[0]], merged(spans)[1].tolist()
+    ([[0, 0, 1], [0, 90000, 5], [80000, 90010, 9]], [1, 2, 0])
+    """
+    firsts, lasts = spans.firsts | spans.files << _FILE_BITS, spans.lasts | spans.files << _FILE_BITS
+    order = np.argsort(firsts, kind="stable")
+    firsts, reach = firsts[order], np.maximum.accumulate(lasts[order])
+    new = np.concatenate(([True], firsts[1:] > reach[:-1] + GAP_BYTES))
+    begins = np.flatnonzero(new)
+    ends = np.concatenate((begins[1:], [len(new)])) - 1
+    which = np.empty(len(new), dtype=np.int64)
+    which[order] = np.cumsum(new) - 1
+    mask = (1 << _FILE_BITS) - 1
+    return Spans(firsts[begins] >> _FILE_BITS, firsts[begins] & mask, reach[ends] & mask), which
+
+
+def transient(error: BaseException) -> bool:
+    """Whether another attempt may go better."""
+    status = _status(error)
+    if status:
+        return status >= 500 or status in _AGAIN
+    if isinstance(error, TimeoutError):
+        return True
+    known = tuple(getattr(sys.modules[module], name) for module, name in _NETWORK if module in sys.modules)
+    # Its cause may bear a status that nobody sent: aiohttp's 400 for a body that breaks off.
+    if isinstance(error, known) and not isinstance(error, ValueError):
+        return True
+    if error.__cause__ is not None:  # "not found" is what fsspec says of whatever goes wrong
+        return transient(error.__cause__)
+    if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError | ValueError):
+        return False
+    return isinstance(error, (OSError, EOFError))
+
+
+def _status(error: BaseException) -> int:
+    """The HTTP status of an error of aiohttp, gcsfs or botocore; 0 where there is none."""
+    reply = getattr(error, "response", None)
+    if isinstance(reply, Mapping):
+        return int(reply.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    status = error.status if hasattr(error, "status") else getattr(error, "code", 0)
+    return status if isinstance(status, int) else 0
+
+
+def _absent(error: BaseException) -> bool:
+    """Whether an object is not there; of other failures too fsspec says that it was not found."""
+    if not isinstance(error, FileNotFoundError) or transient(error):
+        return False
+    return error.__cause__ is None or _status(error.__cause__) in (0, _NOT_FOUND)
+
+
+def _may_have_changed(error: BaseException) -> bool:
+    """Whether an error is such as comes where an object was replaced."""
+    changed = isinstance(error, EOFError) or _status(error) == _PRECONDITION_FAILED or not transient(error)
+    return changed or (error.__cause__ is not None and _may_have_changed(error.__cause__))
+
+
+def _said(error: BaseException) -> str:
+    error = error.__cause__ or error if isinstance(error, FileNotFoundError) else error
+    return f"{type(error).__name__} {error}" if str(error) else type(error).__name__
+
+
+_ANEW: Final = "leave it as it is while it is read, and begin anew"
+
+
+def _bytes(seen: Seen) -> str:
+    return "no known size" if seen.size is None else f"{seen.size:,} bytes"
+
+
+def _rows(spans: Spans) -> list[tuple[int, int, int]]:
+    return list(zip(*(array.tolist() for array in spans)))

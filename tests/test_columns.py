@@ -1,0 +1,267 @@
+"""Columns by name and type: a batch has the same keys, types and numbers of dimensions, whatever else there is."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import brimful as bf
+from brimful.testing import assert_exact_resume
+
+Rows: TypeAlias = list[dict[str, Any]]
+Kinds: TypeAlias = dict[str, tuple[Any, ...]]
+
+
+def rows_of(lengths: list[int], seed: int) -> Rows:
+    """Samples with a column of every kind, of which those without a length to keep have any."""
+    draw = np.random.default_rng(seed)
+    rows = []
+    for number, length in enumerate(lengths):
+        rows.append(
+            {
+                "id": number,
+                "input_ids": list(range(length)),
+                "labels": [-100 if draw.random() < 0.5 else 1 for _ in range(length)],
+                "token_type_ids": [0] * length,
+                "tags": [1.5] * int(draw.integers(0, 4)),
+                "spans": [1] * int(draw.choice([length, 1, 0])),
+                "words": ["w"] * (1 + length),
+                "image": np.zeros((2, 3), np.float32),
+                "vector": [0.5, 1.0],
+                "score": float(number),
+                "good": number % 2 == 0,
+                "text": None if draw.random() < 0.3 else "text",
+            }
+        )
+    return rows
+
+
+def kinds(batch: dict[str, Any]) -> Kinds:
+    def kind(value: Any) -> tuple[Any, ...]:
+        if isinstance(value, torch.Tensor):
+            return value.dtype, value.dim(), value.is_nested
+        return (type(value),)
+
+    return {name: kind(value) for name, value in batch.items()}
+
+
+KINDS_OF_DATA: dict[str, Any] = {
+    "in memory": bf.from_sequence,
+    "mapped": lambda rows: bf.from_sequence(rows).map(dict),
+    "mapped by blocks": lambda rows: bf.from_sequence(rows).map_blocks(lambda block: block),
+    "an iterable": bf.from_iterable,
+    "cached": lambda rows: bf.from_iterable(rows).cache(),
+    "concatenated": lambda rows: bf.from_sequence(rows[: len(rows) // 2]) + bf.from_sequence(rows[len(rows) // 2 :]),
+    "mixed": lambda rows: bf.interleave_datasets([bf.from_iterable(rows), bf.from_iterable(rows[:1])], stop="all"),
+    "some columns": lambda rows: bf.from_sequence(rows).select([*rows[0]]).drop("words").rename({"good": "fine"}),
+}
+WAYS: dict[str, Any] = {
+    "tokens": lambda data, window: data.batch_by_tokens(24, window=window),
+    "tokens, left, rounded": lambda data, window: data.batch_by_tokens(
+        24, window=window, pad_side="left", pad_to_multiple_of=4
+    ),
+    "truncated": lambda data, window: data.batch_by_tokens(4, window=window, overlong="truncate"),
+    "a size": lambda data, window: data.batch(3, window=window, buckets=(4, 16)),
+    "arrival": lambda data, window: data.batch(window),
+    "static": lambda data, window: data.batch(bf.StaticShapes((4, 16), 32), window=window),
+    "by key": lambda data, window: data.batch_by(
+        window, lambda sample: len(sample["input_ids"]), window=9, pad_to_multiple_of=4
+    ),
+    "nested": lambda data, window: data.batch_by_tokens(24, window=window, layout="nested"),
+    "packed": lambda data, window: data.pack(16, rows=2, window=window),
+    "packed, split": lambda data, window: data.pack(4, rows=3, window=window, overlong="split"),
+    "two lengths": lambda data, window: data.batch_by_tokens(64, window=window, length_column=("input_ids", "spans")),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=25)
+@given(
+    name=st.sampled_from(sorted(KINDS_OF_DATA)),
+    lengths=st.lists(st.lists(st.sampled_from([0, 1, 3, 8, 12]), min_size=2, max_size=12), min_size=2, max_size=2),
+    windows=st.lists(st.integers(1, 12), min_size=2, max_size=2),
+    world_size=st.integers(1, 3),
+)
+def test_kinds_are_the_same_whatever_the_window_the_world_and_the_other_rows(
+    way: str, name: str, lengths: list[list[int]], windows: list[int], world_size: int
+) -> None:
+    """Every batch, of either of two data sets with the same columns, of either window, on any rank."""
+    seen: Kinds | None = None
+    for seed, (one, window) in enumerate(zip(lengths, windows, strict=True)):
+        batches = WAYS[way](KINDS_OF_DATA[name](rows_of(one, seed)), window)
+        ranks = range(world_size) if "indexed" in bf.Dataset(batches.planned).kind or world_size == 1 else range(1)
+        for rank in ranks:
+            for batch in batches.shard(rank, len(ranks)):
+                known = {key: kind for key, kind in kinds(batch).items() if key != "num_items_in_batch"}
+                seen = seen or known
+                assert known == seen
+
+
+def test_ranks_hold_what_one_process_holds_with_columns_of_every_kind() -> None:
+    data = bf.from_sequence(rows_of([3, 1, 8, 0, 5, 3, 2, 9, 1], 0))
+    expected = [batch["tags"].tolist() for batch in data.batch(3, window=9)]
+    ranks = [list(data.batch(3, window=9).shard(rank, 3)) for rank in range(3)]
+    assert [batch["tags"].tolist() for step in zip(*ranks, strict=True) for batch in step] == expected
+
+
+# -- padding as the tokenizer says ---------------------------------------------------------------------------------------
+
+
+def letters_tokenizer(**special: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<pad>": 2, "[UNK]": 3}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", **special)
+
+
+TEXTS = ["a b", "a"]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_padding_is_that_of_the_tokenizer_unless_the_user_says_else(stored: bool, tmp_path: Any) -> None:
+    """A RoBERTa padded with 0 computes something else, a left-padded decoder generates nonsense."""
+    data = bf.from_sequence(TEXTS).tokenize(letters_tokenizer(pad_token="<pad>", padding_side="left")).drop("text")
+    if stored:
+        assert len(data.cache(tmp_path / "store")) == 2
+        data = bf.from_store(tmp_path / "store")
+    (batch,) = data.batch(2)
+    assert batch["input_ids"].tolist() == [[0, 1], [2, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1], [0, 1]]
+    (batch,) = data.batch(2, pad_side="right", pad_values={"input_ids": 3})
+    assert batch["input_ids"].tolist() == [[0, 1], [0, 3]]
+    (batch,) = data.rename({"input_ids": "tokens"}).batch(2, length_column="tokens")
+    assert batch["tokens"].tolist() == [[0, 1], [2, 0]]
+    (batch,) = data.pack(4)
+    assert batch["input_ids"].tolist() == [[0, 1, 0, 2]]
+
+
+def test_a_tokenizer_that_does_not_pad_leaves_padding_at_zero() -> None:
+    (batch,) = bf.from_sequence(TEXTS).tokenize(letters_tokenizer()).batch(2)
+    assert batch["input_ids"].tolist() == [[0, 1], [0, 0]]
+    (batch,) = bf.from_sequence(TEXTS).tokenize(lambda texts: [[7] * len(text) for text in texts]).batch(2)
+    assert batch["input_ids"].tolist() == [[7, 7, 7], [7, 0, 0]]
+
+
+def test_padding_that_a_tokenizer_of_tokenizers_was_told_is_kept() -> None:
+    tokenizer = letters_tokenizer().backend_tokenizer
+    tokenizer.enable_padding(direction="left", pad_id=3)
+    (batch,) = bf.from_sequence(TEXTS).tokenize(tokenizer).batch(2)
+    assert batch["input_ids"].tolist() == [[0, 1], [3, 0]]
+
+
+def test_two_tokenizers_of_one_column_that_pad_differently_are_refused() -> None:
+    one, two = (
+        bf.from_sequence(TEXTS).tokenize(letters_tokenizer(pad_token=token, padding_side="right"))
+        for token in ("<pad>", "[UNK]")
+    )
+    message = (
+        r"the tokenizers of column 'input_ids' pad by Padding\(id=2, side='right'\) and by Padding\(id=3, side='right'\): "
+        "say pad_values and pad_side"
+    )
+    with pytest.raises(ValueError, match=message):
+        (one + two).batch(2)
+
+
+def test_rows_that_were_padded_have_the_mask_of_what_was_there() -> None:
+    rows = [{"input_ids": [1, 2], "labels": [1, 2]}, {"input_ids": [3], "labels": [3]}]
+    data = bf.from_sequence(rows).pad({"input_ids": 9, "labels": -100}, 4)
+    for batches in (data.batch(2), data.cache().batch(2), data.batch_by_tokens(64), data.map(dict).batch(2)):
+        (batch,) = batches
+        order = [0, 1] if batch["input_ids"][0, 0] == 1 else [1, 0]
+        assert batch["input_ids"][order].tolist() == [[1, 2, 9, 9], [3, 9, 9, 9]]
+        assert batch["attention_mask"][order].tolist() == [[1, 1, 0, 0], [1, 0, 0, 0]]
+        assert batch["lengths"][order].tolist() == [2, 1]
+
+
+# -- which columns there are ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_columns_are_chosen_dropped_and_renamed(streamed: bool, tmp_path: Any) -> None:
+    rows = [{"id": number, "text": "a", "input_ids": [number] * number} for number in range(4)]
+    data = bf.from_sequence(rows)
+    data = data.map(dict) if streamed else data
+    assert [*next(iter(data.select(["text", "id"])))] == ["text", "id"]
+    assert [*next(iter(data.drop("text")))] == ["id", "input_ids"]
+    assert [*next(iter(data.rename({"id": "number", "text": "id"})))] == ["number", "id", "input_ids"]
+    assert data.drop("text").kind.startswith("streamed" if streamed else "indexed")
+    store = data.cache(tmp_path / "store", version="1").select("input_ids")
+    assert (store.kind, store.lengths().tolist()) == ("indexed", [0, 1, 2, 3])
+    assert [batch["input_ids"].shape for batch in store.batch(2).shard(1, 2)] == [(2, 3)]
+    for method, names, message in (
+        ("select", ["id", "no"], r"select: there is no column 'no' \(columns: id, text, input_ids; "),
+        ("drop", "no", r"drop: there is no column 'no' \(columns: id, text, input_ids; "),
+        ("rename", {"id": "text"}, r"rename: there is a column 'text' already \(.*\); drop or rename it first"),
+    ):
+        with pytest.raises(bf.DataError, match=message):
+            list(getattr(data, method)(names))
+    with pytest.raises(ValueError, match="select names 'id' twice"):
+        data.select(["id", "id"])
+    with pytest.raises(ValueError, match=r"select must name at least one column \(got none\)"):
+        data.select([])
+
+
+def test_chosen_columns_of_a_store_are_the_only_ones_that_are_read(tmp_path: Any) -> None:
+    path = tmp_path / "store"
+    len(bf.from_sequence([{"input_ids": [1, 2], "text": "a"}] * 3).cache(path))
+    chosen = bf.from_store(path).drop("text")
+    assert chosen.stage.index.below.columns == ("input_ids",)  # type: ignore[attr-defined]
+
+
+def test_a_filter_after_a_choice_stays_indexed_and_resume_is_exact() -> None:
+    rows = [{"id": number, "text": "a", "input_ids": [number] * (number % 4)} for number in range(20)]
+
+    def make() -> bf.Dataset:
+        data = bf.from_sequence(rows, shuffle=True).shuffle(7).rename({"id": "number"}).drop("text")
+        return data.filter(lambda sample: sample["number"] % 3 > 0)
+
+    assert make().kind == "indexed"
+    assert sorted(sample["number"] for sample in make()) == [number for number in range(20) if number % 3]
+    assert_exact_resume(make, max_resumes=5)
+    assert_exact_resume(lambda: make().batch_by_tokens(8, window=6), max_resumes=5)
+
+
+# -- rounding ------------------------------------------------------------------------------------------------------------
+
+
+@given(
+    lengths=st.lists(st.integers(0, 30), min_size=1, max_size=20),
+    policy=st.sampled_from([bf.FixedSize(3), bf.FixedSize(2, sort=False), bf.TokenBudget(64), bf.CostBudget(max, 64)]),
+    rounding=st.sampled_from([{"pad_to_multiple_of": 8}, {"buckets": (5, 12, 32)}, {"buckets": (8, 32)}]),
+)
+def test_any_policy_pads_to_multiples_and_buckets_within_its_limits(
+    lengths: list[int], policy: bf.Policy, rounding: Any
+) -> None:
+    data = bf.from_sequence([{"input_ids": [1] * length} for length in lengths])
+    batches = data.batch(policy, window=len(lengths), **rounding)
+    seen = 0
+    for plan, batch in zip(batches.plans(), batches, strict=True):
+        width = batch["input_ids"].shape[1]
+        longest = int(batch["lengths"].max())
+        assert width == plan.padded_length >= longest
+        if "buckets" in rounding:
+            assert width == min(bucket for bucket in rounding["buckets"] if bucket >= longest)
+        else:
+            assert width == max(8, -(-longest // 8) * 8)
+        assert not isinstance(policy, bf.TokenBudget) or len(plan) * width <= 64
+        seen += len(plan)
+    assert seen == len(lengths)
+
+
+def test_a_sample_beyond_every_bucket_is_named() -> None:
+    data = bf.from_sequence([{"input_ids": [1] * 9}])
+    message = (
+        r"a sample of 9 tokens \(sequence, row 0\) cannot fit FixedSize\(n=2, sort=True\) in Rounding\(.*buckets=\(4, 8\)\); "
+        "truncate or filter it, or add a longer bucket"
+    )
+    with pytest.raises(bf.DataError, match=message):
+        list(data.batch(2, window=4, buckets=(8, 4)))
+    (batch,) = data.batch(2, window=4, buckets=(4, 8), overlong="truncate")
+    assert batch["input_ids"].shape == (1, 8)
