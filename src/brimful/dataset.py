@@ -260,7 +260,8 @@ class Dataset:
             ValueError: functions without a version; a folder of other things.
             StateError: (when run) another pipeline wrote the store; the setting and both its values are named.
             TimeoutError: (when run) the other writer, which is named, makes no progress.
-        Price: on disk 2 bytes a token where the vocabulary has at most 65,536, else 4, and 4 bytes a row.
+        Price: on disk 2 bytes a token where the chain tokenises and the vocabulary has at most 65,536, else 4; other integers
+            take what their type takes; and 4 bytes a row and list column.
         """
         rows = CachedIndex(self.stage) if path is None else stored(self.stage, path, version, timeout_seconds)
         return Dataset(FromSequence(rows, shuffle=False, seed=0), self.repeats)
