@@ -97,11 +97,12 @@ except bf.DataError as error:
 """
 
 
-def test_a_truncated_file_ends_in_an_error_not_in_a_bus_error(store: Path) -> None:
-    names = map(str, sorted(store.glob("*.arrow")))
+@pytest.mark.parametrize("pattern", ["*.arrow", "lengths.*.npy"])
+def test_a_truncated_file_ends_in_an_error_not_in_a_bus_error(store: Path, pattern: str) -> None:
+    names = map(str, sorted(store.glob(pattern)))
     child = subprocess.run(
         [sys.executable, "-c", TRUNCATED, str(store), *names], capture_output=True, text=True, timeout=60, check=False
     )
     assert child.returncode == 0, (child.returncode, child.stderr)
-    assert ".arrow has changed since it was opened: it was " in child.stdout
+    assert f"{pattern[-4:]} has changed since it was opened: it was " in child.stdout
     assert " 0 bytes" in child.stdout

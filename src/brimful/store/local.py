@@ -34,7 +34,7 @@ KEPT_BATCHES: Final = 4096
 class LocalFolder(Folder):
     """A store in a folder of this machine.
 
-    What is read is held against the files that were opened, once for each window of rows and file (2 us): one that was
+    What is read is held against the files that were opened, once for each window of rows and file (2.5 us): one that was
     replaced or cut in the meantime is an error. Rows that follow one another are not copied; whoever cuts a file while he
     holds them ends the process.
     """

@@ -43,7 +43,7 @@ class MappedFile:
 
         Raises:
             DataError: the file was replaced, written to, or taken away; with its identity then and now.
-        Price: 2 us, on a local disk.
+        Price: 2.5 us, on a local disk.
         """
         now = self._stat()
         if _identity(now) != _identity(self._opened):
