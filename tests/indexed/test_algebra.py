@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import brimful as bf
 from brimful import algebra
 from brimful.indexed.shuffled import Shuffled
-from brimful.sources.index import Index, Together
+from brimful.sources.index import Index, RowSet
 from brimful.sources.indexed import Indexed
 from brimful.sources.joined import JoinedIndex
 from brimful.sources.lengths import LengthIndex
@@ -394,7 +394,7 @@ def test_a_store_that_is_far_away_is_told_of_the_rows_that_are_kept() -> None:
     class Far(SequenceIndex):
         expects = True  # type: ignore[assignment]
 
-        def expect(self, sets: Sequence[Together]) -> None:
+        def expect(self, sets: Sequence[RowSet]) -> None:
             told.extend(one.rows() for one in sets)
 
     source = FromSequence(Far([{"n": number} for number in range(300)]), True, 1)

@@ -17,7 +17,7 @@ from brimful.rows import Block
 from brimful.stream import BLOCK_ROWS
 
 
-class Together(NamedTuple):
+class RowSet(NamedTuple):
     """`num_rows` row numbers, in any order, that will be wanted at about the same time; `name` tells them from others."""
 
     name: Hashable
@@ -92,7 +92,7 @@ class Index(ABC):
         """Whether it is of use to say in advance which samples will be wanted."""
         return False
 
-    def expect(self, sets: Sequence[Together]) -> None:
+    def expect(self, sets: Sequence[RowSet]) -> None:
         """Told which samples will be wanted from now on, in this order; what is done about it changes no result."""
         raise NotImplementedError
 

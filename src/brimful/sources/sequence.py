@@ -16,7 +16,7 @@ from brimful.once import once
 from brimful.order import Order
 from brimful.ragged import concat, fingerprint, with_column
 from brimful.rows import Block
-from brimful.sources.index import BlockIndex, Index, Together
+from brimful.sources.index import BlockIndex, Index, RowSet
 from brimful.sources.indexed import Rows, Source
 from brimful.sources.iterable import drawn, numbered
 from brimful.stream import BLOCK_ROWS, Stage, describe, place, running
@@ -85,5 +85,5 @@ class FromSequence(Source):
 def _announced(order: Order, index: Index, first: int, last: int) -> NDArray[np.int64]:
     """Rows of an order; the index is told of those that are shuffled among one another, and of what follows them."""
     windows = order.windows(first, last)
-    index.expect([Together((order.count, order.key, number), *order.window(number)) for number in windows])
+    index.expect([RowSet((order.count, order.key, number), *order.window(number)) for number in windows])
     return order.rows(first, last)

@@ -16,7 +16,7 @@ from brimful.errors import ORIGIN, DataError
 from brimful.once import once
 from brimful.ragged import LABELS
 from brimful.rows import Block
-from brimful.sources.index import Index, Regular, Together
+from brimful.sources.index import Index, Regular, RowSet
 from brimful.store.folder import Folder
 from brimful.store.folders import folder_of, is_remote
 from brimful.store.manifest import Manifest
@@ -158,7 +158,7 @@ class StoreIndex(Index):
     def expects(self) -> bool:
         return self._remote
 
-    def expect(self, sets: Sequence[Together]) -> None:
+    def expect(self, sets: Sequence[RowSet]) -> None:
         self._prefetched.expect(sets)
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:

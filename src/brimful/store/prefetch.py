@@ -20,7 +20,7 @@ from brimful.background import Workers
 from brimful.once import once
 from brimful.ragged import concat
 from brimful.rows import Block
-from brimful.sources.index import Together
+from brimful.sources.index import RowSet
 
 SET_BYTES: Final = 512 << 20
 """Of a set that is fetched whole; rows of a larger one are long enough to be asked for one by one."""
@@ -44,7 +44,7 @@ class Prefetched:
         self._next: list[_FetchedRows] = []
         self._lock = threading.Lock()
 
-    def expect(self, sets: Sequence[Together]) -> None:
+    def expect(self, sets: Sequence[RowSet]) -> None:
         """What will be wanted from now on, in this order. Nothing is fetched before a row of them is wanted."""
         with self._lock:
             expected = {}
