@@ -10,7 +10,7 @@ validity, second, last, stop        of each column, in the schema's order: the b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,42 +33,30 @@ def num_places(schema: pa.Schema) -> int:
     return BATCH_FIELDS + COLUMN_FIELDS * len(schema)
 
 
+class ColumnPlaces(NamedTuple):
+    """Of a column in each record batch, int64 (n,) each; `start`: where the column before ends."""
+
+    start: NDArray[np.int64]
+    validity: NDArray[np.int64]
+    second: NDArray[np.int64]
+    last: NDArray[np.int64]
+    stop: NDArray[np.int64]
+
+
 class Places:
-    """The places of the columns of a store, by name."""
+    """The places of the record batches of a store, int64 (n,) each, and of their columns by name."""
 
     def __init__(self, array: NDArray[np.int64], columns: Sequence[str]) -> None:
-        self._array = array
-        self._first = {name: BATCH_FIELDS + COLUMN_FIELDS * number for number, name in enumerate(columns)}
-        self._names = list(columns)
+        self.message, self.body, self.end = array[:, :BATCH_FIELDS].T
+        self._columns: dict[str, ColumnPlaces] = {}
+        start = self.body
+        for number, name in enumerate(columns):
+            first = BATCH_FIELDS + COLUMN_FIELDS * number
+            found = ColumnPlaces(start, *array[:, first : first + COLUMN_FIELDS].T)
+            self._columns[name], start = found, found.stop
 
-    @property
-    def message(self) -> NDArray[np.int64]:
-        return self._array[:, 0]
-
-    @property
-    def body(self) -> NDArray[np.int64]:
-        return self._array[:, 1]
-
-    @property
-    def end(self) -> NDArray[np.int64]:
-        return self._array[:, 2]
-
-    def validity(self, name: str) -> NDArray[np.int64]:
-        return self._array[:, self._first[name]]
-
-    def second(self, name: str) -> NDArray[np.int64]:
-        return self._array[:, self._first[name] + 1]
-
-    def last(self, name: str) -> NDArray[np.int64]:
-        return self._array[:, self._first[name] + 2]
-
-    def stop(self, name: str) -> NDArray[np.int64]:
-        return self._array[:, self._first[name] + 3]
-
-    def start(self, name: str) -> NDArray[np.int64]:
-        """Where the column before ends."""
-        number = self._names.index(name)
-        return self.stop(self._names[number - 1]) if number else self.body
+    def __getitem__(self, name: str) -> ColumnPlaces:
+        return self._columns[name]
 
 
 def places_of(mapped: MappedFile) -> NDArray[np.int64]:

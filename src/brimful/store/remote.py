@@ -147,7 +147,7 @@ class RemoteFolder(Folder):
         width = self._type(name).value_type.bit_width // 8
         begins = self._before(name, self.layout.starts[ranges.batches])
         firsts, lasts = self._before(name, ranges.firsts), self._before(name, ranges.firsts + ranges.counts)
-        values = self._places.last(name)[ranges.batches]
+        values = self._places[name].last[ranges.batches]
         return self._spans(ranges, values + (firsts - begins) * width, values + (lasts - begins) * width)
 
     def _list(self, name: str, parts: list[memoryview], ranges: Ranges) -> pa.Array:
@@ -174,12 +174,12 @@ class RemoteFolder(Folder):
     def _is_fixed(self, name: str, batches: NDArray[np.int64]) -> bool:
         kind = self._type(name)
         fixed = pa.types.is_primitive(kind) and kind.bit_width % 8 == 0
-        return fixed and bool((self._places.validity(name)[batches] < 0).all())
+        return fixed and bool((self._places[name].validity[batches] < 0).all())
 
     def _fixed(self, name: str, ranges: Ranges) -> Spans:
         width = self._type(name).bit_width // 8
         rows = ranges.firsts - self.layout.starts[ranges.batches]
-        begins = self._places.last(name)[ranges.batches] + rows * width
+        begins = self._places[name].last[ranges.batches] + rows * width
         return self._spans(ranges, begins, begins + ranges.counts * width)
 
     def _numbers(self, name: str, parts: list[memoryview]) -> pa.Array:
@@ -189,12 +189,12 @@ class RemoteFolder(Folder):
     # -- strings: their offsets first ------------------------------------------------------------------------------------
 
     def _is_text(self, name: str, batches: NDArray[np.int64]) -> bool:
-        return _offset_type(self._type(name)) is not None and bool((self._places.validity(name)[batches] < 0).all())
+        return _offset_type(self._type(name)) is not None and bool((self._places[name].validity[batches] < 0).all())
 
     def _offsets(self, name: str, ranges: Ranges) -> Spans:
         width = _offset_width(self._type(name))
         rows = ranges.firsts - self.layout.starts[ranges.batches]
-        begins = self._places.second(name)[ranges.batches] + rows * width
+        begins = self._places[name].second[ranges.batches] + rows * width
         return self._spans(ranges, begins, begins + (ranges.counts + 1) * width)
 
     def _ends(self, name: str, parts: list[memoryview]) -> list[NDArray[np.int64]]:
@@ -203,7 +203,7 @@ class RemoteFolder(Folder):
         return [np.frombuffer(part, dtype=kind).astype(np.int64) for part in parts]
 
     def _texts(self, name: str, ranges: Ranges, table: list[NDArray[np.int64]]) -> Spans:
-        begins = self._places.last(name)[ranges.batches]
+        begins = self._places[name].last[ranges.batches]
         firsts, lasts = np.array([offsets[0] for offsets in table]), np.array([offsets[-1] for offsets in table])
         return self._spans(ranges, begins + firsts, begins + lasts)
 
@@ -221,8 +221,8 @@ class RemoteFolder(Folder):
     def _whole(self, batch: int, names: list[str]) -> Spans:
         """The metadata of a record batch, and some of its columns."""
         places = self._places
-        firsts = [places.message[batch], *(places.start(name)[batch] for name in names)]
-        lasts = [places.body[batch], *(places.stop(name)[batch] for name in names)]
+        firsts = [places.message[batch], *(places[name].start[batch] for name in names)]
+        lasts = [places.body[batch], *(places[name].stop[batch] for name in names)]
         files = np.full(len(firsts), self.layout.file_of[batch])
         return Spans(files, np.array(firsts, dtype=np.int64), np.array(lasts, dtype=np.int64))
 

@@ -103,7 +103,7 @@ def conform(block: Block, schema: pa.Schema, num_ids: Mapping[str, int]) -> Bloc
         try:
             columns.append(_cast(array, kind))
         except _NO_CAST as error:
-            row = next(row for row in range(len(array)) if not _castable(array.slice(row, 1), kind))
+            row = next((row for row in range(len(array)) if not _castable(array.slice(row, 1), kind)), 0)
             remedy = "cast it to one type before it is stored"
             if name in num_ids:
                 remedy = f"its tokenizer has {num_ids[name]:,} ids: store other integers in a column of another name"
