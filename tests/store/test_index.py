@@ -407,9 +407,13 @@ def test_a_file_of_other_rows(small: Path) -> None:
 
 def test_a_side_file_that_is_no_array(small: Path) -> None:
     path = small / "lengths.input_ids.npy"
-    path.write_bytes(b"x" * path.stat().st_size)
-    with pytest.raises(bf.DataError, match=r"lengths.input_ids.npy is damaged: .*; `brimful verify` says what else is"):
-        bf.from_store(small).lengths()
+    content = path.read_bytes()
+    for damaged in (b"x" * len(content), content[:6] + b"\7" + content[7:]):
+        path.write_bytes(damaged)
+        with pytest.raises(
+            bf.DataError, match=r"lengths.input_ids.npy is damaged: .*; `brimful verify` says what else"
+        ):
+            bf.from_store(small).lengths()
 
 
 # -- the schema ----------------------------------------------------------------------------------------------------------

@@ -83,9 +83,13 @@ def memory_for(size: int) -> pa.Buffer:
 
 
 def numpy_file(content: Any) -> NDArray[Any]:
-    """The array in the bytes of a file of numpy's, without a copy."""
+    """The array in the bytes of a file of numpy's, without a copy.
+
+    Raises:
+        ValueError: it is none.
+    """
     head = io.BytesIO(memoryview(content)[:HEAD_BYTES])
-    version = np.lib.format.read_magic(head)
-    assert version == (1, 0), "what numpy writes of plain integers"
+    if (version := np.lib.format.read_magic(head)) != (1, 0):  # what numpy writes of plain integers
+        raise ValueError(f"its version of numpy's format is {version}")
     shape, _, dtype = np.lib.format.read_array_header_1_0(head)
     return np.frombuffer(content, dtype, int(np.prod(shape)), head.tell()).reshape(shape)
