@@ -28,7 +28,7 @@ def rows_of(lengths: list[int], seed: int) -> Rows:
                 "input_ids": list(range(length)),
                 "labels": [-100 if draw.random() < 0.5 else 1 for _ in range(length)],
                 "token_type_ids": [0] * length,
-                "tags": [1.5] * int(draw.integers(0, 4)),
+                "tags": [1.5] * int(draw.integers(0, 4) if number else 1),
                 "spans": [1] * int(draw.choice([length, 1, 0])),
                 "words": ["w"] * (1 + length),
                 "image": np.zeros((2, 3), np.float32),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import index
@@ -24,7 +25,7 @@ from brimful.plan import Policy
 from brimful.plan.mix import Stop
 from brimful.rows import Block, Sample, samples
 from brimful.sources.indexed import SPAN, Indexed, Source
-from brimful.sources.sequence import FromSequence
+from brimful.sources.sequence import CachedIndex, FromSequence
 from brimful.stages.ahead import Ahead
 from brimful.stages.buffered import Buffered
 from brimful.stages.choose import Choose
@@ -39,6 +40,7 @@ from brimful.stages.skip import Skip
 from brimful.stages.stride import Stride
 from brimful.stages.take import Take
 from brimful.stages.tokenize import Tokenize
+from brimful.store.index import stored
 from brimful.stream import Stage, upstreams
 from brimful.windows import Window
 
@@ -98,6 +100,15 @@ def chosen(stage: Stage[Block], choice: Choice) -> Stage[Block]:
         case Indexed():
             return Chosen(stage, choice)
     return Choose(stage, choice)
+
+
+def cached(
+    stage: Stage[Block], path: str | os.PathLike[str] | None, version: str | None, timeout_seconds: float
+) -> Stage[Block]:
+    padding = padding_of(stage)
+    if path is None:
+        return FromSequence(CachedIndex(stage, padding), shuffle=False, seed=0)
+    return FromSequence(stored(stage, path, version, timeout_seconds, padding), shuffle=False, seed=0)
 
 
 def concatenated(stages: tuple[Stage[Block], ...]) -> Stage[Block]:

@@ -29,7 +29,7 @@ def test_polars(store: Path) -> None:
     polars = pytest.importorskip("polars")
     frame = polars.read_ipc(store / "*.arrow")
     assert frame.rows(named=True) == EXPECTED
-    assert frame.schema["input_ids"] == polars.List(polars.UInt16)
+    assert frame.schema["input_ids"] == polars.List(polars.Int32)
     assert (
         polars.read_ipc(store / "00000.arrow").rows(named=True)
         == EXPECTED[: len(polars.read_ipc(store / "00000.arrow"))]

@@ -1,4 +1,4 @@
-"""What goes into a store comes out of it, whatever the columns, and in the smallest types that fit."""
+"""What goes into a store comes out of it, whatever the columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import brimful as bf
 from brimful.errors import HIDDEN, ORIGIN, where
 from brimful.store.index import StoreIndex
-from tests.store.stores import blocks_of, rows_of, store_of
+from tests.store.stores import blocks_of, rows_of, small, store_of
 
 KINDS: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.list_(pa.int32()): st.lists(st.sampled_from([0, 1, 255, 256, 40_000, 70_000]), max_size=5),
@@ -64,9 +64,9 @@ def test_rows_come_back(blocks: list[pa.RecordBatch], batch_bytes: int, file_byt
         numbers = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=30)) if expected else []
         for wanted in (np.array(numbers, dtype=np.int64), np.arange(len(expected))):
             block, rows = index.locate(wanted)
-            assert block.take(pa.array(rows)).drop_columns([ORIGIN] if len(wanted) else []).to_pylist() == [
-                expected[number] for number in wanted
-            ]
+            assert block.schema == index.schema.append(pa.field(ORIGIN, pa.uint64()))
+            found = block.take(pa.array(rows)).drop_columns([ORIGIN]).to_pylist()
+            assert found == [expected[number] for number in wanted]
             for number, row in zip(wanted.tolist(), rows.tolist()):
                 file = np.searchsorted(np.cumsum([file.rows for file in manifest.files]), number, side="right")
                 before = sum(file.rows for file in manifest.files[:file])
@@ -77,53 +77,108 @@ def test_rows_come_back(blocks: list[pa.RecordBatch], batch_bytes: int, file_byt
 
 
 @pytest.mark.parametrize(
-    ("values", "kind"),
+    "kind",
+    [pa.uint16(), pa.int8(), pa.int64(), pa.uint64(), pa.float32(), pa.bool_()],
+)
+def test_numbers_keep_their_type(tmp_path: Path, kind: pa.DataType) -> None:
+    values = pa.array([0, 1]).cast(kind)
+    columns = {"a": pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), values), "b": values}
+    store_of(tmp_path / "store", (pa.RecordBatch.from_pydict(columns),))
+    assert StoreIndex(str(tmp_path / "store")).schema == pa.schema([("a", pa.list_(kind)), ("b", kind)])
+
+
+def test_lists_that_begin_empty_hold_integers(tmp_path: Path) -> None:
+    blocks = tuple(pa.RecordBatch.from_pydict({"a": pa.array([row])}) for row in ([], [7]))
+    assert blocks[0].schema.field("a").type == pa.list_(pa.null())
+    store_of(tmp_path / "store", blocks, batch_bytes=1, file_bytes=1)
+    assert rows_of(bf.from_store(tmp_path / "store")) == [{"a": []}, {"a": [7]}]
+    assert StoreIndex(str(tmp_path / "store")).schema.field("a").type == pa.list_(pa.int64())
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
     [
-        ([[1], [65_535]], "uint16"),
-        ([[1], [-100]], "int32"),  # uint16 after the first file: of what it may hold, not of what it holds
-        ([[-100, 30_000], [5]], "int16"),
-        ([[1], [65_536]], "int32"),
-        ([[1], [2**31]], "uint32"),
-        ([[-1], [2**31]], "int64"),
-        ([[], [7]], "uint16"),
-        ([[], []], "uint16"),
+        (pa.array([[1]], pa.list_(pa.int32())), pa.array([[5]], pa.list_(pa.int64()))),
+        (pa.array([[1]], pa.list_(pa.int32())), pa.array([[5]], pa.large_list(pa.int32()))),
+        (pa.array([[1.5]]), pa.array([[5]])),
+        (pa.array([1]), pa.array([None])),
+        (pa.array([[1]]), pa.array([None])),
+        (pa.array(["a"]), pa.array(["b"], pa.large_string())),
+        (pa.array(["a"]), pa.array(["b"], pa.dictionary(pa.int32(), pa.string()))),
     ],
 )
-def test_all_files_have_the_smallest_type_that_fits(tmp_path: Path, values: list[list[int]], kind: str) -> None:
-    blocks = tuple(pa.RecordBatch.from_pydict({"input_ids": pa.array([row], pa.list_(pa.int64()))}) for row in values)
-    manifest = store_of(tmp_path / "store", blocks, batch_bytes=1, file_bytes=1)
-    assert [
-        pa.ipc.open_file(tmp_path / "store" / file.name).schema.field("input_ids").type for file in manifest.files
-    ] == [pa.list_(pa.type_for_alias(kind))] * 2
-    assert rows_of(bf.from_store(tmp_path / "store")) == [{"input_ids": row} for row in values]
+def test_later_rows_are_cast_to_the_types_of_the_first(tmp_path: Path, first: pa.Array, later: pa.Array) -> None:
+    blocks = tuple(pa.RecordBatch.from_arrays([array], ["a"]) for array in (first, later))
+    store_of(tmp_path / "store", blocks, batch_bytes=1, file_bytes=1)
+    index = StoreIndex(str(tmp_path / "store"))
+    assert index.schema.field("a").type == first.type
+    assert rows_of(bf.from_store(tmp_path / "store")) == [{"a": first[0].as_py()}, {"a": later[0].as_py()}]
 
 
-def vocabulary_store(path: Path, size: int) -> str:
+def words(size: int) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(size)}, "w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    len(bf.from_sequence(["w1 w2", "w3"]).tokenize(tokenizer).cache(path))
-    return bf.from_store(path).stage.rows.manifest.columns["input_ids"]
+    return tokenizer
 
 
 def test_a_known_vocabulary_says_the_type(tmp_path: Path) -> None:
-    assert vocabulary_store(tmp_path / "1", 256) == "list<item: uint8>"
-    assert vocabulary_store(tmp_path / "2", 257) == "list<item: uint16>"
-    assert vocabulary_store(tmp_path / "3", 65_537) == "list<item: int32>"
+    for size, kind in ((256, pa.uint8()), (257, pa.uint16()), (65_536, pa.uint16()), (65_537, pa.int32())):
+        cached = bf.from_sequence(["w1 w2", "w3"]).tokenize(words(size)).cache(tmp_path / str(size))
+        assert [row["input_ids"].tolist() for row in cached] == [[1, 2], [3]]
+        assert cached.stage.rows.schema.field("input_ids").type == pa.list_(kind)
 
 
-def test_columns_that_come_later_are_null_before(tmp_path: Path) -> None:
-    blocks = (pa.RecordBatch.from_pydict({"a": [1]}), pa.RecordBatch.from_pydict({"b": ["x"], "a": [2.5]}))
-    store_of(tmp_path / "store", blocks, batch_bytes=1, file_bytes=1)
-    assert rows_of(bf.from_store(tmp_path / "store")) == [{"a": 1.0, "b": None}, {"a": 2.5, "b": "x"}]
+def test_ids_beyond_the_vocabulary_keep_their_type(tmp_path: Path) -> None:
+    texts = bf.from_sequence(["w1 w2", "w3"]).tokenize(words(256))
+    cached = texts.map(lambda sample: {"input_ids": [*sample["input_ids"], 300]}).cache(tmp_path / "store", version="1")
+    assert [row["input_ids"].tolist() for row in cached] == [[1, 2, 300], [3, 300]]
 
 
-def test_a_column_of_two_types_is_an_error_that_names_both(tmp_path: Path) -> None:
-    blocks = (pa.RecordBatch.from_pydict({"a": [1]}), pa.RecordBatch.from_pydict({"a": ["x"]}))
-    with pytest.raises(
-        bf.DataError, match=r"column 'a' changes its type from int64 to string \(given, row 0\); cast it"
+def test_a_later_id_beyond_the_vocabulary_is_an_error(tmp_path: Path) -> None:
+    texts = bf.from_sequence(["w1"] * 9000 + ["w199"]).tokenize(words(256))
+    odd = texts.map(lambda sample: sample | {"input_ids": [300]} if sample["text"] == "w199" else sample)
+    with (
+        small(1, 1),
+        pytest.raises(
+            bf.DataError,
+            match=r"column 'input_ids' is list<item: uint8> in the rows before and list<item: int32> here, which cannot be cast "
+            r"to it: .*300.*\(sequence, row 9,000\); its tokenizer has 256 ids: store other integers in a column of another",
+        ),
     ):
+        len(odd.cache(tmp_path / "store", version="1"))
+
+
+def test_a_new_column_is_an_error_and_one_that_is_absent_is_null(tmp_path: Path) -> None:
+    blocks = (pa.RecordBatch.from_pydict({"a": [1]}), pa.RecordBatch.from_pydict({"b": ["x"], "a": [2]}))
+    with pytest.raises(
+        bf.DataError,
+        match=r"column 'b' is new \(given, row 0\): the rows before have a; give all rows the same columns",
+    ):
+        store_of(tmp_path / "1", blocks, batch_bytes=1, file_bytes=1)
+    store_of(tmp_path / "2", blocks[::-1], batch_bytes=1, file_bytes=1)
+    assert rows_of(bf.from_store(tmp_path / "2")) == [{"b": "x", "a": 2}, {"b": None, "a": 1}]
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "message"),
+    [
+        (pa.array([1]), pa.array(["x", "y"]), r"int64 in the rows before and string here.*\(given, row 0\)"),
+        (pa.array(["x"]), pa.array([1, 2]), r"string in the rows before and int64 here.*\(given, row 0\)"),
+        (pa.array([1]), pa.array([1.0, 1.5]), r"int64 in the rows before and double here.*\(given, row 1\)"),
+        (
+            pa.array([[1]], pa.list_(pa.int8())),
+            pa.array([[1], [127], [], [128]]),
+            r"list<item: int8> in the rows before and list<item: int64> here.*128.*\(given, row 3\)",
+        ),
+    ],
+)
+def test_a_column_of_two_types_is_an_error_that_names_both(
+    tmp_path: Path, first: pa.Array, later: pa.Array, message: str
+) -> None:
+    blocks = tuple(pa.RecordBatch.from_arrays([array], ["a"]) for array in (first, later))
+    with pytest.raises(bf.DataError, match=f"column 'a' is {message}; cast it to one type before it is stored"):
         store_of(tmp_path / "store", blocks, batch_bytes=1)
 
 
@@ -143,7 +198,7 @@ def test_two_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
 def test_hidden_columns_are_not_stored(tmp_path: Path) -> None:
     cached = bf.from_sequence([{"x": 1}]).map(lambda sample, rng: sample, seed=3).cache(tmp_path / "store", version="1")
     assert list(cached) == [{"x": 1}]
-    assert list(cached.stage.rows.store.manifest.columns) == ["x"]
+    assert list(cached.stage.rows.manifest.columns) == ["x"]
 
 
 def test_an_empty_store(tmp_path: Path) -> None:
@@ -180,7 +235,7 @@ def test_lengths_of_a_stream_are_refused(tmp_path: Path) -> None:
 def test_rows_that_follow_one_another_are_not_copied(tmp_path: Path) -> None:
     store_of(tmp_path / "store", blocks_of([5] * 1000, 1000))
     index = StoreIndex(str(tmp_path / "store"))
-    memory = index._fetcher._rows._mapped.batch(0, 0).column("input_ids").values.buffers()[1]
+    memory = index._folder._file(index.manifest.files[0]).batch(0).column("input_ids").values.buffers()[1]
     block, rows = index.locate(np.arange(100, 900))
     values = block.column("input_ids").values.buffers()[1]
     assert memory.address <= values.address < memory.address + memory.size

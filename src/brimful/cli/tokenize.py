@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
-import pyarrow as pa
 import typer
 from rich import box
 from rich.table import Table
 
 from brimful import from_files
+from brimful.algebra import padding_of
 from brimful.cli.output import clear_errors, note, progress, stdout
 from brimful.cli.tokenizer import load_tokenizer, tokenized
-from brimful.errors import HIDDEN, require
+from brimful.errors import require
 from brimful.store.manifest import Manifest
 from brimful.store.writer import write_store
 
@@ -62,25 +61,17 @@ def tokenize(
             on_error=cast(Literal["raise", "skip"], on_error),
         )
         tokens = tokenized(files, load_tokenizer(tokenizer), column, max_length)
-        stage = tokens.map_blocks(Keep(("input_ids", *kept))).stage
+        stage = tokens.select(("input_ids", *kept)).stage
         began = time.perf_counter()
         try:
             with progress(None) as update:
-                manifest = write_store(stage, output, timeout_seconds=timeout_seconds, report=update)
+                manifest = write_store(
+                    stage, output, padding=padding_of(stage), timeout_seconds=timeout_seconds, report=update
+                )
         except KeyboardInterrupt:
             note(f"interrupted; the same command goes on where it stopped, in {output}")
             raise typer.Exit(130) from None
         _show(manifest, output, time.perf_counter() - began)
-
-
-@dataclass(frozen=True)
-class Keep:
-    """Some columns of a block: a function for `map_blocks`, compared by its settings."""
-
-    columns: tuple[str, ...]
-
-    def __call__(self, block: pa.RecordBatch) -> pa.RecordBatch:
-        return block.select([*self.columns, *(name for name in block.schema.names if name.startswith(HIDDEN))])
 
 
 def _show(manifest: Manifest, path: Path, seconds: float) -> None:

@@ -31,7 +31,7 @@ def verify(path: Annotated[str, typer.Argument(help="The folder of a store; s3:/
         for problem in problems:
             typer.echo(problem)
         if not problems:
-            manifest = folder_of(path).manifest()
+            manifest = folder_of(path).manifest
             files = len(manifest.files) + len(manifest.side_files)
             typer.echo(f"{path} is whole: {files:,} files, {done:,} bytes, {manifest.rows:,} rows")
     if problems:

@@ -16,7 +16,7 @@ from brimful.errors import DataError
 from brimful.once import once
 from brimful.ragged import LABELS
 from brimful.rows import Block
-from brimful.sources.index import Index, Together
+from brimful.sources.index import Index, RowSet
 from brimful.stream import describe
 
 
@@ -58,6 +58,10 @@ class ChosenIndex(Index):
         return self.choice.apply(block, self.kept), rows
 
     @property
+    def list_columns(self) -> Sequence[str]:
+        return [name for name, old in self.kept.items() if old in self.below.list_columns]
+
+    @property
     def knows_labels(self) -> bool:
         return self.kept.get(LABELS) == LABELS and self.below.knows_labels
 
@@ -68,7 +72,7 @@ class ChosenIndex(Index):
     def expects(self) -> bool:
         return self.below.expects
 
-    def expect(self, sets: Sequence[Together]) -> None:
+    def expect(self, sets: Sequence[RowSet]) -> None:
         self.below.expect(sets)
 
     def fingerprint(self) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,14 +11,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.encoders import Padding
-from brimful.errors import DataError
 from brimful.once import once
 from brimful.ragged import EMPTY, LABELS, is_ragged, ragged, token_counts, trained_on
 from brimful.rows import Block, visible
 from brimful.stream import BLOCK_ROWS
 
 
-class Together(NamedTuple):
+class RowSet(NamedTuple):
     """`num_rows` row numbers, in any order, that will be wanted at about the same time; `name` tells them from others."""
 
     name: Hashable
@@ -55,15 +53,10 @@ class Index(ABC):
         first = self.take(np.zeros(1, dtype=np.int64)) if len(self) else EMPTY
         return visible(first).schema.remove_metadata()
 
-    def values_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """How many values the samples of these numbers have in their lists of numbers; None where one has a null."""
-        lists = [field.name for field in self.schema if is_ragged(field.type)]
-        counts = np.zeros(len(numbers), dtype=np.int64)
-        with suppress(DataError):
-            for name in lists:
-                counts += self.lengths_at(numbers, (name,), False)
-            return counts
-        return None
+    @property
+    def list_columns(self) -> Sequence[str]:
+        """The lists of numbers of which all lengths are known, as none is null."""
+        return ()
 
     def only(self, columns: Sequence[str]) -> Index:
         """The same samples, perhaps without other columns than these, where that saves reading them."""
@@ -93,7 +86,7 @@ class Index(ABC):
         """Whether it is of use to say in advance which samples will be wanted."""
         return False
 
-    def expect(self, sets: Sequence[Together]) -> None:
+    def expect(self, sets: Sequence[RowSet]) -> None:
         """Told which samples will be wanted from now on, in this order; what is done about it changes no result."""
         raise NotImplementedError
 
@@ -130,6 +123,11 @@ class BlockIndex(Index):
     @once
     def schema(self) -> pa.Schema:
         return visible(self.block).schema.remove_metadata()
+
+    @once
+    def list_columns(self) -> Sequence[str]:
+        lists = [field.name for field in self.schema if is_ragged(field.type)]
+        return [name for name in lists if not (self.block[name].null_count or _values(self.block[name]).null_count)]
 
     @property
     def knows_labels(self) -> bool:

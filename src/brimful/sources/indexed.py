@@ -75,9 +75,9 @@ class Indexed(Stage[Block]):
 
         At 1 MB, as of streams, a row of 500 tokens in a mixture of stores would cost 16 us, at 4,096 rows it costs 5.
         """
-        values = self.index.values_at(numbers)
-        if values is None:
-            return len(numbers)
+        values = np.zeros(len(numbers), dtype=np.int64)
+        for name in self.index.list_columns:
+            values += self.index.lengths_at(numbers, (name,), required=False)
         return max(1, int(np.searchsorted(np.cumsum(values), 4 * BLOCK_BYTES, side="right")))
 
 

@@ -81,6 +81,14 @@ class JoinedIndex(Index):
         """The columns of all parts; of a sample of a part that has not one of them, it is null."""
         return united((part.schema for part in self.parts), "data sets that are joined")
 
+    @once
+    def list_columns(self) -> Sequence[str]:
+        return [
+            name
+            for name in self.schema.names
+            if all(name in part.list_columns or name not in part.schema.names for part in self.parts)
+        ]
+
     @property
     def knows_labels(self) -> bool:
         return all(part.knows_labels for part in self.parts)

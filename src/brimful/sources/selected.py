@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from brimful.errors import logger
 from brimful.once import once
 from brimful.rows import Block, call, name_of
-from brimful.sources.index import Index, Together
+from brimful.sources.index import Index, RowSet
 from brimful.stream import BLOCK_ROWS
 
 
@@ -64,6 +64,10 @@ class SelectedIndex(Index):
         return self.base.schema
 
     @property
+    def list_columns(self) -> Sequence[str]:
+        return self.base.list_columns
+
+    @property
     def knows_labels(self) -> bool:
         return self.base.knows_labels
 
@@ -74,12 +78,12 @@ class SelectedIndex(Index):
     def expects(self) -> bool:
         return self.base.expects
 
-    def expect(self, sets: Sequence[Together]) -> None:
-        self.base.expect([Together((self.crc32, one.name), one.num_rows, partial(self._of_base, one)) for one in sets])
+    def expect(self, sets: Sequence[RowSet]) -> None:
+        self.base.expect([RowSet((self.crc32, one.name), one.num_rows, partial(self._of_base, one)) for one in sets])
 
     def fingerprint(self) -> dict[str, Any]:
         kept = {"fn": name_of(self.fn), "kept": len(self), "crc32": self.crc32}
         return {"base": self.base.fingerprint(), **kept}
 
-    def _of_base(self, wanted: Together) -> NDArray[np.int64]:
+    def _of_base(self, wanted: RowSet) -> NDArray[np.int64]:
         return self.numbers[wanted.rows()]

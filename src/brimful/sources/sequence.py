@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -11,12 +12,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful import random
+from brimful.encoders import Padding
 from brimful.errors import ORIGIN, origins
 from brimful.once import once
 from brimful.order import Order
 from brimful.ragged import concat, fingerprint, with_column
 from brimful.rows import Block
-from brimful.sources.index import BlockIndex, Index, Together
+from brimful.sources.index import BlockIndex, Index, RowSet
 from brimful.sources.indexed import Rows, Source
 from brimful.sources.iterable import drawn, numbered
 from brimful.stream import BLOCK_ROWS, Stage, describe, place, running
@@ -55,6 +57,11 @@ class CachedIndex(BlockIndex):
     """The rows of the first epoch of a chain, read once, kept in memory."""
 
     upstream: Stage[Block]
+    upstream_padding: Mapping[str, Padding] = field(default_factory=dict)
+
+    @property
+    def padding(self) -> Mapping[str, Padding]:
+        return self.upstream_padding
 
     @once
     def block(self) -> Block:
@@ -85,5 +92,5 @@ class FromSequence(Source):
 def _announced(order: Order, index: Index, first: int, last: int) -> NDArray[np.int64]:
     """Rows of an order; the index is told of those that are shuffled among one another, and of what follows them."""
     windows = order.windows(first, last)
-    index.expect([Together((order.count, order.key, number), *order.window(number)) for number in windows])
+    index.expect([RowSet((order.count, order.key, number), *order.window(number)) for number in windows])
     return order.rows(first, last)

@@ -1,15 +1,21 @@
-"""Where a store lies: a local folder, or one behind fsspec."""
+"""A finished store, wherever its folder lies: what its files hold, by row numbers."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
+import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.store.fetch import Layout, StoredRows
+from brimful.errors import ORIGIN, DataError, origin_of
+from brimful.once import once
+from brimful.ragged import array_of, with_column
+from brimful.rows import Block
+from brimful.store.layout import Layout, Ranges
 from brimful.store.manifest import Manifest, SideFile
 
 
@@ -20,15 +26,14 @@ class Folder(ABC):
         path: as it was given, without a slash at the end.
     """
 
-    path: str
+    gap_bytes: ClassVar[int]
+    """What is had in the time that one more range takes: rows that are not wanted are asked for along where they are less."""
 
-    @property
-    def name(self) -> str:
-        """What the places of its rows are called by."""
-        return os.path.basename(self.path)
+    def __init__(self, path: str) -> None:
+        self.path = path
 
     @abstractmethod
-    def manifest(self) -> Manifest:
+    def load_manifest(self) -> Manifest:
         """Reads the manifest.
 
         Raises:
@@ -36,6 +41,10 @@ class Folder(ABC):
             StateError: another release of brimful wrote it.
             DataError: it is damaged.
         """
+
+    @abstractmethod
+    def first_schema(self) -> pa.Schema:
+        """What the first file of rows says of its columns."""
 
     @abstractmethod
     def numbers(self, side: SideFile) -> NDArray[Any]:
@@ -54,7 +63,59 @@ class Folder(ABC):
         """
 
     @abstractmethod
-    def rows(
-        self, manifest: Manifest, layout: Layout, columns: Sequence[str], lengths: Callable[[str], NDArray[Any]]
-    ) -> StoredRows:
-        """The rows of these columns; `lengths`: of the rows, by list column."""
+    def block(self, ranges: Ranges, columns: Sequence[str]) -> Block:
+        """These columns of the rows of some ranges, end to end.
+
+        Raises:
+            DataError: a file is missing, damaged, or has changed.
+        """
+
+    def rows(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64], columns: Sequence[str]) -> Block:
+        """The rows from each of `firsts`, ascending, up to before each of `lasts`, as one block, with where they came from."""
+        ranges = self.layout.ranges(firsts, lasts)
+        return with_column(self.block(ranges, columns), ORIGIN, self._origins(ranges))
+
+    def lengths(self, name: str) -> NDArray[Any]:
+        """How many values each row has in a list column."""
+        return self.by_row(self.manifest.lengths[name])
+
+    def by_row(self, side: SideFile) -> NDArray[Any]:
+        """The array of a side file that has a number for each row."""
+        numbers = self.numbers(side)
+        if len(numbers) != self.manifest.rows:
+            raise DataError(
+                f"{self.path}: {side.name} has {len(numbers):,} numbers, and the manifest {self.manifest.rows:,} rows; write "
+                "it anew"
+            )
+        return numbers
+
+    @once
+    def manifest(self) -> Manifest:
+        return self.load_manifest()
+
+    @once
+    def layout(self) -> Layout:
+        return Layout(self.manifest.files)
+
+    @once
+    def schema(self) -> pa.Schema:
+        """All columns; none of a store without a row."""
+        return self.first_schema() if self.manifest.files else pa.schema([])
+
+    @once
+    def list_columns(self) -> frozenset[str]:
+        """The list columns whose lengths say where each row's values lie: those without a null, of rows of any length."""
+        nulls = self.manifest.nulls
+        lists = (name for name in self.manifest.lengths if not nulls[name])
+        return frozenset(name for name in lists if not pa.types.is_fixed_size_list(self.schema.field(name).type))
+
+    def _origins(self, ranges: Ranges) -> pa.Array:
+        """The origin column: the file of each row, and which of its rows it is, from 1."""
+        layout = self.layout
+        files = layout.file_of[ranges.batches]
+        distinct, which = np.unique(files, return_inverse=True)
+        names = [f"store {os.path.basename(self.path)}/{self.manifest.files[file].name}" for file in distinct.tolist()]
+        bases = np.array([origin_of(name, "row") for name in names], dtype=np.uint64)[which]
+        lines = ranges.firsts - layout.starts[layout.first_batches[files]] + 1 - ranges.places
+        shifts = bases + lines.astype(np.uint64)  # wraps around where that is negative, and back
+        return array_of(np.repeat(shifts, ranges.counts) + np.arange(ranges.counts.sum(), dtype=np.uint64))

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.errors import DataError
+from brimful.encoders import Padding
+from brimful.errors import ORIGIN, DataError
 from brimful.once import once
-from brimful.ragged import EMPTY, LABELS
+from brimful.ragged import LABELS
 from brimful.rows import Block
-from brimful.sources.index import Index, Together
-from brimful.store.fetch import Fetcher, Layout
+from brimful.sources.index import Index, RowSet
 from brimful.store.folder import Folder
 from brimful.store.folders import folder_of, is_remote
-from brimful.store.manifest import Manifest, SideFile
+from brimful.store.manifest import Manifest
 from brimful.store.pipeline import require_version
+from brimful.store.prefetch import Prefetched
 from brimful.store.progress import shown
-from brimful.store.together import Sets
 from brimful.store.writer import write_store
 from brimful.stream import Stage
 
-MOST_ALONG: Final = 8
-"""Times the rows wanted: more are not fetched along."""
+MAX_EXTRA_ROWS: Final = 8
+"""For each row wanted: more between them are not fetched along."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +40,11 @@ class StoreIndex(Index):
         columns: these alone; all where None.
         storage_options: for fsspec.
         timeout_seconds: how long a request may take.
+        write: makes the store, if need be, before it is opened; it takes a `report`.
     Price: opening reads the manifest alone (1,000 files: 10 to 20 ms). Of a local store, `lengths` maps a file, and `locate`
         copies runs of rows: .5 ns a token where all rows of a window come in runs of 64, 2 where every third of them is
-        wanted; nothing where rows follow one another in one record batch. Memory: two or three windows, whatever the size
+        wanted; nothing where rows follow one another in one record batch; and 2.5 us for each file that is touched, which is
+        held against what was opened. Memory: two or three windows, whatever the size
         of the store; beside that, up to RESIDENT_BYTES of the system's pages are mapped.
         Of a remote one, side files come to memory when they are first wanted: 4 bytes a row and list column, and for each
         record batch 24 and 32 a column. Rows come by a shuffle window, the next one ahead of use, on every rank all of it
@@ -55,6 +58,8 @@ class StoreIndex(Index):
     columns: tuple[str, ...] | None = None
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     timeout_seconds: float = 60.0
+    write: Callable[..., Any] | None = None
+    written_padding: Mapping[str, Padding] | None = None
 
     @classmethod
     def opened(
@@ -84,7 +89,22 @@ class StoreIndex(Index):
 
     @once
     def manifest(self) -> Manifest:
-        return self._folder.manifest()
+        return self._folder.manifest
+
+    @once
+    def schema(self) -> pa.Schema:
+        """The columns that are taken, as rows have them beside where they came from; of a store without a row, none.
+
+        Price: a local file is mapped; of a remote one the first kilobyte is read, and `places.npy`.
+        """
+        schema = self._folder.schema
+        return pa.schema([schema.field(name) for name in self._columns])
+
+    @property
+    def padding(self) -> Mapping[str, Padding]:
+        if self.written_padding is not None:
+            return self.written_padding
+        return {name: Padding(**of) for name, of in self.manifest.padding.items()}
 
     def __len__(self) -> int:
         return self.manifest.rows
@@ -107,7 +127,7 @@ class StoreIndex(Index):
                 raise DataError(
                     f"column {column!r} of the store {self.path} has {nulls:,} nulls; filter them out or fill them"
                 )
-        counts = [self._numbers(known[column]) for column in columns]
+        counts = [self._folder.by_row(known[column]) for column in columns]
         return counts[0] if len(counts) == 1 else np.stack(counts, axis=1)
 
     def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
@@ -118,6 +138,11 @@ class StoreIndex(Index):
 
     def only(self, columns: Sequence[str]) -> StoreIndex:
         return replace(self, columns=tuple(columns)) if columns else self
+
+    @property
+    def list_columns(self) -> Sequence[str]:
+        manifest = self.manifest
+        return [name for name in manifest.lengths if name in self._columns and not manifest.nulls[name]]
 
     @property
     def knows_labels(self) -> bool:
@@ -132,24 +157,24 @@ class StoreIndex(Index):
         sides = (manifest.lengths[LABELS], manifest.num_labels, manifest.first_labels)
         out = np.empty((len(sides), len(numbers)), dtype=np.int64)
         for place, side in enumerate(sides):
-            out[place] = self._numbers(side)[numbers]
+            out[place] = self._folder.by_row(side)[numbers]
         return out
 
     @property
     def expects(self) -> bool:
         return self._remote
 
-    def expect(self, sets: Sequence[Together]) -> None:
-        self._sets.expect(sets)
+    def expect(self, sets: Sequence[RowSet]) -> None:
+        self._prefetched.expect(sets)
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         if not len(numbers):
-            return EMPTY, numbers
-        return self._sets.locate(numbers) if self._remote else self._fetched(numbers)
+            return pa.RecordBatch.from_pylist([], self.schema.append(pa.field(ORIGIN, pa.uint64()))), numbers
+        return self._prefetched.locate(numbers) if self._remote else self._fetched(numbers)
 
     def _fetched(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         if numbers[-1] - numbers[0] == len(numbers) - 1 and (np.diff(numbers) == 1).all():
-            return self._fetcher.fetch(numbers[:1], numbers[-1:] + 1), np.arange(len(numbers))
+            return self._folder.rows(numbers[:1], numbers[-1:] + 1, self._columns), np.arange(len(numbers))
         order = np.argsort(numbers)
         ascending = numbers[order]
         steps = np.diff(ascending)
@@ -160,7 +185,7 @@ class StoreIndex(Index):
         shifts = firsts - (np.cumsum(lasts - firsts) - (lasts - firsts))  # from row of the store to row of the block
         rows = np.empty(len(numbers), dtype=np.int64)
         rows[order] = ascending - np.repeat(shifts, sizes)
-        return self._fetcher.fetch(firsts, lasts), rows
+        return self._folder.rows(firsts, lasts, self._columns), rows
 
     def fingerprint(self) -> dict[str, Any]:
         chosen = {} if self.columns is None else {"columns": list(self.columns)}
@@ -171,9 +196,9 @@ class StoreIndex(Index):
 
     def _step(self, steps: NDArray[np.int64]) -> int:
         """The greatest step from one row wanted to the next over which it is cheaper to fetch what lies between."""
-        gap = self._fetcher.gap_bytes
+        gap = self._folder.gap_bytes
         step = max(1, int(gap * len(self) / max(1, sum(file.bytes for file in self.manifest.files))))
-        while step > 1 and int(steps[steps <= step].sum()) > MOST_ALONG * len(steps):
+        while step > 1 and int(steps[steps <= step].sum()) > MAX_EXTRA_ROWS * len(steps):
             step //= 2
         return step
 
@@ -187,81 +212,26 @@ class StoreIndex(Index):
         return is_remote(self.path)
 
     @once
-    def _sets(self) -> Sets:
-        return Sets(self._fetched, sum(file.bytes for file in self.manifest.files) / max(1, len(self)))
+    def _prefetched(self) -> Prefetched:
+        return Prefetched(self._fetched, sum(file.bytes for file in self.manifest.files) / max(1, len(self)))
 
     @once
     def _folder(self) -> Folder:
+        if self.write is not None:
+            with shown() as report:
+                self.write(report=report)
         return folder_of(self.path, self.storage_options, self.timeout_seconds)
-
-    @once
-    def _fetcher(self) -> Fetcher:
-        manifest, layout = self.manifest, Layout(self.manifest.files)
-        rows = self._folder.rows(manifest, layout, self._columns, lambda name: self._numbers(manifest.lengths[name]))
-        return Fetcher(self._folder.name, manifest, layout, rows)
-
-    def _numbers(self, side: SideFile) -> NDArray[np.int32]:
-        if side.name not in self._arrays:
-            numbers = self._folder.numbers(side)
-            if len(numbers) != len(self):
-                raise DataError(
-                    f"{self.path}: {side.name} has {len(numbers):,} numbers, and the manifest {len(self):,} rows; write it anew"
-                )
-            self._arrays[side.name] = numbers
-        return self._arrays[side.name]
-
-    @once
-    def _arrays(self) -> dict[str, NDArray[np.int32]]:
-        return {}
-
-
-@dataclass(frozen=True, eq=False)
-class WrittenIndex(Index):
-    """The rows of the first epoch of a chain, in a store that is complete before the first of them is handed out."""
-
-    upstream: Stage[Block]
-    path: str
-    version: str | None
-    timeout_seconds: float
-
-    @once
-    def store(self) -> StoreIndex:
-        with shown() as report:
-            write_store(
-                self.upstream, self.path, version=self.version, timeout_seconds=self.timeout_seconds, report=report
-            )
-        return StoreIndex(self.path)
-
-    def __len__(self) -> int:
-        return len(self.store)
-
-    def lengths(self, columns: Sequence[str], required: bool) -> NDArray[Any]:
-        return self.store.lengths(columns, required)
-
-    def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
-        return self.store.lengths_at(numbers, columns, required)
-
-    def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
-        return self.store.locate(numbers)
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self.store.schema
-
-    @property
-    def knows_labels(self) -> bool:
-        return self.store.knows_labels
-
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.store.num_labels_at(numbers)
-
-    def fingerprint(self) -> dict[str, Any]:
-        return self.store.fingerprint()
 
 
 def stored(
-    stage: Stage[Block], path: str | os.PathLike[str], version: str | None, timeout_seconds: float
-) -> WrittenIndex:
-    """The rows of a chain by way of a store, which is written when they are first wanted."""
+    stage: Stage[Block],
+    path: str | os.PathLike[str],
+    version: str | None,
+    timeout_seconds: float,
+    padding: Mapping[str, Padding],
+) -> StoreIndex:
+    """The rows of a chain by way of a store, which is written when they are first wanted, and complete before the first of
+    them is handed out."""
     require_version(stage, version)
-    return WrittenIndex(stage, os.fspath(path), version, timeout_seconds)
+    write = partial(write_store, stage, path, version=version, padding=padding, timeout_seconds=timeout_seconds)
+    return StoreIndex(os.fspath(path), write=write, written_padding=padding)

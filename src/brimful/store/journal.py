@@ -1,79 +1,78 @@
-"""What an unfinished store has come to, a line at a time: files that are complete, and how far the next one is.
+"""What an unfinished store has come to: the files that are complete, and the state of the chain after them.
 
-Each line ends with the state of the chain after the rows that it speaks of: there the work goes on.
+The file's time says when its writer last made progress.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
+import socket
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from brimful.errors import DataError
 from brimful.store.manifest import JOURNAL, StoredFile, stored_file, write_whole
 from brimful.stream import State
 
 
-class Partial(NamedTuple):
-    """The first `bytes` of a file that is not ended, their checksum, and the chain's state after their rows."""
-
-    name: str
-    bytes: int
-    sha256: str
-    state: State
-
-
+@dataclass
 class Journal:
-    """The journal of a folder; without one, a new one that begins with `header`."""
+    """Args:
+    header: of the pipeline that writes the store.
+    state: after the last row of the files; None at the beginning.
+    """
 
-    def __init__(self, folder: Path, header: Any) -> None:
-        self._path = folder / JOURNAL
-        self.header = header
-        self.files: dict[str, StoredFile] = {}
-        self.state: State = None
-        self.partial: Partial | None = None
-        if self._path.exists():
-            self._read()
-        else:
-            write_whole(self._path, (json.dumps({"header": header}) + "\n").encode())
-        self._file = self._path.open("a", encoding="utf-8")
+    folder: Path
+    header: Any
+    files: list[StoredFile] = field(default_factory=list)
+    state: State = None
 
-    def done(self, file: StoredFile, state: State) -> None:
-        """Notes a file that is complete and on disk; it may take its name only after this."""
-        self.files[file.name] = file
-        self._append({"file": dataclasses.asdict(file), "state": state})
-        os.fsync(self._file.fileno())
+    @classmethod
+    def of(cls, folder: Path, header: Any) -> Journal:
+        """The journal of a folder; without one, a new one.
 
-    def reached(self, partial: Partial) -> None:
-        """Notes how far the file at work is. A crash of the machine may lose this, kill -9 does not."""
-        self._append(partial._asdict())
+        Raises:
+            DataError: it cannot be read.
+        """
+        path = folder / JOURNAL
+        try:
+            saved = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return cls(folder, header)
+        except ValueError as error:
+            raise DataError(
+                f"{path} is damaged, or of an earlier release ({error}); remove {folder} to begin anew"
+            ) from error
+        return cls(folder, saved["header"], [stored_file(file) for file in saved.get("files", [])], saved.get("state"))
 
-    def close(self) -> None:
-        self._file.close()
+    def save(self) -> None:
+        """Price: 7 us and 350 bytes for each file that there is; of 1 TB, in files of 128 MB, some 3 % of the writing."""
+        content = {
+            "header": self.header,
+            "writer": f"process {os.getpid()} on {socket.gethostname()}",
+            "files": [vars(file) for file in self.files],
+            "state": self.state,
+        }
+        write_whole(self.folder / JOURNAL, json.dumps(content).encode() + b"\n")
 
-    def remove(self) -> None:
-        self.close()
-        self._path.unlink()
+    def touch(self) -> None:
+        """Tells those who wait that there is progress. Price: 2 us."""
+        os.utime(self.folder / JOURNAL)
 
-    def _append(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
 
-    def _read(self) -> None:
-        whole: list[str] = []
-        for text in self._path.read_text("utf-8").splitlines():
-            try:
-                line = json.loads(text)
-            except ValueError:  # the machine crashed in the middle of this line
-                write_whole(self._path, "".join(f"{text}\n" for text in whole).encode())
-                break
-            whole.append(text)
-            if "header" in line:
-                self.header = line["header"]
-            elif "file" in line:
-                file = stored_file(line["file"])
-                self.files[file.name] = file
-                self.state, self.partial = line["state"], None
-            else:
-                self.partial = Partial(**line)
+def seen_progress(folder: Path) -> int:
+    """When the writer of a folder last made progress, ns; 0 where it has not begun."""
+    try:
+        return (folder / JOURNAL).stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def writer_of(folder: Path) -> str:
+    """Who writes a folder, in words."""
+    try:
+        return str(json.loads((folder / JOURNAL).read_bytes())["writer"])
+    except (FileNotFoundError, ValueError, KeyError):
+        return "another process"

@@ -10,87 +10,68 @@ validity, second, last, stop        of each column, in the schema's order: the b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.ragged import is_ragged
-from brimful.store.manifest import SideFile, StoredFile, settle
 from brimful.store.mapped import MappedFile
-from brimful.store.part import MAGIC_BYTES, sha256_of
 
 PLACES: Final = "places.npy"
 BATCH_FIELDS: Final = 3
 COLUMN_FIELDS: Final = 4
+MAGIC_BYTES: Final = 8
+"""What stands in an Arrow file before the stream of its record batches."""
 PREFIX_BYTES: Final = 8
 """Of a message: a mark, and the size of the metadata that follow."""
 
 
-def write_places(folder: Path, schema: pa.Schema, files: Sequence[StoredFile]) -> SideFile:
-    """Writes the places of all record batches. Price: 20 us a record batch; no row is read."""
-    rows = [row for file in files for row in _places(folder / file.name)]
-    array = np.array(rows, dtype=np.int64).reshape(-1, BATCH_FIELDS + COLUMN_FIELDS * len(schema))
-    part = folder / f"{PLACES}.part"
-    with part.open("wb") as out:
-        np.save(out, array)
-    settle(part, folder / PLACES)
-    return SideFile(PLACES, (folder / PLACES).stat().st_size, sha256_of(folder / PLACES))
+def num_places(schema: pa.Schema) -> int:
+    """Numbers that a record batch has."""
+    return BATCH_FIELDS + COLUMN_FIELDS * len(schema)
+
+
+class ColumnPlaces(NamedTuple):
+    """Of a column in each record batch, int64 (n,) each; `start`: where the column before ends."""
+
+    start: NDArray[np.int64]
+    validity: NDArray[np.int64]
+    second: NDArray[np.int64]
+    last: NDArray[np.int64]
+    stop: NDArray[np.int64]
 
 
 class Places:
-    """The places of the columns of a store, by name."""
+    """The places of the record batches of a store, int64 (n,) each, and of their columns by name."""
 
     def __init__(self, array: NDArray[np.int64], columns: Sequence[str]) -> None:
-        self._array = array
-        self._first = {name: BATCH_FIELDS + COLUMN_FIELDS * number for number, name in enumerate(columns)}
-        self._names = list(columns)
+        self.message, self.body, self.end = array[:, :BATCH_FIELDS].T
+        self._columns: dict[str, ColumnPlaces] = {}
+        start = self.body
+        for number, name in enumerate(columns):
+            first = BATCH_FIELDS + COLUMN_FIELDS * number
+            found = ColumnPlaces(start, *array[:, first : first + COLUMN_FIELDS].T)
+            self._columns[name], start = found, found.stop
 
-    @property
-    def message(self) -> NDArray[np.int64]:
-        return self._array[:, 0]
-
-    @property
-    def body(self) -> NDArray[np.int64]:
-        return self._array[:, 1]
-
-    @property
-    def end(self) -> NDArray[np.int64]:
-        return self._array[:, 2]
-
-    def validity(self, name: str) -> NDArray[np.int64]:
-        return self._array[:, self._first[name]]
-
-    def second(self, name: str) -> NDArray[np.int64]:
-        return self._array[:, self._first[name] + 1]
-
-    def last(self, name: str) -> NDArray[np.int64]:
-        return self._array[:, self._first[name] + 2]
-
-    def stop(self, name: str) -> NDArray[np.int64]:
-        return self._array[:, self._first[name] + 3]
-
-    def start(self, name: str) -> NDArray[np.int64]:
-        """Where the column before ends."""
-        number = self._names.index(name)
-        return self.stop(self._names[number - 1]) if number else self.body
+    def __getitem__(self, name: str) -> ColumnPlaces:
+        return self._columns[name]
 
 
-def _places(path: Path) -> list[list[int]]:
-    mapped = MappedFile(path)
+def places_of(mapped: MappedFile) -> NDArray[np.int64]:
+    """The places of the record batches of a file. Price: 20 us a record batch; no row is read."""
     base = mapped.memory.address
     messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(mapped.memory[MAGIC_BYTES:]))
     found = []
-    for number in range(len(mapped)):
+    for batch in mapped.batches():
         message = messages.read_next_message()
         while message.type != "record batch":  # but the schema, or a dictionary inside a struct
             message = messages.read_next_message()
         body = message.body.address - base
         row = [message.metadata.address - base - PREFIX_BYTES, body, body + message.body.size]
         stop = body
-        for column in mapped.batch(number).columns:
+        for column in batch.columns:
             places = [(-1, 0) if it is None else (it.address - base, it.size) for it in column.buffers()]
             there = [(place, size) for place, size in places if place >= 0] or [(stop, 0)]
             stop = max(place + size for place, size in there)
@@ -99,4 +80,4 @@ def _places(path: Path) -> list[list[int]]:
                 last = stop  # all lists are empty
             row += [places[0][0], places[1][0] if len(places) > 1 else -1, last, stop]
         found.append(row)
-    return found
+    return np.array(found, dtype=np.int64)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -17,19 +14,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.errors import DataError
+from brimful.once import once
 from brimful.ragged import array_of, list_array, offsets_of
 from brimful.rows import Block
 from brimful.sources.objects import Object, Objects, Spans
-from brimful.store.fetch import Layout, Ranges, Slabs, StoredRows, joined, list_columns
 from brimful.store.folder import Folder
+from brimful.store.layout import Ranges, joined, memory_for, numpy_file
 from brimful.store.manifest import JOURNAL, MANIFEST, Manifest, SideFile, missing
-from brimful.store.part import MAGIC_BYTES
-from brimful.store.places import Places
+from brimful.store.places import MAGIC_BYTES, Places
 
-KEPT_BYTES: Final = 256 << 20
-"""Of columns of other types than lists, numbers and strings, or with nulls: they are read a whole record batch at a time."""
-HEAD_BYTES: Final = 1024
-"""An array's header is within so many."""
+KEPT_BATCHES: Final = 32
+"""Record batches of which columns of other types than lists, numbers and strings, or with nulls, are kept: 8 MB at most each,
+as they are read whole."""
 HASHED_BYTES: Final = 64 << 20
 """Of a file are read at once where its checksum is wanted."""
 SUM_ROWS: Final = 64
@@ -37,36 +33,47 @@ SUM_ROWS: Final = 64
 
 
 class RemoteFolder(Folder):
-    """A store in a folder of any file system that fsspec knows."""
+    """A store in a folder of any file system that fsspec knows: of lists, of numbers and of strings the rows wanted alone
+    are read; all else a record batch at a time."""
+
+    gap_bytes = 0  # what is near is asked for together where the bytes are known
 
     def __init__(self, url: str, storage_options: Mapping[str, Any], timeout_seconds: float) -> None:
-        self.path = url.rstrip("/")
+        super().__init__(url.rstrip("/"))
         fs, root = fsspec.core.url_to_fs(self.path, **storage_options)
         self._root = root.rstrip("/")
         self._objects = Objects(fs, timeout_seconds)
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self._sums: dict[str, NDArray[np.int64]] = {}
+        self._kept: dict[tuple[Any, ...], Block] = {}
+        self._lock = threading.Lock()
 
-    def manifest(self) -> Manifest:
+    def load_manifest(self) -> Manifest:
         try:
             text = self._objects.whole(self._object(MANIFEST))
         except FileNotFoundError as error:
             raise FileNotFoundError(missing(self.path, self._begun())) from error
         return Manifest.parse(text, self.path)
 
+    def first_schema(self) -> pa.Schema:
+        """What stands in a file before its first record batch."""
+        span = Spans(*np.array([[0], [MAGIC_BYTES], [self._places.message[0]]], dtype=np.int64))
+        (head,) = self._objects.read(self._files, span)
+        return pa.ipc.read_schema(pa.py_buffer(head))
+
     def numbers(self, side: SideFile) -> NDArray[Any]:
         """The array of a side file, read whole into memory."""
-        span = Spans(*np.array([[0], [0], [side.bytes]], dtype=np.int64))
-        (content,) = self._objects.read([self._object(side.name, side.bytes)], span)
-        found = hashlib.sha256(content).hexdigest()
-        if found != side.sha256:
-            raise DataError(
-                f"{self.path}/{side.name} is damaged: its sha256 is {found[:16]}..., and the manifest says "
-                f"{side.sha256[:16]}..."
-            )
-        head = io.BytesIO(content[:HEAD_BYTES])
-        version = np.lib.format.read_magic(head)
-        assert version == (1, 0), "what numpy writes of plain integers"
-        shape, _, dtype = np.lib.format.read_array_header_1_0(head)
-        return np.frombuffer(content, dtype, offset=head.tell()).reshape(shape)  # of 4 GB, a copy would be much
+        if side.name not in self._arrays:
+            span = Spans(*np.array([[0], [0], [side.bytes]], dtype=np.int64))
+            (content,) = self._objects.read([self._object(side.name, side.bytes)], span)
+            found = hashlib.sha256(content).hexdigest()
+            if found != side.sha256:
+                raise DataError(
+                    f"{self.path}/{side.name} is damaged: its sha256 is {found[:16]}..., and the manifest says "
+                    f"{side.sha256[:16]}..."
+                )
+            self._arrays[side.name] = numpy_file(content)
+        return self._arrays[side.name]
 
     def sha256(self, file: SideFile) -> str:
         digest, one = hashlib.sha256(), self._object(file.name, file.bytes)
@@ -75,24 +82,35 @@ class RemoteFolder(Folder):
             digest.update(*self._objects.read([one], span))
         return digest.hexdigest()
 
-    def rows(
-        self, manifest: Manifest, layout: Layout, columns: Sequence[str], lengths: Callable[[str], NDArray[Any]]
-    ) -> StoredRows:
-        url = self.path
-        if manifest.places is None:
-            raise DataError(
-                f"the store {url} was written by an earlier release, without what reading by ranges takes; copy it to a local "
-                "folder, or write it anew"
-            )
-        dictionaries = [name for name, kind in manifest.columns.items() if "dictionary<" in kind]
-        if dictionaries:
-            raise DataError(
-                f"column {dictionaries[0]!r} of the store {url} holds dictionaries ({manifest.columns[dictionaries[0]]}), which "
-                "cannot be read by ranges; copy the store to a local folder"
-            )
-        places = Places(self.numbers(manifest.places), list(manifest.columns))
-        files = [self._object(file.name, file.bytes) for file in manifest.files]
-        return RangedRows(self._objects, files, manifest, layout, columns, lengths, places)
+    def block(self, ranges: Ranges, columns: Sequence[str]) -> Block:
+        batches = np.unique(ranges.batches)
+        runs = {name: self._runs(name, ranges) for name in columns if self._is_list(name)}
+        runs |= {name: self._fixed(name, ranges) for name in columns if self._is_fixed(name, batches)}
+        offsets = {name: self._offsets(name, ranges) for name in columns if self._is_text(name, batches)}
+        others = [name for name in columns if name not in runs and name not in offsets]
+        spans = [*runs.values(), *offsets.values()]
+        kept = self._known(batches, others) if others else {}
+        absent = [batch for batch in batches.tolist() if others and batch not in kept]
+        found = self._read([*spans, *(self._whole(batch, others) for batch in absent)])
+        flat = dict(zip(runs, found))
+        tables = {name: self._ends(name, parts) for name, parts in zip(offsets, found[len(runs) :])}
+        texts = {name: self._texts(name, ranges, table) for name, table in tables.items()}
+        flat |= dict(zip(texts, self._read(list(texts.values()))))
+
+        out: dict[str, pa.Array] = {}
+        for name in runs:
+            values = flat[name]
+            out[name] = self._list(name, values, ranges) if self._is_list(name) else self._numbers(name, values)
+        for name, table in tables.items():
+            out[name] = self._strings(name, flat[name], table)
+        if others:
+            kept |= {batch: self._decoded(batch, others, parts) for batch, parts in zip(absent, found[len(spans) :])}
+            out |= self._taken(others, ranges, kept)
+        return pa.RecordBatch.from_arrays([out[name] for name in columns], list(columns))
+
+    @once
+    def _files(self) -> list[Object]:
+        return [self._object(file.name, file.bytes) for file in self.manifest.files]
 
     def _object(self, name: str, size: int | None = None) -> Object:
         path = f"{self._root}/{quote(name) if self._objects.is_http else name}"
@@ -104,63 +122,21 @@ class RemoteFolder(Folder):
         except (OSError, DataError):
             return False
 
-
-class RangedRows(StoredRows):
-    """Rows read by ranges: of lists, of numbers and of strings those wanted alone; all else a record batch at a time.
-
-    Args:
-        files: of rows, as the manifest has them.
-        columns: those wanted.
-        lengths: of the rows, by list column.
-        places: of all columns of the store.
-    """
-
-    def __init__(
-        self,
-        objects: Objects,
-        files: Sequence[Object],
-        manifest: Manifest,
-        layout: Layout,
-        columns: Sequence[str],
-        lengths: Callable[[str], NDArray[Any]],
-        places: Places,
-    ) -> None:
-        self._objects, self._files, self._layout = objects, files, layout
-        self._columns, self._lengths, self._places = list(columns), lengths, places
-        self._lists = [name for name in list_columns(manifest) if name in columns]
-        self._sums: dict[str, NDArray[np.int64]] = {}
-        self._slabs = Slabs()
-        self._kept = Kept()
-
-    @property
-    def gap_bytes(self) -> int:
-        return 0  # what is near is asked for together where the bytes are known
-
-    def block(self, ranges: Ranges) -> Block:
-        batches = np.unique(ranges.batches)
-        runs = {name: self._runs(name, ranges) for name in self._columns if self._is_list(name)}
-        runs |= {name: self._fixed(name, ranges) for name in self._columns if self._is_fixed(name, batches)}
-        offsets = {name: self._offsets(name, ranges) for name in self._columns if self._is_text(name, batches)}
-        others = [name for name in self._columns if name not in runs and name not in offsets]
-        spans = [*runs.values(), *offsets.values()]
-        absent = [batch for batch in batches.tolist() if others and (batch, *others) not in self._kept]
-        whole = [self._whole(batch, others) for batch in absent]
-        found = self._read([*spans, *whole])
-        flat = dict(zip(runs, found))
-        tables = {name: self._ends(name, parts) for name, parts in zip(offsets, found[len(runs) :])}
-        texts = {name: self._texts(name, ranges, table) for name, table in tables.items()}
-        flat |= dict(zip(texts, self._read(list(texts.values()))))
-
-        columns: dict[str, pa.Array] = {}
-        for name in runs:
-            values = flat[name]
-            columns[name] = self._list(name, values, ranges) if self._is_list(name) else self._numbers(name, values)
-        for name, table in tables.items():
-            columns[name] = self._strings(name, flat[name], table)
-        if others:
-            fresh = {batch: self._decoded(batch, others, parts) for batch, parts in zip(absent, found[len(spans) :])}
-            columns |= self._taken(others, ranges, fresh)
-        return pa.RecordBatch.from_arrays([columns[name] for name in self._columns], self._columns)
+    @once
+    def _places(self) -> Places:
+        manifest = self.manifest
+        if manifest.places is None:
+            raise DataError(
+                f"the store {self.path} was written by an earlier release, without what reading by ranges takes; copy it to a "
+                "local folder, or write it anew"
+            )
+        dictionaries = [name for name, kind in manifest.columns.items() if "dictionary<" in kind]
+        if dictionaries:
+            raise DataError(
+                f"column {dictionaries[0]!r} of the store {self.path} holds dictionaries "
+                f"({manifest.columns[dictionaries[0]]}), which cannot be read by ranges; copy the store to a local folder"
+            )
+        return Places(self.numbers(manifest.places), list(manifest.columns))
 
     def _read(self, spans: list[Spans]) -> list[list[memoryview]]:
         """The bytes of several sets of spans, in one go."""
@@ -171,37 +147,30 @@ class RangedRows(StoredRows):
         ends = np.cumsum([len(one.files) for one in spans]).tolist()
         return [found[first:last] for first, last in zip([0, *ends], ends)]
 
-    @cached_property
-    def _schema(self) -> pa.Schema:
-        """What stands in a file before its first record batch."""
-        span = Spans(*np.array([[0], [MAGIC_BYTES], [self._places.message[0]]], dtype=np.int64))
-        (head,) = self._objects.read(self._files, span)
-        return pa.ipc.read_schema(pa.py_buffer(head))
-
     def _type(self, name: str) -> pa.DataType:
-        return self._schema.field(name).type
+        return self.schema.field(name).type
 
     # -- lists: their values begin where the lengths before them end -----------------------------------------------------
 
     def _is_list(self, name: str) -> bool:
-        return name in self._lists and self._type(name).value_type.bit_width % 8 == 0
+        return name in self.list_columns and self._type(name).value_type.bit_width % 8 == 0
 
     def _runs(self, name: str, ranges: Ranges) -> Spans:
         width = self._type(name).value_type.bit_width // 8
-        begins = self._before(name, self._layout.starts[ranges.batches])
+        begins = self._before(name, self.layout.starts[ranges.batches])
         firsts, lasts = self._before(name, ranges.firsts), self._before(name, ranges.firsts + ranges.counts)
-        values = self._places.last(name)[ranges.batches]
+        values = self._places[name].last[ranges.batches]
         return self._spans(ranges, values + (firsts - begins) * width, values + (lasts - begins) * width)
 
     def _list(self, name: str, parts: list[memoryview], ranges: Ranges) -> pa.Array:
-        offsets = offsets_of(self._lengths(name)[ranges.rows])
+        offsets = offsets_of(self.lengths(name)[ranges.rows])
         kind = self._type(name).value_type
         values = pa.Array.from_buffers(kind, int(offsets[-1]), [None, self._flat(parts)])
         return list_array(values, offsets)
 
     def _before(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many values of a list column there are before some rows."""
-        lengths = self._lengths(name)
+        lengths = self.lengths(name)
         if name not in self._sums:
             firsts = np.arange(0, len(lengths), SUM_ROWS)
             sums = np.add.reduceat(lengths, firsts, dtype=np.int64)
@@ -217,12 +186,12 @@ class RangedRows(StoredRows):
     def _is_fixed(self, name: str, batches: NDArray[np.int64]) -> bool:
         kind = self._type(name)
         fixed = pa.types.is_primitive(kind) and kind.bit_width % 8 == 0
-        return fixed and bool((self._places.validity(name)[batches] < 0).all())
+        return fixed and bool((self._places[name].validity[batches] < 0).all())
 
     def _fixed(self, name: str, ranges: Ranges) -> Spans:
         width = self._type(name).bit_width // 8
-        rows = ranges.firsts - self._layout.starts[ranges.batches]
-        begins = self._places.last(name)[ranges.batches] + rows * width
+        rows = ranges.firsts - self.layout.starts[ranges.batches]
+        begins = self._places[name].last[ranges.batches] + rows * width
         return self._spans(ranges, begins, begins + ranges.counts * width)
 
     def _numbers(self, name: str, parts: list[memoryview]) -> pa.Array:
@@ -232,12 +201,12 @@ class RangedRows(StoredRows):
     # -- strings: their offsets first ------------------------------------------------------------------------------------
 
     def _is_text(self, name: str, batches: NDArray[np.int64]) -> bool:
-        return _offset_type(self._type(name)) is not None and bool((self._places.validity(name)[batches] < 0).all())
+        return _offset_type(self._type(name)) is not None and bool((self._places[name].validity[batches] < 0).all())
 
     def _offsets(self, name: str, ranges: Ranges) -> Spans:
         width = _offset_width(self._type(name))
-        rows = ranges.firsts - self._layout.starts[ranges.batches]
-        begins = self._places.second(name)[ranges.batches] + rows * width
+        rows = ranges.firsts - self.layout.starts[ranges.batches]
+        begins = self._places[name].second[ranges.batches] + rows * width
         return self._spans(ranges, begins, begins + (ranges.counts + 1) * width)
 
     def _ends(self, name: str, parts: list[memoryview]) -> list[NDArray[np.int64]]:
@@ -246,7 +215,7 @@ class RangedRows(StoredRows):
         return [np.frombuffer(part, dtype=kind).astype(np.int64) for part in parts]
 
     def _texts(self, name: str, ranges: Ranges, table: list[NDArray[np.int64]]) -> Spans:
-        begins = self._places.last(name)[ranges.batches]
+        begins = self._places[name].last[ranges.batches]
         firsts, lasts = np.array([offsets[0] for offsets in table]), np.array([offsets[-1] for offsets in table])
         return self._spans(ranges, begins + firsts, begins + lasts)
 
@@ -264,9 +233,9 @@ class RangedRows(StoredRows):
     def _whole(self, batch: int, names: list[str]) -> Spans:
         """The metadata of a record batch, and some of its columns."""
         places = self._places
-        firsts = [places.message[batch], *(places.start(name)[batch] for name in names)]
-        lasts = [places.body[batch], *(places.stop(name)[batch] for name in names)]
-        files = np.full(len(firsts), self._layout.file_of[batch])
+        firsts = [places.message[batch], *(places[name].start[batch] for name in names)]
+        lasts = [places.body[batch], *(places[name].stop[batch] for name in names)]
+        files = np.full(len(firsts), self.layout.file_of[batch])
         return Spans(files, np.array(firsts, dtype=np.int64), np.array(lasts, dtype=np.int64))
 
     def _decoded(self, batch: int, names: list[str], parts: list[memoryview]) -> Block:
@@ -275,23 +244,28 @@ class RangedRows(StoredRows):
         message = np.zeros(int(self._places.end[batch]) - begin, dtype=np.uint8)  # untouched pages take no memory
         for first, last, part in zip(spans.firsts.tolist(), spans.lasts.tolist(), parts):
             message[first - begin : last - begin] = np.frombuffer(part, np.uint8)
-        file = self._files[int(self._layout.file_of[batch])]
         try:
-            block = pa.ipc.read_record_batch(pa.py_buffer(message), self._schema).select(names)
+            block = pa.ipc.read_record_batch(pa.py_buffer(message), self.schema).select(names)
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{file.name} is damaged: {error}") from error
-        self._kept.put((batch, *names), block, sum(map(len, parts)))
+            file = self.manifest.files[int(self.layout.file_of[batch])]
+            raise DataError(f"{self.path}/{file.name} is damaged: {error}") from error
+        with self._lock:
+            self._kept[batch, *names] = block
+            while len(self._kept) > KEPT_BATCHES:
+                del self._kept[next(iter(self._kept))]
         return block
 
-    def _taken(self, names: list[str], ranges: Ranges, fresh: dict[int, Block]) -> dict[str, pa.Array]:
-        blocks = {}
-        for batch in np.unique(ranges.batches).tolist():
-            block = fresh[batch] if batch in fresh else self._kept.get((batch, *names))
-            if block is None:  # another thread's rows have taken its place
-                (parts,) = self._read([self._whole(batch, names)])
-                block = self._decoded(batch, names, parts)
-            blocks[batch] = block
-        begins = ranges.firsts - self._layout.starts[ranges.batches]
+    def _known(self, batches: NDArray[np.int64], names: list[str]) -> dict[int, Block]:
+        """Columns of record batches that were used last; the order in which they are kept is that of their use."""
+        keys = {batch: (batch, *names) for batch in batches.tolist()}
+        with self._lock:
+            for key in keys.values():
+                if key in self._kept:
+                    self._kept[key] = self._kept.pop(key)
+            return {batch: self._kept[key] for batch, key in keys.items() if key in self._kept}
+
+    def _taken(self, names: list[str], ranges: Ranges, blocks: dict[int, Block]) -> dict[str, pa.Array]:
+        begins = ranges.firsts - self.layout.starts[ranges.batches]
         slices = zip(ranges.batches.tolist(), begins.tolist(), ranges.counts.tolist())
         together = joined([blocks[batch].slice(first, count) for batch, first, count in slices])
         return dict(zip(names, together.columns))
@@ -299,41 +273,13 @@ class RangedRows(StoredRows):
     # --------------------------------------------------------------------------------------------------------------------
 
     def _spans(self, ranges: Ranges, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> Spans:
-        return Spans(self._layout.file_of[ranges.batches], firsts, lasts)
+        return Spans(self.layout.file_of[ranges.batches], firsts, lasts)
 
     def _flat(self, parts: list[memoryview]) -> pa.Buffer:
-        """Runs of bytes, end to end, in memory that is used again."""
-        out = self._slabs.take(sum(map(len, parts)), np.dtype(np.uint8))
-        np.concatenate([np.frombuffer(part, np.uint8) for part in parts], out=out)
-        return pa.py_buffer(out)
-
-
-class Kept:
-    """Blocks that were used last, up to KEPT_BYTES of them; the newest stays in any case."""
-
-    def __init__(self) -> None:
-        self._blocks: OrderedDict[tuple[Any, ...], tuple[Block, int]] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()
-
-    def __contains__(self, key: tuple[Any, ...]) -> bool:
-        return key in self._blocks
-
-    def get(self, key: tuple[Any, ...]) -> Block | None:
-        with self._lock:
-            if key not in self._blocks:
-                return None
-            self._blocks.move_to_end(key)
-            return self._blocks[key][0]
-
-    def put(self, key: tuple[Any, ...], block: Block, size: int) -> None:
-        with self._lock:
-            if key not in self._blocks:
-                self._blocks[key] = block, size
-                self._bytes += size
-            while self._bytes > KEPT_BYTES and len(self._blocks) > 1:
-                _, (_, dropped) = self._blocks.popitem(last=False)
-                self._bytes -= dropped
+        """Runs of bytes, end to end."""
+        memory = memory_for(sum(map(len, parts)))
+        np.concatenate([np.frombuffer(part, np.uint8) for part in parts], out=np.frombuffer(memory, np.uint8))
+        return memory
 
 
 def _offset_type(kind: pa.DataType) -> type[np.int32] | type[np.int64] | None:

@@ -32,7 +32,7 @@ def verify_store(
     """
     folder = folder_of(path, storage_options, timeout_seconds)
     try:
-        manifest = folder.manifest()
+        manifest = folder.manifest
     except DataError as error:
         return [str(error)]
     problems = []

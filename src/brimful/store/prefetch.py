@@ -20,7 +20,7 @@ from brimful.background import Workers
 from brimful.once import once
 from brimful.ragged import concat
 from brimful.rows import Block
-from brimful.sources.index import Together
+from brimful.sources.index import RowSet
 
 SET_BYTES: Final = 512 << 20
 """Of a set that is fetched whole; rows of a larger one are long enough to be asked for one by one."""
@@ -30,7 +30,7 @@ KEPT_SETS: Final = 1
 Locate = Callable[[NDArray[np.int64]], tuple[Block, NDArray[np.int64]]]
 
 
-class Sets:
+class Prefetched:
     """The rows of an index by way of the sets that are expected.
 
     Args:
@@ -40,18 +40,18 @@ class Sets:
 
     def __init__(self, locate: Locate, row_bytes: float) -> None:
         self._locate, self._row_bytes = locate, row_bytes
-        self._sets: dict[Hashable, _Set] = {}
-        self._next: list[_Set] = []
+        self._sets: dict[Hashable, _FetchedRows] = {}
+        self._next: list[_FetchedRows] = []
         self._lock = threading.Lock()
 
-    def expect(self, sets: Sequence[Together]) -> None:
+    def expect(self, sets: Sequence[RowSet]) -> None:
         """What will be wanted from now on, in this order. Nothing is fetched before a row of them is wanted."""
         with self._lock:
             expected = {}
             for one in sets:
                 known = self._sets.pop(one.name, None)
                 if known is None and 0 < one.num_rows * self._row_bytes <= SET_BYTES:
-                    known = _Set(one.rows(), self._locate)
+                    known = _FetchedRows(one.rows(), self._locate)
                 if known is not None:
                     expected[one.name] = known
             for name in list(self._sets)[:-KEPT_SETS]:
@@ -64,7 +64,7 @@ class Sets:
         with self._lock:
             sets, expected = list(self._sets.values())[::-1], self._next
         left = np.ones(len(numbers), dtype=bool)
-        found: list[tuple[_Set, NDArray[np.bool_], NDArray[np.int64]]] = []
+        found: list[tuple[_FetchedRows, NDArray[np.bool_], NDArray[np.int64]]] = []
         for one in sets:
             rows, here = one.find(numbers)
             here &= left
@@ -88,14 +88,14 @@ class Sets:
         return concat(block.take(pa.array(rows)) for block, _, rows in pieces), places
 
     @staticmethod
-    def _read_on(one: _Set, expected: list[_Set]) -> None:
+    def _read_on(one: _FetchedRows, expected: list[_FetchedRows]) -> None:
         """Begins to fetch the set after one that is in use."""
         for before, after in pairwise(expected):
             if before is one:
                 after.begin()
 
 
-class _Set:
+class _FetchedRows:
     """Rows that are fetched together, once: when the first of them is wanted, or before."""
 
     def __init__(self, rows: NDArray[np.int64], locate: Locate) -> None:

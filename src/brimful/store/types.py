@@ -1,0 +1,138 @@
+"""The types that rows are stored in: those of the first of them, and of tokens the smallest that holds the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from tokenizers import Tokenizer
+
+from brimful.encoders import Encoder, FastEncoder, TiktokenEncoder, TransformersEncoder
+from brimful.errors import DataError, where
+from brimful.ragged import array_of, is_ragged, numpy_of, offsets_of
+from brimful.rows import Block, visible
+from brimful.store.pipeline import all_below
+from brimful.stream import Stage
+
+_NO_CAST = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
+
+
+def vocabularies(stage: Stage[Any]) -> dict[str, int]:
+    """The number of token ids of each column that a chain tokenises, where its tokenizer says it."""
+    found: dict[str, int] = {}
+    for output, size in _vocabularies(stage):
+        found[output] = max(size, found.get(output, 0))
+    return found
+
+
+def _vocabularies(stage: Stage[Any]) -> Iterator[tuple[str, int]]:
+    for below in all_below(stage):
+        yield from _vocabularies(below)
+    encoder = getattr(stage, "encoder", None)
+    if isinstance(encoder, Encoder) and (size := _num_ids(encoder)):
+        yield str(vars(stage)["output"]), size
+
+
+def _num_ids(encoder: Encoder) -> int:
+    if isinstance(encoder, FastEncoder):
+        return max(Tokenizer.from_str(encoder.serialized).get_vocab().values(), default=-1) + 1
+    if isinstance(encoder, TransformersEncoder):
+        return max(encoder.tokenizer.get_vocab().values(), default=-1) + 1
+    if isinstance(encoder, TiktokenEncoder):
+        return int(encoder.tokenizer.n_vocab)
+    return 0
+
+
+def stored_schema(block: Block, num_ids: Mapping[str, int]) -> pa.Schema:
+    """The columns of a store that begins with these rows.
+
+    Integers keep their type, lists of them that were all empty are of int64, and lists of numbers have 32-bit offsets.
+
+    Args:
+        num_ids: of the columns of which it is known: they get the smallest type that holds all ids, unless these rows
+            already hold others.
+    """
+    return pa.schema([(name, _stored(block.column(name), num_ids.get(name))) for name in block.schema.names])
+
+
+def _stored(array: pa.Array, num_ids: int | None) -> pa.DataType:
+    kind = array.type
+    if pa.types.is_dictionary(kind):  # record batches of one file would have to share it
+        return kind.value_type
+    if not is_ragged(kind):
+        return kind
+    values = pa.int64() if pa.types.is_null(kind.value_type) else kind.value_type
+    if num_ids and pa.types.is_integer(values) and _fits(array, _smallest(num_ids)):
+        values = _smallest(num_ids)
+    return pa.list_(values, kind.list_size) if pa.types.is_fixed_size_list(kind) else pa.list_(values)
+
+
+def _smallest(num_ids: int) -> pa.DataType:
+    """The type of so many token ids, from 0 on."""
+    return next((kind for kind in (pa.uint8(), pa.uint16()) if num_ids <= 1 << kind.bit_width), pa.int32())
+
+
+def _fits(array: pa.Array, values: pa.DataType) -> bool:
+    try:
+        array.flatten().cast(values)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def conform(block: Block, schema: pa.Schema, num_ids: Mapping[str, int]) -> Block:
+    """A block with the columns and types of a schema; a column that it has not is null.
+
+    Raises:
+        DataError: it has one that the schema has not, or values that the schema's types do not hold; with the first row that
+            has such a value, and both types.
+    """
+    for name in visible(block).schema.names:
+        if name not in schema.names:
+            raise DataError(
+                f"column {name!r} is new ({where(block, 0)}): the rows before have {', '.join(schema.names)}; give all rows "
+                "the same columns"
+            )
+    columns = []
+    for name, kind in zip(schema.names, schema.types):
+        place = block.schema.get_field_index(name)
+        array = pa.nulls(block.num_rows, kind) if place < 0 else block.column(place)
+        try:
+            columns.append(_cast(array, kind))
+        except _NO_CAST as error:
+            row = next((row for row in range(len(array)) if not _castable(array.slice(row, 1), kind)), 0)
+            remedy = "cast it to one type before it is stored"
+            if name in num_ids:
+                remedy = f"its tokenizer has {num_ids[name]:,} ids: store other integers in a column of another name"
+            raise DataError(
+                f"column {name!r} is {kind} in the rows before and {array.type} here, which cannot be cast to it: {error} "
+                f"({where(block, row)}); {remedy}"
+            ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """An array as another type that means the same; what lies between its lists is left behind."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    same = array.type.equals(kind)
+    if not same:  # Arrow would make a text of a number
+        pa.unify_schemas([pa.schema([("", each)]) for each in (kind, array.type)], promote_options="permissive")
+    if same and not (array.null_count and is_ragged(kind)):
+        return array
+    if not is_ragged(kind) or pa.types.is_null(array.type) or pa.types.is_fixed_size_list(kind):
+        return array.cast(kind)
+    offsets = offsets_of(numpy_of(pc.list_value_length(array).fill_null(0))).astype(np.int32)
+    mask = array.is_null() if array.null_count else None
+    return pa.ListArray.from_arrays(array_of(offsets), array.flatten().cast(kind.value_type), mask=mask)
+
+
+def _castable(array: pa.Array, kind: pa.DataType) -> bool:
+    try:
+        _cast(array, kind)
+    except _NO_CAST:
+        return False
+    return True
