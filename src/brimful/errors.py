@@ -1,7 +1,7 @@
 """What can go wrong, said once and with the place where it happened.
 
-Every row that a source reads carries its origin in a hidden column (a file and a line, in 8 bytes), so that any stage,
-however far down, can name the file and the line of the row that it failed on.
+Every row that a source reads carries its origin in a hidden column (a file and a line, in 12 bytes and one name a file), so
+that any stage, however far down and in whichever process, can name the file and the line of the row that it failed on.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -21,7 +22,6 @@ logger = logging.getLogger("brimful")
 HIDDEN: Final = "__brimful_"
 """How the names of columns begin that users do not see."""
 ORIGIN: Final = f"{HIDDEN}origin"
-_LINE_BITS: Final = 40
 
 
 class DataError(ValueError):
@@ -63,38 +63,37 @@ def one_of(name: str, value: str, *choices: str) -> None:
 
 # -- where a row came from ---------------------------------------------------------------------------------------------
 
-_names: list[tuple[str, str]] = []
-_numbers: dict[tuple[str, str], int] = {}
-_lock = threading.Lock()
+_PLACE: Final = pa.struct([("file", pa.dictionary(pa.int32(), pa.string())), ("line", pa.int64())])
 
 
 def origins(name: str, lines: NDArray[np.int64], unit: str = "line") -> pa.Array:
-    """The origin column, uint64 (n,), of rows that came from `lines` (counted from 1) of `name`.
+    """The origin column, (n,), of rows that came from `lines` (counted from 1) of `name`.
 
     >>> column = origins("shard a.jsonl", np.array([17]))
     >>> where(pa.RecordBatch.from_arrays([column], [ORIGIN]), 0)
     'shard a.jsonl, line 17'
     """
-    return pa.array(lines.astype(np.uint64) | np.uint64(origin_of(name, unit)))
+    return origins_of([name], np.zeros(len(lines), dtype=np.int32), lines, unit)
 
 
-def origin_of(name: str, unit: str = "line") -> int:
-    """What the origins of the rows of `name` have beside the number of their line."""
-    with _lock:
-        number = _numbers.setdefault((name, unit), len(_names))
-        if number == len(_names):
-            _names.append((name, unit))
-    return number << _LINE_BITS
+def origins_of(names: Sequence[str], which: NDArray[np.int32], lines: NDArray[np.int64], unit: str) -> pa.Array:
+    """The origin column of rows of several files: `which` of the names each row is of, (n,).
+
+    Price, beside 8 bytes a row without the names of files: for a block of 4,096 rows 8 us to make, 25 us in `take`, .2 us in
+    `slice`, 5 us in a `concat` of two files; for one of a single row 6, 10, 0 and 3 us.
+    """
+    count, (file, line) = len(lines), _PLACE
+    named = pa.array([f"{name}, {unit}" for name in names], pa.string())
+    files = pa.DictionaryArray.from_buffers(file.type, count, [None, pa.py_buffer(np.ascontiguousarray(which))], named)
+    numbers = pa.Array.from_buffers(line.type, count, [None, pa.py_buffer(np.ascontiguousarray(lines))])
+    return pa.Array.from_buffers(_PLACE, count, [None], children=[files, numbers])
 
 
 def where(block: pa.RecordBatch, row: int) -> str:
     """The place that a row of a block came from, in words."""
     index = block.schema.get_field_index(ORIGIN)
-    value = block.column(index)[row].as_py() if index >= 0 else None
-    if value is None:
-        return f"row {row} of a block of {block.num_rows:,} rows"
-    name, unit = _names[value >> _LINE_BITS]
-    return f"{name}, {unit} {value & ((1 << _LINE_BITS) - 1):,}"
+    place = block.column(index)[row].as_py() if index >= 0 else None
+    return f"row {row} of a block of {block.num_rows:,} rows" if place is None else f"{place['file']} {place['line']:,}"
 
 
 # -- what was left out -------------------------------------------------------------------------------------------------

@@ -169,7 +169,9 @@ def with_origin(out: Block, block: Block, parents: NDArray[np.int64]) -> Block:
     """`out` with the origins that the rows `parents` of `block` have."""
     if block.schema.get_field_index(ORIGIN) < 0 or not out.num_rows:
         return out
-    return with_column(out, ORIGIN, column_of(block, ORIGIN).take(pa.array(parents)))
+    column = column_of(block, ORIGIN)
+    same = len(parents) == len(column) and bool((parents[1:] > parents[:-1]).all())
+    return with_column(out, ORIGIN, column if same else column.take(pa.array(parents)))
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.errors import ORIGIN, origin_of
-from brimful.ragged import array_of, concat, offsets_of, with_column
+from brimful.errors import ORIGIN, origins_of
+from brimful.ragged import concat, offsets_of, with_column
 from brimful.rows import Block
 from brimful.store.manifest import Manifest, StoredFile
 
@@ -101,7 +101,6 @@ class Fetcher:
 
     def __init__(self, name: str, manifest: Manifest, layout: Layout, rows: StoredRows) -> None:
         self._name, self._files, self._layout, self._rows = name, manifest.files, layout, rows
-        self._bases: dict[int, int] = {}
 
     @property
     def gap_bytes(self) -> int:
@@ -121,16 +120,10 @@ class Fetcher:
         layout = self._layout
         files = layout.file_of[ranges.batches]
         distinct, which = np.unique(files, return_inverse=True)
-        bases = np.array([self._base(file) for file in distinct.tolist()], dtype=np.uint64)[which]
-        lines = ranges.firsts - layout.starts[layout.first_batches[files]] + 1 - ranges.places
-        shifts = bases + lines.astype(np.uint64)  # wraps around where that is negative, and back
-        return array_of(np.repeat(shifts, ranges.counts) + np.arange(ranges.counts.sum(), dtype=np.uint64))
-
-    def _base(self, file: int) -> int:
-        """What the origins of the rows of a file begin with."""
-        if file not in self._bases:
-            self._bases[file] = origin_of(f"store {self._name}/{self._files[file].name}", "row")
-        return self._bases[file]
+        names = [f"store {self._name}/{self._files[file].name}" for file in distinct.tolist()]
+        shifts = ranges.firsts - layout.starts[layout.first_batches[files]] + 1 - ranges.places
+        lines = np.repeat(shifts, ranges.counts) + np.arange(ranges.counts.sum())
+        return origins_of(names, np.repeat(which.astype(np.int32), ranges.counts), lines, "row")
 
 
 def list_columns(manifest: Manifest) -> list[str]:
