@@ -12,7 +12,7 @@ from brimful.algebra import kind_of, windows_of
 from brimful.distributed import world_size_here
 from brimful.errors import logger, one_of, require
 from brimful.iterator import ResumableIterator
-from brimful.once import once
+from brimful.once import once, settings_of
 from brimful.plan import FixedSize, Overlong, Packed, Policy, StaticShapes
 from brimful.planners import ByKey, ByPacking, ByPolicy, Planner
 from brimful.rows import Block, Sample
@@ -183,6 +183,9 @@ class Batches:
 
     def __bool__(self) -> bool:
         return True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
 
     def __repr__(self) -> str:
         return f"Batches({' > '.join(chain(self.stage))}{', repeat' if self.repeats else ''})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import hashlib
 import itertools
 import os
@@ -18,6 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from brimful.errors import require
+from brimful.once import settings_of
 from brimful.ragged import Ragged
 from brimful.stream import describe
 
@@ -62,7 +62,7 @@ class Encoder(ABC):
         return self._local.clone
 
     def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return settings_of(self)
 
     def __call__(self, texts: list[str]) -> Ragged:
         """The tokens of each text, int32, flat.

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, deque
-from collections.abc import Sequence
-from contextvars import ContextVar
-from typing import Any, Final
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar, copy_context
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+
+R = TypeVar("R")
 
 logger = logging.getLogger("brimful")
 
@@ -99,25 +101,37 @@ def where(block: pa.RecordBatch, row: int) -> str:
 # -- what was left out -------------------------------------------------------------------------------------------------
 
 
+Counts: TypeAlias = dict[str, tuple[int, str | None]]
+"""By name: how many things were left out, and the words for the log."""
+
+
 class Tally:
     """Counts what stages left out or cut (`skipped`, `dropped_tokens` ...); shared by the threads of one iterator.
 
     `made` queues what each batch on its way to the consumer holds, in the order in which they were made.
+
+    Args:
+        log: what the message of a count is given to, the first time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, log: Callable[[str], None] = logger.warning) -> None:
         self.made: deque[Any] = deque()
-        self._counts: Counter[str] = Counter()
+        self._log = log
+        self._counts: Counts = {}
         self._lock = threading.Lock()
 
-    def add(self, name: str, count: int) -> bool:
-        """Adds to a count; returns whether this was the first time."""
+    def add(self, name: str, number: int, message: str | None) -> None:
         with self._lock:
             first = name not in self._counts
-            self._counts[name] += count
-            return first
+            before, said = self._counts.get(name, (0, message))
+            self._counts[name] = before + number, said
+        if first and message is not None:
+            self._log(message)
 
     def counts(self) -> dict[str, int]:
+        return {name: number for name, (number, _) in self.told().items()}
+
+    def told(self) -> Counts:
         with self._lock:
             return dict(self._counts)
 
@@ -127,6 +141,32 @@ TALLY: ContextVar[Tally | None] = ContextVar("brimful_tally", default=None)
 
 def count(name: str, number: int, message: str | None = None) -> None:
     """Counts `number` things left out under `name` in the running iterator's `.stats`; logs `message` the first time."""
-    tally = TALLY.get()
-    if number and (tally is None or tally.add(name, number)) and message is not None:
-        logger.warning(message)
+    if number:
+        (TALLY.get() or Tally()).add(name, number, message)
+
+
+def tallied(fn: Callable[..., R], *args: Any) -> tuple[R, Counts]:
+    """`fn(*args)`, and what it left out: for who runs it in another process and brings both back; see `add_counts`.
+
+    >>> tallied(lambda: count("dropped", 2, "too long"))
+    (None, {'dropped': (2, 'too long')})
+    """
+    tally = Tally(log=lambda message: None)
+    context = copy_context()
+    context.run(TALLY.set, tally)
+    return context.run(fn, *args), tally.told()
+
+
+def add_counts(counts: Counts) -> None:
+    """Adds what was left out in another process to the running iterator's `.stats`, and logs it, as if it had been here."""
+    for name, (number, message) in counts.items():
+        count(name, number, message)
+
+
+OnError = Literal["raise", "skip"]
+
+
+def skipped(error: Exception) -> None:
+    """Counts a row that is left out (on_error="skip"), and logs why: the error names file and line."""
+    logger.warning("skipped: %s", error)
+    count("skipped", 1)

@@ -9,12 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from brimful.dataset import Dataset
-from brimful.errors import require
+from brimful.errors import OnError, require
 from brimful.rows import Sample
 from brimful.sources.called import ShardFunction
 from brimful.sources.files import FromFiles
 from brimful.sources.iterable import FromIterable
-from brimful.sources.reader import OnError
 from brimful.sources.sequence import FromSequence, SequenceIndex
 from brimful.sources.urls import Shards
 from brimful.store.index import StoreIndex

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final, Generic, Self, TypeAlias, TypeVar, cast
 
 from brimful import random
 from brimful.errors import StateError
+from brimful.once import settings_of
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -50,6 +51,9 @@ class Stage(ABC, Generic[T_co]):
     @abstractmethod
     def items(self, at: State) -> Generator[tuple[T_co, State], None, None]:
         """The items that follow the state `at` (never END), each with the state after it."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
 
     def dealt(self, stream: int, num_streams: int) -> Self:
         """What the stage is in stream `stream` of `num_streams` that share out its data: as it is, with a seed of its own.

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.errors import StageError, StateError
+from brimful.errors import OnError, StageError, StateError
 from brimful.rows import Sample, as_sample, name_of
-from brimful.sources.reader import OnError, Parsed, Position, Reader
+from brimful.sources.reader import Parsed, Position, Reader
 from brimful.sources.schema import block_of, misfit
 
 ShardFunction = Callable[[BinaryIO], Iterable[Sample | str]]

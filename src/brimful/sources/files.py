@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from brimful import random
 from brimful.background import Workers
-from brimful.errors import DataError, StateError, require
+from brimful.errors import DataError, OnError, StateError, require
 from brimful.ragged import EMPTY
 from brimful.rows import Block, Sample
 from brimful.sources.called import Called, ShardFunction, columnar
 from brimful.sources.jsonl import JsonLines, decode
 from brimful.sources.lines import LineReader, ParsedLines
-from brimful.sources.reader import OnError, Position, Reader
+from brimful.sources.reader import Position, Reader
 from brimful.sources.rotation import Rotation
 from brimful.sources.schema import SAMPLE_ROWS, infer
 from brimful.sources.shard import OpenShard, arrived

@@ -9,8 +9,8 @@ from typing import BinaryIO, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.errors import DataError, StateError
-from brimful.sources.reader import OnError, Parsed, Position, Reader
+from brimful.errors import DataError, OnError, StateError
+from brimful.sources.reader import Parsed, Position, Reader
 
 READ_BYTES: Final = 1 << 16
 """A read's size. A compressed shard is read in these steps from its beginning, also by a resume, so that one which is

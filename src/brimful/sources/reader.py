@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.errors import ORIGIN, DataError, StageError, count, logger, origins
+from brimful.errors import ORIGIN, DataError, OnError, StageError, origins, skipped
 from brimful.ragged import with_column
 from brimful.rows import Block
-
-OnError = Literal["raise", "skip"]
 
 
 class Position(NamedTuple):
@@ -80,7 +78,7 @@ class Reader(ABC):
         except (DataError, StageError) as error:
             if self._on_error == "raise":
                 raise
-            _skip(error)
+            skipped(error)
             return None
         if more is None:
             return None
@@ -91,7 +89,7 @@ class Reader(ABC):
             if self._on_error == "raise":
                 self._failure, records = bad, records[records < record]
                 break
-            _skip(bad)
+            skipped(bad)
         numbers = records + self.at.line + 1
         origin = origins(f"shard {self._name}", numbers, self.unit)
         self.at = Position(int(ends[-1]), self.at.line + len(ends))
@@ -100,8 +98,3 @@ class Reader(ABC):
     def place(self, record: int = 0) -> str:
         """Where a record among the next ones is, in words."""
         return f"shard {self._name}, {self.unit} {self.at.line + record + 1:,}"
-
-
-def _skip(error: DataError | StageError) -> None:
-    logger.warning("skipped: %s", error)
-    count("skipped", 1)

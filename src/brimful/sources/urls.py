@@ -16,6 +16,8 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 import fsspec
 import pyarrow as pa
 
+from brimful.once import settings_of
+
 COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4", ".xz": "xz"}
 _BRACES: Final = re.compile(r"\{([^{}]*)\}")
 
@@ -35,6 +37,9 @@ class Shards:
 
     urls: tuple[str, ...]
     storage_options: dict[str, Any] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
 
     @cached_property
     def listed(self) -> list[Shard]:

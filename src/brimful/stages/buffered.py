@@ -83,7 +83,9 @@ class Buffered(Stage[Window]):
     def _resolve(self, block: Block) -> int:
         assert self.policy is not None
         wanted = auto_rows(self.policy, self._lengths(block))
-        size = visible(block).nbytes + 8 * block.num_rows * (ORIGIN in block.schema.names)  # however long files' names are
+        size = visible(block).nbytes + 8 * block.num_rows * (
+            ORIGIN in block.schema.names
+        )  # however long files' names are
         affordable = AUTO_BYTES * block.num_rows // max(1, int(size))
         return max(1, min(wanted, int(affordable)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -166,9 +166,6 @@ class StoreIndex(Index):
     def fingerprint(self) -> dict[str, Any]:
         chosen = {} if self.columns is None else {"columns": list(self.columns)}
         return {"rows": len(self), "digest": self.manifest.digest, **chosen}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}  # a copy elsewhere opens the files anew
 
     def _step(self, steps: NDArray[np.int64]) -> int:
         """The greatest step from one row wanted to the next over which it is cheaper to fetch what lies between."""
