@@ -272,6 +272,17 @@ def coin(sample: Sample, rng: np.random.Generator) -> bool:
     return bool(rng.random() < 0.5)
 
 
+def refuses_some(sample: Sample) -> Any:
+    if len(sample["input_ids"]) % 3 == 1:
+        raise ValueError("a bad sample")
+    return {"input_ids": sample["input_ids"], "text": "some"}
+
+
+def refuses_some_of_many(sample: Sample) -> Iterator[Sample]:
+    yield sample
+    yield refuses_some(sample)
+
+
 def never(sample: Sample) -> bool:
     return False
 
@@ -334,11 +345,12 @@ def on(cls: type[Any], **settings: Any) -> SearchStrategy[Link]:
     return st.fixed_dictionaries(drawn).map(lambda kwargs: lambda upstream: cls(upstream, **kwargs))
 
 
-def keyed(cls: type[Any], plain: Any, seeded: Any) -> SearchStrategy[Link]:
+def keyed(cls: type[Any], plain: Any, seeded: Any, failing: Any = refuses_some) -> SearchStrategy[Link]:
     """Stages that call a user's function: as it is, or with a generator keyed by the row."""
     seeds = st.integers(0, 1)
     return st.one_of(
         *(on(cls, fn=fn, seeded=False) for fn in plain),
+        on(cls, fn=failing, seeded=False, on_error="skip"),
         seeds.map(lambda seed: lambda upstream: cls(Keyed(upstream, seed), seeded, True)),
     )
 
@@ -399,7 +411,7 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
     Enumerate: on(Enumerate, count_column="step"),
     Filter: keyed(Filter, [is_odd, never], coin),
     FilterMap: keyed(FilterMap, [tokens_if_any], noisy_or_none),
-    FlatMap: keyed(FlatMap, [copies], random_copies),
+    FlatMap: keyed(FlatMap, [copies], random_copies, refuses_some_of_many),
     Keyed: on(Keyed, seed=seeds),
     Map: keyed(Map, [longer], noisy),
     MapBlocks: on(MapBlocks, fn=st.sampled_from([every_row_thrice, tokens_only, no_rows])),
@@ -428,7 +440,9 @@ SEVERAL: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # several stre
 }
 INDEXED: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # indexed data to indexed data
     Cycled: on(Cycled),
-    Filtered: on(Filtered, fn=st.sampled_from([is_odd, never])),
+    Filtered: st.one_of(
+        on(Filtered, fn=st.sampled_from([is_odd, never])), on(Filtered, fn=refuses_some, on_error="skip")
+    ),
     Shuffled: on(Shuffled, buffer_size=few, seed=seeds),
     Sliced: on(Sliced, first=count, last=st.one_of(st.none(), count), step=few),
 }

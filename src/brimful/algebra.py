@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.errors import one_of, require
+from brimful.errors import OnError, one_of, require
 from brimful.indexed.cycled import Cycled
 from brimful.indexed.filtered import Filtered
 from brimful.indexed.joined import Joined
@@ -62,21 +62,21 @@ def shuffled(stage: Stage[Block], buffer_size: int, seed: int) -> Stage[Block]:
     return Shuffled(stage, size, seed) if isinstance(stage, Indexed) else Shuffle(windows_of(stage, size), seed)
 
 
-def filtered(stage: Stage[Block], fn: Callable[..., bool]) -> Stage[Block]:
+def filtered(stage: Stage[Block], fn: Callable[..., bool], on_error: OnError) -> Stage[Block]:
     """Of sources, by way of concatenations and shuffles, by a pass over all of them; what slices and mixtures would have
     left may differ from epoch to epoch, so there it streams."""
-    return _selected(stage, fn) or Filter(stage, fn, False)
+    return _selected(stage, fn, on_error) or Filter(stage, fn, False, on_error)
 
 
-def _selected(stage: Stage[Block], fn: Callable[..., bool]) -> Indexed | None:
+def _selected(stage: Stage[Block], fn: Callable[..., bool], on_error: OnError) -> Indexed | None:
     match stage:
         case Source():
-            return Filtered(stage, fn)
+            return Filtered(stage, fn, on_error)
         case Shuffled():
-            below = _selected(stage.upstream, fn)
+            below = _selected(stage.upstream, fn, on_error)
             return None if below is None else Shuffled(below, stage.buffer_size, stage.seed)
         case Joined():
-            parts = tuple(_selected(upstream, fn) for upstream in stage.upstreams)
+            parts = tuple(_selected(upstream, fn, on_error) for upstream in stage.upstreams)
             return Joined(parts) if _all_indexed(parts) else None
     return None
 

@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, get_args
 
 from numpy.typing import NDArray
 
 from brimful import algebra
 from brimful.batches import Batches, BatchOptions, PackOptions, batches_of, packs_of, sampled
 from brimful.encoders import encoder_for, missing_bos_eos
+from brimful.errors import OnError, one_of
 from brimful.iterator import ResumableIterator
 from brimful.plan import FixedSize, Packed, Policy, TokenBudget
 from brimful.plan.mix import Stop
@@ -102,33 +103,40 @@ class Dataset:
 
     # -- samples ---------------------------------------------------------------------------------------------------------
 
-    def map(self, fn: Callable[..., Sample], *, seed: int | None = None) -> Dataset:
+    def map(self, fn: Callable[..., Sample], *, seed: int | None = None, on_error: OnError = "raise") -> Dataset:
         """`fn(sample)` in place of each sample; with a seed `fn(sample, rng)`, a numpy generator keyed by the row.
 
-        Token columns arrive as numpy arrays that `fn` may change. Price: Python, once a sample; `map_blocks` is the fast
-        way.
+        Token columns arrive as numpy arrays that `fn` may change. Where it raises, on_error="raise" names file and line;
+        "skip" leaves the sample out, counts it as `skipped` in `.stats` and logs file, line and error. Price: Python, once
+        a sample; `map_blocks` is the fast way.
 
         >>> import brimful as bf
         >>> list(bf.from_sequence([{"x": 1}]).map(lambda sample: {"y": sample["x"] + 1}))
         [{'y': 2}]
         """
-        return self._add(Map(self._keyed(seed), fn, seed is not None))
+        return self._add(Map(*self._calling(fn, seed, on_error)))
 
-    def filter(self, fn: Callable[..., bool], *, seed: int | None = None) -> Dataset:
+    def filter(self, fn: Callable[..., bool], *, seed: int | None = None, on_error: OnError = "raise") -> Dataset:
         """The samples for which `fn(sample)` is true; with a seed `fn(sample, rng)`, and streamed.
 
         Price: Python, once a sample. Sources of indexed data stay indexed: when they are first used, in each process, all of
-        them are read and asked about; 8 bytes a sample kept. What was sliced or mixed before streams.
+        them are read and asked about; 8 bytes a sample kept. What was sliced or mixed before streams. `on_error`: see `map`;
+        what indexed data leave out is counted by the iterator that uses them first.
         """
-        return self._add(algebra.filtered(self.stage, fn) if seed is None else Filter(self._keyed(seed), fn, True))
+        calling = self._calling(fn, seed, on_error)
+        return self._add(algebra.filtered(self.stage, fn, on_error) if seed is None else Filter(*calling))
 
-    def filter_map(self, fn: Callable[..., Sample | None], *, seed: int | None = None) -> Dataset:
-        """`fn(sample)` in place of each sample, where it is not None; with a seed `fn(sample, rng)`."""
-        return self._add(FilterMap(self._keyed(seed), fn, seed is not None))
+    def filter_map(
+        self, fn: Callable[..., Sample | None], *, seed: int | None = None, on_error: OnError = "raise"
+    ) -> Dataset:
+        """`fn(sample)` in place of each sample, where it is not None; with a seed `fn(sample, rng)`. `on_error`: see `map`."""
+        return self._add(FilterMap(*self._calling(fn, seed, on_error)))
 
-    def flat_map(self, fn: Callable[..., Iterable[Sample]], *, seed: int | None = None) -> Dataset:
-        """All samples of `fn(sample)` in place of each sample; with a seed `fn(sample, rng)`."""
-        return self._add(Recut(FlatMap(self._keyed(seed), fn, seed is not None)))
+    def flat_map(
+        self, fn: Callable[..., Iterable[Sample]], *, seed: int | None = None, on_error: OnError = "raise"
+    ) -> Dataset:
+        """All samples of `fn(sample)` in place of each sample; with a seed `fn(sample, rng)`. `on_error`: see `map`."""
+        return self._add(Recut(FlatMap(*self._calling(fn, seed, on_error))))
 
     def map_blocks(self, fn: Callable[[Block], Block]) -> Dataset:
         """`fn(block)` in place of each pyarrow.RecordBatch of rows (1 to 4,096 of them): any columns, any number of rows.
@@ -400,8 +408,12 @@ class Dataset:
     def _batched(self, plan: Policy | ByKey, window: int | Literal["auto"], **options: Unpack[BatchOptions]) -> Batches:
         return batches_of(self.stage, self.repeats, plan, window, **options)
 
-    def _keyed(self, seed: int | None) -> Stage[Block]:
-        return self.stage if seed is None else Keyed(self.stage, seed)
+    def _calling(
+        self, fn: Callable[..., Any], seed: int | None, on_error: OnError
+    ) -> tuple[Stage[Block], Callable[..., Any], bool, OnError]:
+        """What stages that call a user's function for each sample are made of."""
+        one_of("on_error", on_error, *get_args(OnError))
+        return self.stage if seed is None else Keyed(self.stage, seed), fn, seed is not None, on_error
 
 
 def interleave_datasets(

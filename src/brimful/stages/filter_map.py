@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from brimful.rows import Block, Blockwise, Sample, call, rebuilt
+from brimful.errors import OnError
+from brimful.rows import Block, Blockwise, Sample, rebuilt, tried
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,9 @@ class FilterMap(Blockwise):
 
     fn: Callable[..., Sample | None]
     seeded: bool
+    on_error: OnError = "raise"
 
     def apply(self, block: Block) -> Block:
-        results = list(call("filter_map", self.fn, block, self.seeded))
-        kept = [row for row, result in enumerate(results) if result is not None]
-        return rebuilt("filter_map", self.fn, block, [results[row] for row in kept], np.array(kept, dtype=np.int64))
+        results = tried("filter_map", self.fn, block, self.seeded, self.on_error)
+        kept = {row: result for row, result in results if result is not None}
+        return rebuilt("filter_map", self.fn, block, [*kept.values()], np.array([*kept], dtype=np.int64))

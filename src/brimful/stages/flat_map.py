@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
-from brimful.rows import Block, Blockwise, Sample, call, rebuilt
+from brimful.errors import OnError
+from brimful.rows import Block, Blockwise, Sample, rebuilt, tried
 
 
 @dataclass(frozen=True)
@@ -16,8 +18,10 @@ class FlatMap(Blockwise):
 
     fn: Callable[..., Iterable[Sample]]
     seeded: bool
+    on_error: OnError = "raise"
 
     def apply(self, block: Block) -> Block:
-        results = list(call("flat_map", self.fn, block, self.seeded, list))
-        parents = np.repeat(np.arange(block.num_rows), [len(result) for result in results])
-        return rebuilt("flat_map", self.fn, block, [sample for result in results for sample in result], parents)
+        results = dict(tried("flat_map", self.fn, block, self.seeded, self.on_error, list))
+        counts = np.array([len(result) for result in results.values()], dtype=np.int64)
+        parents = np.repeat(np.array([*results], dtype=np.int64), counts)
+        return rebuilt("flat_map", self.fn, block, [*chain.from_iterable(results.values())], parents)

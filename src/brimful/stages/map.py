@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from brimful.rows import Block, Blockwise, Sample, call, rebuilt
+from brimful.errors import OnError
+from brimful.rows import Block, Blockwise, Sample, rebuilt, tried
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class Map(Blockwise):
 
     fn: Callable[..., Sample]
     seeded: bool
+    on_error: OnError = "raise"
 
     def apply(self, block: Block) -> Block:
-        results = list(call("map", self.fn, block, self.seeded))
-        return rebuilt("map", self.fn, block, results, np.arange(block.num_rows))
+        results = dict(tried("map", self.fn, block, self.seeded, self.on_error))
+        return rebuilt("map", self.fn, block, [*results.values()], np.array([*results], dtype=np.int64))
