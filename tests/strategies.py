@@ -514,6 +514,8 @@ STAGES: Final[set[type[Stage[Any]]]] = {
 }
 CUTTERS: Final[set[type[Stage[Any]]]] = {Chunk, ConcatChunk, PackChunk, MapBlocks}
 """After these a sample may have no text."""
+COUNTING: Final[set[type[Stage[Any]]]] = {Enumerate, Skip, Stride, Take}
+"""What rows in several streams are refused by."""
 
 
 # -- chains --------------------------------------------------------------------------------------------------------------
@@ -560,10 +562,13 @@ def indexed() -> SearchStrategy[Make]:
 
 
 @st.composite
-def row_links(draw: st.DrawFn, seen: frozenset[type[Stage[Any]]] = frozenset()) -> list[Link]:
+def row_links(
+    draw: st.DrawFn, seen: frozenset[type[Stage[Any]]] = frozenset(), without: frozenset[type[Stage[Any]]] = frozenset()
+) -> list[Link]:
     """A few stages from rows to rows, shuffles among them; `seen`: what may lie below."""
     links: list[Link] = []
-    classes: list[type[Stage[Any]]] = [*ROWS, Shuffle, Ahead, Repeat]
+    classes: list[type[Stage[Any]]] = [*({*ROWS, Shuffle, Ahead, Repeat} - without)]
+    classes.sort(key=lambda cls: cls.__name__)
     for cls in draw(st.lists(st.sampled_from(classes), max_size=4)):
         if (cls is Tokenize and seen & CUTTERS) or (cls in (Pad, Stride) and cls in seen):
             continue
@@ -591,7 +596,9 @@ def rows() -> SearchStrategy[Make]:
 
 def dealt() -> SearchStrategy[Make]:
     """Chains of rows, or of batches, that run in several streams."""
-    rows = st.builds(lambda make, links: chain(make, *links), files(streams=True), row_links(frozenset({Stride})))
+    rows = st.builds(
+        lambda make, links: chain(make, *links), files(streams=True), row_links(without=frozenset({*COUNTING, Repeat}))
+    )
     return st.builds(chain, st.one_of(rows, st.builds(chain, rows, WINDOWS[Buffered], BATCHES[Batched])), DEALT[Dealt])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import index
 from typing import Any, Literal, Unpack, get_args
 
@@ -232,8 +233,22 @@ class Dataset:
         """
         return self._add(algebra.shuffled(self.stage, buffer_size, seed))
 
+    def peek(self, n: int = 5) -> list[Sample]:
+        """The first n samples, or all where there are fewer.
+
+        >>> import brimful as bf
+        >>> bf.from_sequence(["a", "b", "c"]).peek(2)
+        [{'text': 'a'}, {'text': 'b'}]
+        """
+        with self.iter() as samples:
+            return list(islice(samples, n))
+
     def take(self, n: int) -> Dataset:
-        """The first n samples; of a repeating data set, over as many epochs as that needs."""
+        """The first n samples; of a repeating data set, over as many epochs as that needs.
+
+        Of several streams (`from_files(streams=...)`), which have no order of rows, it is refused, as `skip`, `stride` and
+        `enumerate` are: see `peek`, `filter` and `Batches.take`.
+        """
         return Dataset(algebra.taken(self._endless, n))
 
     def skip(self, n: int) -> Dataset:

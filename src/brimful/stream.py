@@ -208,6 +208,20 @@ def num_streams(stage: Stage[Any]) -> int | None:
     return counts[0]
 
 
+def refuse_streams(stage: Stage[Any], method: str) -> None:
+    """Refuses what counts the rows of a chain in one order, where they are dealt to several streams.
+
+    Raises:
+        ValueError: naming the method and the ways out.
+    """
+    count = num_streams(stage)
+    if count is not None and count > 1:
+        raise ValueError(
+            f"{method} counts the rows of all {count} streams, which are read apart and end apart: count batches instead "
+            "(Batches.take, Batches.enumerate), filter the rows by what is in them, or read them without streams="
+        )
+
+
 def stream_of(stage: Stage[T], stream: int, count: int) -> Stage[T]:
     """The chain of stages that gives stream `stream` of the `count` that a chain deals its data into."""
     changes: dict[str, Any] = {}

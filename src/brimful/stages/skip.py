@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from brimful.errors import require
 from brimful.rows import Block
-from brimful.stream import END, Stage, State, running, share
+from brimful.stream import END, Stage, State, refuse_streams, running
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class Skip(Stage[Block]):
     count: int
 
     def __post_init__(self) -> None:
+        refuse_streams(self.upstream, "skip")
         require("n", self.count, 0, "samples")
 
     def start(self, epoch: int) -> State:
@@ -30,7 +31,3 @@ class Skip(Stage[Block]):
                 rest = block.slice(left)
                 left -= block.num_rows - rest.num_rows
                 yield rest, END if after == END else [after, left]
-
-    def dealt(self, stream: int, num_streams: int) -> Skip:
-        """The rows that are this stream's where a row of each is skipped in turn."""
-        return replace(self, count=share(self.count, stream, num_streams))
