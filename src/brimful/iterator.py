@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from brimful.errors import TALLY, BrokenError, StateError, Tally
 from brimful.stats import Stats
-from brimful.stream import END, VERSION, Stage, State, check_header, describe
+from brimful.stream import END, VERSION, Stage, State, allowed, check_header, describe
 
 T = TypeVar("T")
 
@@ -27,6 +27,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self, stage: Stage[T], state_dict: dict[str, Any] | None, allow: Collection[str], epoch: int = 0
     ) -> None:
         self._stage = stage
+        different = allowed(allow)
         self._items: Generator[tuple[T, State], None, None] | None = None
         self._error: Exception | None = None
         self._closed = False
@@ -37,7 +38,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
         if state_dict is None:
             self._state: State = self._context.run(stage.start, epoch)
         else:
-            self._state = self._position(state_dict, frozenset(allow))
+            self._state = self._position(state_dict, different)
         self.stats = Stats(tally)
 
     def __next__(self) -> T:

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import closing, contextmanager
-from numbers import Integral, Real
+from math import isfinite
+from numbers import Real
 from typing import Any, ClassVar, Final, Generic, Self, TypeAlias, TypeVar, cast
+
+import numpy as np
 
 from brimful import random
 from brimful.errors import StateError
@@ -91,16 +94,20 @@ def runtime(default: Any = dataclasses.MISSING) -> Any:
 def describe(value: Any) -> Any:
     """A stage, or a setting of one, as plain JSON: every setting by value, less those marked `runtime`.
 
-    An object with a method `fingerprint()` stands as what that returns; a function stands as its name.
+    An object with a method `fingerprint()` stands as what that returns; a function stands as its name; a number that JSON
+    does not know (nan, inf) as a string.
 
     >>> from brimful.plan import TokenBudget
     >>> describe(TokenBudget(512))["max_tokens"]
     512
     """
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, str)):
         return value
-    if isinstance(value, Integral | Real):  # numpy's
-        return int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, Real):
+        number = float(value)
+        return number if isfinite(number) else str(number)
     if isinstance(value, (list, tuple, set, frozenset)):
         return [describe(item) for item in (sorted(value) if isinstance(value, (set, frozenset)) else value)]
     if isinstance(value, dict):
@@ -120,6 +127,22 @@ _REMEDIES: Final = {
     "end the epoch with those that saved it, and begin the next with others, or mix streamed data"
 }
 """What to do where a setting differs, by its name."""
+
+
+_ALLOWED: Final = ("urls", "weights")
+"""The settings in which a state may differ, where the caller says so."""
+
+
+def allowed(names: Collection[str]) -> frozenset[str]:
+    """The names of settings that a user gave, one or several.
+
+    Raises:
+        ValueError: for one that is not known, with those that are.
+    """
+    found = frozenset((names,) if isinstance(names, str) else names)
+    for name in sorted(found - {*_ALLOWED}, key=str):
+        raise ValueError(f"allow takes the names {' and '.join(map(repr, _ALLOWED))} (got {name!r})")
+    return found
 
 
 def check_header(saved: Any, ours: Any, allow: frozenset[str] = frozenset()) -> None:
