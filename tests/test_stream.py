@@ -293,7 +293,7 @@ def test_a_state_fits_where_a_number_is_not_finite_or_is_numpys(value: float) ->
 
 def test_a_word_of_allow_is_a_name_and_has_to_be_known(tmp_path: Path) -> None:
     state = saved(bf.from_files(write(tmp_path / "a")))
-    moved = bf.from_files(write(tmp_path / "b", names="abc"))
+    moved = bf.from_files(write(tmp_path / "b", names="xy"))
     same(taken(moved.iter(state, allow="urls"), 1), taken(moved.iter(state, allow=["urls"]), 1))
     for wrong, name in (({"nonsense"}, "nonsense"), ("url", "url"), (["urls", "seed"], "seed")):
         for data in (moved, moved.batch(2)):
