@@ -244,9 +244,7 @@ MUTANTS = [
         of("test_law", "test_held_rows_come_out_where_upstream_ends_without_saying_so"),
     ),
     Mutant("the phase of a stride is not saved", "stages/stride.py", "[after, phase]", "[after, 0]", law("Stride")),
-    Mutant(
-        "rows to skip are skipped again", "stages/skip.py", "[after, left]", "[after, int(self.count)]", law("Skip")
-    ),
+    Mutant("rows to skip are skipped again", "stages/skip.py", "[after, left]", "[after, self.count]", law("Skip")),
     Mutant(
         "take goes by its count in each block",
         "stages/take.py",

@@ -22,8 +22,8 @@ LAYERS = {  # a module imports what has a smaller number; the modules of one fol
     "columns": 4, "indexed": 4, "labels": 4, "planners": 4, "store": 4,
     "sources": 3, "windows": 3,
     "agreement": 2, "dataloader": 2, "distributed": 2, "encoders": 2, "iterator": 2, "order": 2, "rows": 2, "states": 2,
-    "ragged": 1, "stats": 1, "stream": 1,
-    "background": 0, "errors": 0, "once": 0, "plan": 0, "random": 0,
+    "plan": 1, "ragged": 1, "stats": 1, "stream": 1,
+    "background": 0, "errors": 0, "once": 0, "random": 0,
 }  # fmt: skip
 APART = {"stages", "indexed", "integrations"}  # folders whose modules do not import one another
 TORCH = {

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.errors import OnError, one_of, require
+from brimful.errors import OnError, integer, one_of
 from brimful.indexed.cycled import Cycled
 from brimful.indexed.filtered import Filtered
 from brimful.indexed.joined import Joined
@@ -42,23 +42,22 @@ def endless(stage: Stage[Block]) -> Stage[Block]:
 
 
 def taken(stage: Stage[Block], n: int) -> Stage[Block]:
-    streamed = Take(stage, index(n))
+    streamed = Take(stage, n)
     return Sliced(stage, 0, streamed.count, 1) if isinstance(stage, Indexed) else streamed
 
 
 def skipped(stage: Stage[Block], n: int) -> Stage[Block]:
-    streamed = Skip(stage, index(n))
+    streamed = Skip(stage, n)
     return Sliced(stage, streamed.count, None, 1) if isinstance(stage, Indexed) else streamed
 
 
 def strided(stage: Stage[Block], interval: int, offset: int) -> Stage[Block]:
-    streamed = Stride(stage, index(interval), index(offset))
+    streamed = Stride(stage, interval, offset)
     return Sliced(stage, streamed.offset, None, streamed.interval) if isinstance(stage, Indexed) else streamed
 
 
 def shuffled(stage: Stage[Block], buffer_size: int, seed: int) -> Stage[Block]:
-    size = index(buffer_size)
-    require("buffer_size", size, 1, "sample")
+    size = integer("buffer_size", buffer_size, 1, "sample")
     return Shuffled(stage, size, seed) if isinstance(stage, Indexed) else Shuffle(windows_of(stage, size), seed)
 
 

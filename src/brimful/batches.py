@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
 
 from brimful.algebra import kind_of, windows_of
 from brimful.distributed import world_size_here
-from brimful.errors import logger, one_of, require
+from brimful.errors import integer, logger, one_of, positive
 from brimful.iterator import ResumableIterator
 from brimful.once import once, settings_of
 from brimful.plan import FixedSize, Overlong, Packed, Policy, StaticShapes
@@ -102,7 +102,7 @@ class Batches:
         world_size = 1 if _is_sharded(self.planned) else world_size_here()
         if world_size > 1:
             _say_unsharded(world_size)
-        return ResumableIterator(self._endless, state_dict, allow, epoch)
+        return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch))
 
     def loader(self) -> Loader:
         """An IterableDataset of an epoch at a time, with state_dict, load_state_dict and set_epoch, for trainers.
@@ -155,6 +155,9 @@ class Batches:
             RankError: (when iterated) another rank failed; it and its error are named.
         """
         one_of("uneven", uneven, *get_args(Uneven))
+        positive("timeout_seconds", timeout_seconds)
+        rank = None if rank is None else integer("rank", rank)
+        world_size = None if world_size is None else integer("world_size", world_size, 1, "rank")
         if isinstance(self.planned, Dealt):
             sharded: Stage[Any] = replace(
                 self.planned,
@@ -174,7 +177,7 @@ class Batches:
 
     def plans(self, epoch: int = 0) -> Iterator[Batch | Packs]:
         """The batches of an epoch as integers: sample numbers, padded lengths. Of indexed data no row is touched."""
-        with running(self.planned, self.planned.start(epoch)) as batches:
+        with running(self.planned, self.planned.start(integer("epoch", epoch))) as batches:
             for batch, _ in batches:
                 yield batch
 
@@ -216,8 +219,8 @@ class Batches:
 
     def prefetch(self, n: int) -> Batches:
         """Up to n batches made ahead of use by a thread, over the ends of epochs too."""
-        require("n", n, 1, "batch")
-        return replace(self, stage=Ahead(self._endless, n, "prefetch"), repeats=False)
+        depth = integer("n", n, 1, "batch")
+        return replace(self, stage=Ahead(self._endless, depth, "prefetch"), repeats=False)
 
     @property
     def _endless(self) -> Stage[Any]:
@@ -287,7 +290,7 @@ def packs_of(
     """Rows of samples to rows of packed tokens; see PackOptions."""
     one_of("overlong", overlong, "raise", "truncate", "drop", "split")
     windows = windows_of(stage, _rows(window), (length_column,), required=True, policy=policy)
-    planner = ByPacking(policy, num_rows, overlong, shuffle_batches)
+    planner = ByPacking(policy, integer("rows", num_rows, 1, "row"), overlong, shuffle_batches)
     batched = in_turn(Batched(windows, planner, drop_last, shuffle_batches, group, seed))
     collated = Collated(
         batched,
@@ -334,13 +337,12 @@ def _endless_or_streamed(stage: Stage[Any]) -> str:
     return "repeats without end" if isinstance(windows, Planned) else f"is {kind_of(windows)}"
 
 
-def _rows(window: int | Literal["auto"]) -> int:
+def _rows(window: int | str) -> int:
     if window == "auto":
         return 0
-    if not hasattr(window, "__index__"):
+    if isinstance(window, str):
         raise ValueError(f"window must be a number of rows or 'auto' (got {window!r})")
-    require("window", window, 1, "row")
-    return int(window)
+    return integer("window", window, 1, "row")
 
 
 def _names(dtypes: Mapping[str, Any] | None) -> dict[str, str]:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from operator import index
 from typing import Any, Literal, Unpack, get_args
 
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from brimful import algebra
 from brimful.batches import Batches, BatchOptions, PackOptions, batches_of, packs_of, sampled
 from brimful.encoders import encoder_for, missing_bos_eos
-from brimful.errors import OnError, one_of
+from brimful.errors import OnError, integer, one_of, positive
 from brimful.iterator import ResumableIterator
 from brimful.plan import FixedSize, Packed, Policy, TokenBudget
 from brimful.plan.mix import Stop
@@ -241,7 +240,7 @@ class Dataset:
         [{'text': 'a'}, {'text': 'b'}]
         """
         with self.iter() as samples:
-            return list(islice(samples, n))
+            return list(islice(samples, integer("n", n, 0, "samples")))
 
     def take(self, n: int) -> Dataset:
         """The first n samples; of a repeating data set, over as many epochs as that needs.
@@ -285,6 +284,7 @@ class Dataset:
             TimeoutError: (when run) the other writer, which is named, makes no progress.
         Price: on disk 2 bytes a token where the vocabulary has at most 65,536, else 4, and 4 bytes a row.
         """
+        positive("timeout_seconds", timeout_seconds)
         rows = CachedIndex(self.stage) if path is None else stored(self.stage, path, version, timeout_seconds)
         return Dataset(FromSequence(rows, shuffle=False, seed=0), self.repeats)
 
@@ -328,10 +328,8 @@ class Dataset:
             return self._batched(size_or_policy, window or "auto", **options)
         if not hasattr(size_or_policy, "__index__"):
             raise TypeError(f"batch takes a number of samples or a policy (got {size_or_policy!r})")
-        size = index(size_or_policy)
-        if window is not None:
-            return self._batched(FixedSize(size), window, **options)
-        return self._batched(FixedSize(size, sort=False), size * max(1, 1024 // size), **options)
+        policy = FixedSize(size_or_policy, sort=window is not None)
+        return self._batched(policy, policy.n * max(1, 1024 // policy.n) if window is None else window, **options)
 
     def batch_by_tokens(
         self,
@@ -377,7 +375,8 @@ class Dataset:
         Price: Python, two or three calls a sample.
         Source: infinibatch's BucketedReadaheadBatchIterator.
         """
-        return self._batched(ByKey(batch_size, key, boundary_key), window, **options)
+        size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
+        return self._batched(ByKey(size, key, boundary_key), window, **options)
 
     def pack(
         self,

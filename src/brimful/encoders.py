@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 import numpy as np
 from tokenizers import Tokenizer
 
-from brimful.errors import require
+from brimful.errors import integer
 from brimful.once import settings_of
 from brimful.ragged import Ragged
 from brimful.stream import describe
@@ -234,7 +234,7 @@ def _fast(
         if max_length is None:
             raise ValueError("truncation needs max_length, in tokens: tokenizer_kwargs={'max_length': 512, ...}")
         least = max(1, tokenizer.num_special_tokens_to_add(False)) if special else 1
-        require("max_length", max_length, least, "token" if least == 1 else "tokens")
+        max_length = integer("max_length", max_length, least, "token" if least == 1 else "tokens")
         truncation = {"max_length": max_length, "direction": side}
     return FastEncoder(tokenizer.to_str(), truncation, special, settings.get("split_special_tokens", split))
 

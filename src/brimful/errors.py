@@ -11,6 +11,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar, copy_context
+from math import isfinite
+from numbers import Real
+from operator import index
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -55,6 +58,61 @@ def require(name: str, value: float, least: float, unit: str = "") -> None:
     """
     if value < least:
         raise ValueError(f"{name} must be at least {least:,}{unit and ' ' + unit} (got {value:,})")
+
+
+MOST: Final = 1 << 62
+"""The greatest count of anything: half as many again still fit in 64 bits."""
+
+
+def integer(name: str, value: Any, least: int | None = 0, unit: str = "") -> int:
+    """A setting that counts something, `least` to 2^62, as an int of Python's, which does not wrap around as numpy's do;
+    `least` None: any integer.
+
+    >>> integer("n", np.int16(7)) + 40_000
+    40007
+    >>> integer("n", 2.5)
+    Traceback (most recent call last):
+    TypeError: n must be an integer (got 2.5)
+    """
+    try:
+        number = None if isinstance(value, bool) else index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(f"{name} must be an integer (got {value!r})")
+    if least is not None:
+        require(name, number, least, unit)
+        if number > MOST:
+            raise ValueError(f"{name} must be at most {MOST:,} (got {number:,})")
+    return number
+
+
+def settle(description: Any, field: str, least: int | None = 0, unit: str = "", name: str | None = None) -> None:
+    """Checks a field of a frozen dataclass that counts something, as `integer` does, and keeps it as that says; from
+    `__post_init__`. `name`: what the user knows it by."""
+    object.__setattr__(description, field, integer(name or field, getattr(description, field), least, unit))
+
+
+def finite(name: str, value: Any) -> float:
+    """A setting that is a number, neither nan nor infinite.
+
+    >>> finite("timeout_seconds", "5")
+    Traceback (most recent call last):
+    TypeError: timeout_seconds must be a number (got '5')
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number (got {value!r})")
+    if not isfinite(value):
+        raise ValueError(f"{name} must be finite (got {value})")
+    return float(value)
+
+
+def positive(name: str, value: Any) -> float:
+    """A setting that is a finite number above 0."""
+    number = finite(name, value)
+    if number <= 0:
+        raise ValueError(f"{name} must be positive (got {value})")
+    return number
 
 
 def one_of(name: str, value: str, *choices: str) -> None:

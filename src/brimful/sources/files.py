@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from brimful import random
 from brimful.background import Workers
-from brimful.errors import DataError, OnError, StateError, require
+from brimful.errors import DataError, OnError, StateError, positive, settle
 from brimful.ragged import EMPTY
 from brimful.rows import Block, Sample
 from brimful.sources.called import Called, ShardFunction, columnar
@@ -58,9 +58,11 @@ class FromFiles(Stage[Block]):
 
     def __post_init__(self) -> None:
         if self.streams is not None:
-            require("streams", self.streams, 1, "stream")
-        require("n_active_shards", self.n_active_shards, 1, "shard")
-        require("n_standby_shards", self.n_standby_shards, 0, "shards")
+            settle(self, "streams", 1, "stream")
+        settle(self, "n_active_shards", 1, "shard")
+        settle(self, "n_standby_shards", 0, "shards")
+        settle(self, "seed", None)
+        positive("timeout_seconds", self.timeout_seconds)
         if self.on_error not in get_args(OnError):
             raise ValueError(f"on_error must be one of {', '.join(get_args(OnError))} (got {self.on_error!r})")
         known = ("auto", *_FORMAT_NAMES)

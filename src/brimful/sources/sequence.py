@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful import random
-from brimful.errors import ORIGIN, origins
+from brimful.errors import ORIGIN, origins, settle
 from brimful.once import once
 from brimful.order import Order
 from brimful.ragged import concat, fingerprint, with_column
@@ -72,6 +72,9 @@ class FromSequence(Source):
     rows: Index
     shuffle: bool
     seed: int
+
+    def __post_init__(self) -> None:
+        settle(self, "seed", None)
 
     @property
     def index(self) -> Index:

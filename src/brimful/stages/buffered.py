@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.errors import ORIGIN, require
+from brimful.errors import ORIGIN, settle
 from brimful.plan import Policy
 from brimful.ragged import EMPTY, concat, fingerprint, token_counts
 from brimful.rows import Block, check_replay, visible
@@ -37,10 +37,10 @@ class Buffered(Stage[Window]):
     policy: Policy | None = runtime(None)
 
     def __post_init__(self) -> None:
-        require("window", self.size, 0, "rows")
+        settle(self, "size", 0, "rows", "window")
 
     def start(self, epoch: int) -> State:
-        return [epoch, self.upstream.start(epoch), 0, 0, 0, int(self.size)]
+        return [epoch, self.upstream.start(epoch), 0, 0, 0, self.size]
 
     def items(self, at: State) -> Generator[tuple[Window, State], None, None]:
         epoch, before, skip, crc, number, size = at

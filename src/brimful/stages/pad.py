@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from brimful import ragged as kernels
-from brimful.errors import DataError, require, where
+from brimful.errors import DataError, settle, where
 from brimful.ragged import list_array, ragged, with_column
 from brimful.rows import Block, Blockwise
 
@@ -20,7 +20,7 @@ class Pad(Blockwise):
     chunk_length: int
 
     def __post_init__(self) -> None:
-        require("chunk_length", self.chunk_length, 1, "token")
+        settle(self, "chunk_length", 1, "token")
 
     def apply(self, block: Block) -> Block:
         rows = np.arange(block.num_rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from brimful.errors import require
+from brimful.errors import settle
 from brimful.rows import Block
 from brimful.stream import END, Stage, State, refuse_streams, running
 
@@ -19,10 +19,10 @@ class Skip(Stage[Block]):
 
     def __post_init__(self) -> None:
         refuse_streams(self.upstream, "skip")
-        require("n", self.count, 0, "samples")
+        settle(self, "count", 0, "samples", "n")
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), int(self.count)]
+        return [self.upstream.start(epoch), self.count]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         before, left = at

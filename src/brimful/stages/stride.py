@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from brimful.errors import require
+from brimful.errors import settle
 from brimful.rows import Block
 from brimful.stream import END, Stage, State, refuse_streams, running
 
@@ -23,7 +23,8 @@ class Stride(Stage[Block]):
 
     def __post_init__(self) -> None:
         refuse_streams(self.upstream, "stride")
-        require("interval", self.interval, 1)
+        settle(self, "interval", 1)
+        settle(self, "offset", None)
         if not 0 <= self.offset < self.interval:
             raise ValueError(f"offset must be at least 0 and below interval={self.interval:,} (got {self.offset:,})")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from brimful.errors import require
+from brimful.errors import settle
 from brimful.rows import Block
 from brimful.stream import END, Stage, State, refuse_streams, running
 
@@ -19,7 +19,7 @@ class Take(Stage[Block]):
 
     def __post_init__(self) -> None:
         refuse_streams(self.upstream, "take")
-        require("n", self.count, 0, "samples")
+        settle(self, "count", 0, "samples", "n")
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0] if self.count else END
