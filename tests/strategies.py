@@ -49,6 +49,7 @@ from brimful.stages.collated import Collated
 from brimful.stages.concat import Concat
 from brimful.stages.concat_chunk import ConcatChunk
 from brimful.stages.dealt import Dealt
+from brimful.stages.ensure_bos_eos import EnsureBosEos
 from brimful.stages.enumerate import Enumerate
 from brimful.stages.enumerate_items import EnumerateItems
 from brimful.stages.filter import Filter
@@ -409,6 +410,12 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
     Chunk: on(Chunk, chunk_length=few, target_columns=targets, drop_remainder=st.booleans()),
     ConcatChunk: on(ConcatChunk, target_columns=targets, chunk_length=few),
     Enumerate: on(Enumerate, count_column="step"),
+    EnsureBosEos: on(
+        EnsureBosEos,
+        bos_token_id=st.sampled_from([None, 0, 100]),
+        eos_token_id=st.sampled_from([0, 102]),
+        column="input_ids",
+    ),
     Filter: keyed(Filter, [is_odd, never], coin),
     FilterMap: keyed(FilterMap, [tokens_if_any], noisy_or_none),
     FlatMap: keyed(FlatMap, [copies], random_copies, refuses_some_of_many),

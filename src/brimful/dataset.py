@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from brimful import algebra
 from brimful.batches import Batches, BatchOptions, PackOptions, batches_of, packs_of, sampled
-from brimful.encoders import encoder_for, missing_bos_eos
+from brimful.encoders import bos_eos_of, encoder_for
 from brimful.errors import OnError, integer, one_of, positive
 from brimful.iterator import ResumableIterator
 from brimful.plan import FixedSize, Packed, Policy, TokenBudget
@@ -23,6 +23,7 @@ from brimful.sources.sequence import CachedIndex, FromSequence
 from brimful.stages.add_bos_eos import AddBosEos
 from brimful.stages.chunk import Chunk
 from brimful.stages.concat_chunk import ConcatChunk
+from brimful.stages.ensure_bos_eos import EnsureBosEos
 from brimful.stages.enumerate import Enumerate
 from brimful.stages.filter import Filter
 from brimful.stages.filter_map import FilterMap
@@ -179,9 +180,16 @@ class Dataset:
         return self._add(AddBosEos(self.stage, bos_token_id, eos_token_id, target_column))
 
     def ensure_bos_eos(self, tokenizer: Any, *, target_column: str = "input_ids") -> Dataset:
-        """Adds what the tokenizer does not add itself; where BOS and EOS are one id, one EOS and never a second."""
-        bos, eos = missing_bos_eos(tokenizer)
-        return self if bos is None and eos is None else self.add_bos_eos(bos, eos, target_column=target_column)
+        """The tokenizer's BOS before each sample that does not begin with it, and its EOS after each that does not end with it.
+
+        Each sample is looked at, whatever the tokenizer was told to add: done twice it adds nothing. A lone BOS gets an
+        EOS, an empty sample both. Where BOS and EOS are one id, a sample that neither begins nor ends with it gets one EOS,
+        and never a second. Of a tokenizer that has only one of the two, that one.
+
+        Raises:
+            TypeError, ValueError: the tokenizer does not name them, or has neither.
+        """
+        return self._add(EnsureBosEos(self.stage, *bos_eos_of(tokenizer), target_column))
 
     def chunk(
         self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",), drop_remainder: bool = True

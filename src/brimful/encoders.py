@@ -262,11 +262,12 @@ def _serialized(tokenizer: str, truncation: dict[str, Any] | None) -> str:
     return str(clone.to_str())
 
 
-def missing_bos_eos(tokenizer: Any) -> tuple[int | None, int | None]:
-    """The BOS and EOS ids that a transformers tokenizer has but does not add itself; where both are one id, EOS at most.
+def bos_eos_of(tokenizer: Any) -> tuple[int | None, int | None]:
+    """The BOS and EOS ids of a transformers tokenizer; None for one that it does not have.
 
     Raises:
         TypeError: the tokenizer does not say which its BOS and EOS tokens are.
+        ValueError: it has neither.
     """
     if not hasattr(tokenizer, "bos_token_id") or not hasattr(tokenizer, "eos_token_id"):
         raise TypeError(
@@ -274,8 +275,9 @@ def missing_bos_eos(tokenizer: Any) -> tuple[int | None, int | None]:
             "name the ids with add_bos_eos"
         )
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    ids = encoder_for(tokenizer)(["Hello world!"]).values.tolist()
-    has_bos, has_eos = ids[:1] == [bos], ids[-1:] == [eos]
-    if bos == eos:
-        return None, None if has_bos or has_eos else eos
-    return None if has_bos else bos, None if has_eos else eos
+    if bos is None and eos is None:
+        raise ValueError(
+            f"ensure_bos_eos needs a tokenizer with a BOS or an EOS token ({type(tokenizer).__name__} has neither); "
+            "name the ids with add_bos_eos"
+        )
+    return bos, eos
