@@ -325,6 +325,10 @@ def by_length(longest: Sample) -> int:
     return 1 + 8 // (1 + len(longest["input_ids"]))
 
 
+def none_of_long(longest: Sample) -> int:
+    return 6 - len(longest["input_ids"])
+
+
 def first_letter(sample: Sample) -> str:
     return str(sample.get("text", ""))[:1]
 
@@ -380,6 +384,7 @@ planners = st.one_of(
     ),
     st.builds(ByPolicy, policies, st.sampled_from(["truncate", "drop", "alone"])),
     st.builds(ByKey, st.sampled_from([1, 3, by_length]), st.just(length), st.sampled_from([None, first_letter])),
+    st.builds(ByKey, st.just(none_of_long), st.just(length), st.none(), st.sampled_from(["drop", "alone"])),
 )
 windowed: dict[str, Any] = {"size": few, "length_columns": ("input_ids",), "lengths_required": True}
 automatic: dict[str, Any] = windowed | {"size": 0, "policy": FixedSize(1)}

@@ -252,7 +252,11 @@ def batches_of(
     in_order = isinstance(plan, FixedSize) and not plan.sort
     policy = None if isinstance(plan, ByKey) else plan
     windows = windows_of(stage, _rows(window), columns, required=policy is not None and not in_order, policy=policy)
-    planner: Planner = plan if isinstance(plan, ByKey) else ByPolicy(plan, overlong)
+    if isinstance(plan, ByKey) and overlong == "truncate":
+        raise ValueError(
+            "overlong='truncate' needs a policy, which knows a length: batch_by takes 'raise', 'drop' or 'alone'"
+        )
+    planner: Planner = replace(plan, overlong=overlong) if isinstance(plan, ByKey) else ByPolicy(plan, overlong)
     batched = in_turn(Batched(windows, planner, drop_last, shuffle_batches and not in_order, group, seed))
     static = isinstance(plan, StaticShapes)
     collated = Collated(

@@ -375,7 +375,8 @@ class Dataset:
         """Batches by functions of the samples: each window sorted by `key`, largest first, and cut.
 
         Args:
-            batch_size: samples a batch, or a function of the longest sample of the batch that says how many.
+            batch_size: samples a batch, or a function of the longest sample of the batch that says how many; where that is
+                less than 1, `overlong` says what becomes of the sample: "raise", "drop" or "alone".
             key: what to sort by, usually the length.
             boundary_key: a batch never spans two values of it.
             window: rows to sort over.

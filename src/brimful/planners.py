@@ -92,12 +92,15 @@ class ByKey(Planner):
     """Sorts by `key`, largest first, stable, and cuts: a batch has `batch_size` samples, or as many as `batch_size` of
     its first sample says, and never spans two values of `boundary_key`.
 
+    `overlong`: what becomes of a sample of which `batch_size` says less than 1: "raise", "alone" or "drop".
+
     Price: Python, up to three calls a sample.
     """
 
     batch_size: int | Callable[[Sample], int]
     key: Callable[[Sample], Any]
     boundary_key: Callable[[Sample], Any] | None
+    overlong: Overlong = "raise"
 
     def batches(self, window: Window, key: int, first: bool) -> Planned:
         block = window.take(np.arange(len(window)))
@@ -107,7 +110,14 @@ class ByKey(Planner):
         order = sorted(range(len(rows)), key=keys.__getitem__, reverse=True)
         batches, start = [], 0
         while start < len(order):
-            stop = min(start + self._size(rows[order[start]]), len(order))
+            size = self._size(rows[order[start]])
+            if size < 1:
+                self._leave(size, where(block, order[start]), first)
+                size = 1
+                if self.overlong == "drop":
+                    start += 1
+                    continue
+            stop = min(start + size, len(order))
             bound = bounds[order[start]]
             stop = next((at for at in range(start, stop) if bounds[order[at]] != bound), stop)
             numbers = np.array(order[start:stop])
@@ -120,9 +130,18 @@ class ByKey(Planner):
         return _full(batches, self.batch_size if isinstance(self.batch_size, int) else None, last)
 
     def _size(self, longest: Sample) -> int:
-        size = self.batch_size if isinstance(self.batch_size, int) else int(self.batch_size(longest))
-        require("batch_size", size, 1, "sample")
-        return size
+        return self.batch_size if isinstance(self.batch_size, int) else int(self.batch_size(longest))
+
+    def _leave(self, size: int, place: str, first: bool) -> None:
+        """A sample that no batch may have, as `batch_size` says; an error, unless it is left alone or dropped, and counted."""
+        if self.overlong == "raise":
+            raise DataError(
+                f"batch_size must be at least 1 sample (got {size:,}, {place}); filter such samples out, or say "
+                "overlong='alone' (a batch of its own) or 'drop'"
+            )
+        if first:
+            name = "alone" if self.overlong == "alone" else "dropped"
+            count(name, 1, f"overlong: samples {name}, as batch_size is {size:,} ({place})")
 
 
 def _placed(window: Window, policy: Policy, overlong: Overlong, first: bool) -> Plan:
