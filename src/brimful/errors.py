@@ -139,14 +139,15 @@ def origins(name: str, lines: NDArray[np.int64], unit: str = "line") -> pa.Array
 def origins_of(names: Sequence[str], which: NDArray[np.int32], lines: NDArray[np.int64], unit: str) -> pa.Array:
     """The origin column of rows of several files: `which` of the names each row is of, (n,).
 
-    Price, beside 8 bytes a row without the names of files: for a block of 4,096 rows 8 us to make, 25 us in `take`, .2 us in
-    `slice`, 5 us in a `concat` of two files; for one of a single row 6, 10, 0 and 3 us.
+    Price, beside a column of 8 bytes a row: of a block of 4,096 rows 3 us to make it, 10 to 25 us in `take`, 2 us in `concat`;
+    of a block of a single row 5, 9 and .4 us. Nothing in `slice`.
     """
     count, (file, line) = len(lines), _PLACE
     named = pa.array([f"{name}, {unit}" for name in names], pa.string())
-    files = pa.DictionaryArray.from_buffers(file.type, count, [None, pa.py_buffer(np.ascontiguousarray(which))], named)
-    numbers = pa.Array.from_buffers(line.type, count, [None, pa.py_buffer(np.ascontiguousarray(lines))])
-    return pa.Array.from_buffers(_PLACE, count, [None], children=[files, numbers])
+    indices, numbers = np.ascontiguousarray(which, dtype=np.int32), np.ascontiguousarray(lines, dtype=np.int64)
+    files = pa.DictionaryArray.from_buffers(file.type, count, [None, pa.py_buffer(indices)], named)
+    places = pa.Array.from_buffers(line.type, count, [None, pa.py_buffer(numbers)])
+    return pa.Array.from_buffers(_PLACE, count, [None], children=[files, places])
 
 
 def where(block: pa.RecordBatch, row: int) -> str:

@@ -29,11 +29,9 @@ class EnsureBosEos(Blockwise):
     def apply(self, block: Block) -> Block:
         tokens, bos, eos = ragged(block, self.column), self.bos_token_id, self.eos_token_id
         begins, ends = _is_at(tokens, tokens.offsets[:-1], bos), _is_at(tokens, tokens.offsets[1:] - 1, eos)
-        whole = (
-            surround(tokens, None, eos, None, ~(begins | ends))
-            if bos == eos
-            else surround(tokens, bos, eos, ~begins, ~ends)
-        )
+        if bos == eos:
+            bos, ends = None, begins | ends
+        whole = surround(tokens, bos, eos, ~begins, ~ends)
         return with_column(block, self.column, list_array(whole.values, whole.offsets))
 
 
