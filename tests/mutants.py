@@ -155,8 +155,8 @@ MUTANTS = [
     Mutant(
         "a state is not held against what a filter kept",
         "indexed/filtered.py",
-        '"crc32": self.index.crc32}',
-        '"crc32": 0}',
+        '"crc32": self.index.crc32,',
+        '"crc32": 0,',
         of("indexed/test_algebra", "test_a_random_function_is_refused_with_both_sides_named"),
     ),
     Mutant(

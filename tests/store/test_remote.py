@@ -516,7 +516,7 @@ def test_verify(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_settings() -> None:
-    with pytest.raises(ValueError, match=r"timeout_seconds must be at least 0.001 seconds \(got 0\)"):
+    with pytest.raises(ValueError, match=r"^timeout_seconds must be positive \(got 0\)$"):
         bf.from_store("memory://x", timeout_seconds=0)
     with pytest.raises(
         ValueError, match=r"a store is written to a local folder \(got s3://bucket/x\); upload it from there: from"
