@@ -155,8 +155,8 @@ MUTANTS = [
     Mutant(
         "a state is not held against what a filter kept",
         "indexed/filtered.py",
-        '"crc32": self.index.crc32}',
-        '"crc32": 0}',
+        '"crc32": self.index.crc32,',
+        '"crc32": 0,',
         of("indexed/test_algebra", "test_a_random_function_is_refused_with_both_sides_named"),
     ),
     Mutant(
@@ -244,9 +244,7 @@ MUTANTS = [
         of("test_law", "test_held_rows_come_out_where_upstream_ends_without_saying_so"),
     ),
     Mutant("the phase of a stride is not saved", "stages/stride.py", "[after, phase]", "[after, 0]", law("Stride")),
-    Mutant(
-        "rows to skip are skipped again", "stages/skip.py", "[after, left]", "[after, int(self.count)]", law("Skip")
-    ),
+    Mutant("rows to skip are skipped again", "stages/skip.py", "[after, left]", "[after, self.count]", law("Skip")),
     Mutant(
         "take goes by its count in each block",
         "stages/take.py",
@@ -703,6 +701,84 @@ MUTANTS = [
         "if self._limited and resident_bytes()",
         "if not self._limited and resident_bytes()",
         of("store/test_index", "test_memory_does_not_grow_with_the_store"),
+    ),
+    # -- rows: where they came from, what was left out of them, and what of them is counted
+    Mutant(
+        "all rows of a block are of its first file",
+        "errors.py",
+        "np.ascontiguousarray(which, dtype=np.int32)",
+        "np.zeros(count, dtype=np.int32)",
+        of("store/test_round_trip", "test_rows_come_back"),
+    ),
+    Mutant(
+        "as many samples as there were rows have the places of those",
+        "rows.py",
+        "(parents[1:] > parents[:-1]).all()",
+        "True",
+        of("stages/test_flat_map", "test_as_many_samples_as_rows_have_the_places_of_their_rows"),
+    ),
+    Mutant(
+        "what was left out elsewhere is not counted",
+        "errors.py",
+        "        count(name, number, message)\n",
+        "        pass\n",
+        of("test_pickle", "test_what_is_left_out_in_another_process_is_counted_and_said_here"),
+    ),
+    Mutant(
+        "what was worked out is pickled",
+        "once.py",
+        "{field.name: getattr(description, field.name) for field in fields(description)}",
+        "dict(vars(description))",
+        of("test_once", "test_neither_what_is_worked_out_nor_its_lock_is_pickled"),
+    ),
+    Mutant(
+        "a sample that fails is left out unsaid",
+        "errors.py",
+        'count("skipped", 1)',
+        "pass",
+        of("stages/test_on_error", "test_a_sample_that_fails_is_left_out_counted_and_said"),
+    ),
+    Mutant(
+        "what a filter of indexed data skips is counted nowhere",
+        "iterator.py",
+        "self._context.run(describe, stage)",
+        "describe(stage)",
+        of("stages/test_on_error", "test_indexed_data_stay_indexed_without_the_samples_that_fail"),
+    ),
+    Mutant(
+        "rows of two streams are counted",
+        "stream.py",
+        "count is not None and count > 1:",
+        "count is not None and count > 2:",
+        of("stages/test_dealt", "test_rows_of_several_streams_are_not_counted"),
+    ),
+    Mutant(
+        "integers stay numpy's",
+        "errors.py",
+        "isinstance(value, bool) else index(value)",
+        "isinstance(value, bool) else index(value) and value",
+        of("test_numbers", "test_integers_of_few_bits_do_not_wrap_around"),
+    ),
+    Mutant(
+        "a header holds nan",
+        "stream.py",
+        "number if isfinite(number) else str(number)",
+        "number",
+        of("test_stream", "test_a_state_fits_where_a_number_is_not_finite_or_is_numpys"),
+    ),
+    Mutant(
+        "a second EOS where it is BOS too",
+        "stages/ensure_bos_eos.py",
+        "bos, ends = None, begins | ends",
+        "bos, ends = None, ends",
+        of("stages/test_ensure_bos_eos", "test_where_both_are_one_id_one_eos_is_added_and_never_a_second"),
+    ),
+    Mutant(
+        "the end of an empty sample is that of the one before",
+        "stages/ensure_bos_eos.py",
+        "some = tokens.offsets[:-1] < tokens.offsets[1:]",
+        "some = tokens.offsets[:-1] <= tokens.offsets[1:]",
+        of("stages/test_ensure_bos_eos", "test_the_ends_of_each_sample_are_looked_at"),
     ),
 ]
 

@@ -53,6 +53,7 @@ from brimful.stages.collated import Collated
 from brimful.stages.concat import Concat
 from brimful.stages.concat_chunk import ConcatChunk
 from brimful.stages.dealt import Dealt
+from brimful.stages.ensure_bos_eos import EnsureBosEos
 from brimful.stages.enumerate import Enumerate
 from brimful.stages.enumerate_items import EnumerateItems
 from brimful.stages.filter import Filter
@@ -276,6 +277,17 @@ def coin(sample: Sample, rng: np.random.Generator) -> bool:
     return bool(rng.random() < 0.5)
 
 
+def refuses_some(sample: Sample) -> Any:
+    if len(sample["input_ids"]) % 3 == 1:
+        raise ValueError("a bad sample")
+    return {"input_ids": sample["input_ids"], "text": "some"}
+
+
+def refuses_some_of_many(sample: Sample) -> Iterator[Sample]:
+    yield sample
+    yield refuses_some(sample)
+
+
 def never(sample: Sample) -> bool:
     return False
 
@@ -317,6 +329,10 @@ def by_length(longest: Sample) -> int:
     return 1 + 8 // (1 + len(longest["input_ids"]))
 
 
+def none_of_long(longest: Sample) -> int:
+    return 6 - len(longest["input_ids"])
+
+
 def first_letter(sample: Sample) -> str:
     return str(sample.get("text", ""))[:1]
 
@@ -338,11 +354,12 @@ def on(cls: type[Any], **settings: Any) -> SearchStrategy[Link]:
     return st.fixed_dictionaries(drawn).map(lambda kwargs: lambda upstream: cls(upstream, **kwargs))
 
 
-def keyed(cls: type[Any], plain: Any, seeded: Any) -> SearchStrategy[Link]:
+def keyed(cls: type[Any], plain: Any, seeded: Any, failing: Any = refuses_some) -> SearchStrategy[Link]:
     """Stages that call a user's function: as it is, or with a generator keyed by the row."""
     seeds = st.integers(0, 1)
     return st.one_of(
         *(on(cls, fn=fn, seeded=False) for fn in plain),
+        on(cls, fn=failing, seeded=False, on_error="skip"),
         seeds.map(lambda seed: lambda upstream: cls(Keyed(upstream, seed), seeded, True)),
     )
 
@@ -371,6 +388,7 @@ planners = st.one_of(
     ),
     st.builds(ByPolicy, policies, st.sampled_from(["truncate", "drop", "alone"])),
     st.builds(ByKey, st.sampled_from([1, 3, by_length]), st.just(length), st.sampled_from([None, first_letter])),
+    st.builds(ByKey, st.just(none_of_long), st.just(length), st.none(), st.sampled_from(["drop", "alone"])),
 )
 choices = st.sampled_from([Choice("drop", ("text",)), Choice("rename", ("text",), ("words",))])
 windowed: dict[str, Any] = {"size": few, "length_columns": ("input_ids",), "lengths_required": True}
@@ -403,9 +421,15 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
     Chunk: on(Chunk, chunk_length=few, target_columns=targets, drop_remainder=st.booleans()),
     ConcatChunk: on(ConcatChunk, target_columns=targets, chunk_length=few),
     Enumerate: on(Enumerate, count_column="step"),
+    EnsureBosEos: on(
+        EnsureBosEos,
+        bos_token_id=st.sampled_from([None, 0, 100]),
+        eos_token_id=st.sampled_from([0, 102]),
+        column="input_ids",
+    ),
     Filter: keyed(Filter, [is_odd, never], coin),
     FilterMap: keyed(FilterMap, [tokens_if_any], noisy_or_none),
-    FlatMap: keyed(FlatMap, [copies], random_copies),
+    FlatMap: keyed(FlatMap, [copies], random_copies, refuses_some_of_many),
     Keyed: on(Keyed, seed=seeds),
     Map: keyed(Map, [longer], noisy),
     MapBlocks: on(MapBlocks, fn=st.sampled_from([every_row_thrice, tokens_only, no_rows])),
@@ -436,7 +460,9 @@ INDEXED: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # indexed data
     Chosen: on(Chosen, choice=choices),
     ChosenSource: on(ChosenSource, choice=choices),
     Cycled: on(Cycled),
-    Filtered: on(Filtered, fn=st.sampled_from([is_odd, never])),
+    Filtered: st.one_of(
+        on(Filtered, fn=st.sampled_from([is_odd, never])), on(Filtered, fn=refuses_some, on_error="skip")
+    ),
     Shuffled: on(Shuffled, buffer_size=few, seed=seeds),
     Sliced: on(Sliced, first=count, last=st.one_of(st.none(), count), step=few),
 }
@@ -510,6 +536,8 @@ STAGES: Final[set[type[Stage[Any]]]] = {
 }
 CUTTERS: Final[set[type[Stage[Any]]]] = {Choose, Chunk, ConcatChunk, PackChunk, MapBlocks}
 """After these a sample may have no text."""
+COUNTING: Final[set[type[Stage[Any]]]] = {Enumerate, Skip, Stride, Take}
+"""What rows in several streams are refused by."""
 
 
 # -- chains --------------------------------------------------------------------------------------------------------------
@@ -556,10 +584,13 @@ def indexed() -> SearchStrategy[Make]:
 
 
 @st.composite
-def row_links(draw: st.DrawFn, seen: frozenset[type[Stage[Any]]] = frozenset()) -> list[Link]:
+def row_links(
+    draw: st.DrawFn, seen: frozenset[type[Stage[Any]]] = frozenset(), without: frozenset[type[Stage[Any]]] = frozenset()
+) -> list[Link]:
     """A few stages from rows to rows, shuffles among them; `seen`: what may lie below."""
     links: list[Link] = []
-    classes: list[type[Stage[Any]]] = [*ROWS, Shuffle, Ahead, Repeat]
+    classes: list[type[Stage[Any]]] = [*({*ROWS, Shuffle, Ahead, Repeat} - without)]
+    classes.sort(key=lambda cls: cls.__name__)
     for cls in draw(st.lists(st.sampled_from(classes), max_size=4)):
         if (cls in (Tokenize, Choose) and seen & CUTTERS) or (cls in (Pad, Stride) and cls in seen):
             continue
@@ -587,7 +618,9 @@ def rows() -> SearchStrategy[Make]:
 
 def dealt() -> SearchStrategy[Make]:
     """Chains of rows, or of batches, that run in several streams."""
-    rows = st.builds(lambda make, links: chain(make, *links), files(streams=True), row_links(frozenset({Stride})))
+    rows = st.builds(
+        lambda make, links: chain(make, *links), files(streams=True), row_links(without=frozenset({*COUNTING, Repeat}))
+    )
     return st.builds(chain, st.one_of(rows, st.builds(chain, rows, WINDOWS[Buffered], BATCHES[Batched])), DEALT[Dealt])
 
 

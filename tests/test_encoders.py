@@ -20,7 +20,6 @@ from brimful.encoders import (
     TiktokenEncoder,
     TransformersEncoder,
     encoder_for,
-    missing_bos_eos,
 )
 from tests import tokenizers as make
 from tests.tokenizers import TEXTS
@@ -190,7 +189,7 @@ def test_the_users_tokenizer_is_left_as_it_was(tokenizer: Callable[[], Any], kwa
     before = settings_of(own)
     dataset = bf.from_sequence(TEXTS).tokenize(own, tokenizer_kwargs=kwargs)
     list(dataset)
-    if hasattr(own, "bos_token_id"):
+    if getattr(own, "eos_token_id", None) is not None:
         list(dataset.ensure_bos_eos(own))
     assert settings_of(own) == before
 
@@ -351,33 +350,21 @@ def test_a_stage_with_an_encoder_can_be_pickled_also_after_use(tokenizer: Callab
 # -- BOS and EOS ---------------------------------------------------------------------------------------------------------------
 
 
-def ends(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The tokens of a text without and with `ensure_bos_eos`."""
-    dataset = bf.from_sequence(["the dog"]).tokenize(tokenizer)
-    with_ends = dataset.ensure_bos_eos(tokenizer)
-    return [next(one.iter())["input_ids"].tolist() for one in (dataset, with_ends)]  # type: ignore[return-value]
-
-
-def test_ensure_bos_eos_adds_what_the_tokenizer_does_not() -> None:
+@pytest.mark.parametrize("special", [True, False])
+def test_ensure_bos_eos_holds_whatever_the_tokenizer_was_told_to_add(special: bool) -> None:
     tokenizer = make.llama()
-    before, after = ends(tokenizer)
-    assert before[0] == tokenizer.bos_token_id
-    assert after == [*before, tokenizer.eos_token_id]
+    plain = tokenizer("the dog", add_special_tokens=False)["input_ids"]
+    data = bf.from_sequence(["the dog"]).tokenize(tokenizer, tokenizer_kwargs={"add_special_tokens": special})
+    (sample,) = data.ensure_bos_eos(tokenizer)
+    assert sample["input_ids"].tolist() == [tokenizer.bos_token_id, *plain, tokenizer.eos_token_id]
+    (sample,) = bf.from_sequence(["the dog"]).tokenize(make.byt5()).ensure_bos_eos(make.byt5())
+    assert sample["input_ids"].tolist() == make.byt5()("the dog")["input_ids"]
 
 
-def test_ensure_bos_eos_where_both_are_one_id_adds_one_eos_and_never_a_second() -> None:
-    tokenizer = make.gpt2()
-    before, after = ends(tokenizer)
-    assert after == [*before, tokenizer.eos_token_id]
-    assert missing_bos_eos(make.llama(eos_token="<s>")) == (None, None)
-
-
-def test_ensure_bos_eos_leaves_a_tokenizer_alone_that_has_none_or_adds_all() -> None:
-    before, after = ends(make.bert())
-    assert before == after
-    before, after = ends(make.byt5())
-    assert before == after
-    assert missing_bos_eos(make.bert(bos_token="[CLS]", eos_token="[SEP]")) == (None, None)
+def test_ensure_bos_eos_of_a_tokenizer_that_has_neither_is_refused() -> None:
+    message = r"^ensure_bos_eos needs a tokenizer with a BOS or an EOS token \(\w+ has neither\); name the ids with add_bos_eos$"
+    with pytest.raises(ValueError, match=message):
+        bf.from_sequence(["a"]).tokenize(make.bert()).ensure_bos_eos(make.bert())
 
 
 def test_ensure_bos_eos_needs_to_know_the_ids() -> None:

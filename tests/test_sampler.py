@@ -419,8 +419,8 @@ def test_every_setting_is_compared_or_leaves_the_order_alone() -> None:
 
 def test_states_of_other_shapes_and_versions_are_refused() -> None:
     state = sampler().state_dict()
-    assert state["version"] == 1
-    with pytest.raises(bf.StateError, match=r"has version 2, but this release of brimful reads version 1"):
+    assert state["version"] == 2
+    with pytest.raises(bf.StateError, match=r"has version 3, but this release of brimful reads version 2"):
         sampler().load_state_dict(state | {"version": 2})
     with pytest.raises(bf.StateError, match=r"a dict of version, header and position.*\(got \['epoch'\]\)"):
         sampler().load_state_dict({"epoch": 3})

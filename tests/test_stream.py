@@ -266,10 +266,36 @@ def test_settings_may_be_numpy_numbers() -> None:
         ({"position": 1}, r"a state is a dict of version, header and position, .* \(got \['position'\]\)"),
         (
             {"version": 99, "header": None, "position": 1},
-            "this state has version 99, but this release .* reads version 1",
+            "this state has version 99, but this release .* reads version 2",
         ),
     ],
 )
 def test_what_is_no_state_is_refused(state: Any, message: str) -> None:
     with pytest.raises(bf.StateError, match=f"^{message}"):
         samples.iter(state)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -np.inf, np.float32("nan"), np.float64(0.5), np.int8(3)])
+def test_a_state_fits_where_a_number_is_not_finite_or_is_numpys(value: float) -> None:
+    def batches(value: float = value) -> bf.Batches:
+        rows = bf.from_sequence([{"input_ids": [1] * length, "score": [0.5] * length} for length in (1, 2, 3, 4)])
+        return rows.batch(2, window=2, pad_values={"score": value})
+
+    it = batches().iter()
+    next(it)
+    state = it.state_dict()
+    text = json.dumps(state, allow_nan=False)
+    assert json.loads(text) == state
+    assert len(list(batches().iter(json.loads(text)))) == 1
+    with pytest.raises(bf.StateError, match=r"pad_values\.score was "):
+        batches(9.0).iter(state)
+
+
+def test_a_word_of_allow_is_a_name_and_has_to_be_known(tmp_path: Path) -> None:
+    state = saved(bf.from_files(write(tmp_path / "a")))
+    moved = bf.from_files(write(tmp_path / "b", names="xy"))
+    same(taken(moved.iter(state, allow="urls"), 1), taken(moved.iter(state, allow=["urls"]), 1))
+    for wrong, name in (({"nonsense"}, "nonsense"), ("url", "url"), (["urls", "seed"], "seed")):
+        for data in (moved, moved.batch(2)):
+            with pytest.raises(ValueError, match=rf"^allow takes the names 'urls' and 'weights' \(got '{name}'\)$"):
+                data.iter(allow=wrong)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from brimful.choice import Choice
 from brimful.encoders import Padding
-from brimful.errors import one_of, require
+from brimful.errors import OnError, integer, one_of
 from brimful.indexed.chosen import Chosen, ChosenSource
 from brimful.indexed.cycled import Cycled
 from brimful.indexed.filtered import Filtered
@@ -51,41 +51,40 @@ def endless(stage: Stage[Block]) -> Stage[Block]:
 
 
 def taken(stage: Stage[Block], n: int) -> Stage[Block]:
-    streamed = Take(stage, index(n))
+    streamed = Take(stage, n)
     return Sliced(stage, 0, streamed.count, 1) if isinstance(stage, Indexed) else streamed
 
 
 def skipped(stage: Stage[Block], n: int) -> Stage[Block]:
-    streamed = Skip(stage, index(n))
+    streamed = Skip(stage, n)
     return Sliced(stage, streamed.count, None, 1) if isinstance(stage, Indexed) else streamed
 
 
 def strided(stage: Stage[Block], interval: int, offset: int) -> Stage[Block]:
-    streamed = Stride(stage, index(interval), index(offset))
+    streamed = Stride(stage, interval, offset)
     return Sliced(stage, streamed.offset, None, streamed.interval) if isinstance(stage, Indexed) else streamed
 
 
 def shuffled(stage: Stage[Block], buffer_size: int, seed: int) -> Stage[Block]:
-    size = index(buffer_size)
-    require("buffer_size", size, 1, "sample")
+    size = integer("buffer_size", buffer_size, 1, "sample")
     return Shuffled(stage, size, seed) if isinstance(stage, Indexed) else Shuffle(windows_of(stage, size), seed)
 
 
-def filtered(stage: Stage[Block], fn: Callable[..., bool]) -> Stage[Block]:
+def filtered(stage: Stage[Block], fn: Callable[..., bool], on_error: OnError) -> Stage[Block]:
     """Of sources, by way of concatenations and shuffles, by a pass over all of them; what slices and mixtures would have
     left may differ from epoch to epoch, so there it streams."""
-    return _selected(stage, fn) or Filter(stage, fn, False)
+    return _selected(stage, fn, on_error) or Filter(stage, fn, False, on_error)
 
 
-def _selected(stage: Stage[Block], fn: Callable[..., bool]) -> Indexed | None:
+def _selected(stage: Stage[Block], fn: Callable[..., bool], on_error: OnError) -> Indexed | None:
     match stage:
         case Source():
-            return Filtered(stage, fn)
+            return Filtered(stage, fn, on_error)
         case Shuffled():
-            below = _selected(stage.upstream, fn)
+            below = _selected(stage.upstream, fn, on_error)
             return None if below is None else Shuffled(below, stage.buffer_size, stage.seed)
         case Joined():
-            parts = tuple(_selected(upstream, fn) for upstream in stage.upstreams)
+            parts = tuple(_selected(upstream, fn, on_error) for upstream in stage.upstreams)
             return Joined(parts) if _all_indexed(parts) else None
     return None
 

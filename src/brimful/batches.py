@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
 
 from brimful.algebra import kind_of, padding_of, side_of, windows_of
 from brimful.distributed import world_size_here
-from brimful.errors import logger, one_of, require
+from brimful.errors import integer, logger, one_of, positive
 from brimful.iterator import ResumableIterator
 from brimful.layouts import ByFunction, ColumnRules, Layout, Nested, PackedRows, Padded
-from brimful.once import once
+from brimful.once import once, settings_of
 from brimful.plan import FixedSize, StaticShapes
 from brimful.planners import ByKey, ByPacking, ByPolicy
 from brimful.ragged import LABELS
@@ -107,7 +107,7 @@ class Batches:
         world_size = 1 if _is_sharded(self.planned) else world_size_here()
         if world_size > 1:
             _say_unsharded(world_size)
-        return ResumableIterator(self._endless, state_dict, allow, epoch)
+        return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch))
 
     def loader(self) -> Loader:
         """An IterableDataset of an epoch at a time, with state_dict, load_state_dict and set_epoch, for trainers.
@@ -160,6 +160,9 @@ class Batches:
             RankError: (when iterated) another rank failed; it and its error are named.
         """
         one_of("uneven", uneven, *get_args(Uneven))
+        positive("timeout_seconds", timeout_seconds)
+        rank = None if rank is None else integer("rank", rank)
+        world_size = None if world_size is None else integer("world_size", world_size, 1, "rank")
         if isinstance(self.planned, Dealt):
             sharded: Stage[Any] = replace(
                 self.planned,
@@ -179,7 +182,7 @@ class Batches:
 
     def plans(self, epoch: int = 0) -> Iterator[Batch]:
         """The batches of an epoch as integers: sample numbers, padded lengths. Of indexed data no row is touched."""
-        with running(self.planned, self.planned.start(epoch)) as batches:
+        with running(self.planned, self.planned.start(integer("epoch", epoch))) as batches:
             for batch, _ in batches:
                 yield batch
 
@@ -188,6 +191,9 @@ class Batches:
 
     def __bool__(self) -> bool:
         return True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
 
     def __repr__(self) -> str:
         return f"Batches({' > '.join(chain(self.stage))}{', repeat' if self.repeats else ''})"
@@ -218,8 +224,8 @@ class Batches:
 
     def prefetch(self, n: int) -> Batches:
         """Up to n batches made ahead of use by a thread, over the ends of epochs too."""
-        require("n", n, 1, "batch")
-        return replace(self, stage=Ahead(self._endless, n, "prefetch"), repeats=False)
+        depth = integer("n", n, 1, "batch")
+        return replace(self, stage=Ahead(self._endless, depth, "prefetch"), repeats=False)
 
     @property
     def _endless(self) -> Stage[Any]:
@@ -344,13 +350,12 @@ def _endless_or_streamed(stage: Stage[Any]) -> str:
     return "repeats without end" if isinstance(windows, Planned) else f"is {kind_of(windows)}"
 
 
-def _rows(window: int | Literal["auto"]) -> int:
+def _rows(window: int | str) -> int:
     if window == "auto":
         return 0
-    if not hasattr(window, "__index__"):
+    if isinstance(window, str):
         raise ValueError(f"window must be a number of rows or 'auto' (got {window!r})")
-    require("window", window, 1, "row")
-    return int(window)
+    return integer("window", window, 1, "row")
 
 
 def _num_items(stage: Stage[Any], most: int | None = None) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import index
+from itertools import islice
 from typing import Any, Literal, Unpack, get_args
 
 from numpy.typing import NDArray
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from brimful import algebra
 from brimful.batches import Batches, BatchOptions, PackOptions, packed_batches, padded_batches, sampled
 from brimful.choice import Choice
-from brimful.encoders import encoder_for, missing_bos_eos
-from brimful.errors import one_of
+from brimful.encoders import bos_eos_of, encoder_for
+from brimful.errors import OnError, integer, one_of, positive
 from brimful.iterator import ResumableIterator
 from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
 from brimful.plan.mix import Stop
@@ -24,6 +24,7 @@ from brimful.rows import Block, Recut, Sample
 from brimful.stages.add_bos_eos import AddBosEos
 from brimful.stages.chunk import Chunk
 from brimful.stages.concat_chunk import ConcatChunk
+from brimful.stages.ensure_bos_eos import EnsureBosEos
 from brimful.stages.enumerate import Enumerate
 from brimful.stages.filter import Filter
 from brimful.stages.filter_map import FilterMap
@@ -103,33 +104,40 @@ class Dataset:
 
     # -- samples ---------------------------------------------------------------------------------------------------------
 
-    def map(self, fn: Callable[..., Sample], *, seed: int | None = None) -> Dataset:
+    def map(self, fn: Callable[..., Sample], *, seed: int | None = None, on_error: OnError = "raise") -> Dataset:
         """`fn(sample)` in place of each sample; with a seed `fn(sample, rng)`, a numpy generator keyed by the row.
 
-        Token columns arrive as numpy arrays that `fn` may change. Price: Python, once a sample; `map_blocks` is the fast
-        way.
+        Token columns arrive as numpy arrays that `fn` may change. Where it raises, on_error="raise" names file and line;
+        "skip" leaves the sample out, counts it as `skipped` in `.stats` and logs file, line and error. Price: Python, once
+        a sample; `map_blocks` is the fast way.
 
         >>> import brimful as bf
         >>> list(bf.from_sequence([{"x": 1}]).map(lambda sample: {"y": sample["x"] + 1}))
         [{'y': 2}]
         """
-        return self._add(Map(self._keyed(seed), fn, seed is not None))
+        return self._add(Map(*self._calling(fn, seed, on_error)))
 
-    def filter(self, fn: Callable[..., bool], *, seed: int | None = None) -> Dataset:
+    def filter(self, fn: Callable[..., bool], *, seed: int | None = None, on_error: OnError = "raise") -> Dataset:
         """The samples for which `fn(sample)` is true; with a seed `fn(sample, rng)`, and streamed.
 
         Price: Python, once a sample. Sources of indexed data stay indexed: when they are first used, in each process, all of
-        them are read and asked about; 8 bytes a sample kept. What was sliced or mixed before streams.
+        them are read and asked about; 8 bytes a sample kept. What was sliced or mixed before streams. `on_error`: see `map`;
+        what indexed data leave out is counted by the iterator that uses them first.
         """
-        return self._add(algebra.filtered(self.stage, fn) if seed is None else Filter(self._keyed(seed), fn, True))
+        calling = self._calling(fn, seed, on_error)
+        return self._add(algebra.filtered(self.stage, fn, on_error) if seed is None else Filter(*calling))
 
-    def filter_map(self, fn: Callable[..., Sample | None], *, seed: int | None = None) -> Dataset:
-        """`fn(sample)` in place of each sample, where it is not None; with a seed `fn(sample, rng)`."""
-        return self._add(FilterMap(self._keyed(seed), fn, seed is not None))
+    def filter_map(
+        self, fn: Callable[..., Sample | None], *, seed: int | None = None, on_error: OnError = "raise"
+    ) -> Dataset:
+        """`fn(sample)` in place of each sample, where it is not None; with a seed `fn(sample, rng)`. `on_error`: see `map`."""
+        return self._add(FilterMap(*self._calling(fn, seed, on_error)))
 
-    def flat_map(self, fn: Callable[..., Iterable[Sample]], *, seed: int | None = None) -> Dataset:
-        """All samples of `fn(sample)` in place of each sample; with a seed `fn(sample, rng)`."""
-        return self._add(Recut(FlatMap(self._keyed(seed), fn, seed is not None)))
+    def flat_map(
+        self, fn: Callable[..., Iterable[Sample]], *, seed: int | None = None, on_error: OnError = "raise"
+    ) -> Dataset:
+        """All samples of `fn(sample)` in place of each sample; with a seed `fn(sample, rng)`. `on_error`: see `map`."""
+        return self._add(Recut(FlatMap(*self._calling(fn, seed, on_error))))
 
     def map_blocks(self, fn: Callable[[Block], Block]) -> Dataset:
         """`fn(block)` in place of each pyarrow.RecordBatch of rows (1 to 4,096 of them): any columns, any number of rows.
@@ -172,9 +180,16 @@ class Dataset:
         return self._add(AddBosEos(self.stage, bos_token_id, eos_token_id, target_column))
 
     def ensure_bos_eos(self, tokenizer: Any, *, target_column: str = "input_ids") -> Dataset:
-        """Adds what the tokenizer does not add itself; where BOS and EOS are one id, one EOS and never a second."""
-        bos, eos = missing_bos_eos(tokenizer)
-        return self if bos is None and eos is None else self.add_bos_eos(bos, eos, target_column=target_column)
+        """The tokenizer's BOS before each sample that does not begin with it, and its EOS after each that does not end with it.
+
+        Each sample is looked at, whatever the tokenizer was told to add: done twice it adds nothing. A lone BOS gets an
+        EOS, an empty sample both. Where BOS and EOS are one id, a sample that neither begins nor ends with it gets one EOS,
+        and never a second. Of a tokenizer that has only one of the two, that one.
+
+        Raises:
+            TypeError, ValueError: the tokenizer does not name them, or has neither.
+        """
+        return self._add(EnsureBosEos(self.stage, *bos_eos_of(tokenizer), target_column))
 
     def chunk(
         self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",), drop_remainder: bool = True
@@ -251,8 +266,22 @@ class Dataset:
         """
         return self._add(algebra.shuffled(self.stage, buffer_size, seed))
 
+    def peek(self, n: int = 5) -> list[Sample]:
+        """The first n samples, or all where there are fewer.
+
+        >>> import brimful as bf
+        >>> bf.from_sequence(["a", "b", "c"]).peek(2)
+        [{'text': 'a'}, {'text': 'b'}]
+        """
+        with self.iter() as samples:
+            return list(islice(samples, integer("n", n, 0, "samples")))
+
     def take(self, n: int) -> Dataset:
-        """The first n samples; of a repeating data set, over as many epochs as that needs."""
+        """The first n samples; of a repeating data set, over as many epochs as that needs.
+
+        Of several streams (`from_files(streams=...)`), which have no order of rows, it is refused, as `skip`, `stride` and
+        `enumerate` are: see `peek`, `filter` and `Batches.take`.
+        """
         return Dataset(algebra.taken(self._endless, n))
 
     def skip(self, n: int) -> Dataset:
@@ -290,7 +319,9 @@ class Dataset:
         Price: on disk 2 bytes a token where the chain tokenises and the vocabulary has at most 65,536, else 4; other integers
             take what their type takes; and 4 bytes a row and list column.
         """
-        return Dataset(algebra.cached(self.stage, path, version, timeout_seconds), self.repeats)
+        return Dataset(
+            algebra.cached(self.stage, path, version, positive("timeout_seconds", timeout_seconds)), self.repeats
+        )
 
     def lengths(self, column: str = "input_ids") -> NDArray[Any]:
         """The number of tokens of each sample, integers (n,), in the order of the data: of a store, memory-mapped.
@@ -340,11 +371,9 @@ class Dataset:
             return self._batched(size_or_policy, rounding, window or "auto", overlong=overlong, **options)
         if not hasattr(size_or_policy, "__index__"):
             raise TypeError(f"batch takes a number of samples or a policy (got {size_or_policy!r})")
-        size = index(size_or_policy)
-        if window is not None:
-            return self._batched(FixedSize(size), rounding, window, overlong=overlong, **options)
-        arrived = FixedSize(size, sort=False)
-        return self._batched(arrived, rounding, size * max(1, 1024 // size), overlong=overlong, **options)
+        policy = FixedSize(size_or_policy, sort=window is not None)
+        rows = policy.n * max(1, 1024 // policy.n) if window is None else window
+        return self._batched(policy, rounding, rows, overlong=overlong, **options)
 
     def batch_by_tokens(
         self,
@@ -388,7 +417,8 @@ class Dataset:
         """Batches by functions of the samples: each window sorted by `key`, largest first, and cut.
 
         Args:
-            batch_size: samples a batch, or a function of the longest sample of the batch that says how many.
+            batch_size: samples a batch, or a function of the longest sample of the batch that says how many; where that is
+                less than 1, `overlong` says what becomes of the sample: "raise", "drop" or "alone".
             key: what to sort by, usually the length.
             boundary_key: a batch never spans two values of it.
             window: rows to sort over.
@@ -399,8 +429,9 @@ class Dataset:
         Price: Python, two or three calls a sample.
         Source: infinibatch's BucketedReadaheadBatchIterator.
         """
-        one_of("overlong", overlong, "raise", "alone")
-        planner = ByKey(batch_size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
+        one_of("overlong", overlong, "raise", "alone", "drop")
+        size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
+        planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
         return padded_batches(self.stage, self.repeats, planner, window, **options)
 
     def pack(
@@ -432,7 +463,9 @@ class Dataset:
         [[1, 2, 3, 6]]
         """
         one_of("overlong", overlong, "raise", "truncate", "drop", "split")
-        planner = ByPacking(Packed(row_length), rows, overlong, options.get("shuffle_batches", True))
+        planner = ByPacking(
+            Packed(row_length), integer("rows", rows, 1, "row"), overlong, options.get("shuffle_batches", True)
+        )
         return packed_batches(self.stage, self.repeats, planner, window, hf_flash_attention, **options)
 
     # -- within ----------------------------------------------------------------------------------------------------------
@@ -456,8 +489,12 @@ class Dataset:
         one_of("overlong", overlong, *get_args(Overlong))
         return padded_batches(self.stage, self.repeats, ByPolicy(policy, overlong, rounding), window, **options)
 
-    def _keyed(self, seed: int | None) -> Stage[Block]:
-        return self.stage if seed is None else Keyed(self.stage, seed)
+    def _calling(
+        self, fn: Callable[..., Any], seed: int | None, on_error: OnError
+    ) -> tuple[Stage[Block], Callable[..., Any], bool, OnError]:
+        """What stages that call a user's function for each sample are made of."""
+        one_of("on_error", on_error, *get_args(OnError))
+        return self.stage if seed is None else Keyed(self.stage, seed), fn, seed is not None, on_error
 
 
 def interleave_datasets(

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import hashlib
 import itertools
 import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from brimful.errors import require
+from brimful.errors import integer
+from brimful.once import settings_of
 from brimful.ragged import Ragged
 from brimful.stream import describe
 
@@ -37,7 +37,7 @@ class Encoder(ABC):
         padding: what it says of it, where it does; batches go by it.
     """
 
-    padding: Padding | None = dataclasses.field(default=None, kw_only=True)
+    padding: Padding | None = field(default=None, kw_only=True)
 
     @abstractmethod
     def encode(self, texts: list[str]) -> Iterable[Sequence[int]]:
@@ -75,7 +75,7 @@ class Encoder(ABC):
         return self._local.clone
 
     def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return settings_of(self)
 
     def __call__(self, texts: list[str]) -> Ragged:
         """The tokens of each text, int32, flat.
@@ -257,7 +257,7 @@ def _fast(
         if max_length is None:
             raise ValueError("truncation needs max_length, in tokens: tokenizer_kwargs={'max_length': 512, ...}")
         least = max(1, tokenizer.num_special_tokens_to_add(False)) if special else 1
-        require("max_length", max_length, least, "token" if least == 1 else "tokens")
+        max_length = integer("max_length", max_length, least, "token" if least == 1 else "tokens")
         truncation = {"max_length": max_length, "direction": side}
     split = settings.get("split_special_tokens", split)
     return FastEncoder(tokenizer.to_str(), truncation, special, split, padding=padding)
@@ -286,11 +286,12 @@ def _serialized(tokenizer: str, truncation: dict[str, Any] | None) -> str:
     return str(clone.to_str())
 
 
-def missing_bos_eos(tokenizer: Any) -> tuple[int | None, int | None]:
-    """The BOS and EOS ids that a transformers tokenizer has but does not add itself; where both are one id, EOS at most.
+def bos_eos_of(tokenizer: Any) -> tuple[int | None, int | None]:
+    """The BOS and EOS ids of a transformers tokenizer; None for one that it does not have.
 
     Raises:
         TypeError: the tokenizer does not say which its BOS and EOS tokens are.
+        ValueError: it has neither.
     """
     if not hasattr(tokenizer, "bos_token_id") or not hasattr(tokenizer, "eos_token_id"):
         raise TypeError(
@@ -298,8 +299,9 @@ def missing_bos_eos(tokenizer: Any) -> tuple[int | None, int | None]:
             "name the ids with add_bos_eos"
         )
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    ids = encoder_for(tokenizer)(["Hello world!"]).values.tolist()
-    has_bos, has_eos = ids[:1] == [bos], ids[-1:] == [eos]
-    if bos == eos:
-        return None, None if has_bos or has_eos else eos
-    return None if has_bos else bos, None if has_eos else eos
+    if bos is None and eos is None:
+        raise ValueError(
+            f"ensure_bos_eos needs a tokenizer with a BOS or an EOS token ({type(tokenizer).__name__} has neither); "
+            "name the ids with add_bos_eos"
+        )
+    return bos, eos

@@ -1,27 +1,32 @@
 """What can go wrong, said once and with the place where it happened.
 
-Every row that a source reads carries its origin in a hidden column (a file and a line, in 8 bytes), so that any stage,
-however far down, can name the file and the line of the row that it failed on.
+Every row that a source reads carries its origin in a hidden column (a file and a line, in 12 bytes and one name a file), so
+that any stage, however far down and in whichever process, can name the file and the line of the row that it failed on.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, deque
-from contextvars import ContextVar
-from typing import Any, Final
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar, copy_context
+from math import isfinite
+from numbers import Real
+from operator import index
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+
+R = TypeVar("R")
 
 logger = logging.getLogger("brimful")
 
 HIDDEN: Final = "__brimful_"
 """How the names of columns begin that users do not see."""
 ORIGIN: Final = f"{HIDDEN}origin"
-_LINE_BITS: Final = 40
 
 
 class DataError(ValueError):
@@ -55,6 +60,61 @@ def require(name: str, value: float, least: float, unit: str = "") -> None:
         raise ValueError(f"{name} must be at least {least:,}{unit and ' ' + unit} (got {value:,})")
 
 
+MOST: Final = 1 << 62
+"""The greatest count of anything: half as many again still fit in 64 bits."""
+
+
+def integer(name: str, value: Any, least: int | None = 0, unit: str = "") -> int:
+    """A setting that counts something, `least` to 2^62, as an int of Python's, which does not wrap around as numpy's do;
+    `least` None: any integer.
+
+    >>> integer("n", np.int16(7)) + 40_000
+    40007
+    >>> integer("n", 2.5)
+    Traceback (most recent call last):
+    TypeError: n must be an integer (got 2.5)
+    """
+    try:
+        number = None if isinstance(value, bool) else index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(f"{name} must be an integer (got {value!r})")
+    if least is not None:
+        require(name, number, least, unit)
+        if number > MOST:
+            raise ValueError(f"{name} must be at most {MOST:,} (got {number:,})")
+    return number
+
+
+def settle(description: Any, field: str, least: int | None = 0, unit: str = "", name: str | None = None) -> None:
+    """Checks a field of a frozen dataclass that counts something, as `integer` does, and keeps it as that says; from
+    `__post_init__`. `name`: what the user knows it by."""
+    object.__setattr__(description, field, integer(name or field, getattr(description, field), least, unit))
+
+
+def finite(name: str, value: Any) -> float:
+    """A setting that is a number, neither nan nor infinite.
+
+    >>> finite("timeout_seconds", "5")
+    Traceback (most recent call last):
+    TypeError: timeout_seconds must be a number (got '5')
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number (got {value!r})")
+    if not isfinite(value):
+        raise ValueError(f"{name} must be finite (got {value})")
+    return float(value)
+
+
+def positive(name: str, value: Any) -> float:
+    """A setting that is a finite number above 0."""
+    number = finite(name, value)
+    if number <= 0:
+        raise ValueError(f"{name} must be positive (got {value})")
+    return number
+
+
 def one_of(name: str, value: str, *choices: str) -> None:
     """Refuses a word that is none of the choices."""
     if value not in choices:
@@ -63,62 +123,74 @@ def one_of(name: str, value: str, *choices: str) -> None:
 
 # -- where a row came from ---------------------------------------------------------------------------------------------
 
-_names: list[tuple[str, str]] = []
-_numbers: dict[tuple[str, str], int] = {}
-_lock = threading.Lock()
+ORIGIN_TYPE: Final = pa.struct([("file", pa.dictionary(pa.int32(), pa.string())), ("line", pa.int64())])
 
 
 def origins(name: str, lines: NDArray[np.int64], unit: str = "line") -> pa.Array:
-    """The origin column, uint64 (n,), of rows that came from `lines` (counted from 1) of `name`.
+    """The origin column, (n,), of rows that came from `lines` (counted from 1) of `name`.
 
     >>> column = origins("shard a.jsonl", np.array([17]))
     >>> where(pa.RecordBatch.from_arrays([column], [ORIGIN]), 0)
     'shard a.jsonl, line 17'
     """
-    return pa.array(lines.astype(np.uint64) | np.uint64(origin_of(name, unit)))
+    return origins_of([name], np.zeros(len(lines), dtype=np.int32), lines, unit)
 
 
-def origin_of(name: str, unit: str = "line") -> int:
-    """What the origins of the rows of `name` have beside the number of their line."""
-    with _lock:
-        number = _numbers.setdefault((name, unit), len(_names))
-        if number == len(_names):
-            _names.append((name, unit))
-    return number << _LINE_BITS
+def origins_of(names: Sequence[str], which: NDArray[np.int32], lines: NDArray[np.int64], unit: str) -> pa.Array:
+    """The origin column of rows of several files: `which` of the names each row is of, (n,).
+
+    Price, beside a column of 8 bytes a row: of a block of 4,096 rows 3 us to make it, 10 to 25 us in `take`, 2 us in `concat`;
+    of a block of a single row 5, 9 and .4 us. Nothing in `slice`.
+    """
+    count, (file, line) = len(lines), ORIGIN_TYPE
+    named = pa.array([f"{name}, {unit}" for name in names], pa.string())
+    indices, numbers = np.ascontiguousarray(which, dtype=np.int32), np.ascontiguousarray(lines, dtype=np.int64)
+    files = pa.DictionaryArray.from_buffers(file.type, count, [None, pa.py_buffer(indices)], named)
+    places = pa.Array.from_buffers(line.type, count, [None, pa.py_buffer(numbers)])
+    return pa.Array.from_buffers(ORIGIN_TYPE, count, [None], children=[files, places])
 
 
 def where(block: pa.RecordBatch, row: int) -> str:
     """The place that a row of a block came from, in words."""
     index = block.schema.get_field_index(ORIGIN)
-    value = block.column(index)[row].as_py() if index >= 0 else None
-    if value is None:
-        return f"row {row} of a block of {block.num_rows:,} rows"
-    name, unit = _names[value >> _LINE_BITS]
-    return f"{name}, {unit} {value & ((1 << _LINE_BITS) - 1):,}"
+    place = block.column(index)[row].as_py() if index >= 0 else None
+    return f"row {row} of a block of {block.num_rows:,} rows" if place is None else f"{place['file']} {place['line']:,}"
 
 
 # -- what was left out -------------------------------------------------------------------------------------------------
+
+
+Counts: TypeAlias = dict[str, tuple[int, str | None]]
+"""By name: how many things were left out, and the words for the log."""
 
 
 class Tally:
     """Counts what stages left out or cut (`skipped`, `dropped_tokens` ...); shared by the threads of one iterator.
 
     `made` queues what each batch on its way to the consumer holds, in the order in which they were made.
+
+    Args:
+        log: what the message of a count is given to, the first time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, log: Callable[[str], None] = logger.warning) -> None:
         self.made: deque[Any] = deque()
-        self._counts: Counter[str] = Counter()
+        self._log = log
+        self._counts: Counts = {}
         self._lock = threading.Lock()
 
-    def add(self, name: str, count: int) -> bool:
-        """Adds to a count; returns whether this was the first time."""
+    def add(self, name: str, number: int, message: str | None) -> None:
         with self._lock:
             first = name not in self._counts
-            self._counts[name] += count
-            return first
+            before, said = self._counts.get(name, (0, message))
+            self._counts[name] = before + number, said
+        if first and message is not None:
+            self._log(message)
 
     def counts(self) -> dict[str, int]:
+        return {name: number for name, (number, _) in self.told().items()}
+
+    def told(self) -> Counts:
         with self._lock:
             return dict(self._counts)
 
@@ -128,6 +200,32 @@ TALLY: ContextVar[Tally | None] = ContextVar("brimful_tally", default=None)
 
 def count(name: str, number: int, message: str | None = None) -> None:
     """Counts `number` things left out under `name` in the running iterator's `.stats`; logs `message` the first time."""
-    tally = TALLY.get()
-    if number and (tally is None or tally.add(name, number)) and message is not None:
-        logger.warning(message)
+    if number:
+        (TALLY.get() or Tally()).add(name, number, message)
+
+
+def tallied(fn: Callable[..., R], *args: Any) -> tuple[R, Counts]:
+    """`fn(*args)`, and what it left out: for who runs it in another process and brings both back; see `add_counts`.
+
+    >>> tallied(lambda: count("dropped", 2, "too long"))
+    (None, {'dropped': (2, 'too long')})
+    """
+    tally = Tally(log=lambda message: None)
+    context = copy_context()
+    context.run(TALLY.set, tally)
+    return context.run(fn, *args), tally.told()
+
+
+def add_counts(counts: Counts) -> None:
+    """Adds what was left out in another process to the running iterator's `.stats`, and logs it, as if it had been here."""
+    for name, (number, message) in counts.items():
+        count(name, number, message)
+
+
+OnError = Literal["raise", "skip"]
+
+
+def skipped(error: Exception) -> None:
+    """Counts a row that is left out (on_error="skip"), and logs why: the error names file and line."""
+    logger.warning("skipped: %s", error)
+    count("skipped", 1)

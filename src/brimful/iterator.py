@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from brimful.errors import TALLY, BrokenError, StateError, Tally
 from brimful.stats import Stats
-from brimful.stream import END, VERSION, Stage, State, check_header, describe
+from brimful.stream import END, VERSION, Stage, State, allowed, check_header, describe
 
 T = TypeVar("T")
 
@@ -27,14 +27,18 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self, stage: Stage[T], state_dict: dict[str, Any] | None, allow: Collection[str], epoch: int = 0
     ) -> None:
         self._stage = stage
-        self._header = describe(stage)
-        self._state: State = stage.start(epoch) if state_dict is None else self._position(state_dict, frozenset(allow))
+        different = allowed(allow)
         self._items: Generator[tuple[T, State], None, None] | None = None
         self._error: Exception | None = None
         self._closed = False
         tally = Tally()
         self._context = copy_context()
-        self._context.run(TALLY.set, tally)
+        self._context.run(TALLY.set, tally)  # before the first use: of indexed data a filter counts what it leaves out
+        self._header = self._context.run(describe, stage)
+        if state_dict is None:
+            self._state: State = self._context.run(stage.start, epoch)
+        else:
+            self._state = self._position(state_dict, different)
         self.stats = Stats(tally)
 
     def __next__(self) -> T:

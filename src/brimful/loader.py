@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from brimful.errors import integer
 from brimful.iterator import ResumableIterator
 from brimful.states import as_text, from_text
 from brimful.stream import END
@@ -74,6 +75,7 @@ class Loader(IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration runs; the one that was restored keeps its position, another starts anew."""
+        epoch = integer("epoch", epoch)
         if epoch != self.epoch:
             self._leave()
             self.epoch, self._restored = epoch, None

@@ -1,13 +1,14 @@
-"""What an object knows once it was asked for: worked out at the first use, by one thread, and kept."""
+"""What an object knows once it was asked for: worked out at the first use, by one thread, and kept in this process."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import cached_property
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-__all__ = ["once"]
+__all__ = ["once", "settings_of"]
 
 if TYPE_CHECKING:
     from functools import cached_property as once
@@ -38,6 +39,12 @@ else:
                     if name not in kept:
                         kept[name] = self.func(instance)
             return kept[name]
+
+
+def settings_of(description: Any) -> dict[str, Any]:
+    """What a copy in another process is made of, as `__getstate__` says it: the fields of a dataclass, and nothing that was
+    worked out, opened or read since."""
+    return {field.name: getattr(description, field.name) for field in fields(description)}
 
 
 _ALL: Final = Lock()

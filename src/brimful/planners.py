@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import index
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +14,7 @@ from brimful import random
 from brimful.errors import DataError, count, require, where
 from brimful.plan import FixedSize, Overlong, OverlongError, Packed, Plan, Policy, plan_with, split_long
 from brimful.plan.rounded import Rounded, Rounding
-from brimful.rows import Sample, call, name_of, samples
+from brimful.rows import Sample, call, samples
 from brimful.windows import Batch, Pieces, Window
 
 
@@ -93,13 +92,15 @@ class ByKey(Planner):
     """Sorts by `key`, largest first, stable, and cuts: a batch has `batch_size` samples, or as many as `batch_size` of
     its first sample says, and never spans two values of `boundary_key`.
 
+    `overlong`: what becomes of a sample of which `batch_size` says less than 1: "raise", "alone" or "drop".
+
     Price: Python, up to three calls a sample.
     """
 
     batch_size: int | Callable[[Sample], int]
     key: Callable[[Sample], Any]
     boundary_key: Callable[[Sample], Any] | None
-    overlong: Literal["raise", "alone"] = "raise"
+    overlong: Literal["raise", "alone", "drop"] = "raise"
     rounding: Rounding | None = None
 
     def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
@@ -108,19 +109,22 @@ class ByKey(Planner):
         keys = list(call("batch_by", self.key, block))
         bounds = list(call("batch_by", self.boundary_key, block)) if self.boundary_key else [None] * len(rows)
         order = sorted(range(len(rows)), key=keys.__getitem__, reverse=True)
-        batches, start, alone = [], 0, 0
+        batches, start = [], 0
         while start < len(order):
-            size = self._size(rows[order[start]], where(block, order[start]))
-            alone += size < 1
-            stop = min(start + max(1, size), len(order))
+            size = self._size(rows[order[start]])
+            if size < 1:
+                self._leave(size, where(block, order[start]), first)
+                size = 1
+                if self.overlong == "drop":
+                    start += 1
+                    continue
+            stop = min(start + size, len(order))
             bound = bounds[order[start]]
             stop = next((at for at in range(start, stop) if bounds[order[at]] != bound), stop)
             numbers = np.array(order[start:stop])
             longest = tuple(self._padded(window.lengths[numbers].max(axis=0, initial=1)).ravel().tolist())
             batches.append(Batch(window, numbers, longest if len(longest) > 1 else longest[0], len(numbers)))
             start = stop
-        if first and alone:
-            count("alone", alone, f"batch_by: {alone:,} samples of a window alone, of which batch_size has none")
         return batches
 
     def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
@@ -129,17 +133,19 @@ class ByKey(Planner):
     def _padded(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.maximum(longest, 1) if self.rounding is None else self.rounding(longest)
 
-    def _size(self, longest: Sample, place: str) -> int:
-        """How many samples a batch has whose longest is this one; below 1 where none, and it is to be alone."""
-        if isinstance(self.batch_size, int):
-            return self.batch_size
-        size = index(self.batch_size(longest))
-        if size < 1 and self.overlong == "raise":
+    def _size(self, longest: Sample) -> int:
+        return self.batch_size if isinstance(self.batch_size, int) else int(self.batch_size(longest))
+
+    def _leave(self, size: int, place: str, first: bool) -> None:
+        """A sample that no batch may have, as `batch_size` says; an error, unless it is left alone or dropped, and counted."""
+        if self.overlong == "raise":
             raise DataError(
-                f"batch_by: batch_size({name_of(self.batch_size)}) is {size:,} for a sample ({place}); let it be at least 1, "
-                "filter the sample, or choose overlong='alone'"
+                f"batch_size must be at least 1 sample (got {size:,}, {place}); filter such samples out, or say "
+                "overlong='alone' (a batch of its own) or 'drop'"
             )
-        return size
+        if first:
+            name = "alone" if self.overlong == "alone" else "dropped"
+            count(name, 1, f"overlong: samples {name}, as batch_size is {size:,} ({place})")
 
 
 def _placed(window: Window, policy: Policy, overlong: Overlong, first: bool) -> Plan:

@@ -172,14 +172,26 @@ def trained_on(
     return (before[ends] - before[begins]).astype(np.int64), firsts
 
 
-def surround(column: Ragged, before: int | None, after: int | None) -> Ragged:
-    """Each row with one value put before it and one after it (None: nothing)."""
-    extra = (before is not None) + (after is not None)
-    first, last = int(column.offsets[0]), int(column.offsets[-1])
-    offsets = column.offsets - first + np.arange(len(column.offsets)) * extra
+def surround(
+    column: Ragged,
+    before: int | None,
+    after: int | None,
+    at_start: NDArray[np.bool_] | None = None,
+    at_end: NDArray[np.bool_] | None = None,
+) -> Ragged:
+    """Each row with one value put before it and one after it (None: nothing); `at_start`, `at_end`, (n,): only where true.
+
+    The type is that of the values, or the next one that holds those to be put too, whether or not a row takes one.
+    """
+    count, first, last = len(column.offsets) - 1, int(column.offsets[0]), int(column.offsets[-1])
+    starts, ends = (
+        np.full(count, token is not None) if at is None or token is None else at
+        for token, at in ((before, at_start), (after, at_end))
+    )
+    offsets = column.offsets - first + offsets_of(starts.astype(np.int8) + ends)
     values = np.empty(offsets[-1], dtype=holding(column.values.dtype, before or 0, after or 0))
     inner = np.ones(len(values), dtype=bool)
-    for token, places in ((before, offsets[:-1]), (after, offsets[1:] - 1)):
+    for token, places in ((before, offsets[:-1][starts]), (after, offsets[1:][ends] - 1)):
         if token is not None:
             values[places] = token
             inner[places] = False

@@ -9,12 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from brimful.dataset import Dataset
-from brimful.errors import require
+from brimful.errors import OnError, positive
 from brimful.rows import Sample
 from brimful.sources.called import ShardFunction
 from brimful.sources.files import FromFiles
 from brimful.sources.iterable import FromIterable
-from brimful.sources.reader import OnError
 from brimful.sources.sequence import FromSequence, SequenceIndex
 from brimful.sources.urls import Shards
 from brimful.store.index import StoreIndex
@@ -133,7 +132,7 @@ def from_store(
     State: [epoch, samples handed on]; of batches [epoch, number of the window, batches handed on].
     Price: opening reads one file (1,000 files of rows: 20 ms). See `brimful.store.index.StoreIndex`.
     """
-    require("timeout_seconds", timeout_seconds, 0.001, "seconds")
+    positive("timeout_seconds", timeout_seconds)
     return Dataset(
         FromSequence(StoreIndex.opened(path, columns, storage_options, timeout_seconds), shuffle, seed), repeat
     )

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful import random
-from brimful.errors import HIDDEN, ORIGIN, DataError, StageError, StateError, where
+from brimful.errors import HIDDEN, ORIGIN, DataError, OnError, StageError, StateError, skipped, where
 from brimful.ragged import (
     EMPTY,
     Ragged,
@@ -123,14 +123,25 @@ def cut(block: Block) -> Iterator[Block]:
         yield block.slice(first, BLOCK_ROWS)
 
 
-def call(
+def call(stage: str, fn: Callable[..., Any], block: Block) -> Iterator[Any]:
+    """`fn(sample)` for each row of a block.
+
+    Raises:
+        StageError: what `fn` raised, with the row's place.
+    """
+    return (result for _, result in tried(stage, fn, block, False, "raise"))
+
+
+def tried(
     stage: str,
     fn: Callable[..., Any],
     block: Block,
-    seeded: bool = False,
+    seeded: bool,
+    on_error: OnError,
     convert: Callable[[Any], Any] = lambda result: result,
-) -> Iterator[Any]:
-    """`convert(fn(sample))` for each row of a block, `fn(sample, rng)` where seeded, by the keys in the block.
+) -> Iterator[tuple[int, Any]]:
+    """(row, `convert(fn(sample))`) for each row of a block, `fn(sample, rng)` where seeded, by the keys in the block; a row
+    for which it raises is an error, or is left out and counted.
 
     Raises:
         StageError: what `fn` raised, with the row's place.
@@ -141,8 +152,11 @@ def call(
             result = convert(fn(sample, random.generator(keys[row])) if seeded else fn(sample))
         except Exception as error:
             message = f"{stage}({name_of(fn)}) failed at {where(block, row)}: {type(error).__name__}: {error}"
-            raise StageError(message) from error
-        yield result
+            if on_error == "raise":
+                raise StageError(message) from error
+            skipped(StageError(message))
+            continue
+        yield row, result
 
 
 def name_of(fn: Any) -> str:
@@ -153,7 +167,9 @@ def with_origin(out: Block, block: Block, parents: NDArray[np.int64]) -> Block:
     """`out` with the origins that the rows `parents` of `block` have."""
     if block.schema.get_field_index(ORIGIN) < 0 or not out.num_rows:
         return out
-    return with_column(out, ORIGIN, column_of(block, ORIGIN).take(pa.array(parents)))
+    column = column_of(block, ORIGIN)
+    same = len(parents) == len(column) and bool((parents[1:] > parents[:-1]).all())
+    return with_column(out, ORIGIN, column if same else column.take(pa.array(parents)))
 
 
 @dataclass(frozen=True)

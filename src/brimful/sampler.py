@@ -10,14 +10,13 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from operator import index
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from brimful.dataloader import Reader, reader_here
-from brimful.errors import TALLY, DataError, StateError, Tally, logger, one_of, require
+from brimful.errors import TALLY, DataError, StateError, Tally, integer, logger, one_of
 from brimful.plan import FixedSize, Overlong, Policy, as_lengths, plan_with
 from brimful.planners import ByPolicy
 from brimful.sources.lengths import LengthIndex
@@ -110,13 +109,12 @@ class BatchSampler:
         if isinstance(window, str):
             one_of("window", window, "auto")
         else:
-            require("window", window, 1, "sample")
-        require("world_size", world_size, 1)
+            window = integer("window", window, 1, "sample")
+        world_size, rank = integer("world_size", world_size, 1), integer("rank", rank, None)
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be at least 0 and below world_size={world_size:,} (got {rank:,})")
         one_of("uneven", uneven, "wrap", "drop", "error")
         one_of("overlong", overlong, *get_args(Overlong))
-        require("group", group, 1, "batch")
         in_order = isinstance(policy, FixedSize) and not policy.sort
         self.policy, self.rank, self.world_size, self.uneven = policy, rank, world_size, uneven
         self.drop_last = drop_last or uneven == "drop"  # what Accelerate asks, which then deals the batches out
@@ -127,8 +125,8 @@ class BatchSampler:
             "overlong": overlong,
             "drop_last": bool(drop_last),
             "shuffle_batches": bool(shuffle if shuffle_batches is None else shuffle_batches) and not in_order,
-            "group": group,
-            "seed": seed,
+            "group": integer("group", group, 1, "batch"),
+            "seed": integer("seed", seed, None),
         }
         values, longest = self._samples.values, policy.max_length
         if overlong == "raise" and values.ndim == 1 and longest is not None and values.max(initial=0) > longest:
@@ -165,12 +163,12 @@ class BatchSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration hands out: a restored one from its place on, another from its start."""
-        require("epoch", index(epoch), 0)
+        epoch = integer("epoch", epoch)
         self._repeated = None
         if self._restored is not None and self._restored[0] != epoch:
             self._restored = None
         if epoch != self._epoch:
-            self._epoch, self._running = index(epoch), None
+            self._epoch, self._running = epoch, None
 
     def state_dict(self, batches_consumed: int | None = None) -> dict[str, Any]:
         """The place after the last list that the training loop has used, as plain JSON.
@@ -331,12 +329,13 @@ class _Run:
     def lists_of(self, batches: int) -> int:
         """How many lists were taken up to so many batches of the loop's."""
         most = -(-self.taken // self.reader.processes) - self.reader.skipped
-        if not 0 <= index(batches) <= most:
+        batches = integer("batches_consumed", batches, None)
+        if not 0 <= batches <= most:
             raise ValueError(
                 f"batches_consumed must be between 0 and {most:,}, the batches handed out since this iteration began "
                 f"(got {batches:,})"
             )
-        return min((self.reader.skipped + index(batches)) * self.reader.processes, self.taken)
+        return min((self.reader.skipped + batches) * self.reader.processes, self.taken)
 
     def place_of_the_loop(self) -> State:
         """The place, where the loop has used all that was taken."""

@@ -13,14 +13,18 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from numbers import Integral, Real
+from math import isfinite
+from numbers import Real
 from typing import Any, ClassVar, Final, Generic, Self, TypeAlias, TypeVar, cast
+
+import numpy as np
 
 from brimful import random
 from brimful.errors import StateError
+from brimful.once import settings_of
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -31,7 +35,7 @@ END: Final = "end"
 
 BLOCK_ROWS: Final = 4096
 BLOCK_BYTES: Final = 1 << 20
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class Stage(ABC, Generic[T_co]):
@@ -51,6 +55,9 @@ class Stage(ABC, Generic[T_co]):
     @abstractmethod
     def items(self, at: State) -> Generator[tuple[T_co, State], None, None]:
         """The items that follow the state `at` (never END), each with the state after it."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
 
     def dealt(self, stream: int, num_streams: int) -> Self:
         """What the stage is in stream `stream` of `num_streams` that share out its data: as it is, with a seed of its own.
@@ -88,16 +95,20 @@ def runtime(default: Any = dataclasses.MISSING) -> Any:
 def describe(value: Any) -> Any:
     """A stage, or a setting of one, as plain JSON: every setting by value, less those marked `runtime`.
 
-    An object with a method `fingerprint()` stands as what that returns; a function stands as its name.
+    An object with a method `fingerprint()` stands as what that returns; a function stands as its name; a number that JSON
+    does not know (nan, inf) as a string.
 
     >>> from brimful.plan import TokenBudget
     >>> describe(TokenBudget(512))["max_tokens"]
     512
     """
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, str)):
         return value
-    if isinstance(value, Integral | Real):  # numpy's
-        return int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, Real):
+        number = float(value)
+        return number if isfinite(number) else str(number)
     if isinstance(value, (list, tuple, set, frozenset)):
         return [describe(item) for item in (sorted(value) if isinstance(value, (set, frozenset)) else value)]
     if isinstance(value, dict):
@@ -117,6 +128,22 @@ _REMEDIES: Final = {
     "end the epoch with those that saved it, and begin the next with others, or mix streamed data"
 }
 """What to do where a setting differs, by its name."""
+
+
+_ALLOWED: Final = ("urls", "weights")
+"""The settings in which a state may differ, where the caller says so."""
+
+
+def allowed(names: Collection[str]) -> frozenset[str]:
+    """The names of settings that a user gave, one or several.
+
+    Raises:
+        ValueError: for one that is not known, with those that are.
+    """
+    found = frozenset((names,) if isinstance(names, str) else names)
+    for name in sorted(found - {*_ALLOWED}, key=str):
+        raise ValueError(f"allow takes the names {' and '.join(map(repr, _ALLOWED))} (got {name!r})")
+    return found
 
 
 def check_header(saved: Any, ours: Any, allow: frozenset[str] = frozenset()) -> None:
@@ -203,6 +230,20 @@ def num_streams(stage: Stage[Any]) -> int | None:
             "give each the same from_files(streams=...)"
         )
     return counts[0]
+
+
+def refuse_streams(stage: Stage[Any], method: str) -> None:
+    """Refuses what counts the rows of a chain in one order, where they are dealt to several streams.
+
+    Raises:
+        ValueError: naming the method and the ways out.
+    """
+    count = num_streams(stage)
+    if count is not None and count > 1:
+        raise ValueError(
+            f"{method} counts the rows of all {count} streams, which are read apart and end apart: count batches instead "
+            "(Batches.take, Batches.enumerate), filter the rows by what is in them, or read them without streams="
+        )
 
 
 def stream_of(stage: Stage[T], stream: int, count: int) -> Stage[T]:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.errors import TALLY, StageError, Tally, where
+from brimful.errors import TALLY, OnError, StageError, Tally, skipped, where
 from brimful.once import once
 from brimful.ragged import EMPTY
 from brimful.rows import KEY, Block, name_of, visible, with_origin
@@ -150,6 +150,7 @@ class SampleFunction(ByFunction[Results]):
 
     fn: Callable[..., Any]
     seeded: bool
+    on_error: OnError = "raise"
     name: ClassVar[str]
 
     def count(self, given: Results) -> int:
@@ -161,20 +162,34 @@ class SampleFunction(ByFunction[Results]):
 
     def block_of(self, block: Block, given: Results, schema: pa.Schema) -> Block:
         samples, parents = given
-        if not len(samples):
-            return EMPTY
-        for row, sample in zip(parents.tolist(), samples):
+        out = fitting(samples, schema) if all(map(_is_sample, samples)) else None
+        if out is None:
+            samples, parents = self._those_that_fit(block, given, schema)
+            out = fitting(samples, schema)
+            if out is None:
+                raise self._failed(block, int(parents[0]), "the results from this row on fit one by one only")
+        return with_origin(out, block, parents) if len(samples) else EMPTY
+
+    def _those_that_fit(self, block: Block, given: Results, schema: pa.Schema) -> Results:
+        """The results less those that are no samples of these columns and types: an error each, or left out and counted."""
+        kept = []
+        for number, (row, sample) in enumerate(zip(given.parents.tolist(), given.samples)):
             if not isinstance(sample, dict):
-                raise StageError(f"{self._called} must return dicts (got {type(sample).__name__}; {where(block, row)})")
-            if odd := [name for name in sample if not isinstance(name, str)]:
-                raise self._failed(block, row, f"the keys of a sample must be strings (got {odd[0]!r})")
-        out = fitting(samples, schema)
-        if out is not None:
-            return with_origin(out, block, parents)
-        for row, sample in zip(parents.tolist(), samples):
-            if message := misfit(sample, schema, closed=True, remedy=OF_RESULTS):
-                raise self._failed(block, row, message)
-        raise self._failed(block, int(parents[0]), "results of this row and those after it fit one by one only")
+                words = f"{self._called} must return dicts (got {type(sample).__name__}; {where(block, row)})"
+                error: StageError | None = StageError(words)
+            elif not _is_sample(sample):
+                odd = next(name for name in sample if not isinstance(name, str))
+                error = self._failed(block, row, f"the keys of a sample must be strings (got {odd!r})")
+            else:
+                message = misfit(sample, schema, closed=True, remedy=OF_RESULTS)
+                error = None if message is None else self._failed(block, row, message)
+            if error is None:
+                kept.append(number)
+            elif self.on_error == "raise":
+                raise error
+            else:
+                skipped(error)
+        return Results([given.samples[number] for number in kept], given.parents[kept])
 
     @property
     def _called(self) -> str:

@@ -105,7 +105,7 @@ def test_half_a_sample_is_refused_rather_than_rounded(data: bf.Dataset) -> None:
     ]
     for method in halves:
         assert len(list(method(np.int64(1)))) in (1, 3, 8, 9)
-        with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        with pytest.raises(TypeError, match=r"^\w+ must be an integer \(got 1\.5\)$"):
             method(1.5)
 
 

@@ -18,6 +18,7 @@ from torch.distributed import HashStore
 
 import brimful as bf
 from brimful.sources.files import FromFiles
+from brimful.testing import first_difference
 from tests import strategies as draw
 
 STREAMS = 12
@@ -433,7 +434,6 @@ def test_ranks_that_read_other_shards_are_told_so() -> None:
         (lambda: batches(UNEQUAL).shard(0, 5), "12 streams cannot be shared out evenly by 5 ranks: choose from_files"),
         (lambda: batches(UNEQUAL, streams=15), r"14 shards cannot be dealt to streams=15: each needs one at least"),
         (lambda: batches(UNEQUAL).shard(0, 2), "2 ranks that read streams must agree on where an epoch ends"),
-        (lambda: bf.from_files(UNEQUAL, streams=2).stride(3, 0).batch(2), "stride counts the rows of all 2 streams"),
         (
             lambda: (bf.from_files(UNEQUAL, streams=2) + bf.from_files(UNEQUAL)).batch(2),
             r"the data sets of Concat must have equally many streams \(got 2, None\)",
@@ -454,13 +454,42 @@ def test_a_state_of_one_rank_is_refused_where_other_streams_are_wanted() -> None
         next(made.iter(ranks.states[1]))
 
 
-def test_take_and_skip_count_the_samples_of_all_streams_in_turn() -> None:
-    data = bf.from_files(shards([5, 9, 7]), streams=3, schema=draw.schema(draw.pa.int64()))
-    samples = [sample["id"] for sample in data]
-    assert samples[:6] == [0, 5, 14, 1, 6, 15]
-    assert [sample["id"] for sample in data.take(7)] == samples[:7]
-    assert sorted(sample["id"] for sample in data.skip(7)) == sorted(samples[7:])
-    assert [(sample["id"], sample["step"]) for sample in data.enumerate().take(5)] == list(zip(samples, range(5)))
+COUNTS: dict[str, Any] = {
+    "take": lambda data: data.take(7),
+    "skip": lambda data: data.skip(7),
+    "stride": lambda data: data.stride(3, 0),
+    "enumerate": lambda data: data.enumerate(),
+}
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+@pytest.mark.parametrize("method", COUNTS)
+def test_rows_of_several_streams_are_not_counted(method: str, repeat: bool) -> None:
+    data = bf.from_files(shards([1, 9]), streams=2, schema=draw.schema(draw.pa.int64()), repeat=repeat)
+    message = (
+        rf"^{method} counts the rows of all 2 streams, which are read apart and end apart: count batches instead "
+        r"\(Batches\.take, Batches\.enumerate\), filter the rows by what is in them, or read them without streams=$"
+    )
+    for below in (data, data.map(dict).shuffle(4)):
+        with pytest.raises(ValueError, match=message):
+            COUNTS[method](below)
+
+
+@pytest.mark.parametrize("method", COUNTS)
+def test_rows_of_one_stream_are_counted(method: str) -> None:
+    plain, stream = (
+        bf.from_files(shards([5, 9, 7]), streams=streams, schema=draw.schema(draw.pa.int64())) for streams in (None, 1)
+    )
+    assert first_difference(list(COUNTS[method](stream)), list(COUNTS[method](plain))) is None
+    assert len(list(COUNTS[method](stream).batch(2))) > 0
+
+
+def test_peek_shows_the_first_samples_of_all_streams_in_turn() -> None:
+    data = bf.from_files(shards([1, 9, 7]), streams=3, schema=draw.schema(draw.pa.int64()))
+    assert [sample["id"] for sample in data.peek()] == [0, 1, 10, 2, 11]
+    assert [sample["id"] for sample in data.peek(2)] == [0, 1]
+    assert len(data.peek(100)) == 17
+    assert data.peek(0) == []
 
 
 def test_streams_differ_in_their_random_choices() -> None:
@@ -481,7 +510,7 @@ def test_streams_repeat_epoch_by_epoch() -> None:
 def test_streams_of_a_mixture_are_mixed_each_by_itself(tmp_path: Path) -> None:
     one, other = (bf.from_files(shards([6, 6]), streams=2, schema=draw.schema(draw.pa.int64())) for _ in range(2))
     mixed = bf.interleave_datasets([one, other], weights=[2, 1])
-    assert [sample["id"] for sample in mixed.take(6)] == [0, 6, 0, 6, 1, 7]
+    assert [sample["id"] for sample in mixed.peek(6)] == [0, 6, 0, 6, 1, 7]
     made = mixed.batch(2)
     assert real(Ranks(made, 2).run()) == expected(made)
 

@@ -59,3 +59,17 @@ def test_an_error_of_a_generator_names_the_function_and_the_row(tmp_path: Path) 
 
     with pytest.raises(bf.StageError, match=r"^flat_map\(fails\) failed at shard a\.jsonl, line 1: KeyError: 'boom'$"):
         list(shard(tmp_path, [{"a": 1}]).flat_map(fails))
+
+
+def test_as_many_samples_as_rows_have_the_places_of_their_rows(tmp_path: Path) -> None:
+    data = shard(tmp_path, [{"letter": "a", "n": 2}, {"letter": "b", "n": 0}]).flat_map(
+        lambda sample: [sample] * sample["n"]
+    )
+    with pytest.raises(bf.StageError, match=r"^map\(second\) failed at shard a\.jsonl, line 1: "):
+        list(data.enumerate().map(second))
+
+
+def second(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["step"]:
+        raise KeyError("boom")
+    return sample

@@ -91,8 +91,8 @@ def test_settings_are_checked(kind: Any) -> None:
         ({"stop": "last"}, r"^stop must be one of first, all, all_repeat \(got 'last'\)$"),
         ({"weights": [1]}, r"^there must be a weight for each of 2 data sets \(got 1\)$"),
         ({"weights": [1, -0.5]}, r"^weights must be positive \(got 1, -0\.5\)$"),
-        ({"weights": [1, float("inf")]}, r"^weights must be positive \(got 1, inf\)$"),
-        ({"weights": [1, float("nan")]}, r"^weights must be positive \(got 1, nan\)$"),
+        ({"weights": [1, float("inf")]}, r"^weights must be finite \(got inf\)$"),
+        ({"weights": [1, float("nan")]}, r"^weights must be finite \(got nan\)$"),
     ):
         with pytest.raises(ValueError, match=message):
             bf.interleave_datasets(two, **wrong)

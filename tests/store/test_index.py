@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.encoders import Padding
-from brimful.errors import ORIGIN
+from brimful.errors import ORIGIN, ORIGIN_TYPE
 from brimful.order import RUN_ROWS
 from brimful.store import index, local, mapped
 from brimful.store.index import StoreIndex
@@ -427,7 +427,7 @@ def test_the_schema_is_that_of_the_rows(store: Path) -> None:
         assert stored.schema == pa.schema([(name, kinds[name]) for name in columns or kinds])
         for numbers in ([], [5], [5, 6, 7], [2999, 0, 1500]):
             block, _ = stored.locate(np.array(numbers, dtype=np.int64))
-            assert block.schema.equals(stored.schema.append(pa.field(ORIGIN, pa.uint64())), check_metadata=True)
+            assert block.schema.equals(stored.schema.append(pa.field(ORIGIN, ORIGIN_TYPE)), check_metadata=True)
         assert stored.take(np.array([7, 3])).schema == block.schema
 
 

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import brimful as bf
 from brimful import order
 from brimful.cli import app
-from brimful.errors import ORIGIN
+from brimful.errors import ORIGIN, ORIGIN_TYPE
 from brimful.sources import objects
 from brimful.sources.objects import Object, Objects, Spans, merged, transient
 from brimful.store import remote
@@ -157,7 +157,7 @@ def test_any_rows_of_any_columns(
             block, rows = far.locate(numbers)
             found = block.take(pa.array(rows)).select(columns)
             assert found.to_pylist() == [{name: kinds(number)[name] for name in columns} for number in wanted]
-    assert block.schema == far.schema.append(pa.field(ORIGIN, pa.uint64()))
+    assert block.schema == far.schema.append(pa.field(ORIGIN, ORIGIN_TYPE))
     assert far.schema == StoreIndex(str(of_all_kinds), tuple(columns)).schema
 
 
@@ -518,7 +518,7 @@ def test_verify(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_settings() -> None:
-    with pytest.raises(ValueError, match=r"timeout_seconds must be at least 0.001 seconds \(got 0\)"):
+    with pytest.raises(ValueError, match=r"^timeout_seconds must be positive \(got 0\)$"):
         bf.from_store("memory://x", timeout_seconds=0)
     with pytest.raises(
         ValueError, match=r"a store is written to a local folder \(got s3://bucket/x\); upload it from there: from"

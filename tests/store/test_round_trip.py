@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.errors import HIDDEN, ORIGIN, where
+from brimful.errors import HIDDEN, ORIGIN, ORIGIN_TYPE, where
 from brimful.store.index import StoreIndex
 from tests.store.stores import blocks_of, rows_of, small, store_of
 
@@ -64,7 +64,7 @@ def test_rows_come_back(blocks: list[pa.RecordBatch], batch_bytes: int, file_byt
         numbers = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=30)) if expected else []
         for wanted in (np.array(numbers, dtype=np.int64), np.arange(len(expected))):
             block, rows = index.locate(wanted)
-            assert block.schema == index.schema.append(pa.field(ORIGIN, pa.uint64()))
+            assert block.schema == index.schema.append(pa.field(ORIGIN, ORIGIN_TYPE))
             found = block.take(pa.array(rows)).drop_columns([ORIGIN]).to_pylist()
             assert found == [expected[number] for number in wanted]
             for number, row in zip(wanted.tolist(), rows.tolist()):

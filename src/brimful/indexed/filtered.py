@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from brimful.errors import OnError
 from brimful.once import once
 from brimful.rows import name_of
 from brimful.sources.index import Index
@@ -23,14 +24,15 @@ class Filtered(Source):
 
     upstream: Source
     fn: Callable[..., bool]
+    on_error: OnError = "raise"
 
     @once
     def index(self) -> SelectedIndex:
-        return SelectedIndex(self.upstream.index, self.fn)
+        return SelectedIndex(self.upstream.index, self.fn, self.on_error)
 
     def ordered(self, index: Index, epoch: int) -> Rows:
         return self.upstream.ordered(index, epoch)
 
     def fingerprint(self) -> dict[str, Any]:
-        kept = {"fn": name_of(self.fn), "kept": self.count, "crc32": self.index.crc32}
-        return {"type": type(self).__name__, "upstream": describe(self.upstream), **kept}
+        kept = {"kept": self.count, "crc32": self.index.crc32, "on_error": self.on_error}
+        return {"type": type(self).__name__, "upstream": describe(self.upstream), "fn": name_of(self.fn), **kept}

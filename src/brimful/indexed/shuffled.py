@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful import random
-from brimful.errors import require
+from brimful.errors import settle
 from brimful.sources.index import Index
 from brimful.sources.indexed import Indexed, Rows
 from brimful.stream import place
@@ -28,7 +28,8 @@ class Shuffled(Indexed):
     seed: int
 
     def __post_init__(self) -> None:
-        require("buffer_size", self.buffer_size, 1, "sample")
+        settle(self, "buffer_size", 1, "sample")
+        settle(self, "seed", None)
 
     @property
     def index(self) -> Index:

@@ -8,7 +8,8 @@ from math import sqrt
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.plan.plan import IntArray, at_least_one, one_length
+from brimful.errors import finite, integer
+from brimful.plan.plan import IntArray, one_length
 
 FloatArray = NDArray[np.float64]
 
@@ -40,8 +41,10 @@ def optimal_buckets(
         >>> optimal_buckets([10, 11, 12, 50, 51, 100], 3)
         [12, 51, 100]
     """
-    at_least_one("multiple_of", multiple_of, "token")
-    values, counts = _histogram(_checked("optimal_buckets", lengths, num_buckets), multiple_of, max_length)
+    multiple_of = integer("multiple_of", multiple_of, 1, "token")
+    num_buckets = integer("num_buckets", num_buckets, 1, "bucket")
+    longest = None if max_length is None else integer("max_length", max_length, 1, "token")
+    values, counts = _histogram(_checked("optimal_buckets", lengths), multiple_of, longest)
     costs = np.array([value if cost is None else cost(value) for value in values.tolist()], dtype=np.float64)
     _check_rising(values, costs)
     mass = np.cumsum(counts).astype(np.float64)
@@ -72,10 +75,10 @@ def uniform_buckets(max_length: int, num_buckets: int) -> list[int]:
         >>> uniform_buckets(1000, 7)
         [143, 286, 429, 572, 715, 858, 1000]
     """
-    at_least_one("max_length", max_length, "token")
-    at_least_one("num_buckets", num_buckets, "bucket")
+    max_length = integer("max_length", max_length, 1, "token")
+    num_buckets = integer("num_buckets", num_buckets, 1, "bucket")
     step = -(-max_length // num_buckets)
-    return sorted({min(step * k, max_length) for k in range(1, num_buckets + 1)})
+    return sorted({min(step * k, max_length) for k in range(1, min(num_buckets, max_length) + 1)})
 
 
 def quantile_buckets(lengths: ArrayLike, num_buckets: int) -> list[int]:
@@ -90,7 +93,8 @@ def quantile_buckets(lengths: ArrayLike, num_buckets: int) -> list[int]:
         >>> quantile_buckets([1, 2, 3, 4, 5, 60], 3)
         [2, 4, 60]
     """
-    lengths = _checked("quantile_buckets", lengths, num_buckets)
+    num_buckets = integer("num_buckets", num_buckets, 1, "bucket")
+    lengths = _checked("quantile_buckets", lengths)
     bounds = np.quantile(lengths, np.arange(1, num_buckets + 1) / num_buckets, method="inverted_cdf")
     return sorted({max(1, int(bound)) for bound in bounds})
 
@@ -108,8 +112,9 @@ def exponential_buckets(min_length: int, max_length: int, num_buckets: int) -> l
         >>> exponential_buckets(4, 512, 7)
         [8, 16, 32, 64, 128, 256, 512]
     """
-    at_least_one("min_length", min_length, "token")
-    at_least_one("num_buckets", num_buckets, "bucket")
+    min_length = integer("min_length", min_length, 1, "token")
+    num_buckets = integer("num_buckets", num_buckets, 1, "bucket")
+    max_length = integer("max_length", max_length, 1, "token")
     if max_length < min_length:
         raise ValueError(f"max_length must be at least min_length={min_length:,} (got {max_length:,})")
     bounds = np.geomspace(min_length, max_length, num_buckets + 1)[1:]
@@ -131,7 +136,8 @@ def best_num_buckets(run_seconds: float, compile_seconds: float, *, padding_cons
         >>> best_num_buckets(3600, 30)
         13
     """
-    if min(run_seconds, compile_seconds, padding_constant) <= 0:
+    names = ("run_seconds", "compile_seconds", "padding_constant")
+    if min(map(finite, names, (run_seconds, compile_seconds, padding_constant))) <= 0:
         found = f"{run_seconds}, {compile_seconds}, {padding_constant}"
         raise ValueError(f"run_seconds, compile_seconds and padding_constant must be positive (got {found})")
     return max(1, round(sqrt(padding_constant * run_seconds / compile_seconds + 0.25)))  # the best whole number
@@ -143,10 +149,9 @@ def as_buckets(buckets: Sequence[int], max_tokens: int, multiple_of: int = 1) ->
     Raises:
         ValueError: none, below 1 token, over the budget, or not a multiple.
     """
-    ascending = tuple(sorted({int(bucket) for bucket in buckets}))
+    ascending = tuple(sorted({integer("buckets", bucket, 1, "token") for bucket in buckets}))
     if not ascending:
         raise ValueError("buckets must be at least 1 length (got none)")
-    at_least_one("buckets", ascending[0], "token")
     if ascending[-1] > max_tokens:
         raise ValueError(f"buckets must be at most max_tokens={max_tokens:,} (got {ascending[-1]:,})")
     for bucket in ascending:
@@ -190,8 +195,7 @@ def _cheapest_before(mass: FloatArray, best: FloatArray, costs: FloatArray) -> I
         hull = hull[below]
 
 
-def _checked(name: str, lengths: ArrayLike, num_buckets: int) -> IntArray:
-    at_least_one("num_buckets", num_buckets, "bucket")
+def _checked(name: str, lengths: ArrayLike) -> IntArray:
     array = one_length(lengths, name)
     if not len(array):
         raise ValueError(f"{name} needs at least 1 length (got none)")

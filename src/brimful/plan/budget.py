@@ -11,11 +11,12 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
+from brimful.errors import finite, settle
 from brimful.plan.buckets import as_buckets, pad_to_buckets
 from brimful.plan.cut import Cut, assemble, cut_greedy, plan_sorted
 from brimful.plan.least_padding import cut_fewest, cut_priced
 from brimful.plan.overlong import refuse_overlong
-from brimful.plan.plan import IntArray, Plan, as_lengths, at_least_one, widths
+from brimful.plan.plan import IntArray, Plan, as_lengths, widths
 
 Cost = Callable[[int, int], float]
 Planner = Literal["greedy", "least_padding"]
@@ -46,7 +47,7 @@ class FixedSize:
     sort: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
-        at_least_one("n", self.n, "sample")
+        settle(self, "n", 1, "sample")
 
     @property
     def max_length(self) -> None:
@@ -97,8 +98,8 @@ class TokenBudget:
     step_cost: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        at_least_one("max_tokens", self.max_tokens, "token")
-        at_least_one("pad_to_multiple_of", self.pad_to_multiple_of, "token")
+        settle(self, "max_tokens", 1, "token")
+        settle(self, "pad_to_multiple_of", 1, "token")
         if self.pad_to_multiple_of > self.max_tokens:
             limit = f"max_tokens={self.max_tokens:,}"
             raise ValueError(f"pad_to_multiple_of must be at most {limit} (got {self.pad_to_multiple_of:,})")
@@ -109,7 +110,7 @@ class TokenBudget:
             raise ValueError(f"planner must be one of {', '.join(get_args(Planner))} (got {self.planner!r})")
         if self.step_cost is not None and self.planner == "greedy":
             raise ValueError(f"step_cost needs planner='least_padding' (got {self.planner!r})")
-        if self.step_cost is not None and self.step_cost < 0:
+        if self.step_cost is not None and finite("step_cost", self.step_cost) < 0:
             raise ValueError(f"step_cost must not be negative (got {self.step_cost})")
 
     @property
@@ -172,7 +173,7 @@ class AttentionCost:
     quadratic: float = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        if min(self.linear, self.quadratic) < 0:
+        if min(finite("linear", self.linear), finite("quadratic", self.quadratic)) < 0:
             found = f"{self.linear}, {self.quadratic}"
             raise ValueError(f"linear and quadratic must not be negative (got {found})")
 
@@ -204,7 +205,7 @@ class CostBudget:
     limit: float
 
     def __post_init__(self) -> None:
-        if self.cost(1, 1) > self.limit:
+        if self.cost(1, 1) > finite("limit", self.limit):
             least = f"cost(1, 1)={self.cost(1, 1):,}"
             raise ValueError(f"limit must be at least that of one token, {least} (got {self.limit:,})")
 

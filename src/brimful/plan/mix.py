@@ -8,6 +8,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from brimful.errors import finite
 from brimful.plan.plan import IntArray
 
 Stop = Literal["first", "all", "all_repeat"]
@@ -21,7 +22,7 @@ def check(num_sources: int, weights: Sequence[float], stop: str) -> None:
         raise ValueError(f"stop must be one of {', '.join(get_args(Stop))} (got {stop!r})")
     if len(weights) != num_sources:
         raise ValueError(f"there must be a weight for each of {num_sources} data sets (got {len(weights)})")
-    if not all(0 < weight < float("inf") for weight in weights):
+    if not all(finite("weights", weight) > 0 for weight in weights):
         raise ValueError(f"weights must be positive (got {', '.join(f'{weight:g}' for weight in weights)})")
 
 

@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, at_least_one, one_length
+from brimful.errors import integer
+from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length
 
 Overlong = Literal["raise", "truncate", "drop", "alone"]
 
@@ -134,7 +135,7 @@ def split_long(lengths: ArrayLike, max_length: int) -> Pieces:
         >>> pieces.samples.tolist(), pieces.starts.tolist(), pieces.lengths.tolist()
         ([0, 0, 1], [0, 4, 0], [4, 1, 2])
     """
-    at_least_one("max_length", max_length, "token")
+    max_length = integer("max_length", max_length, 1, "token")
     lengths = one_length(lengths, "split_long")
     counts = np.maximum(-(-lengths // max_length), 1)
     samples = np.repeat(np.arange(len(lengths)), counts)

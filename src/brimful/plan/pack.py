@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from brimful.errors import settle
 from brimful.plan.cut import ascending, cut_at, longest_first
 from brimful.plan.overlong import refuse_overlong
-from brimful.plan.plan import IntArray, Plan, at_least_one, one_length
+from brimful.plan.plan import IntArray, Plan, one_length
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Packed:
     row_length: int
 
     def __post_init__(self) -> None:
-        at_least_one("row_length", self.row_length, "token")
+        settle(self, "row_length", 1, "token")
 
     @property
     def max_length(self) -> int:

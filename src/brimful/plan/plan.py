@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import index
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -166,17 +165,6 @@ def one_length(lengths: ArrayLike, planner: str) -> IntArray:
 def widths(lengths: IntArray) -> IntArray:
     """Slots in a row: the length, or the sum of a pair's two."""
     return lengths if lengths.ndim == 1 else lengths.sum(axis=1)
-
-
-def at_least_one(name: str, value: int, unit: str) -> None:
-    """Check a setting at construction.
-
-    Raises:
-        TypeError: not an integer.
-        ValueError: below 1.
-    """
-    if index(value) < 1:
-        raise ValueError(f"{name} must be at least 1 {unit} (got {value:,})")
 
 
 def _check_once_each(members: IntArray, sizes: IntArray, num_samples: int) -> None:

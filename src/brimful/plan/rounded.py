@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
+from brimful.errors import settle
 from brimful.plan.buckets import as_buckets, pad_to_buckets
 from brimful.plan.overlong import refuse_overlong
-from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, at_least_one, widths
+from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, widths
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Rounding:
     buckets: Sequence[int] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        at_least_one("pad_to_multiple_of", self.pad_to_multiple_of, "token")
+        settle(self, "pad_to_multiple_of", 1, "token")
         if self.buckets is not None:
             longest = max(self.buckets, default=0)
             object.__setattr__(self, "buckets", as_buckets(self.buckets, longest, self.pad_to_multiple_of))

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from numpy.typing import ArrayLike
 
+from brimful.errors import settle
 from brimful.plan.buckets import as_buckets
 from brimful.plan.budget import TokenBudget
-from brimful.plan.plan import Plan, at_least_one, one_length
+from brimful.plan.plan import Plan, one_length
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class StaticShapes:
     max_tokens: int
 
     def __post_init__(self) -> None:
-        at_least_one("max_tokens", self.max_tokens, "token")
+        settle(self, "max_tokens", 1, "token")
         object.__setattr__(self, "buckets", as_buckets(self.buckets, self.max_tokens))
 
     @property

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from brimful import random
 from brimful.background import Workers
-from brimful.errors import StateError, require
+from brimful.errors import OnError, StateError, settle
 from brimful.ragged import EMPTY
 from brimful.rows import Block
 from brimful.schema import infer
@@ -23,7 +23,7 @@ from brimful.sources.called import Called, ShardFunction
 from brimful.sources.compressed import COMPRESSIONS
 from brimful.sources.format import Format
 from brimful.sources.formats import FORMATS, format_of
-from brimful.sources.reader import OnError, Position, Reader, Wanted
+from brimful.sources.reader import Position, Reader, Wanted
 from brimful.sources.rotation import Rotation
 from brimful.sources.shard import OpenShard, arrived
 from brimful.sources.urls import Shard, Shards
@@ -55,9 +55,10 @@ class FromFiles(Stage[Block]):
 
     def __post_init__(self) -> None:
         if self.streams is not None:
-            require("streams", self.streams, 1, "stream")
-        require("n_active_shards", self.n_active_shards, 1, "shard")
-        require("n_standby_shards", self.n_standby_shards, 0, "shards")
+            settle(self, "streams", 1, "stream")
+        settle(self, "n_active_shards", 1, "shard")
+        settle(self, "n_standby_shards", 0, "shards")
+        settle(self, "seed", None)
         if self.on_error not in get_args(OnError):
             raise ValueError(f"on_error must be one of {', '.join(get_args(OnError))} (got {self.on_error!r})")
         if isinstance(self.format, str) and self.format not in ("auto", *FORMATS):

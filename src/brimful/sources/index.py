@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.encoders import Padding
-from brimful.once import once
+from brimful.once import once, settings_of
 from brimful.ragged import EMPTY, LABELS, is_ragged, ragged, token_counts, trained_on
 from brimful.rows import Block, visible
 from brimful.stream import BLOCK_ROWS
@@ -26,11 +26,15 @@ class RowSet(NamedTuple):
 
 
 class Index(ABC):
-    """Samples that can be had in any order. What it takes to know them (reading, mapping) is done on first use."""
+    """Samples that can be had in any order. What it takes to know them (reading, mapping) is done on first use, in each
+    process. A frozen dataclass."""
 
     @abstractmethod
     def __len__(self) -> int:
         """How many samples there are."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
 
     @abstractmethod
     def lengths(self, columns: Sequence[str], required: bool) -> NDArray[Any]:

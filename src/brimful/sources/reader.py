@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.errors import ORIGIN, DataError, StageError, StateError, count, logger, origins
+from brimful.errors import ORIGIN, DataError, OnError, StageError, StateError, origins, skipped
 from brimful.ragged import with_column
 from brimful.rows import Block
-
-OnError = Literal["raise", "skip"]
-
 
 Position: TypeAlias = tuple[int, ...]
 """A place in a shard, before a record: a few integers, as many as its format needs. The first says how much of the shard lies
@@ -90,7 +87,7 @@ class Reader(ABC):
         except (DataError, StageError) as error:
             if self._on_error == "raise":
                 raise
-            _skip(error)
+            skipped(error)
             return None
         if more is None:
             return None
@@ -101,7 +98,7 @@ class Reader(ABC):
             if self._on_error == "raise":
                 self._failure, records = bad, records[records < record]
                 break
-            _skip(bad)
+            skipped(bad)
         numbers = records + self.at[-1] + 1
         origin = origins(f"shard {self._name}", numbers, self.unit)
         self.at = tuple(positions[-1].tolist())
@@ -117,8 +114,3 @@ class Reader(ABC):
         if isinstance(error, DataError | StateError | TimeoutError):
             return type(error)(f"{self.place()}: {error}")
         return OSError(f"{self.place()}: cannot be read on: {type(error).__name__}: {error}")
-
-
-def _skip(error: DataError | StageError) -> None:
-    logger.warning("skipped: %s", error)
-    count("skipped", 1)

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.errors import logger
+from brimful.errors import OnError, logger
 from brimful.once import once
-from brimful.rows import Block, call, name_of
+from brimful.rows import Block, name_of, tried
 from brimful.sources.index import Index, RowSet
 from brimful.stream import BLOCK_ROWS
 
@@ -28,6 +28,7 @@ class SelectedIndex(Index):
 
     base: Index
     fn: Callable[..., bool]
+    on_error: OnError = "raise"
 
     @once
     def numbers(self) -> NDArray[np.int64]:
@@ -35,7 +36,8 @@ class SelectedIndex(Index):
         count, pieces = len(self.base), [np.zeros(0, dtype=np.int64)]
         for first in range(0, count, BLOCK_ROWS):
             block = self.base.take(np.arange(first, min(first + BLOCK_ROWS, count)))
-            pieces.append(first + np.flatnonzero(list(call("filter", self.fn, block, False, bool))))
+            found = tried("filter", self.fn, block, False, self.on_error, bool)
+            pieces.append(first + np.array([row for row, keep in found if keep], dtype=np.int64))
         kept = np.concatenate(pieces)
         logger.info("filter(%s) keeps %s of %s samples", name_of(self.fn), f"{len(kept):,}", f"{count:,}")
         return kept

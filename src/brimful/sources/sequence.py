@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from brimful import random
 from brimful.encoders import Padding
-from brimful.errors import ORIGIN, origins
+from brimful.errors import ORIGIN, origins, settle
 from brimful.once import once
 from brimful.order import Order
 from brimful.ragged import concat, fingerprint, with_column
@@ -79,6 +79,9 @@ class FromSequence(Source):
     rows: Index
     shuffle: bool
     seed: int
+
+    def __post_init__(self) -> None:
+        settle(self, "seed", None)
 
     @property
     def index(self) -> Index:

@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple
 
 import fsspec
 
+from brimful.errors import positive
+from brimful.once import settings_of
 from brimful.sources.bytes import Bytes, is_local, opened
 from brimful.sources.compressed import COMPRESSIONS, Decompressed
 from brimful.sources.objects import Objects
@@ -41,6 +43,12 @@ class Shards:
     urls: tuple[str | os.PathLike[str], ...]
     storage_options: dict[str, Any] = field(default_factory=dict)
     timeout_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        positive("timeout_seconds", self.timeout_seconds)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
 
     @cached_property
     def listed(self) -> list[Shard]:

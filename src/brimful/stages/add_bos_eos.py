@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from brimful.errors import settle
 from brimful.ragged import list_array, ragged, surround, with_column
 from brimful.rows import Block, Blockwise
 
@@ -15,6 +16,11 @@ class AddBosEos(Blockwise):
     bos_token_id: int | None
     eos_token_id: int | None
     column: str
+
+    def __post_init__(self) -> None:
+        for name in ("bos_token_id", "eos_token_id"):
+            if getattr(self, name) is not None:
+                settle(self, name)
 
     def apply(self, block: Block) -> Block:
         tokens = surround(ragged(block, self.column), self.bos_token_id, self.eos_token_id)

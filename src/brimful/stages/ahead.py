@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from brimful.background import read_ahead
-from brimful.errors import require
+from brimful.errors import settle
 from brimful.stream import Stage, State, runtime
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ class Ahead(Stage[T]):
     transparent: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require("depth", self.depth, 1, "item")
+        settle(self, "depth", 1, "item")
 
     def start(self, epoch: int) -> State:
         return self.upstream.start(epoch)

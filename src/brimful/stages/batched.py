@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful import random
-from brimful.errors import require
+from brimful.errors import settle
 from brimful.planners import Planner
 from brimful.rows import check_replay
 from brimful.stream import END, Stage, State, place, running
@@ -32,7 +32,8 @@ class Batched(Stage[Batch]):
     seed: int
 
     def __post_init__(self) -> None:
-        require("group", self.group, 1, "batch")
+        settle(self, "group", 1, "batch")
+        settle(self, "seed", None)
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0, 0]

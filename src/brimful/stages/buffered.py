@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.errors import require
+from brimful.errors import ORIGIN, settle
 from brimful.plan import Policy
 from brimful.ragged import EMPTY, concat, fingerprint, token_counts
-from brimful.rows import Block, check_replay
+from brimful.rows import Block, check_replay, visible
 from brimful.stream import BLOCK_ROWS, END, Stage, State, running, runtime
 from brimful.windows import Window, auto_rows, rest_rows, window_ends
 
@@ -37,10 +37,10 @@ class Buffered(Stage[Window]):
     policy: Policy | None = runtime(None)
 
     def __post_init__(self) -> None:
-        require("window", self.size, 0, "rows")
+        settle(self, "size", 0, "rows", "window")
 
     def start(self, epoch: int) -> State:
-        return [epoch, self.upstream.start(epoch), 0, 0, 0, int(self.size)]
+        return [epoch, self.upstream.start(epoch), 0, 0, 0, self.size]
 
     def items(self, at: State) -> Generator[tuple[Window, State], None, None]:
         epoch, before, skip, crc, number, size = at
@@ -83,7 +83,10 @@ class Buffered(Stage[Window]):
     def _resolve(self, block: Block) -> int:
         assert self.policy is not None
         wanted = auto_rows(self.policy, self._lengths(block))
-        affordable = AUTO_BYTES * block.num_rows // max(1, int(block.nbytes))
+        size = visible(block).nbytes + 8 * block.num_rows * (
+            ORIGIN in block.schema.names
+        )  # however long files' names are
+        affordable = AUTO_BYTES * block.num_rows // max(1, int(size))
         return max(1, min(wanted, int(affordable)))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from brimful.errors import count, require
+from brimful.errors import count, settle
 from brimful.ragged import gather, list_array
 from brimful.rows import Block, Blockwise, equally_long, with_origin
 
@@ -24,7 +24,7 @@ class Chunk(Blockwise):
     drop_remainder: bool
 
     def __post_init__(self) -> None:
-        require("chunk_length", self.chunk_length, 1, "token")
+        settle(self, "chunk_length", 1, "token")
 
     def apply(self, block: Block) -> Block:
         columns = equally_long(block, self.target_columns)

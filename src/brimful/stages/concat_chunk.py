@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from brimful.errors import count, require
+from brimful.errors import count, settle
 from brimful.ragged import EMPTY, list_array, ragged
 from brimful.rows import Block, Carried, with_origin
 
@@ -19,7 +19,7 @@ class ConcatChunk(Carried):
     chunk_length: int
 
     def __post_init__(self) -> None:
-        require("chunk_length", self.chunk_length, 1, "token")
+        settle(self, "chunk_length", 1, "token")
 
     def cut(self, held: Block, last: bool) -> tuple[Block, int, int]:
         if not held.num_rows:

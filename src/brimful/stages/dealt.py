@@ -13,7 +13,7 @@ from zlib import crc32
 from brimful.agreement import AHEAD_ROUNDS, Agreement, store_of
 from brimful.background import Channel, close_together
 from brimful.distributed import Rank, resolve
-from brimful.errors import DataError, StateError, one_of, require
+from brimful.errors import DataError, StateError, one_of, settle
 from brimful.stream import END, Stage, State, chain, describe, running, runtime, stream_of
 from brimful.windows import Uneven, filler
 
@@ -45,7 +45,7 @@ class Dealt(Stage[T]):
     ahead: int = runtime(1)
 
     def __post_init__(self) -> None:
-        require("streams", self.streams, 1, "stream")
+        settle(self, "streams", 1, "stream")
         one_of("uneven", self.uneven, *get_args(Uneven))
 
     def start(self, epoch: int) -> State:

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from brimful.ragged import with_column
 from brimful.rows import Block
-from brimful.stream import END, Stage, State, running, runtime
+from brimful.stream import END, Stage, State, refuse_streams, running
 
 
 @dataclass(frozen=True)
 class Enumerate(Stage[Block]):
-    """Adds a count from 0 (of one of several streams: from its number, in their turn).
-
-    State: [upstream's state, rows counted].
-    """
+    """Adds a count from 0. State: [upstream's state, rows counted]."""
 
     upstream: Stage[Block]
     count_column: str
-    first: int = runtime(0)
-    step: int = runtime(1)
+
+    def __post_init__(self) -> None:
+        refuse_streams(self.upstream, "enumerate")
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0]
@@ -32,11 +30,8 @@ class Enumerate(Stage[Block]):
         before, number = at
         with running(self.upstream, before) as items:
             for block, after in items:
-                numbers = np.arange(number, number + block.num_rows, dtype=np.int64) * self.step + self.first
+                numbers = np.arange(number, number + block.num_rows, dtype=np.int64)
                 number += block.num_rows
                 if block.num_rows:
                     block = with_column(block, self.count_column, pa.array(numbers))
                 yield block, END if after == END else [after, number]
-
-    def dealt(self, stream: int, num_streams: int) -> Enumerate:
-        return replace(self, first=stream, step=num_streams)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from brimful.rows import KEY, Block, Blockwise, call
+from brimful.errors import OnError
+from brimful.rows import KEY, Block, Blockwise, tried
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,9 @@ class Filter(Blockwise):
 
     fn: Callable[..., bool]
     seeded: bool
+    on_error: OnError = "raise"
 
     def apply(self, block: Block) -> Block:
-        kept = list(call("filter", self.fn, block, self.seeded, bool))
+        kept = [row for row, keep in tried("filter", self.fn, block, self.seeded, self.on_error, bool) if keep]
         block = block.drop_columns([KEY]) if self.seeded else block
-        return block if all(kept) else block.filter(pa.array(kept, pa.bool_()))
+        return block if len(kept) == block.num_rows else block.take(pa.array(kept, pa.int64()))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from brimful.rows import Block, call
+from brimful.rows import Block, tried
 from brimful.typed import Results, SampleFunction
 
 
@@ -17,6 +17,6 @@ class FilterMap(SampleFunction):
     name = "filter_map"
 
     def call(self, block: Block) -> Results:
-        given = list(call("filter_map", self.fn, block, self.seeded))
-        kept = [row for row, result in enumerate(given) if result is not None]
-        return Results([given[row] for row in kept], np.array(kept, dtype=np.int64))
+        results = tried("filter_map", self.fn, block, self.seeded, self.on_error)
+        kept = {row: result for row, result in results if result is not None}
+        return Results([*kept.values()], np.array([*kept], dtype=np.int64))

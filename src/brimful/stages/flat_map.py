@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
-from brimful.rows import Block, call
+from brimful.rows import Block, tried
 from brimful.typed import Results, SampleFunction
 
 
@@ -17,6 +18,7 @@ class FlatMap(SampleFunction):
     name = "flat_map"
 
     def call(self, block: Block) -> Results:
-        given = list(call("flat_map", self.fn, block, self.seeded, list))
-        parents = np.repeat(np.arange(block.num_rows), [len(samples) for samples in given])
-        return Results([sample for samples in given for sample in samples], parents)
+        results = dict(tried("flat_map", self.fn, block, self.seeded, self.on_error, list))
+        counts = np.array([len(result) for result in results.values()], dtype=np.int64)
+        parents = np.repeat(np.array([*results], dtype=np.int64), counts)
+        return Results([*chain.from_iterable(results.values())], parents)

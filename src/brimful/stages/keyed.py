@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from brimful import random
+from brimful.errors import settle
 from brimful.ragged import with_column
 from brimful.rows import KEY, Block
 from brimful.stream import END, Stage, State, place, running
@@ -19,6 +20,9 @@ class Keyed(Stage[Block]):
 
     upstream: Stage[Block]
     seed: int
+
+    def __post_init__(self) -> None:
+        settle(self, "seed", None)
 
     def start(self, epoch: int) -> State:
         return [epoch, self.upstream.start(epoch), 0]

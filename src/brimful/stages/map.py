@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from brimful.rows import Block, call
+from brimful.rows import Block, tried
 from brimful.typed import Results, SampleFunction
 
 
@@ -17,4 +17,5 @@ class Map(SampleFunction):
     name = "map"
 
     def call(self, block: Block) -> Results:
-        return Results(list(call("map", self.fn, block, self.seeded)), np.arange(block.num_rows))
+        results = dict(tried("map", self.fn, block, self.seeded, self.on_error))
+        return Results([*results.values()], np.array([*results], dtype=np.int64))

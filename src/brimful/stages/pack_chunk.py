@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from brimful.errors import count, require
+from brimful.errors import count, settle
 from brimful.ragged import EMPTY, gather, list_array, ragged
 from brimful.rows import Block, Carried, with_origin
 
@@ -20,7 +20,7 @@ class PackChunk(Carried):
     discard_long_samples: bool
 
     def __post_init__(self) -> None:
-        require("chunk_length", self.chunk_length, 1, "token")
+        settle(self, "chunk_length", 1, "token")
 
     def cut(self, held: Block, last: bool) -> tuple[Block, int, int]:
         if not held.num_rows:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from brimful import ragged as kernels
-from brimful.errors import DataError, require, where
+from brimful.errors import DataError, settle, where
 from brimful.ragged import list_array, offsets_of, ragged, with_column
 from brimful.rows import Block, Blockwise
 
@@ -26,7 +26,7 @@ class Pad(Blockwise):
     chunk_length: int
 
     def __post_init__(self) -> None:
-        require("chunk_length", self.chunk_length, 1, "token")
+        settle(self, "chunk_length", 1, "token")
         if not self.pad_values:
             raise ValueError("pad_values must name at least one column (got none)")
 

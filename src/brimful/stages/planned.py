@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.errors import require
+from brimful.errors import settle
 from brimful.once import once
 from brimful.plan import Policy
 from brimful.sources.indexed import Indexed
@@ -35,10 +35,10 @@ class Planned(Stage[Window]):
     policy: Policy | None = runtime(None)
 
     def __post_init__(self) -> None:
-        require("window", self.size, 0, "rows")
+        settle(self, "size", 0, "rows", "window")
 
     def start(self, epoch: int) -> State:
-        return [epoch, 0, int(self.size) or self._judged]
+        return [epoch, 0, self.size or self._judged]
 
     def items(self, at: State) -> Generator[tuple[Window, State], None, None]:
         epoch, number, size = at

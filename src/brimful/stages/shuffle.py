@@ -6,6 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from brimful import random
+from brimful.errors import settle
 from brimful.rows import Block, check_replay
 from brimful.stream import BLOCK_ROWS, END, Stage, State, place, running
 from brimful.windows import Window
@@ -20,6 +21,9 @@ class Shuffle(Stage[Block]):
 
     upstream: Stage[Window]
     seed: int
+
+    def __post_init__(self) -> None:
+        settle(self, "seed", None)
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0, 0]

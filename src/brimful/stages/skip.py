@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from brimful.errors import require
+from brimful.errors import settle
 from brimful.rows import Block
-from brimful.stream import END, Stage, State, running, share
+from brimful.stream import END, Stage, State, refuse_streams, running
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,11 @@ class Skip(Stage[Block]):
     count: int
 
     def __post_init__(self) -> None:
-        require("n", self.count, 0, "samples")
+        refuse_streams(self.upstream, "skip")
+        settle(self, "count", 0, "samples", "n")
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), int(self.count)]
+        return [self.upstream.start(epoch), self.count]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         before, left = at
@@ -30,7 +31,3 @@ class Skip(Stage[Block]):
                 rest = block.slice(left)
                 left -= block.num_rows - rest.num_rows
                 yield rest, END if after == END else [after, left]
-
-    def dealt(self, stream: int, num_streams: int) -> Skip:
-        """The rows that are this stream's where a row of each is skipped in turn."""
-        return replace(self, count=share(self.count, stream, num_streams))

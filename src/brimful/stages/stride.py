@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from brimful.errors import require
+from brimful.errors import settle
 from brimful.rows import Block
-from brimful.stream import END, Stage, State, running
+from brimful.stream import END, Stage, State, refuse_streams, running
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,9 @@ class Stride(Stage[Block]):
     offset: int
 
     def __post_init__(self) -> None:
-        require("interval", self.interval, 1)
+        refuse_streams(self.upstream, "stride")
+        settle(self, "interval", 1)
+        settle(self, "offset", None)
         if not 0 <= self.offset < self.interval:
             raise ValueError(f"offset must be at least 0 and below interval={self.interval:,} (got {self.offset:,})")
 
@@ -36,6 +38,3 @@ class Stride(Stage[Block]):
                 rows = np.arange((self.offset - phase) % self.interval, block.num_rows, self.interval)
                 phase = (phase + block.num_rows) % self.interval
                 yield block.take(pa.array(rows)) if block.num_rows else block, END if after == END else [after, phase]
-
-    def dealt(self, stream: int, num_streams: int) -> Stride:
-        raise ValueError(f"stride counts the rows of all {num_streams} streams, which are read apart; filter instead")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from brimful.errors import require
+from brimful.errors import settle
 from brimful.rows import Block
-from brimful.stream import END, Stage, State, running, share
+from brimful.stream import END, Stage, State, refuse_streams, running
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Take(Stage[Block]):
     count: int
 
     def __post_init__(self) -> None:
-        require("n", self.count, 0, "samples")
+        refuse_streams(self.upstream, "take")
+        settle(self, "count", 0, "samples", "n")
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0] if self.count else END
@@ -32,7 +33,3 @@ class Take(Stage[Block]):
                 yield block, END if taken == self.count or after == END else [after, taken]
                 if taken == self.count:
                     return
-
-    def dealt(self, stream: int, num_streams: int) -> Take:
-        """The rows that are this stream's where a row of each is taken in turn."""
-        return replace(self, count=share(self.count, stream, num_streams))

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from brimful.errors import require
+from brimful.errors import settle
 from brimful.stream import END, Stage, State, running
 
 
@@ -18,7 +18,7 @@ class TakeItems(Stage[Any]):
     count: int
 
     def __post_init__(self) -> None:
-        require("n", self.count, 0, "batches")
+        settle(self, "count", 0, "batches", "n")
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0] if self.count else END

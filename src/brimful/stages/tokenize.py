@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from brimful.background import map_ahead
 from brimful.encoders import Encoder
-from brimful.errors import DataError, StageError, require, where
+from brimful.errors import DataError, StageError, settle, where
 from brimful.ragged import column_of, list_array, with_column
 from brimful.rows import Block
 from brimful.stream import Stage, State, running, runtime
@@ -27,7 +27,7 @@ class Tokenize(Stage[Block]):
     max_workers: int = runtime(1)
 
     def __post_init__(self) -> None:
-        require("max_workers", self.max_workers, 0)
+        settle(self, "max_workers")
 
     def start(self, epoch: int) -> State:
         return self.upstream.start(epoch)

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.errors import ORIGIN, DataError, origin_of
+from brimful.errors import ORIGIN, DataError, origins_of
 from brimful.once import once
-from brimful.ragged import array_of, with_column
+from brimful.ragged import with_column
 from brimful.rows import Block
 from brimful.store.layout import Layout, Ranges
 from brimful.store.manifest import Manifest, SideFile
@@ -115,7 +115,6 @@ class Folder(ABC):
         files = layout.file_of[ranges.batches]
         distinct, which = np.unique(files, return_inverse=True)
         names = [f"store {os.path.basename(self.path)}/{self.manifest.files[file].name}" for file in distinct.tolist()]
-        bases = np.array([origin_of(name, "row") for name in names], dtype=np.uint64)[which]
-        lines = ranges.firsts - layout.starts[layout.first_batches[files]] + 1 - ranges.places
-        shifts = bases + lines.astype(np.uint64)  # wraps around where that is negative, and back
-        return array_of(np.repeat(shifts, ranges.counts) + np.arange(ranges.counts.sum(), dtype=np.uint64))
+        shifts = ranges.firsts - layout.starts[layout.first_batches[files]] + 1 - ranges.places
+        lines = np.repeat(shifts, ranges.counts) + np.arange(ranges.counts.sum())
+        return origins_of(names, np.repeat(which.astype(np.int32), ranges.counts), lines, "row")

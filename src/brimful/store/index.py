@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.encoders import Padding
-from brimful.errors import ORIGIN, DataError
+from brimful.errors import ORIGIN, ORIGIN_TYPE, DataError
 from brimful.once import once
 from brimful.ragged import LABELS
 from brimful.rows import Block
@@ -169,7 +169,7 @@ class StoreIndex(Index):
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         if not len(numbers):
-            return pa.RecordBatch.from_pylist([], self.schema.append(pa.field(ORIGIN, pa.uint64()))), numbers
+            return pa.RecordBatch.from_pylist([], self.schema.append(pa.field(ORIGIN, ORIGIN_TYPE))), numbers
         return self._prefetched.locate(numbers) if self._remote else self._fetched(numbers)
 
     def _fetched(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
@@ -190,9 +190,6 @@ class StoreIndex(Index):
     def fingerprint(self) -> dict[str, Any]:
         chosen = {} if self.columns is None else {"columns": list(self.columns)}
         return {"rows": len(self), "digest": self.manifest.digest, **chosen}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}  # a copy elsewhere opens the files anew
 
     def _step(self, steps: NDArray[np.int64]) -> int:
         """The greatest step from one row wanted to the next over which it is cheaper to fetch what lies between."""
