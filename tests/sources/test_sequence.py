@@ -89,7 +89,7 @@ def test_values_keep_their_types() -> None:
     assert set(none.values()) == {None}
 
 
-@pytest.mark.parametrize("sequence", ["text", b"bytes", {"a": [1]}, iter([1]), 5], ids=str)
+@pytest.mark.parametrize("sequence", ["text", b"bytes", {"a": [1]}, iter([1]), 5], ids=lambda one: type(one).__name__)
 def test_what_is_no_sequence_of_samples_is_refused(sequence: Any) -> None:
     name = type(sequence).__name__
     with pytest.raises(
