@@ -308,7 +308,7 @@ MUTANTS = [
         "prefetch hands out the state of what was read, not of what was taken",
         "background.py",
         "            yield item\n            del item\n",
-        "            yield (item[0], self._queue[-1][1]) if self._queue else item  # type: ignore\n            del item\n",
+        "            yield item[0], item[1] if self._made.empty() else self._made.get()[0][1]  # type: ignore\n            del item\n",
         of("test_iterator", "test_what_runs_in_the_background_changes_neither_items_nor_states"),
     ),
     Mutant(
@@ -328,15 +328,15 @@ MUTANTS = [
     Mutant(
         "after Ctrl-C the state is that of an item that nobody got",
         "iterator.py",
-        "so the state is the one before it\n            self._state = before\n",
-        "so the state is the one before it\n",
+        "self._state = before  # Ctrl-C",
+        "pass  # Ctrl-C",
         of("test_iterator", "test_ctrl_c_while_an_item_is_handed_out_loses_no_item"),
     ),
     Mutant(
         "a failed iterator goes on",
         "iterator.py",
-        "            self._error = error\n",
-        "",
+        "            self._error = error\n        self._stop()",
+        "            pass\n        self._stop()",
         of("test_iterator", "test_an_exception_breaks_the_iterator_for_ever"),
     ),
     # -- refusals

@@ -303,11 +303,26 @@ def test_an_exception_breaks_the_iterator_for_ever() -> None:
         for _ in range(2):
             with pytest.raises(bf.BrokenError, match=r"^this iterator failed earlier: map.*no eight"):
                 next(it)
-            with pytest.raises(bf.BrokenError, match=r"^a failed iterator has no state: map.*no eight"):
-                it.state_dict()
         it.close()
         with pytest.raises(bf.BrokenError):
             next(it)
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("window", [None, 5])
+def test_after_an_error_the_state_is_the_place_after_the_last_item_taken(ahead: int, window: int | None) -> None:
+    def batches(error: BaseException | None) -> bf.Batches:
+        made = bf.from_iterable(ROWS).map(Once(error, 11)).batch(2, window=window)
+        return made.prefetch(ahead) if ahead else made
+
+    with draw.small(3):
+        it = batches(ValueError("no twelve")).iter()
+        found: list[Any] = []
+        with pytest.raises(bf.StageError):
+            found.extend(it)
+        with pytest.raises(bf.BrokenError):
+            next(it)
+        same(found + list(batches(None).iter(json.loads(json.dumps(it.state_dict())))), list(batches(None)))
 
 
 def stop(*args: Any) -> Any:
@@ -336,9 +351,24 @@ WITH_STOP: dict[str, Callable[[], Any]] = {
     "boundary_key": lambda: bf.from_sequence(ROWS).batch_by(2, draw.length, boundary_key=stop),
     "batch_size": lambda: bf.from_sequence(ROWS).batch_by(stop, draw.length),
     "collate_fn": lambda: bf.from_sequence(ROWS).batch(2, collate_fn=stop),
+    "plan": lambda: bf.from_sequence(ROWS).batch(StoppingPolicy()),
+    "tokenize, prefetched": lambda: bf.from_sequence(ROWS).tokenize(stop).batch(2).prefetch(2),
+    "len of a sample": lambda: bf.from_sequence(ROWS).batch(2, collate_fn=lambda samples: StoppingMapping()).map(dict),
+    "get of a batch": lambda: bf.from_sequence(ROWS).batch(2, collate_fn=lambda samples: StoppingMapping()),
     "map of batches": lambda: bf.from_sequence(ROWS).batch(2).map(stop),
     "map of batches, prefetched": lambda: bf.from_sequence(ROWS).batch(2).map(stop).prefetch(2),
 }
+
+
+class StoppingPolicy:
+    max_length = None
+
+    def plan(self, lengths: Any) -> Any:
+        stop()
+
+
+class StoppingMapping(dict[str, Any]):
+    get = keys = stop
 
 
 class Stopping:

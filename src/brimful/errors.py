@@ -7,6 +7,7 @@ however far down, can name the file and the line of the row that it failed on.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import Counter, deque
 from contextvars import ContextVar
@@ -41,7 +42,7 @@ class RankError(RuntimeError):
 
 
 class BrokenError(RuntimeError):
-    """The iterator failed earlier and says so for ever: its place is not known, so it has no state to give."""
+    """The iterator failed earlier and says so for ever; its state is the place after the last item that was taken."""
 
 
 def require(name: str, value: float, least: float, unit: str = "") -> None:
@@ -66,6 +67,7 @@ def one_of(name: str, value: str, *choices: str) -> None:
 _names: list[tuple[str, str]] = []
 _numbers: dict[tuple[str, str], int] = {}
 _lock = threading.Lock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def origins(name: str, lines: NDArray[np.int64], unit: str = "line") -> pa.Array:
