@@ -46,8 +46,13 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self._context.run(RUN.set, self._running)
         self.stats = Stats(tally)
         self._stage = stage
-        self._header = describe(stage)
-        self._state: State = stage.start(epoch) if state_dict is None else self._position(state_dict, frozenset(allow))
+        try:
+            self._header = describe(stage)
+            self._state: State = (
+                stage.start(epoch) if state_dict is None else self._position(state_dict, frozenset(allow))
+            )
+        except StopIteration as error:
+            raise _no_end(error) from error
         _ITERATORS.add(self)
 
     def __next__(self) -> T:
@@ -82,7 +87,9 @@ class ResumableIterator(Iterator[T], Generic[T]):
         if interrupt is None and isinstance(error, Exception):
             self._error = error
         self._stop()
-        raise interrupt or error
+        if interrupt not in (None, error):
+            raise interrupt from error
+        raise error
 
     def state_dict(self) -> dict[str, Any]:
         """The place after the last item taken, as plain JSON that the caller may keep or change."""
@@ -134,7 +141,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
                 self.stats.took(item)
             return item, after, None
         except StopIteration as error:
-            wrong = RuntimeError(f"StopIteration was raised by a function that makes the data, or by a sample: {error}")
+            wrong = _no_end(error)
             wrong.__cause__ = error
             return None, None, wrong
         except BaseException as error:
@@ -186,6 +193,10 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def _no_end(error: StopIteration) -> RuntimeError:
+    return RuntimeError(f"a function or an object of yours raised StopIteration ({error}), which is no end of the data")
 
 
 def _interrupt(error: BaseException, outer: BaseException | None) -> BaseException | None:
