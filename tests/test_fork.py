@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +11,10 @@ import pytest
 
 from tests.shards import write
 
-pytestmark = pytest.mark.skipif(not hasattr(sys, "getswitchinterval") or sys.platform == "win32", reason="forks")
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 
 HEAD = """
-import faulthandler, json, os, sys, threading, time, traceback
-faulthandler.dump_traceback_later(50, exit=True)
+import os, sys, threading, time, traceback
 import brimful as bf
 
 url = sys.argv[1]
@@ -31,9 +30,10 @@ def letters(texts):
 
 class Rows:
     def __iter__(self):
+        began = os.getpid()
         try:
             for number in range(3_000):
-                yield {"id": number}
+                yield {"id": number, "input_ids": [number]}
         finally:
             os.write(1, b"closed by %d\\n" % os.getpid() if os.getpid() != PARENT else b"")
 
@@ -64,7 +64,7 @@ def run(code: str, tmp_path: Path, pipeline: str = "samples", rows: int = 3_000)
         [sys.executable, "-W", "ignore", "-c", HEAD + code, url, pipeline],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=40,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -101,9 +101,8 @@ assert in_a_child(refused)
 assert in_a_child(lambda: None)
 found = ids(found)
 found.append(ids([next(it)])[0])
-assert in_a_child(refused) is False or True
 assert found + ids(it) == expected
-""".replace("assert in_a_child(refused) is False or True\n", ""),
+""",
         tmp_path,
         pipeline,
     )
@@ -222,7 +221,6 @@ def leaving():
     loader.state_dict()
     for batch in loader:
         break
-    began = time.monotonic()
 
 assert all([in_a_child(leaving) for _ in range(3)])
 assert [one + ids(it) for one, it in zip(found, its)] == [list(range(3_000))] * 3

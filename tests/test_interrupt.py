@@ -173,7 +173,7 @@ def test_an_error_of_waiting_that_a_ctrl_c_makes_is_the_ctrl_c() -> None:
                         condition.release()
             return sample
 
-    it = bf.from_iterable(ROWS).map(Waiting()).batch(1, window=2).iter()
+    it = bf.from_iterable(ROWS).map(Waiting()).batch(1).iter()
     found: list[Any] = []
     for _ in range(2):
         try:

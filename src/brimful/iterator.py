@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Generator, Iterator
 from contextvars import copy_context
 from types import TracebackType
-from typing import Any, Final, Generic, NoReturn, TypeVar
+from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 from weakref import WeakSet
 
 from brimful.background import JOIN_SECONDS, RUN, Running, check_process, close_all, stop_all
@@ -95,6 +95,11 @@ class ResumableIterator(Iterator[T], Generic[T]):
         """The place after the last item taken, as plain JSON that the caller may keep or change."""
         return copy.deepcopy({"version": VERSION, "header": self._header, "position": self._state})
 
+    @property
+    def over(self) -> bool:
+        """Whether the last item has been taken, as far as its state says so."""
+        return bool(self._state == END)
+
     def close(self) -> None:
         """Ends the run: its threads and files are closed, `next` raises StopIteration, `state_dict` still answers.
 
@@ -128,14 +133,15 @@ class ResumableIterator(Iterator[T], Generic[T]):
             "data.iter(state)"
         )
 
-    def _take(self) -> tuple[Any, State | None, BaseException | None]:
+    def _take(self) -> tuple[T, State | None, BaseException | None]:
         """An item and the state after it, neither at the end; an error is returned, so that it is not one of whoever calls."""
+        nothing = cast(T, None)
         try:
             began = time.perf_counter()
             if self._items is None:
                 self.stats.began()
                 self._items = self._stage.items(self._state)
-            item, after = next(self._items, (None, None))
+            item, after = next(self._items, (nothing, None))
             self.stats.seconds_waited += time.perf_counter() - began
             if after is not None:
                 self.stats.took(item)
@@ -143,9 +149,9 @@ class ResumableIterator(Iterator[T], Generic[T]):
         except StopIteration as error:
             wrong = _no_end(error)
             wrong.__cause__ = error
-            return None, None, wrong
+            return nothing, None, wrong
         except BaseException as error:
-            return None, None, error
+            return nothing, None, error
 
     def _stop(self) -> bool:
         """Closes all that runs, unless another thread is inside."""
