@@ -64,15 +64,15 @@ class Interrupt:
         sys.setprofile(None)
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        # a `with` is come to again before what it holds is given back, where no signal comes
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and not line.lstrip().startswith(
-            "with "
-        ):  # seen again before the lock is given back: no signal can come there
+        if event == "line" and not line.lstrip().startswith("with "):
             self._count(frame, event)
         return self._line
 
     def _call(self, frame: FrameType, event: str, arg: Any) -> None:
-        if frame.f_code is not NEXT or event != "return":  # then the caller has the item
+        has_item = frame.f_code is NEXT and event == "return"  # the caller
+        if event != "c_call" and not has_item:  # before a call, such as that which gives a lock back, none comes
             self._count(frame, event)
 
     def _count(self, frame: FrameType, event: str) -> None:
