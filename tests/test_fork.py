@@ -22,7 +22,7 @@ PIPELINES = {
     "samples": lambda: bf.from_files(url),
     "batches": lambda: bf.from_files(url).tokenize(letters).batch_by_tokens(400, window=64),
     "prefetched": lambda: bf.from_files(url).tokenize(letters).shuffle(50).batch_by_tokens(400, window=64).prefetch(2),
-    "a function's": lambda: bf.from_iterable(Rows()).map(dict).batch(2, window=4),
+    "a function's": lambda: bf.from_iterable(Rows()).map(dict),
 }
 
 def letters(texts):
