@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import json
 import logging
 import os
+import pickle
 import signal
 import threading
 import time
@@ -303,11 +305,26 @@ def test_an_exception_breaks_the_iterator_for_ever() -> None:
         for _ in range(2):
             with pytest.raises(bf.BrokenError, match=r"^this iterator failed earlier: map.*no eight"):
                 next(it)
-            with pytest.raises(bf.BrokenError, match=r"^a failed iterator has no state: map.*no eight"):
-                it.state_dict()
         it.close()
         with pytest.raises(bf.BrokenError):
             next(it)
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("window", [None, 5])
+def test_after_an_error_the_state_is_the_place_after_the_last_item_taken(ahead: int, window: int | None) -> None:
+    def batches(error: BaseException | None) -> bf.Batches:
+        made = bf.from_iterable(ROWS).map(Once(error, 11)).batch(2, window=window)
+        return made.prefetch(ahead) if ahead else made
+
+    with draw.small(3):
+        it = batches(ValueError("no twelve")).iter()
+        found: list[Any] = []
+        with pytest.raises(bf.StageError):
+            found.extend(it)
+        with pytest.raises(bf.BrokenError):
+            next(it)
+        same(found + list(batches(None).iter(json.loads(json.dumps(it.state_dict())))), list(batches(None)))
 
 
 def stop(*args: Any) -> Any:
@@ -336,9 +353,23 @@ WITH_STOP: dict[str, Callable[[], Any]] = {
     "boundary_key": lambda: bf.from_sequence(ROWS).batch_by(2, draw.length, boundary_key=stop),
     "batch_size": lambda: bf.from_sequence(ROWS).batch_by(stop, draw.length),
     "collate_fn": lambda: bf.from_sequence(ROWS).batch(2, collate_fn=stop),
+    "plan": lambda: bf.from_sequence(ROWS).batch(StoppingPolicy(), window=4),
+    "tokenize, prefetched": lambda: bf.from_sequence(ROWS).tokenize(stop).batch(2).prefetch(2),
+    "get of a batch": lambda: bf.from_sequence(ROWS).batch(2, collate_fn=lambda samples: StoppingMapping()),
     "map of batches": lambda: bf.from_sequence(ROWS).batch(2).map(stop),
     "map of batches, prefetched": lambda: bf.from_sequence(ROWS).batch(2).map(stop).prefetch(2),
 }
+
+
+class StoppingPolicy:
+    max_length = None
+
+    def plan(self, lengths: Any) -> Any:
+        stop()
+
+
+class StoppingMapping(dict[str, Any]):
+    get = stop
 
 
 class Stopping:
@@ -353,6 +384,14 @@ def test_a_stop_iteration_of_user_code_is_an_error_not_an_end(make: Any) -> None
         taken(it)
     with pytest.raises(bf.BrokenError):
         next(it)
+
+
+def test_a_stop_iteration_before_the_first_item_is_an_error_too() -> None:
+    message = (
+        r"^a function or an object of yours raised StopIteration \(of the user's own\), which is no end of the data$"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        bf.from_sequence(ROWS).batch(StoppingPolicy()).iter()
 
 
 def test_a_none_among_the_samples_is_an_error_not_an_end() -> None:
@@ -464,6 +503,136 @@ def test_close_ends_the_run_and_keeps_the_state() -> None:
     it.close()
     assert next(it, None) is None
     same(some + taken(streamed().iter(it.state_dict())), taken(streamed().iter()))
+
+
+CLOSED_BY: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
+    "map": lambda close: bf.from_iterable(ROWS).map(close),
+    "map in a thread": lambda close: bf.from_iterable(ROWS).map(close).batch(2, window=4).prefetch(2),
+    "tokenize in threads": lambda close: bf.from_files(shards()).tokenize(close, max_workers=2).batch(2).prefetch(1),
+    "collate_fn": lambda close: bf.from_iterable(ROWS).batch(2, collate_fn=close),
+    "collate_fn in a thread": lambda close: bf.from_iterable(ROWS).batch(2, collate_fn=close).prefetch(1),
+    "map of batches": lambda close: bf.from_iterable(ROWS).batch(2).map(close),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", CLOSED_BY.values(), ids=CLOSED_BY)
+def test_a_function_that_the_run_calls_may_close_it(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    calls = itertools.count()
+
+    def close(given: Any) -> Any:
+        if next(calls) == 3:
+            it.close()
+            assert it.state_dict()["position"] is not None
+        return draw.letters(given) if isinstance(given, list) and isinstance(given[0], str) else given
+
+    def calm(given: Any) -> Any:
+        return draw.letters(given) if isinstance(given, list) and isinstance(given[0], str) else given
+
+    calm.__name__ = "close"  # states know functions by their names
+    with draw.small(2):
+        expected = taken(make(calm).iter())
+        it = make(close).iter()
+        began = time.monotonic()
+        found = taken(it)
+        assert len(found) < len(expected)
+        assert next(it, None) is None
+        assert time.monotonic() - began < bf.background.JOIN_SECONDS, "somebody waited for itself"
+        nothing_is_left()
+        same(found + taken(make(calm).iter(it.state_dict())), expected)
+    assert not caplog.messages
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_another_thread_may_close_what_is_waited_for(ahead: bool) -> None:
+    come, go_on = threading.Event(), threading.Event()
+
+    def slow(sample: Sample) -> Sample:
+        if sample["id"] == 4:
+            come.set()
+            go_on.wait(10)
+        return sample
+
+    with draw.small(1):
+        data = bf.from_iterable(ROWS).map(slow).batch(1, window=1)
+        it = (data.prefetch(1) if ahead else data).iter()
+
+        def close() -> None:
+            come.wait(10)
+            threading.Timer(0.1, go_on.set).start()
+            it.close()
+
+        closer = threading.Thread(target=close)
+        closer.start()
+        found = [batch["id"].tolist() for batch in it]
+        closer.join()
+        assert found == [[number] for number in range(len(found))]
+        assert len(found) <= 4
+        nothing_is_left()
+        rest = [batch["id"].tolist() for batch in data.iter(it.state_dict())]
+    assert found + rest == [[number] for number in range(len(ROWS))]
+
+
+def test_a_second_thread_is_told_and_does_no_harm() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(sample: Sample) -> Sample:
+        if sample["id"] == 3:
+            inside.set()
+            assert go_on.wait(10)
+        return sample
+
+    with draw.small(1):
+        it = bf.from_iterable(ROWS).map(slow).batch(1, window=1).iter()
+        found: list[Any] = []
+        reader = threading.Thread(target=lambda: found.extend(it))
+        reader.start()
+        assert inside.wait(10)
+        with pytest.raises(
+            RuntimeError, match=r"^this iterator is in use: another thread .*; give each thread an iterator"
+        ):
+            next(it)
+        count, rest = len(found), bf.from_iterable(ROWS).map(slow).batch(1, window=1).iter(it.state_dict())
+        go_on.set()
+        reader.join()
+        assert [batch["id"].tolist() for batch in found] == [[number] for number in range(len(ROWS))]
+        assert [batch["id"].tolist() for batch in rest] == [[number] for number in range(count, len(ROWS))]
+
+
+def test_a_function_may_not_call_next_of_the_run_that_calls_it() -> None:
+    it = bf.from_iterable(ROWS).map(lambda sample: next(it)).iter()
+    with pytest.raises(bf.StageError, match="RuntimeError: this iterator is in use: "):
+        next(it)
+
+
+def test_a_thread_may_ask_for_states_while_another_one_reads() -> None:
+    with draw.small(1):
+        data = bf.from_iterable(ROWS * 20).map(dict).batch(2, window=4).prefetch(1)
+        expected = [batch["id"].tolist() for batch in data]
+        it = data.iter()
+        states: list[Any] = []
+        reading = threading.Event()
+
+        def asked() -> None:
+            while not reading.is_set():
+                states.append(it.state_dict())
+
+        asking = threading.Thread(target=asked)
+        asking.start()
+        assert [batch["id"].tolist() for batch in it] == expected
+        reading.set()
+        asking.join()
+    for state in states[:: max(1, len(states) // 5)]:
+        rest = [batch["id"].tolist() for batch in data.iter(state)]
+        assert rest == expected[len(expected) - len(rest) :]
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_iterator_is_not_copied(how: Callable[[Any], Any]) -> None:
+    it = bf.from_sequence(ROWS).iter()
+    with pytest.raises(TypeError, match=r"^an iterator cannot be copied or pickled: .* save its state_dict\(\)"):
+        how(it)
 
 
 def test_arrays_are_the_callers_own() -> None:

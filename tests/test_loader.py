@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
+import pickle
+from itertools import islice
+from typing import Any
 
 import pytest
 import torch
@@ -106,6 +110,93 @@ def test_another_epoch_has_nothing_of_the_one_that_was_left() -> None:
         break
     loader.set_epoch(1)
     assert loader.state_dict() == {"epoch": 1, "iterator": ""}
+
+
+def by_zip(loader: Loader) -> object:
+    return [batch for _, batch in zip(range(len(loader)), loader)]
+
+
+def by_islice(loader: Loader) -> object:
+    return islice(loader, 6)
+
+
+def by_dataloader(loader: Loader) -> object:
+    return [batch for _, batch in zip(range(6), DataLoader(loader, batch_size=None))]
+
+
+@pytest.mark.parametrize("read", [by_zip, by_islice, by_dataloader])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_loader_that_is_read_to_its_last_batch_has_ended_its_epoch(read: Any, named: bool) -> None:
+    expected = [flat(iter_epoch(epoch)) for epoch in range(3)]
+    loader = make()
+    for epoch in range(3):
+        if named:
+            loader.set_epoch(epoch)
+        assert flat(read(loader)) == expected[epoch]
+        assert loader.state_dict() == {"epoch": epoch + 1, "iterator": ""}
+        resumed = make()
+        resumed.load_state_dict(loader.state_dict())
+        assert flat(resumed) == flat(iter_epoch(epoch + 1))
+    loader.set_epoch(1)
+    assert flat(loader) == expected[1], "an epoch that is named again"
+
+
+def test_a_loop_that_is_left_begins_its_epoch_again() -> None:
+    loader = make()
+    assert len(flat(islice(loader, 3))) == 6
+    assert flat(loader) == flat(iter_epoch(0))
+    assert flat(loader) == flat(iter_epoch(1))
+
+
+def test_a_loop_inside_a_loop_over_the_same_loader_is_an_error_of_the_outer_one() -> None:
+    loader = make()
+    outer = iter(loader)
+    next(outer)
+    iter(loader)  # trainers call it twice
+    next(outer)
+    assert flat(loader) == flat(iter_epoch(0))
+    with pytest.raises(
+        RuntimeError, match=r"^another loop over this loader has begun inside this one, .*batches\.loader\(\)$"
+    ):
+        next(outer)
+    assert flat(loader) == flat(iter_epoch(1)), "the loader goes on"
+
+
+def test_a_loop_that_has_had_its_last_batch_ends_whatever_began_since() -> None:
+    loader = make()
+    outer = iter(loader)
+    one = flat(islice(outer, 6))
+    two = flat(loader)
+    assert next(outer, None) is None
+    assert [one, two, flat(loader)] == [flat(iter_epoch(epoch)) for epoch in range(3)]
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_of_a_loader_goes_on_where_it_is(how: Any) -> None:
+    loader = make()
+    batches = iter(loader)
+    begun = flat(islice(batches, 2))
+    assert begun + flat(how(loader)) == flat(iter_epoch(0)) == begun + flat(batches)
+
+
+def test_an_error_leaves_a_loader_its_place() -> None:
+    def failing(batch: Any) -> Any:
+        if 7 in batch["input_ids"]:
+            raise ValueError("no seven")
+        return batch
+
+    def calm(batch: Any) -> Any:
+        return batch
+
+    calm.__name__ = "failing"  # states know functions by their names
+    batches = bf.from_sequence([{"input_ids": [number]} for number in range(12)]).batch(2)
+    loader = batches.map(failing).loader()
+    found: list[Any] = []
+    with pytest.raises(bf.StageError, match="no seven"):
+        found.extend(loader)
+    resumed = batches.map(calm).loader()
+    resumed.load_state_dict(loader.state_dict())
+    assert flat(found) + flat(resumed) == list(range(12))
 
 
 def test_states_survive_torch_save(tmp_path: object) -> None:

@@ -8,13 +8,13 @@ others must take part in at the same time, nothing on the device, nothing in the
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from brimful.background import Stopped, closed_at_exit
+from brimful.background import Stopped, belongs
 from brimful.errors import RankError, StateError
 from brimful.stream import State, header_difference
 
@@ -48,7 +48,8 @@ class Agreement:
     ) -> None:
         self._rank, self._world_size, self._timeout_seconds = rank, world_size, timeout_seconds
         self._store = store
-        self._closed = threading.Event()
+        self._closed = False
+        self._woken: SimpleQueue[None] = SimpleQueue()
         self._waited = 0.0  # seconds, by the consumer for what it is to be given next
         self._since: float | None = None  # since when the store, or another rank through it, is waited for
         self._told = False
@@ -56,7 +57,7 @@ class Agreement:
         self._base = f"brimful/{name}.{world_size}"
         self._name = ""
         self._posted = -1
-        closed_at_exit(self)
+        belongs(self)
 
     def begin(self) -> None:
         """The first of all."""
@@ -90,7 +91,7 @@ class Agreement:
 
     def _outcome(self, number: int, began: float) -> int:
         pause, noticed = _SOONEST, began
-        while not self._closed.is_set():
+        while not self._closed:
             ranks, count = divmod(int(self._store.add(f"{self._name}/{number}", 0)), _POSTED)
             if ranks == self._world_size:
                 self._compare()
@@ -106,7 +107,7 @@ class Agreement:
                 self._look_for_gone(number)
                 if min(self._waited, now - began) > self._timeout_seconds:
                     raise TimeoutError(self._missing(number))
-            self._closed.wait(pause)
+            self._pause(pause)
             pause = min(2 * pause, _LATEST)
         raise Stopped
 
@@ -130,7 +131,8 @@ class Agreement:
                     self._clear()
             until = time.monotonic() + _LEAVE
             while over and self._rank == 0 and left < self._world_size and time.monotonic() < until:
-                if self._closed.wait(_SOONEST):
+                self._pause(_SOONEST)
+                if self._closed:
                     return
                 with self._reached():
                     left = int(self._store.add(f"{self._name}/left", 0))
@@ -167,9 +169,14 @@ class Agreement:
 
     def stop(self) -> None:
         """Ends what waits for an outcome."""
-        self._closed.set()
+        self._closed = True
+        self._woken.put(None)
 
     close = stop
+
+    def _pause(self, seconds: float) -> None:
+        with suppress(Empty):
+            self._woken.get(timeout=seconds)
 
     def _compare(self) -> None:
         """All ranks must read the same data in the same way; rank 0 says which."""

@@ -2,90 +2,278 @@
 
 All are daemon threads: a read that is stuck in the operating system cannot keep the interpreter from exiting. Those
 that are not stuck end before it does: one that is in the middle of native code then would abort the process.
+
+Ctrl-C comes to the main thread between any two of its steps, also to those inside `threading`: a lock of Python's that it
+has just taken stays locked, a thread that it is starting is nobody's. So whoever consumes takes no lock that a thread of
+ours may want. All goes through queues written in C, what runs is known before it runs, and threads start threads.
 """
 
 from __future__ import annotations
 
+import _thread
 import atexit
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import closing
-from contextvars import copy_context
-from typing import Any, Final, Generic, Protocol, TypeVar
-from weakref import WeakSet
+from contextlib import closing, suppress
+from contextvars import ContextVar, copy_context
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from weakref import ref
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 JOIN_SECONDS: Final = 5.0
 """How long `close` waits for threads that are in the middle of something before it leaves them to end by themselves."""
+START_SECONDS: Final = 0.1
+"""How long it waits for one to start whose start was interrupted: it may never."""
 
 
 class Stopped(BaseException):
     """What was read has been closed, by somebody else: no end, and nobody's error; it ends the threads that it reaches."""
 
 
+# -- what runs ---------------------------------------------------------------------------------------------------------
+
+
+class Stoppable(Protocol):
+    """What runs threads, or is waited for by one."""
+
+    def stop(self) -> None: ...
+
+
+Running: TypeAlias = set["ref[Stoppable]"]
+
+_running: Final[Running] = set()
+RUN: ContextVar[Running | None] = ContextVar("brimful_run", default=None)
+"""What runs for the iterator whose code this is, in whatever thread; None outside, and where several iterators share it."""
+
+
+def belongs(one: Stoppable) -> None:
+    """Has `one` stopped with the iterator that it runs for, and before the interpreter waits for its threads."""
+    for known in (_running, RUN.get()):
+        if known is not None:
+            known.add(ref(one, known.discard))
+
+
+def stop_all(running: Running) -> list[threading.Thread]:
+    """Stops all that runs, whoever waits for it; the threads that end now."""
+    found = [one for one in (weak() for weak in list(running)) if one is not None]
+    for one in found:
+        one.stop()
+    return [thread for one in found for thread in getattr(one, "threads", ())]
+
+
+def close_all(running: Running) -> None:
+    """Stops all that runs, and waits for its threads."""
+    _join(stop_all(running))
+    running.clear()
+
+
+def check_process(process: int) -> None:
+    """Refuses to go on in a process that has been forked since.
+
+    Raises:
+        RuntimeError: naming both processes.
+    """
+    if process != os.getpid():
+        raise RuntimeError(
+            f"this iterator belongs to process {process}, and this is process {os.getpid()}, forked from it: its threads are "
+            "not here and its file positions are shared; iterate anew in this one, from state_dict() if need be: data.iter(state)"
+        )
+
+
+def _forget(closed: Collection[Stoppable]) -> None:
+    """What has been closed is not waited for again."""
+    running = RUN.get()
+    if running is not None:
+        running.difference_update(ref(one) for one in closed)
+
+
+def _start(thread: threading.Thread) -> None:
+    """Starts a thread by another one: a Ctrl-C inside of `Thread.start` leaves it in between."""
+    outcome: SimpleQueue[BaseException | None] = SimpleQueue()
+    _thread.start_new_thread(_started, (thread, outcome))
+    error = outcome.get()
+    if error is not None:
+        raise error
+
+
+def _started(thread: threading.Thread, outcome: SimpleQueue[BaseException | None]) -> None:
+    try:
+        thread.start()
+        outcome.put(None)
+    except BaseException as error:
+        outcome.put(error)
+
+
+def _join(threads: Iterable[threading.Thread]) -> None:
+    began = time.monotonic()
+    for thread in threads:
+        while thread is not threading.current_thread():  # where the garbage collector closes an iterator
+            try:
+                thread.join(max(0.0, began + JOIN_SECONDS - time.monotonic()))
+                break
+            except RuntimeError:  # it has not started
+                if time.monotonic() > began + START_SECONDS:
+                    break
+                time.sleep(0.001)
+
+
+@atexit.register
+def _end() -> None:
+    close_all(_running)
+
+
+os.register_at_fork(after_in_child=_running.clear)
+
+
+# -- functions in threads ----------------------------------------------------------------------------------------------
+
+
+class Outcome(Future[R]):
+    """What a function comes to. As any Future, but that those who wait for it, cancel it or want to be told take no lock
+    while a thread of ours may want it; and who waits is told where it will never come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._process = os.getpid()
+        self._fresh = [True]  # gone with whoever runs or cancels it
+        self._over = self._stopped = False
+        self._told: list[Callable[[Future[R]], object]] = []
+        self._waiting: list[SimpleQueue[None]] = []
+
+    def run(self, fn: Callable[[], R]) -> None:
+        """Called by the thread."""
+        if self._taken() and self.set_running_or_notify_cancel():
+            try:
+                self.set_result(fn())
+            except BaseException as error:
+                self.set_exception(error)
+            self._tell()
+
+    def cancel(self) -> bool:
+        cancelled = self._taken() and super().cancel()
+        if cancelled:
+            self._tell()
+        return cancelled
+
+    def done(self) -> bool:
+        return self._over
+
+    def result(self, timeout: float | None = None) -> R:
+        """What the function returned, or raised.
+
+        Raises:
+            TimeoutError: it has not ended in `timeout` seconds.
+            Stopped: it will not be waited for.
+        """
+        check_process(self._process)
+        arrived: SimpleQueue[None] = SimpleQueue()
+        self._waiting.append(arrived)
+        if not self._over and not self._stopped:
+            with suppress(Empty):
+                arrived.get(timeout=timeout)
+        if self._over:
+            return super().result(0)
+        if self._stopped:
+            raise Stopped
+        raise TimeoutError
+
+    def add_done_callback(self, fn: Callable[[Future[R]], object]) -> None:
+        self._told.append(fn)
+        if self._over:
+            self._tell()
+
+    def stop(self) -> None:
+        """Ends all waiting."""
+        self._stopped = True
+        for arrived in self._waiting:
+            arrived.put(None)
+
+    def _taken(self) -> bool:
+        """True once."""
+        try:
+            return self._fresh.pop()
+        except IndexError:
+            return False
+
+    def _tell(self) -> None:
+        self._over = True
+        for arrived in self._waiting:
+            arrived.put(None)
+        with suppress(IndexError):
+            while True:
+                self._told.pop()(self)
+
+
 class Workers:
-    """A few daemon threads that run functions in the order in which they were submitted; a context manager."""
+    """A few daemon threads that run functions in the order in which they were submitted.
+
+    As a context manager they belong to the iterator for which they run, and end with it; otherwise, with `stop`.
+    """
 
     def __init__(self, number: int, name: str) -> None:
         self.threads: list[threading.Thread] = []
-        self._tasks: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._ready = threading.Condition()
+        self._tasks: SimpleQueue[tuple[Outcome[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._open: set[Outcome[Any]] = set()
+        self._shared = True
         self._closed = False
         self._number, self._name = number, name
-        _running.add(self)
+        self._process = os.getpid()
+        _running.add(ref(self, _running.discard))
 
     def submit(self, fn: Callable[..., R], *args: Any) -> Future[R]:
-        future: Future[R] = Future()
+        check_process(self._process)
         context = copy_context()
-        with self._ready:
-            assert not self._closed
-            self._tasks.append((future, lambda: context.run(fn, *args)))
-            self._ready.notify()
-            if len(self.threads) < self._number:
-                thread = threading.Thread(target=self._work, name=f"brimful-{self._name}", daemon=True)
-                self.threads.append(thread)
-                thread.start()
-        return future
+        if self._shared:
+            context.run(RUN.set, None)
+        outcome: Outcome[R] = Outcome()
+        self._open.add(outcome)
+        self._tasks.put((outcome, partial(context.run, fn, *args)))
+        if self._closed:  # perhaps since just now, by another thread
+            self.stop()
+            raise Stopped
+        if len(self.threads) < self._number:
+            thread = threading.Thread(target=self._work, name=f"brimful-{self._name}", daemon=True)
+            self.threads.append(thread)
+            _start(thread)
+        return outcome
 
     def stop(self) -> None:
-        """Cancels what has not begun."""
-        with self._ready:
-            self._closed = True
-            for future, _ in self._tasks:
-                future.cancel()
-            self._tasks.clear()
-            self._ready.notify_all()
+        """Cancels what has not begun; what has is not waited for."""
+        self._closed = True
+        with suppress(Empty):
+            while True:
+                if (task := self._tasks.get_nowait()) is not None:
+                    task[0].cancel()
+        for outcome in list(self._open):
+            outcome.stop()
+        for _ in range(self._number):
+            self._tasks.put(None)
 
     def __enter__(self) -> Workers:
+        self._shared = False
+        belongs(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         self.stop()
         if kind is None or not issubclass(kind, TimeoutError):  # which says that a thread is stuck
             _join(self.threads)
+        _forget([self])
 
     def _work(self) -> None:
-        while True:
-            with self._ready:
-                while not self._tasks and not self._closed:
-                    self._ready.wait()
-                if self._closed:
-                    return
-                future, task = self._tasks.popleft()
-            if future.set_running_or_notify_cancel():
-                try:
-                    result = task()
-                except BaseException as error:
-                    future.set_exception(error)
-                else:
-                    future.set_result(result)
-                    del result
-            del future, task
+        while (task := self._tasks.get()) is not None:
+            outcome, fn = task
+            outcome.run(fn)
+            self._open.discard(outcome)
+            del task, outcome, fn
 
 
 def map_ahead(
@@ -121,6 +309,9 @@ def _settled(pending: tuple[Future[R], Any]) -> tuple[R, Any]:
     return future.result(), state
 
 
+# -- generators in threads ---------------------------------------------------------------------------------------------
+
+
 def read_ahead(start: Callable[[], Generator[T, None, None]], depth: int, name: str) -> Generator[T, None, None]:
     """The items of the generator that `start` makes, run by a thread of its own, up to `depth` of them early.
 
@@ -137,35 +328,45 @@ class Channel(Generic[T]):
     """A generator run by a thread from now on, and a bounded queue of its items with an end, or an error, after the last."""
 
     def __init__(self, start: Callable[[], Generator[T, None, None]], capacity: int, name: str) -> None:
-        self._start, self._capacity = start, capacity
-        self._queue: deque[T] = deque()
-        self._changed = threading.Condition()
-        self._ended = self._stopped = False
+        self._start = start
+        self._made: SimpleQueue[tuple[T] | None] = SimpleQueue()  # None after the last
+        self._free: SimpleQueue[None] = SimpleQueue()  # places; one more where nobody listens any longer
+        for _ in range(capacity):
+            self._free.put(None)
+        self._stopped = False
         self._error: BaseException | None = None
+        self._process = os.getpid()
         context = copy_context()
         self.threads = [threading.Thread(target=context.run, args=(self._work,), name=f"brimful-{name}", daemon=True)]
-        _running.add(self)
-        self.threads[0].start()
+        belongs(self)
+        _start(self.threads[0])
 
     def items(self, check: Callable[[float], None] | None = None) -> Generator[T, None, None]:
         """The items, once; `check` is told the seconds that one has been waited for, each second, and may raise."""
         while True:
-            began = time.monotonic()
-            with self._changed:
-                while not self._queue and not self._ended:
-                    self._changed.wait(None if check is None else 1.0)
-                    if check is not None:
-                        check(time.monotonic() - began)
-                if not self._queue:
-                    break
-                item = self._queue.popleft()
-                self._changed.notify_all()
+            made = self._next(check)
+            if self._stopped:  # the rest was thrown away: whoever took this for the end would make a last window of it
+                raise Stopped
+            if made is None:
+                break
+            self._free.put(None)
+            (item,) = made
+            del made
             yield item
             del item
-        if self._stopped:  # the rest was thrown away: whoever took this for the end would make a last window of it
-            raise Stopped
         if self._error is not None:
             raise self._error
+
+    def _next(self, check: Callable[[float], None] | None) -> tuple[T] | None:
+        check_process(self._process)
+        if check is None:
+            return self._made.get()
+        began = time.monotonic()
+        while True:
+            try:
+                return self._made.get(timeout=1.0)
+            except Empty:
+                check(time.monotonic() - began)
 
     def close(self) -> None:
         """Has the thread close the generator, and waits for it."""
@@ -173,33 +374,22 @@ class Channel(Generic[T]):
 
     def stop(self) -> None:
         """Lets the thread close the generator at its next item."""
-        with self._changed:
-            self._stopped = True
-            self._queue.clear()
-            self._changed.notify_all()
+        self._stopped = True
+        self._free.put(None)
+        self._made.put(None)
 
     def _work(self) -> None:
         try:
             with closing(self._start()) as items:
                 for item in items:
-                    if not self._put(item):
+                    self._free.get()
+                    if self._stopped:
                         break
+                    self._made.put((item,))
                     del item
         except BaseException as error:
             self._error = error
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-
-    def _put(self, item: T) -> bool:
-        """Whether anyone still listens."""
-        with self._changed:
-            while len(self._queue) >= self._capacity and not self._stopped:
-                self._changed.wait()
-            if not self._stopped:
-                self._queue.append(item)
-                self._changed.notify_all()
-            return not self._stopped
+        self._made.put(None)
 
 
 def close_together(channels: Collection[Channel[Any]]) -> None:
@@ -207,32 +397,4 @@ def close_together(channels: Collection[Channel[Any]]) -> None:
     for channel in channels:
         channel.stop()
     _join(thread for channel in channels for thread in channel.threads)
-
-
-class Stoppable(Protocol):
-    """What runs threads, or is waited for by one."""
-
-    def stop(self) -> None: ...
-
-
-_running: WeakSet[Stoppable] = WeakSet()
-
-
-def closed_at_exit(one: Stoppable) -> None:
-    """Stops what a thread of a Channel may be waiting for before the interpreter waits for the thread."""
-    _running.add(one)
-
-
-def _join(threads: Iterable[threading.Thread]) -> None:
-    until = time.monotonic() + JOIN_SECONDS
-    for thread in threads:
-        if thread is not threading.current_thread():  # where the garbage collector closes an iterator
-            thread.join(max(0.0, until - time.monotonic()))
-
-
-@atexit.register
-def _end() -> None:
-    running = list(_running)
-    for one in running:
-        one.stop()
-    _join(thread for one in running for thread in getattr(one, "threads", ()))
+    _forget(channels)

@@ -46,7 +46,7 @@ class RankError(RuntimeError):
 
 
 class BrokenError(RuntimeError):
-    """The iterator failed earlier and says so for ever: its place is not known, so it has no state to give."""
+    """The iterator failed earlier and says so for ever; its state is the place after the last item that was taken."""
 
 
 def require(name: str, value: float, least: float, unit: str = "") -> None:

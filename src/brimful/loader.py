@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -10,7 +11,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 from brimful.errors import integer
 from brimful.iterator import ResumableIterator
 from brimful.states import as_text, from_text
-from brimful.stream import END
 
 
 class Runs(Protocol):
@@ -27,9 +27,10 @@ class Runs(Protocol):
 class Loader(IterableDataset[Any]):
     """Each iteration is one epoch of the batches: the next one, or the one that `set_epoch` names.
 
-    A checkpoint taken after the last batch of an epoch starts the next one. Read by this process, with `prefetch` and
-    tokenising in threads: hand it to the trainer as it is, or, where one must be a DataLoader and nobody deals its batches
-    out again (as Accelerate's `prepare` does), to one with batch_size=None and num_workers=0.
+    A loader that is read to its last batch has ended the epoch, whether or not the next batch was asked for: what is iterated
+    then, or saved, is the next epoch. A loop that is left before begins its epoch again. Read by this process, with
+    `prefetch` and tokenising in threads: hand it to the trainer as it is, or, where one must be a DataLoader and nobody deals
+    its batches out again (as Accelerate's `prepare` does), to one with batch_size=None and num_workers=0.
 
     It is a Stateful of torch.distributed.checkpoint: `dcp.save({"loader": loader, ...})` on all ranks, and `dcp.load` on as
     many or as few as divide the streams. (Each rank writes the entries of its own streams; a loader that has not begun asks
@@ -46,6 +47,9 @@ class Loader(IterableDataset[Any]):
         self.batches = batches
         self.epoch = 0
         self._running: ResumableIterator[Any] | None = None
+        self._last: ResumableIterator[Any] | None = (
+            None  # what the last iteration ran, unless this was sent elsewhere since
+        )
         self._restored: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -54,24 +58,39 @@ class Loader(IterableDataset[Any]):
                 "this loader reads in the process that iterates over it: in DataLoader workers each would read everything. "
                 "Use DataLoader(loader, batch_size=None, num_workers=0); brimful works ahead in threads (prefetch)"
             )
-        restored, self._restored = self._restored, None
+        if self._running is not None and self._is_over(self._running):
+            self.epoch += 1
         self._leave()
-        first = True
-        while True:
-            self._running = running = self.batches.iter(restored, epoch=self.epoch)
+        over = False
+        while not over:
+            restored = self._restored
+            self._running = self._last = running = self.batches.iter(restored, epoch=self.epoch)
+            self._restored = None
+            over = restored is None  # else it may have nothing left: then the next epoch begins
+            ended = False
             with running:
                 for batch in running:
-                    first = False
+                    over = True
+                    if running.over:
+                        self.epoch, self._running, ended = self.epoch + 1, None, True
                     yield batch
-            if self._running is not running:  # another iteration, or another state, has taken its place
-                return
+                    if self._last is not running:
+                        break
+            if self._last is None or (ended and over):
+                return  # sent to another place; or over, whatever began since
+            if self._last is not running:
+                raise RuntimeError(
+                    "another loop over this loader has begun inside this one, and ended it: a loader runs one epoch at a time; "
+                    "make one for each loop, with batches.loader()"
+                )
             self.epoch, self._running = self.epoch + 1, None
-            if restored is None or not first:
-                return
-            restored = None  # what was restored had nothing left: the next epoch begins
 
     def __len__(self) -> int:
         return len(self.batches)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy goes on where this one is."""
+        return vars(self) | {"_running": None, "_last": None, "_restored": self._place()}
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration runs; the one that was restored keeps its position, another starts anew."""
@@ -83,20 +102,27 @@ class Loader(IterableDataset[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON: the epoch and, as text, the place after the last batch that was taken; of streams an entry for each
         that this rank reads, so that the states of all ranks can be joined (`bf.merge_states`)."""
-        epoch, state = self.epoch, self._restored
-        if state is None and self._running is not None:
-            state = self._running.state_dict()
-            if state["position"] == END:
-                epoch, state = epoch + 1, None
-        return as_text(epoch, state, self.batches.streams)
+        return as_text(self.epoch, self._place(), self.batches.streams)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a state at the next iteration. The state is checked against the pipeline then."""
         self._leave()
         self.epoch, self._restored = from_text(state_dict)
 
+    def _place(self) -> dict[str, Any] | None:
+        """In the epoch; None at its start."""
+        return self._restored if self._running is None or self._restored is not None else self._running.state_dict()
+
     def _leave(self) -> None:
         """Ends the iteration that runs: it is not where this loader goes on."""
-        running, self._running = self._running, None
+        running, self._running, self._last = self._running, None, None
         if running is not None:
             running.close()
+
+    def _is_over(self, running: ResumableIterator[Any]) -> bool:
+        """Whether a loop was left after its last batch, where no state says so: of ranks that read streams."""
+        if self.batches.streams is None:
+            return False
+        with suppress(Exception), self.batches.iter(running.state_dict()) as rest:
+            return next(rest, None) is None
+        return False

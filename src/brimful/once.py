@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from functools import cached_property
 from threading import Lock, RLock
@@ -58,3 +59,12 @@ def _lock_of(instance: Any, name: str) -> Any:
         lock = _LOCKS.get(key) or RLock()
         _LOCKS[key] = lock
         return lock
+
+
+def _forked() -> None:
+    """Nobody is left in a forked process who holds a lock, and would give it back."""
+    _LOCKS.clear()
+    _ALL.release()
+
+
+os.register_at_fork(before=_ALL.acquire, after_in_parent=_ALL.release, after_in_child=_forked)

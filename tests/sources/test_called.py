@@ -38,7 +38,7 @@ def test_arrays_and_tensors_become_columns(tmp_path: Path) -> None:
 
     sample = next(bf.from_files(write(tmp_path / "a.bin", b"x"), format=tensors).iter())
     assert sample["one"].tolist() == [0, 1, 2]
-    assert sample["two"] == [[1.0, 1.0], [1.0, 1.0]]
+    assert sample["two"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
     assert (sample["number"], sample["flag"]) == (7, True)
 
 

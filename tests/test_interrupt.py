@@ -1,0 +1,197 @@
+"""Ctrl-C at any place inside `next`: wherever it comes, the state is that of what was taken, and nothing stays behind."""
+
+from __future__ import annotations
+
+import linecache
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from random import Random
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import brimful as bf
+from brimful.iterator import ResumableIterator
+from brimful.testing import first_difference
+from tests import strategies as draw
+from tests.shards import threads_left
+from tests.test_iterator import ROWS, nothing_is_left, shards
+
+URLS = shards(".jsonl.gz")
+PIPELINES: dict[str, Callable[[], bf.Dataset | bf.Batches]] = {
+    "a consumer that works": lambda: bf.from_iterable(ROWS).map(dict).shuffle(4).batch(2),
+    "a consumer that waits for functions": lambda: bf.from_files(URLS, n_active_shards=2).tokenize(draw.letters),
+    "a consumer that waits for a generator": lambda: (
+        bf.from_files(URLS, n_active_shards=2)
+        .tokenize(draw.letters, max_workers=2)
+        .shuffle(6)
+        .batch_by_tokens(16, window=8)
+        .prefetch(2)
+    ),
+    "a consumer of streams": lambda: bf.from_files(URLS, streams=2).tokenize(draw.letters).batch(2, window=4),
+}
+unclosed = pytest.mark.filterwarnings("ignore::ResourceWarning")
+"""A file that is just being opened when Ctrl-C comes is closed by the garbage collector."""
+NEXT = ResumableIterator.__next__.__code__
+
+
+class Interrupt:
+    """A Ctrl-C at one place inside `next` of this thread, counted from the first on.
+
+    By lines, or by calls and returns (where it really comes: what was called has been done, and its result is lost).
+    """
+
+    def __init__(self, place: int, by_lines: bool) -> None:
+        self.left, self.by_lines, self.where = place, by_lines, ""
+
+    def next(self, it: Iterator[Any]) -> Any:
+        if self.by_lines:
+            sys.settrace(self._line)
+        else:
+            sys.setprofile(self._call)
+        try:
+            return next(it)
+        finally:
+            self._end()
+
+    @staticmethod
+    def _end() -> None:
+        sys.settrace(None)
+        sys.setprofile(None)
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        # a `with` is come to again before what it holds is given back, where no signal comes
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and not line.lstrip().startswith("with "):
+            self._count(frame, event)
+        return self._line
+
+    def _call(self, frame: FrameType, event: str, arg: Any) -> None:
+        has_item = frame.f_code is NEXT and event == "return"  # the caller
+        if event != "c_call" and not has_item:  # before a call, such as that which gives a lock back, none comes
+            self._count(frame, event)
+
+    def _count(self, frame: FrameType, event: str) -> None:
+        code = frame.f_code
+        if code.co_filename == __file__ or "weakref" in code.co_filename:  # where an exception has nobody to go to
+            return
+        self.left -= 1
+        if self.left == 0:
+            self._end()
+            self.where = f"{event} in {code.co_filename}:{frame.f_lineno} ({code.co_name})"
+            raise KeyboardInterrupt
+
+
+def check(it: ResumableIterator[Any], found: list[Any], make: Callable[[], Any], expected: list[Any], at: str) -> None:
+    """After a Ctrl-C a fresh run goes on from the state, and this one by itself."""
+    assert (difference := first_difference(found + list(make().iter(it.state_dict())), expected)) is None, (
+        f"{difference} (interrupted at {at})"
+    )
+    found.extend(it)
+    assert (difference := first_difference(found, expected)) is None, f"{difference} (interrupted at {at})"
+    it.close()
+    assert threads_left() == [], f"interrupted at {at}"
+
+
+@unclosed
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("by_lines", [True, False], ids=["lines", "calls"])
+@pytest.mark.parametrize("make", PIPELINES.values(), ids=PIPELINES)
+def test_a_ctrl_c_at_any_place_loses_no_item_no_state_and_no_thread(make: Any, by_lines: bool) -> None:
+    expected = list(make().iter())
+    places, came = Random(1), 0
+    place, until = 1, time.monotonic() + 4
+    while time.monotonic() < until:
+        it, found = make().iter(), []
+        interrupt = Interrupt(place, by_lines)
+        try:
+            while True:
+                found.append(interrupt.next(it))
+        except StopIteration:
+            assert not interrupt.where, f"{interrupt.where}: no Ctrl-C, but an end"
+            break  # there are no more places
+        except KeyboardInterrupt:
+            came += 1
+        check(it, found, make, expected, interrupt.where)
+        place += places.randint(1, 5)
+    assert came > 40
+    nothing_is_left()
+
+
+def alarmed(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@unclosed
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals at any microsecond")
+@pytest.mark.parametrize("make", PIPELINES.values(), ids=PIPELINES)
+def test_signals_at_random_moments_lose_no_item_no_state_and_no_thread(make: Any) -> None:
+    expected = list(make().iter())
+    moments, came = Random(2), 0
+    before = signal.signal(signal.SIGALRM, alarmed)
+    until = time.monotonic() + 4
+    try:
+        while time.monotonic() < until:
+            it, found = make().iter(), []
+            item: Any = None
+            try:
+                signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, 2e-2))
+                for item in it:
+                    found += (item,)  # nothing comes between these two
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                came += 1
+                if item is not None and (not found or found[-1] is not item):
+                    found.append(item)
+            check(it, found, make, expected, "some moment")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert came > 10
+    nothing_is_left()
+
+
+def test_an_error_of_waiting_that_a_ctrl_c_makes_is_the_ctrl_c() -> None:
+    """As threading's "cannot release un-acquired lock", where it comes inside of Condition.wait."""
+
+    class Waiting:
+        left = 1
+
+        def __call__(self, sample: Any) -> Any:
+            if sample["id"] == 5 and self.left:
+                self.left = 0
+                condition = threading.Condition(threading.Lock())
+                with condition:
+                    try:
+                        raise KeyboardInterrupt
+                    finally:
+                        condition.release()
+            return sample
+
+    it = bf.from_iterable(ROWS).map(Waiting()).batch(1).iter()
+    found: list[Any] = []
+    for _ in range(2):
+        try:
+            found.extend(batch["id"].item() for batch in it)
+        except KeyboardInterrupt as interrupt:
+            assert "release unlocked lock" in str(interrupt.__cause__)  # noqa: PT017
+    assert found == list(range(len(ROWS)))
+
+
+def test_an_error_that_comes_while_an_earlier_ctrl_c_is_handled_is_an_error() -> None:
+    def failing(sample: Any) -> Any:
+        raise ValueError("none")
+
+    it = bf.from_iterable(ROWS).map(failing).iter()
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        with pytest.raises(bf.StageError, match="ValueError: none"):
+            next(it)
+    with pytest.raises(bf.BrokenError):
+        next(it)
