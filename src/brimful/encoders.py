@@ -10,14 +10,13 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from brimful.errors import integer
-from brimful.once import settings_of
+from brimful.once import once, settings_of
 from brimful.ragged import Ragged
 from brimful.stream import describe
 
@@ -60,11 +59,11 @@ class Encoder(ABC):
         """
         return self._fingerprint
 
-    @cached_property
+    @once
     def _fingerprint(self) -> str:
         return f"{self.words()} ({hashlib.sha256(repr(self.depends_on()).encode()).hexdigest()[:16]})"
 
-    @cached_property
+    @once
     def _local(self) -> threading.local:
         return threading.local()
 
@@ -100,7 +99,7 @@ class FastEncoder(Encoder):
     add_special_tokens: bool
     split_special_tokens: bool
 
-    @cached_property
+    @once
     def _prepared(self) -> str:
         return _serialized(self.serialized, self.truncation)
 

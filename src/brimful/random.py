@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from brimful.once import once
 
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _MIX_1: Final = 0xBF58476D1CE4E5B9
@@ -99,11 +100,11 @@ class KeyedPermutation:
         """The places at which numbers stand, int64 (n,)."""
         return np.argsort(self._whole)[numbers] if self.count < _SHORT else self._walk(numbers, forward=False)
 
-    @cached_property
+    @once
     def _whole(self) -> NDArray[np.int64]:
         return permutation(self.count, self.key)
 
-    @cached_property
+    @once
     def _rounds(self) -> NDArray[np.uint32]:
         return (hashes(self.key, 4) >> np.uint64(32)).astype(np.uint32)
 

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Generator, Iterator
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 from typing import Any, Literal, get_args
 
@@ -17,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from brimful.dataloader import Reader, reader_here
 from brimful.errors import TALLY, DataError, StateError, Tally, integer, logger, one_of
+from brimful.once import once
 from brimful.plan import FixedSize, Overlong, Policy, as_lengths, plan_with
 from brimful.planners import ByPolicy
 from brimful.sources.lengths import LengthIndex
@@ -272,15 +272,15 @@ class BatchSampler:
             while (item := context.run(next, items, None)) is not None:
                 yield item
 
-    @cached_property
+    @once
     def _tally(self) -> Tally:
         return Tally()
 
-    @cached_property
+    @once
     def _shard(self) -> Sharded:
         return Sharded(self._batches, self.rank, self.world_size, uneven=self.uneven)
 
-    @cached_property
+    @once
     def _batches(self) -> Batched:
         settings = self._settings
         samples = FromSequence(self._samples, settings["shuffle"], settings["seed"])
@@ -290,7 +290,7 @@ class BatchSampler:
             windows, planner, settings["drop_last"], settings["shuffle_batches"], settings["group"], settings["seed"]
         )
 
-    @cached_property
+    @once
     def _rows(self) -> int:
         """Samples in a window."""
         if not isinstance(self._window, str):
@@ -302,7 +302,7 @@ class BatchSampler:
             lengths = lengths[np.concatenate(kept)] if kept else lengths[:0]
         return auto_rows(self.policy, lengths) if len(lengths) else 1
 
-    @cached_property
+    @once
     def _header(self) -> dict[str, Any]:
         header = {"type": "BatchSampler", **self._samples.fingerprint(), "policy": describe(self.policy)}
         return header | self._settings | {"window": self._rows}

@@ -6,7 +6,7 @@ import os
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Final, get_args
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from brimful import random
 from brimful.background import Workers
 from brimful.errors import OnError, StateError, settle
+from brimful.once import once
 from brimful.ragged import EMPTY
 from brimful.rows import Block
 from brimful.schema import infer
@@ -160,12 +161,12 @@ class FromFiles(Stage[Block]):
                 f"{url}: {form.name} files are not compressed as a whole; decompress it, or give another format="
             )
 
-    @cached_property
+    @once
     def _inferring(self) -> bool:
         """Whether the schema is that of the data; all shards are looked at, so that one of no known format is refused first."""
         return None in [self._format(shard).schema for shard in self.urls.listed]
 
-    @cached_property
+    @once
     def _schema(self) -> pa.Schema:
         schema = self.schema if self.schema is not None else self._inferred()
         return schema if self.columns is None else pa.schema([schema.field(name) for name in self.columns])

@@ -8,14 +8,13 @@ import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 import fsspec
 
 from brimful.errors import positive
-from brimful.once import settings_of
+from brimful.once import once, settings_of
 from brimful.sources.bytes import Bytes, is_local, opened
 from brimful.sources.compressed import COMPRESSIONS, Decompressed
 from brimful.sources.objects import Objects
@@ -50,7 +49,7 @@ class Shards:
     def __getstate__(self) -> dict[str, Any]:
         return settings_of(self)
 
-    @cached_property
+    @once
     def listed(self) -> list[Shard]:
         """All shards: braces expanded in place, each glob sorted.
 
@@ -124,7 +123,7 @@ class Shards:
         """A shard's path below the folder that all share."""
         return "/".join(shard.path.split("/")[self._shared_folders :])
 
-    @cached_property
+    @once
     def _shared_folders(self) -> int:
         levels = zip(*(shard.path.split("/")[:-1] for shard in self.listed))
         return sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))

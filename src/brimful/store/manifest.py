@@ -18,11 +18,11 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from brimful.errors import DataError, StateError
+from brimful.once import once
 
 MANIFEST: Final = "manifest.json"
 JOURNAL: Final = "journal.jsonl"
@@ -80,7 +80,7 @@ class Manifest:
     first_labels: SideFile | None = None
     padding: dict[str, Any] = field(default_factory=dict)
 
-    @cached_property
+    @once
     def rows(self) -> int:
         return sum(file.rows for file in self.files)
 
