@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 
 import brimful as bf
-from brimful import random
-from brimful.rows import Block
-from brimful.sources.index import Index
-from brimful.sources.sequence import FromSequence
+from brimful.core import random
+from brimful.index.index import Index
+from brimful.index.sequence import FromSequence
+from brimful.rows.blocks import Block
 
 RUNS = 9
 

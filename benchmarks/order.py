@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful import random
-from brimful.order import Order
+from brimful.core import random
+from brimful.index.order import Order
 
 RUNS = 7
 PLACES = 1 << 20

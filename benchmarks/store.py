@@ -24,7 +24,7 @@ import pyarrow as pa
 import torch
 
 import brimful as bf
-from brimful.sources import indexed
+from brimful.index import indexed
 from brimful.store import writer
 
 MAX_TOKENS = 16_384

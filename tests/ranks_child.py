@@ -20,9 +20,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 
 import brimful as bf
-from brimful import agreement, background
+from brimful.core import background
 from brimful.loader import Loader
-from brimful.windows import Uneven
+from brimful.steps import agreement
+from brimful.steps.batch import Uneven
 
 STREAMS = 4
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import brimful as bf
-from brimful.iterator import ResumableIterator
+from brimful.core.iterator import ResumableIterator
 from tests.shards import write
 
 

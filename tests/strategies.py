@@ -25,58 +25,60 @@ from hypothesis.strategies import SearchStrategy
 
 import brimful as bf
 from brimful.batches import in_turn
-from brimful.choice import Choice
-from brimful.encoders import encoder_for
-from brimful.errors import ORIGIN, origins
-from brimful.indexed.chosen import Chosen, ChosenSource
-from brimful.indexed.cycled import Cycled
-from brimful.indexed.filtered import Filtered
-from brimful.indexed.joined import Joined
-from brimful.indexed.mixed import Mixed
-from brimful.indexed.shuffled import Shuffled
-from brimful.indexed.sliced import Sliced
-from brimful.layouts import ByFunction, ColumnRules, Nested, Padded
+from brimful.core.ahead import Ahead
+from brimful.core.enumerate_items import EnumerateItems
+from brimful.core.errors import ORIGIN, origins
+from brimful.core.map_items import MapItems
+from brimful.core.repeat import Repeat
+from brimful.core.stream import END, Stage, State
+from brimful.core.take_items import TakeItems
+from brimful.index.choose import Choose as IndexChoose
+from brimful.index.choose import ChooseSource as IndexChooseSource
+from brimful.index.concat import Concat as IndexConcat
+from brimful.index.filter import Filter as IndexFilter
+from brimful.index.interleave import Interleave as IndexInterleave
+from brimful.index.repeat import Repeat as IndexRepeat
+from brimful.index.sequence import FromSequence
+from brimful.index.shuffle import Shuffle as IndexShuffle
+from brimful.index.slice import Slice as IndexSlice
 from brimful.plan import CostBudget, FixedSize, Packed, Policy, StaticShapes, TokenBudget
-from brimful.planners import ByKey, ByPacking, ByPolicy
-from brimful.ragged import EMPTY
-from brimful.rows import Block, Recut, Sample
+from brimful.rows.add_bos_eos import AddBosEos
+from brimful.rows.blocks import Block, Sample
+from brimful.rows.choice import Choice
+from brimful.rows.choose import Choose
+from brimful.rows.chunk import Chunk
+from brimful.rows.concat import Concat
+from brimful.rows.concat_chunk import ConcatChunk
+from brimful.rows.encoders import encoder_for
+from brimful.rows.ensure_bos_eos import EnsureBosEos
+from brimful.rows.enumerate import Enumerate
+from brimful.rows.filter import Filter
+from brimful.rows.filter_map import FilterMap
+from brimful.rows.flat_map import FlatMap
+from brimful.rows.interleave import Interleave
+from brimful.rows.map import Map
+from brimful.rows.map_blocks import MapBlocks
+from brimful.rows.pack_chunk import PackChunk
+from brimful.rows.pad import Pad
+from brimful.rows.ragged import EMPTY
+from brimful.rows.rebatch import Rebatch
+from brimful.rows.row_keys import RowKeys
+from brimful.rows.skip import Skip
+from brimful.rows.stride import Stride
+from brimful.rows.take import Take
+from brimful.rows.tokenize import Tokenize
+from brimful.rows.unbatch import Unbatch
 from brimful.sources.files import FromFiles
 from brimful.sources.iterable import FromIterable
-from brimful.sources.sequence import FromSequence
-from brimful.stages.add_bos_eos import AddBosEos
-from brimful.stages.ahead import Ahead
-from brimful.stages.batched import Batched
-from brimful.stages.buffered import Buffered
-from brimful.stages.choose import Choose
-from brimful.stages.chunk import Chunk
-from brimful.stages.collated import Collated
-from brimful.stages.concat import Concat
-from brimful.stages.concat_chunk import ConcatChunk
-from brimful.stages.dealt import Dealt
-from brimful.stages.ensure_bos_eos import EnsureBosEos
-from brimful.stages.enumerate import Enumerate
-from brimful.stages.enumerate_items import EnumerateItems
-from brimful.stages.filter import Filter
-from brimful.stages.filter_map import FilterMap
-from brimful.stages.flat_map import FlatMap
-from brimful.stages.interleave import Interleave
-from brimful.stages.keyed import Keyed
-from brimful.stages.map import Map
-from brimful.stages.map_blocks import MapBlocks
-from brimful.stages.map_items import MapItems
-from brimful.stages.pack_chunk import PackChunk
-from brimful.stages.pad import Pad
-from brimful.stages.planned import Planned
-from brimful.stages.repeat import Repeat
-from brimful.stages.sampled import Sampled
-from brimful.stages.sharded import Sharded
-from brimful.stages.shuffle import Shuffle
-from brimful.stages.skip import Skip
-from brimful.stages.stride import Stride
-from brimful.stages.take import Take
-from brimful.stages.take_items import TakeItems
-from brimful.stages.tokenize import Tokenize
-from brimful.stream import END, Stage, State
+from brimful.steps.batched import Batched
+from brimful.steps.planners import ByKey, ByPacking, ByPolicy
+from brimful.steps.round_robin import RoundRobin
+from brimful.steps.sharded import Sharded
+from brimful.tensors.collated import Collated
+from brimful.tensors.layouts import ByFunction, ColumnRules, Nested, Padded
+from brimful.windows.buffered import Buffered
+from brimful.windows.planned import Planned
+from brimful.windows.shuffle import Shuffle
 
 T = TypeVar("T")
 Make: TypeAlias = Callable[[], Stage[Any]]
@@ -360,7 +362,7 @@ def keyed(cls: type[Any], plain: Any, seeded: Any, failing: Any = refuses_some) 
     return st.one_of(
         *(on(cls, fn=fn, seeded=False) for fn in plain),
         on(cls, fn=failing, seeded=False, on_error="skip"),
-        seeds.map(lambda seed: lambda upstream: cls(Keyed(upstream, seed), seeded, True)),
+        seeds.map(lambda seed: lambda upstream: cls(RowKeys(upstream, seed), seeded, True)),
     )
 
 
@@ -430,12 +432,12 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
     Filter: keyed(Filter, [is_odd, never], coin),
     FilterMap: keyed(FilterMap, [tokens_if_any], noisy_or_none),
     FlatMap: keyed(FlatMap, [copies], random_copies, refuses_some_of_many),
-    Keyed: on(Keyed, seed=seeds),
+    RowKeys: on(RowKeys, seed=seeds),
     Map: keyed(Map, [longer], noisy),
     MapBlocks: on(MapBlocks, fn=st.sampled_from([every_row_thrice, tokens_only, no_rows])),
     PackChunk: on(PackChunk, target_columns=targets, chunk_length=few, discard_long_samples=st.booleans()),
     Pad: on(Pad, pad_values={"input_ids": 0}, chunk_length=3 * LONG),
-    Recut: on(Recut),
+    Rebatch: on(Rebatch),
     Skip: on(Skip, count=count),
     Stride: st.one_of(on(Stride, interval=3, offset=st.integers(0, 2)), on(Stride, interval=1, offset=0)),
     Take: on(Take, count=count),
@@ -457,19 +459,19 @@ SEVERAL: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # several stre
     ),
 }
 INDEXED: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # indexed data to indexed data
-    Chosen: on(Chosen, choice=choices),
-    ChosenSource: on(ChosenSource, choice=choices),
-    Cycled: on(Cycled),
-    Filtered: st.one_of(
-        on(Filtered, fn=st.sampled_from([is_odd, never])), on(Filtered, fn=refuses_some, on_error="skip")
+    IndexChoose: on(IndexChoose, choice=choices),
+    IndexChooseSource: on(IndexChooseSource, choice=choices),
+    IndexRepeat: on(IndexRepeat),
+    IndexFilter: st.one_of(
+        on(IndexFilter, fn=st.sampled_from([is_odd, never])), on(IndexFilter, fn=refuses_some, on_error="skip")
     ),
-    Shuffled: on(Shuffled, buffer_size=few, seed=seeds),
-    Sliced: on(Sliced, first=count, last=st.one_of(st.none(), count), step=few),
+    IndexShuffle: on(IndexShuffle, buffer_size=few, seed=seeds),
+    IndexSlice: on(IndexSlice, first=count, last=st.one_of(st.none(), count), step=few),
 }
 SEVERAL_INDEXED: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # several of them to one
-    Joined: st.just(lambda *upstreams: Joined(upstreams)),
-    Mixed: st.builds(
-        lambda weights, *how: lambda *upstreams: Mixed(upstreams, tuple(weights[: len(upstreams)]), *how),
+    IndexConcat: st.just(lambda *upstreams: IndexConcat(upstreams)),
+    IndexInterleave: st.builds(
+        lambda weights, *how: lambda *upstreams: IndexInterleave(upstreams, tuple(weights[: len(upstreams)]), *how),
         weights,
         stops,
         tokenwise,
@@ -510,8 +512,10 @@ TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to w
         layout=st.one_of(st.builds(Padded, st.booleans()), st.just(Nested()), st.just(ByFunction(list))),
     ),
 }
-SAMPLES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {Sampled: on(Sampled)}  # rows to dicts
-DEALT: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {Dealt: st.just(in_turn)}  # streams of anything to one
+SAMPLES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {Unbatch: on(Unbatch)}  # rows to dicts
+DEALT: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {
+    RoundRobin: st.just(in_turn)
+}  # streams of anything to one
 ITEMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # anything to anything
     Ahead: on(Ahead, depth=few, name="test"),
     EnumerateItems: on(EnumerateItems),
@@ -564,15 +568,15 @@ def sources() -> SearchStrategy[Make]:
 def indexed_sources() -> SearchStrategy[Make]:
     """Indexed data as they are, or filtered, or some samples of their epochs."""
     source = SOURCES[FromSequence]
-    some = on(Sliced, first=count, last=st.integers(0, 40), step=few)
+    some = on(IndexSlice, first=count, last=st.integers(0, 40), step=few)
     return st.one_of(
-        source, st.builds(chain, source, INDEXED[Filtered]), st.builds(chain, source, INDEXED[Cycled], some)
+        source, st.builds(chain, source, INDEXED[IndexFilter]), st.builds(chain, source, INDEXED[IndexRepeat], some)
     )
 
 
 def indexed() -> SearchStrategy[Make]:
     """Indexed data, sliced, shuffled, joined and mixed."""
-    links = st.lists(st.one_of(INDEXED[Sliced], INDEXED[Shuffled]), max_size=2)
+    links = st.lists(st.one_of(INDEXED[IndexSlice], INDEXED[IndexShuffle]), max_size=2)
     straight = st.builds(lambda make, links: chain(make, *links), indexed_sources(), links)
     mixed = st.builds(
         lambda makes, link, links: chain(joined(makes, link), *links),
@@ -621,7 +625,9 @@ def dealt() -> SearchStrategy[Make]:
     rows = st.builds(
         lambda make, links: chain(make, *links), files(streams=True), row_links(without=frozenset({*COUNTING, Repeat}))
     )
-    return st.builds(chain, st.one_of(rows, st.builds(chain, rows, WINDOWS[Buffered], BATCHES[Batched])), DEALT[Dealt])
+    return st.builds(
+        chain, st.one_of(rows, st.builds(chain, rows, WINDOWS[Buffered], BATCHES[Batched])), DEALT[RoundRobin]
+    )
 
 
 def windows() -> SearchStrategy[Make]:
@@ -649,7 +655,7 @@ def alone(cls: type[Stage[Any]]) -> SearchStrategy[Make]:
         return st.builds(joined, st.lists(blocks, min_size=1, max_size=3), SEVERAL[cls])
     if cls in SEVERAL_INDEXED:
         return st.builds(joined, st.lists(indexed_sources(), min_size=1, max_size=3), SEVERAL_INDEXED[cls])
-    if cls in (Filtered, ChosenSource):
+    if cls in (IndexFilter, IndexChooseSource):
         return st.builds(chain, SOURCES[FromSequence], INDEXED[cls])
     if cls in INDEXED:
         return st.builds(chain, indexed_sources(), INDEXED[cls])

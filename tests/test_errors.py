@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 import brimful as bf
-from brimful.errors import ORIGIN, origins, where
-from brimful.ragged import concat
-from brimful.rows import Block
+from brimful.core.errors import ORIGIN, origins, where
+from brimful.rows.blocks import Block
+from brimful.rows.ragged import concat
 
 
 def block_of(name: str, *lines: int, unit: str = "line") -> Block:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import brimful as bf
-from brimful.iterator import ResumableIterator
+from brimful.core.iterator import ResumableIterator
 from brimful.testing import first_difference
 from tests import strategies as draw
 from tests.shards import threads_left

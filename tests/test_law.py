@@ -18,28 +18,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import brimful
 import brimful as bf
-import brimful.indexed
-import brimful.rows
-import brimful.sources
-import brimful.stages
-from brimful.indexed.cycled import Cycled
-from brimful.rows import Block
+from brimful.core.repeat import Repeat
+from brimful.core.stream import END, Stage, running
+from brimful.index.repeat import Repeat as IndexRepeat
+from brimful.rows.blocks import Block
+from brimful.rows.chunk import Chunk
+from brimful.rows.concat import Concat
+from brimful.rows.concat_chunk import ConcatChunk
+from brimful.rows.filter import Filter
+from brimful.rows.interleave import Interleave
+from brimful.rows.pack_chunk import PackChunk
+from brimful.rows.take import Take
+from brimful.rows.unbatch import Unbatch
 from brimful.sources.files import FromFiles
-from brimful.stages.buffered import Buffered
-from brimful.stages.chunk import Chunk
-from brimful.stages.concat import Concat
-from brimful.stages.concat_chunk import ConcatChunk
-from brimful.stages.filter import Filter
-from brimful.stages.interleave import Interleave
-from brimful.stages.pack_chunk import PackChunk
-from brimful.stages.planned import Planned
-from brimful.stages.repeat import Repeat
-from brimful.stages.sampled import Sampled
-from brimful.stages.take import Take
-from brimful.stream import END, Stage, running
 from brimful.testing import assert_exact_resume, first_difference
-from brimful.windows import Window
+from brimful.windows.buffered import Buffered
+from brimful.windows.planned import Planned
+from brimful.windows.window import Window
 from tests import strategies as draw
 
 sizes = st.sampled_from([16, 64, 256, 1 << 20])
@@ -60,8 +57,8 @@ def name(cls: Any) -> str:
 
 def stages() -> set[type[Stage[Any]]]:
     """Every stage of ours that can be made."""
-    for package in (brimful.stages, brimful.sources, brimful.indexed):
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+    for module in pkgutil.walk_packages(brimful.__path__, "brimful."):
+        if module.name != "brimful.__main__":
             importlib.import_module(module.name)
     found: set[type[Stage[Any]]] = set()
     waiting: list[type[Any]] = [Stage]
@@ -88,7 +85,7 @@ def test_law_of_each_stage(cls: type[Stage[Any]], data: st.DataObject, rows: int
         assert_exact_resume(make, max_items=20, max_resumes=7 if cls in SLOW else 20)
 
 
-ENDLESS = {Cycled, Repeat, Sampled, *draw.BATCHES, *draw.DEALT, *draw.SHARES, *draw.TENSORS, *draw.ITEMS}
+ENDLESS = {IndexRepeat, Repeat, Unbatch, *draw.BATCHES, *draw.DEALT, *draw.SHARES, *draw.TENSORS, *draw.ITEMS}
 """Of these the state after the last item may be another: nothing follows it, but that is not known yet."""
 
 

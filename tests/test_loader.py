@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import brimful as bf
-from brimful.errors import StateError
+from brimful.core.errors import StateError
 from brimful.loader import Loader
 
 

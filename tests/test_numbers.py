@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import brimful as bf
-from brimful.errors import MOST, finite, integer, positive
+from brimful.core.errors import MOST, finite, integer, positive
 from brimful.plan import split_long
 from brimful.plan.mix import check
 

@@ -19,12 +19,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.errors import add_counts, count, skipped, tallied
-from brimful.rows import Block
-from brimful.stages.chunk import Chunk
-from brimful.stream import Stage, State, running
+from brimful.core.errors import add_counts, count, skipped, tallied
+from brimful.core.stream import Stage, State, running
+from brimful.rows.blocks import Block
+from brimful.rows.chunk import Chunk
 from brimful.testing import first_difference
-from brimful.windows import Window
+from brimful.windows.window import Window
 from tests import strategies as draw
 
 CLASSES = sorted(draw.STAGES, key=lambda cls: cls.__name__)

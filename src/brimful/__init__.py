@@ -16,8 +16,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from brimful.batches import Batches
+from brimful.core.errors import BrokenError, DataError, RankError, StageError, StateError
+from brimful.core.states import merge_states
 from brimful.dataset import Dataset, concat_datasets, interleave_datasets
-from brimful.errors import BrokenError, DataError, RankError, StageError, StateError
 from brimful.plan import (
     AttentionCost,
     CostBudget,
@@ -35,12 +36,11 @@ from brimful.plan import (
     uniform_buckets,
 )
 from brimful.read import from_files, from_iterable, from_sequence, from_store
-from brimful.sampler import BatchSampler
-from brimful.states import merge_states
+from brimful.steps.sampler import BatchSampler
 
 if TYPE_CHECKING:
-    from brimful import attention
-    from brimful.loss import token_mean
+    from brimful.tensors import attention
+    from brimful.tensors.loss import token_mean
 
 __version__ = "0.1.0"
 
@@ -78,7 +78,7 @@ __all__ = [
     "uniform_buckets",
 ]
 
-_WITH_TORCH = {"attention": "brimful.attention", "token_mean": "brimful.loss"}
+_WITH_TORCH = {"attention": "brimful.tensors.attention", "token_mean": "brimful.tensors.loss"}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,63 +11,64 @@ from typing import Any, TypeGuard, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.choice import Choice
-from brimful.encoders import Padding
-from brimful.errors import OnError, integer, one_of
-from brimful.indexed.chosen import Chosen, ChosenSource
-from brimful.indexed.cycled import Cycled
-from brimful.indexed.filtered import Filtered
-from brimful.indexed.joined import Joined
-from brimful.indexed.mixed import Mixed
-from brimful.indexed.shuffled import Shuffled
-from brimful.indexed.sliced import Sliced
+from brimful.core.ahead import Ahead
+from brimful.core.errors import OnError, integer, one_of
+from brimful.core.repeat import Repeat
+from brimful.core.stream import Stage, upstreams
+from brimful.index.choose import Choose as IndexChoose
+from brimful.index.choose import ChooseSource as IndexChooseSource
+from brimful.index.concat import Concat as IndexConcat
+from brimful.index.filter import Filter as IndexFilter
+from brimful.index.indexed import SPAN, Indexed, Source
+from brimful.index.interleave import Interleave as IndexInterleave
+from brimful.index.repeat import Repeat as IndexRepeat
+from brimful.index.sequence import CachedIndex, FromSequence
+from brimful.index.shuffle import Shuffle as IndexShuffle
+from brimful.index.slice import Slice as IndexSlice
 from brimful.plan import Policy
 from brimful.plan.mix import Stop
-from brimful.rows import Block, Sample, samples
-from brimful.sources.indexed import SPAN, Indexed, Source
-from brimful.sources.sequence import CachedIndex, FromSequence
-from brimful.stages.ahead import Ahead
-from brimful.stages.buffered import Buffered
-from brimful.stages.choose import Choose
-from brimful.stages.concat import Concat
-from brimful.stages.filter import Filter
-from brimful.stages.interleave import Interleave
-from brimful.stages.keyed import Keyed
-from brimful.stages.planned import Planned
-from brimful.stages.repeat import Repeat
-from brimful.stages.shuffle import Shuffle
-from brimful.stages.skip import Skip
-from brimful.stages.stride import Stride
-from brimful.stages.take import Take
-from brimful.stages.tokenize import Tokenize
+from brimful.rows.blocks import Block, Sample, samples
+from brimful.rows.choice import Choice
+from brimful.rows.choose import Choose
+from brimful.rows.concat import Concat
+from brimful.rows.encoders import Padding
+from brimful.rows.filter import Filter
+from brimful.rows.interleave import Interleave
+from brimful.rows.row_keys import RowKeys
+from brimful.rows.skip import Skip
+from brimful.rows.stride import Stride
+from brimful.rows.take import Take
+from brimful.rows.tokenize import Tokenize
 from brimful.store.index import stored
-from brimful.stream import Stage, upstreams
-from brimful.windows import Window
+from brimful.windows.buffered import Buffered
+from brimful.windows.planned import Planned
+from brimful.windows.shuffle import Shuffle
+from brimful.windows.window import Window
 
 
 def endless(stage: Stage[Block]) -> Stage[Block]:
     """Epoch after epoch."""
-    return Cycled(stage) if isinstance(stage, Indexed) else Repeat(stage)
+    return IndexRepeat(stage) if isinstance(stage, Indexed) else Repeat(stage)
 
 
 def taken(stage: Stage[Block], n: int) -> Stage[Block]:
     streamed = Take(stage, n)
-    return Sliced(stage, 0, streamed.count, 1) if isinstance(stage, Indexed) else streamed
+    return IndexSlice(stage, 0, streamed.count, 1) if isinstance(stage, Indexed) else streamed
 
 
 def skipped(stage: Stage[Block], n: int) -> Stage[Block]:
     streamed = Skip(stage, n)
-    return Sliced(stage, streamed.count, None, 1) if isinstance(stage, Indexed) else streamed
+    return IndexSlice(stage, streamed.count, None, 1) if isinstance(stage, Indexed) else streamed
 
 
 def strided(stage: Stage[Block], interval: int, offset: int) -> Stage[Block]:
     streamed = Stride(stage, interval, offset)
-    return Sliced(stage, streamed.offset, None, streamed.interval) if isinstance(stage, Indexed) else streamed
+    return IndexSlice(stage, streamed.offset, None, streamed.interval) if isinstance(stage, Indexed) else streamed
 
 
 def shuffled(stage: Stage[Block], buffer_size: int, seed: int) -> Stage[Block]:
     size = integer("buffer_size", buffer_size, 1, "sample")
-    return Shuffled(stage, size, seed) if isinstance(stage, Indexed) else Shuffle(windows_of(stage, size), seed)
+    return IndexShuffle(stage, size, seed) if isinstance(stage, Indexed) else Shuffle(windows_of(stage, size), seed)
 
 
 def filtered(stage: Stage[Block], fn: Callable[..., bool], on_error: OnError) -> Stage[Block]:
@@ -79,13 +80,13 @@ def filtered(stage: Stage[Block], fn: Callable[..., bool], on_error: OnError) ->
 def _selected(stage: Stage[Block], fn: Callable[..., bool], on_error: OnError) -> Indexed | None:
     match stage:
         case Source():
-            return Filtered(stage, fn, on_error)
-        case Shuffled():
+            return IndexFilter(stage, fn, on_error)
+        case IndexShuffle():
             below = _selected(stage.upstream, fn, on_error)
-            return None if below is None else Shuffled(below, stage.buffer_size, stage.seed)
-        case Joined():
+            return None if below is None else IndexShuffle(below, stage.buffer_size, stage.seed)
+        case IndexConcat():
             parts = tuple(_selected(upstream, fn, on_error) for upstream in stage.upstreams)
-            return Joined(parts) if _all_indexed(parts) else None
+            return IndexConcat(parts) if _all_indexed(parts) else None
     return None
 
 
@@ -93,11 +94,11 @@ def chosen(stage: Stage[Block], choice: Choice) -> Stage[Block]:
     """Columns are chosen below what leaves them as they are, so that a filter after it still finds its source."""
     match stage:
         case Source():
-            return ChosenSource(stage, choice)
-        case Shuffled() | Sliced() | Cycled():
+            return IndexChooseSource(stage, choice)
+        case IndexShuffle() | IndexSlice() | IndexRepeat():
             return replace(stage, upstream=cast(Indexed, chosen(stage.upstream, choice)))
         case Indexed():
-            return Chosen(stage, choice)
+            return IndexChoose(stage, choice)
     return Choose(stage, choice)
 
 
@@ -113,9 +114,9 @@ def cached(
 def concatenated(stages: tuple[Stage[Block], ...]) -> Stage[Block]:
     """One stage for a + b + c too: several in each other would be as deep as there are data sets."""
     parts = tuple(
-        part for stage in stages for part in (stage.upstreams if isinstance(stage, Joined | Concat) else (stage,))
+        part for stage in stages for part in (stage.upstreams if isinstance(stage, IndexConcat | Concat) else (stage,))
     )
-    return Joined(parts) if _all_indexed(parts) else Concat(parts)
+    return IndexConcat(parts) if _all_indexed(parts) else Concat(parts)
 
 
 def interleaved(
@@ -124,7 +125,11 @@ def interleaved(
     one_of("by", by, "samples", "tokens")
     shares = (1.0,) * len(stages) if weights is None else tuple(weights)
     column = length_column if by == "tokens" else None
-    return Mixed(stages, shares, stop, column) if _all_indexed(stages) else Interleave(stages, shares, stop, column)
+    return (
+        IndexInterleave(stages, shares, stop, column)
+        if _all_indexed(stages)
+        else Interleave(stages, shares, stop, column)
+    )
 
 
 def _all_indexed(stages: tuple[Stage[Block] | None, ...]) -> TypeGuard[tuple[Indexed, ...]]:
@@ -155,8 +160,8 @@ def kind_of(stage: Stage[Any]) -> str:
 
 def _streaming(stage: Stage[Any]) -> str:
     for below in upstreams(stage):
-        if not isinstance(below, Indexed | Keyed) or (
-            isinstance(below, Keyed) and not isinstance(below.upstream, Indexed)
+        if not isinstance(below, Indexed | RowKeys) or (
+            isinstance(below, RowKeys) and not isinstance(below.upstream, Indexed)
         ):
             return _streaming(below)
     return type(stage).__name__
@@ -173,13 +178,13 @@ def count_of(stage: Stage[Block], repeats: bool) -> int:
 def goes_on(stage: Stage[Any]) -> bool:
     """Whether data have no end, as far as their description says it: nothing is read."""
     match stage:
-        case Repeat() | Cycled():
+        case Repeat() | IndexRepeat():
             return True
         case Take():
             return False
-        case Sliced() if stage.last is not None:
+        case IndexSlice() if stage.last is not None:
             return False
-        case Interleave() | Mixed() if stage.stop == "first":
+        case Interleave() | IndexInterleave() if stage.stop == "first":
             return all(map(goes_on, stage.upstreams))
     return any(map(goes_on, upstreams(stage)))
 
@@ -228,7 +233,7 @@ def padding_of(stage: Stage[Any]) -> dict[str, Padding]:
                 )
     if isinstance(stage, FromSequence):
         found |= stage.rows.padding
-    if isinstance(stage, Chosen | ChosenSource | Choose):
+    if isinstance(stage, IndexChoose | IndexChooseSource | Choose):
         found = stage.choice.renamed(found)
     if isinstance(stage, Tokenize) and stage.encoder.padding is not None:
         found |= {stage.output: stage.encoder.padding}

@@ -9,28 +9,28 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
 
 from brimful.algebra import kind_of, padding_of, side_of, windows_of
-from brimful.distributed import world_size_here
-from brimful.errors import integer, logger, one_of, positive
-from brimful.iterator import ResumableIterator
-from brimful.layouts import ByFunction, ColumnRules, Layout, Nested, PackedRows, Padded
-from brimful.once import once, settings_of
+from brimful.core.ahead import Ahead
+from brimful.core.enumerate_items import EnumerateItems
+from brimful.core.errors import integer, logger, one_of, positive
+from brimful.core.iterator import ResumableIterator
+from brimful.core.map_items import MapItems
+from brimful.core.once import once, settings_of
+from brimful.core.repeat import Repeat
+from brimful.core.stream import BLOCK_ROWS, Stage, chain, num_streams, running, substituted, upstreams
+from brimful.core.take_items import TakeItems
 from brimful.plan import FixedSize, StaticShapes
-from brimful.planners import ByKey, ByPacking, ByPolicy
-from brimful.ragged import LABELS
-from brimful.rows import Block, Sample
-from brimful.stages.ahead import Ahead
-from brimful.stages.batched import Batched
-from brimful.stages.collated import Collated
-from brimful.stages.dealt import Dealt
-from brimful.stages.enumerate_items import EnumerateItems
-from brimful.stages.map_items import MapItems
-from brimful.stages.planned import Planned
-from brimful.stages.repeat import Repeat
-from brimful.stages.sampled import Sampled
-from brimful.stages.sharded import Sharded
-from brimful.stages.take_items import TakeItems
-from brimful.stream import BLOCK_ROWS, Stage, chain, num_streams, running, substituted, upstreams
-from brimful.windows import Batch, Uneven
+from brimful.rows.blocks import Block, Sample
+from brimful.rows.ragged import LABELS
+from brimful.rows.unbatch import Unbatch
+from brimful.steps.batch import Batch, Uneven
+from brimful.steps.batched import Batched
+from brimful.steps.distributed import world_size_here
+from brimful.steps.planners import ByKey, ByPacking, ByPolicy
+from brimful.steps.round_robin import RoundRobin
+from brimful.steps.sharded import Sharded
+from brimful.tensors.collated import Collated
+from brimful.tensors.layouts import ByFunction, ColumnRules, Layout, Nested, PackedRows, Padded
+from brimful.windows.planned import Planned
 
 if TYPE_CHECKING:
     from brimful.loader import Loader
@@ -89,7 +89,7 @@ class Batches:
     """A stream of batches: a description, cheap and immutable. Iterating over it runs it from the start.
 
     A batch is a dict of int64 tensors: each list column padded to (B, L), `attention_mask` (B, L), `lengths` (B,), other
-    numbers stacked, anything else as a list; see `brimful.collate` for nested and packed ones.
+    numbers stacked, anything else as a list; see `brimful.tensors` for nested and packed ones.
     """
 
     planned: Stage[Batch]
@@ -115,7 +115,7 @@ class Batches:
         Give it to the loop as it is: Accelerate's `prepare` takes the model and the optimizer, and would deal the batches out
         a second time; of transformers' Trainer, `get_train_dataloader` returns it.
         """
-        from brimful.loader import Loader  # a subclass of torch's, which descriptions do without
+        from brimful.loader import Loader
 
         return Loader(self)
 
@@ -163,7 +163,7 @@ class Batches:
         positive("timeout_seconds", timeout_seconds)
         rank = None if rank is None else integer("rank", rank)
         world_size = None if world_size is None else integer("world_size", world_size, 1, "rank")
-        if isinstance(self.planned, Dealt):
+        if isinstance(self.planned, RoundRobin):
             sharded: Stage[Any] = replace(
                 self.planned,
                 sharded=True,
@@ -319,19 +319,19 @@ def _collated(batched: Batched, rules: ColumnRules, layout: Layout, few_shapes: 
 def in_turn(stage: Stage[T], ahead: int = 1) -> Stage[T]:
     """A chain as it is; where its data are dealt to streams, an item of each of them in turn."""
     streams = num_streams(stage)
-    return stage if streams is None else Dealt(stage, streams, ahead=ahead)
+    return stage if streams is None else RoundRobin(stage, streams, ahead=ahead)
 
 
 def sampled(stage: Stage[Block], repeats: bool) -> Stage[Sample]:
     """Rows to samples."""
     if num_streams(stage) is None:
-        return Sampled(Repeat(stage) if repeats else stage)
-    turns = in_turn(Sampled(stage), ahead=BLOCK_ROWS)
+        return Unbatch(Repeat(stage) if repeats else stage)
+    turns = in_turn(Unbatch(stage), ahead=BLOCK_ROWS)
     return Repeat(turns) if repeats else turns
 
 
 def _is_sharded(stage: Stage[Any]) -> bool:
-    return isinstance(stage, Sharded) or (isinstance(stage, Dealt) and stage.sharded)
+    return isinstance(stage, Sharded) or (isinstance(stage, RoundRobin) and stage.sharded)
 
 
 @cache
@@ -360,7 +360,7 @@ def _rows(window: int | str) -> int:
 
 def _num_items(stage: Stage[Any], most: int | None = None) -> int | None:
     """How many items a stage of batches has, where indexed data say it; counted up to `most`, and planned no further."""
-    if isinstance(stage, Dealt):
+    if isinstance(stage, RoundRobin):
         return None
     below = upstreams(stage)[0]
     if isinstance(stage, Batched):

@@ -12,30 +12,31 @@ from numpy.typing import NDArray
 
 from brimful import algebra
 from brimful.batches import Batches, BatchOptions, PackOptions, packed_batches, padded_batches, sampled
-from brimful.choice import Choice
-from brimful.encoders import bos_eos_of, encoder_for
-from brimful.errors import OnError, integer, one_of, positive
-from brimful.iterator import ResumableIterator
+from brimful.core.errors import OnError, integer, one_of, positive
+from brimful.core.iterator import ResumableIterator
+from brimful.core.stream import Stage, chain
 from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
 from brimful.plan.mix import Stop
 from brimful.plan.rounded import Rounding
-from brimful.planners import ByKey, ByPacking, ByPolicy
-from brimful.rows import Block, Recut, Sample
-from brimful.stages.add_bos_eos import AddBosEos
-from brimful.stages.chunk import Chunk
-from brimful.stages.concat_chunk import ConcatChunk
-from brimful.stages.ensure_bos_eos import EnsureBosEos
-from brimful.stages.enumerate import Enumerate
-from brimful.stages.filter import Filter
-from brimful.stages.filter_map import FilterMap
-from brimful.stages.flat_map import FlatMap
-from brimful.stages.keyed import Keyed
-from brimful.stages.map import Map
-from brimful.stages.map_blocks import MapBlocks
-from brimful.stages.pack_chunk import PackChunk
-from brimful.stages.pad import Pad
-from brimful.stages.tokenize import Tokenize
-from brimful.stream import Stage, chain
+from brimful.rows.add_bos_eos import AddBosEos
+from brimful.rows.blocks import Block, Sample
+from brimful.rows.choice import Choice
+from brimful.rows.chunk import Chunk
+from brimful.rows.concat_chunk import ConcatChunk
+from brimful.rows.encoders import bos_eos_of, encoder_for
+from brimful.rows.ensure_bos_eos import EnsureBosEos
+from brimful.rows.enumerate import Enumerate
+from brimful.rows.filter import Filter
+from brimful.rows.filter_map import FilterMap
+from brimful.rows.flat_map import FlatMap
+from brimful.rows.map import Map
+from brimful.rows.map_blocks import MapBlocks
+from brimful.rows.pack_chunk import PackChunk
+from brimful.rows.pad import Pad
+from brimful.rows.rebatch import Rebatch
+from brimful.rows.row_keys import RowKeys
+from brimful.rows.tokenize import Tokenize
+from brimful.steps.planners import ByKey, ByPacking, ByPolicy
 
 
 @dataclass(frozen=True)
@@ -137,14 +138,14 @@ class Dataset:
         self, fn: Callable[..., Iterable[Sample]], *, seed: int | None = None, on_error: OnError = "raise"
     ) -> Dataset:
         """All samples of `fn(sample)` in place of each sample; with a seed `fn(sample, rng)`. `on_error`: see `map`."""
-        return self._add(Recut(FlatMap(*self._calling(fn, seed, on_error))))
+        return self._add(Rebatch(FlatMap(*self._calling(fn, seed, on_error))))
 
     def map_blocks(self, fn: Callable[[Block], Block]) -> Dataset:
         """`fn(block)` in place of each pyarrow.RecordBatch of rows (1 to 4,096 of them): any columns, any number of rows.
 
         `fn` must not depend on where blocks begin and end. Price: what `fn` costs; nothing a sample.
         """
-        return self._add(Recut(MapBlocks(self.stage, fn)))
+        return self._add(Rebatch(MapBlocks(self.stage, fn)))
 
     def tokenize(
         self,
@@ -201,7 +202,7 @@ class Dataset:
         >>> [sample["input_ids"].tolist() for sample in samples.chunk(6)]
         [[0, 1, 2, 3, 4, 5]]
         """
-        return self._add(Recut(Chunk(self.stage, chunk_length, _targets(target_columns), drop_remainder)))
+        return self._add(Rebatch(Chunk(self.stage, chunk_length, _targets(target_columns), drop_remainder)))
 
     def concat_chunk(self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",)) -> Dataset:
         """All samples end to end, cut; the tail of an epoch that fills no chunk is dropped and counted.
@@ -211,7 +212,7 @@ class Dataset:
         >>> [sample["input_ids"].tolist() for sample in samples.concat_chunk(2)]
         [[0, 1], [2, 3]]
         """
-        return self._add(Recut(ConcatChunk(self.stage, _targets(target_columns), chunk_length)))
+        return self._add(Rebatch(ConcatChunk(self.stage, _targets(target_columns), chunk_length)))
 
     def pack_chunk(
         self,
@@ -227,7 +228,7 @@ class Dataset:
         >>> [sample["input_ids"].tolist() for sample in samples.pack_chunk(4)]
         [[0, 1, 2], [3, 4]]
         """
-        return self._add(Recut(PackChunk(self.stage, _targets(target_columns), chunk_length, discard_long_samples)))
+        return self._add(Rebatch(PackChunk(self.stage, _targets(target_columns), chunk_length, discard_long_samples)))
 
     def pad(self, pad_values: Mapping[str, int], chunk_length: int) -> Dataset:
         """Fills each list of the columns in `pad_values` to `chunk_length` values.
@@ -454,7 +455,7 @@ class Dataset:
             hf_flash_attention: name the boundaries as transformers' flash attention does.
             options: see PackOptions.
         Shapes: `input_ids`, `labels`, `position_ids`, `segment_ids` (rows, row_length) int64; `cu_seqlens` (n + 1,) int32;
-            `max_seqlen` int. See `brimful.collate.packed`.
+            `max_seqlen` int. See `brimful.tensors.packed`.
         Source: best-fit decreasing in a window; no bin stays open from one to the next.
 
         >>> import brimful as bf
@@ -494,7 +495,7 @@ class Dataset:
     ) -> tuple[Stage[Block], Callable[..., Any], bool, OnError]:
         """What stages that call a user's function for each sample are made of."""
         one_of("on_error", on_error, *get_args(OnError))
-        return self.stage if seed is None else Keyed(self.stage, seed), fn, seed is not None, on_error
+        return self.stage if seed is None else RowKeys(self.stage, seed), fn, seed is not None, on_error
 
 
 def interleave_datasets(

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from brimful.errors import integer
-from brimful.iterator import ResumableIterator
-from brimful.states import as_text, from_text
+from brimful.core.errors import integer
+from brimful.core.iterator import ResumableIterator
+from brimful.core.states import as_text, from_text
 
 
 class Runs(Protocol):

@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from brimful.core.errors import OnError, positive
 from brimful.dataset import Dataset
-from brimful.errors import OnError, positive
-from brimful.rows import Sample
+from brimful.index.sequence import FromSequence, SequenceIndex
+from brimful.rows.blocks import Sample
 from brimful.sources.called import ShardFunction
 from brimful.sources.files import FromFiles
 from brimful.sources.iterable import FromIterable
-from brimful.sources.sequence import FromSequence, SequenceIndex
 from brimful.sources.urls import Shards
 from brimful.store.index import StoreIndex
 

@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from benchmarks.plan import sft, wiki
-from brimful.plan import (
-    best_num_buckets,
-    exponential_buckets,
-    optimal_buckets,
-    quantile_buckets,
-    uniform_buckets,
-)
+from brimful.plan import best_num_buckets, exponential_buckets, optimal_buckets, quantile_buckets, uniform_buckets
 from brimful.plan.buckets import pad_to_buckets
 
 Cost = Callable[[int], float]

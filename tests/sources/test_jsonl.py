@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from brimful.errors import DataError
-from brimful.schema import infer
+from brimful.core.errors import DataError
+from brimful.rows.schema import infer
 from brimful.sources.jsonl import JsonLines, decode
 from brimful.sources.lines import Lines
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brimful.errors import StateError
+from brimful.core.errors import StateError
 from brimful.sources.bytes import Bytes
 from brimful.sources.lines import BUFFER_BYTES, LineReader
 

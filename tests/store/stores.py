@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 import brimful as bf
-from brimful.errors import ORIGIN, origins
-from brimful.rows import Block
+from brimful.core.errors import ORIGIN, origins
+from brimful.core.stream import END, Stage, State
+from brimful.rows.blocks import Block
 from brimful.store import writer
 from brimful.store.manifest import Manifest
-from brimful.stream import END, Stage, State
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.sources.sequence import SequenceIndex
+from brimful.index.sequence import SequenceIndex
 from brimful.store.index import StoreIndex
 from brimful.store.manifest import Manifest
 from brimful.store.verify import verify_store

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import brimful as bf
-from brimful import order
 from brimful.cli import app
-from brimful.errors import ORIGIN, ORIGIN_TYPE
+from brimful.core.errors import ORIGIN, ORIGIN_TYPE
+from brimful.index import order
 from brimful.sources import objects
 from brimful.sources.objects import Object, Objects, Spans, merged, transient
 from brimful.store import remote

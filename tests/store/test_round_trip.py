@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.errors import HIDDEN, ORIGIN, ORIGIN_TYPE, where
+from brimful.core.errors import HIDDEN, ORIGIN, ORIGIN_TYPE, where
 from brimful.store.index import StoreIndex
 from tests.store.stores import blocks_of, rows_of, small, store_of
 

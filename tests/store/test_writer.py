@@ -22,14 +22,14 @@ from unittest.mock import patch
 import pytest
 
 import brimful as bf
-from brimful.rows import Block
+from brimful.core.stream import END
+from brimful.rows.blocks import Block
 from brimful.store.journal import Journal
 from brimful.store.lock import LOCK
 from brimful.store.manifest import JOURNAL, MANIFEST, Manifest
 from brimful.store.part import PartFile
 from brimful.store.verify import verify_store
 from brimful.store.writer import write_store
-from brimful.stream import END
 from tests.store.stores import Given, blocks_of, rows_of, small, store_of
 
 LENGTHS = [3, 0, 5, 1, 8, 2] * 10
@@ -380,7 +380,7 @@ def test_threads_wait_for_one_another_too(tmp_path: Path) -> None:
 WRITING = """
 import sys, time
 from pathlib import Path
-from brimful.rows import Block
+from brimful.rows.blocks import Block
 from brimful.store.journal import Journal
 from brimful.store.lock import one_writer
 

@@ -24,8 +24,8 @@ from rich.table import Table
 from brimful import Batches, from_files
 from brimful.cli.corpus import NUM_SHARDS, VOCABULARY, Corpus, train_tokenizer, write_corpus
 from brimful.cli.output import clear_errors, progress, stdout, thousands
-from brimful.errors import require
-from brimful.stats import Stats
+from brimful.core.errors import require
+from brimful.core.stats import Stats
 
 if TYPE_CHECKING:
     from brimful.cli.training import Step

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from brimful import Batches
 from brimful.cli.saved import is_state, load_json
-from brimful.iterator import ResumableIterator
-from brimful.stats import Stats
+from brimful.core.iterator import ResumableIterator
+from brimful.core.stats import Stats
 
 
 class Place(NamedTuple):

@@ -14,7 +14,7 @@ from rich.table import Table
 from brimful import from_files
 from brimful.cli.output import clear_errors, progress, stdout, thousands
 from brimful.cli.tokenizer import load_tokenizer, tokenized
-from brimful.errors import require
+from brimful.core.errors import require
 from brimful.report import Lengths, Report, Settings, compare, count_tokens, read_lengths, to_html, to_json
 from brimful.report.lengths import SUFFIXES
 from brimful.report.words import notes, spread_of, summary, window_of

@@ -22,8 +22,8 @@ from brimful.cli.epochs import BEGINNING, Epochs, Place
 from brimful.cli.output import clear_errors, note, progress, stdout, thousands
 from brimful.cli.saved import save_json
 from brimful.cli.tokenizer import load_tokenizer, tokenized
-from brimful.errors import require
-from brimful.stats import LEFT_OUT, Stats
+from brimful.core.errors import require
+from brimful.core.stats import LEFT_OUT, Stats
 
 COUNTED: Final = ("samples", "tokens", "slots", "seconds_waited", *LEFT_OUT)
 

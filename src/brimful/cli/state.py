@@ -12,8 +12,8 @@ import typer
 
 from brimful.cli.output import clear_errors, stdout
 from brimful.cli.saved import is_state, load_json
-from brimful.states import from_text, is_text
-from brimful.stream import END
+from brimful.core.states import from_text, is_text
+from brimful.core.stream import END
 
 
 def show(

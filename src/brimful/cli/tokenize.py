@@ -14,7 +14,7 @@ from brimful import from_files
 from brimful.algebra import padding_of
 from brimful.cli.output import clear_errors, note, progress, stdout
 from brimful.cli.tokenizer import load_tokenizer, tokenized
-from brimful.errors import require
+from brimful.core.errors import require
 from brimful.store.manifest import Manifest
 from brimful.store.writer import write_store
 

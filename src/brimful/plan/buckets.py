@@ -8,7 +8,7 @@ from math import sqrt
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.errors import finite, integer
+from brimful.core.errors import finite, integer
 from brimful.plan.plan import IntArray, one_length
 
 FloatArray = NDArray[np.float64]

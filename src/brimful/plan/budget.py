@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brimful.errors import finite, settle
+from brimful.core.errors import finite, settle
 from brimful.plan.buckets import as_buckets, pad_to_buckets
 from brimful.plan.cut import Cut, assemble, cut_greedy, plan_sorted
 from brimful.plan.least_padding import cut_fewest, cut_priced

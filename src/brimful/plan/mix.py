@@ -8,7 +8,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.errors import finite
+from brimful.core.errors import finite
 from brimful.plan.plan import IntArray
 
 Stop = Literal["first", "all", "all_repeat"]

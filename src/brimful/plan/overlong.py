@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.errors import integer
+from brimful.core.errors import integer
 from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length
 
 Overlong = Literal["raise", "truncate", "drop", "alone"]

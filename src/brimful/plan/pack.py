@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brimful.errors import settle
+from brimful.core.errors import settle
 from brimful.plan.cut import ascending, cut_at, longest_first
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, Plan, one_length

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brimful.errors import settle
+from brimful.core.errors import settle
 from brimful.plan.buckets import as_buckets, pad_to_buckets
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, widths

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from numpy.typing import ArrayLike
 
-from brimful.errors import settle
+from brimful.core.errors import settle
 from brimful.plan.buckets import as_buckets
 from brimful.plan.budget import TokenBudget
 from brimful.plan.plan import Plan, one_length

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.batches import Batches
+from brimful.core.errors import require
 from brimful.dataset import Dataset
-from brimful.errors import require
 from brimful.plan import (
     AttentionCost,
     Packed,
@@ -23,7 +23,7 @@ from brimful.plan import (
     uniform_buckets,
 )
 from brimful.report.lengths import dataset_of
-from brimful.windows import auto_rows
+from brimful.windows.window import auto_rows
 
 RECOMPILE_LIMIT: Final = 8
 """Shapes that torch.compile(dynamic=False) compiles of one function before it falls back to eager: torch's

@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from brimful.core.stream import running
 from brimful.dataset import Dataset
+from brimful.index.lengths import LengthIndex
+from brimful.index.sequence import FromSequence
 from brimful.plan import as_lengths
-from brimful.ragged import token_counts
-from brimful.sources.lengths import LengthIndex
-from brimful.sources.sequence import FromSequence
+from brimful.rows.ragged import token_counts
 from brimful.sources.urls import Shards
-from brimful.stream import running
 
 SUFFIXES: Final = (".npy", ".parquet")
 

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from concurrent.futures import Future
 from typing import Any, BinaryIO, Final
 
-from brimful.errors import DataError
+from brimful.core.errors import DataError
 from brimful.sources.objects import Attempts, NoRangesError, Object, Objects, RefusedError
 
 READ_BYTES: Final = 1 << 16

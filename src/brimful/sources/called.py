@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.errors import StageError, StateError
-from brimful.rows import Sample, as_sample, name_of
-from brimful.schema import SAMPLE_ROWS, block_of, infer, misfit
+from brimful.core.errors import StageError, StateError
+from brimful.rows.blocks import Sample, as_sample, name_of
+from brimful.rows.schema import SAMPLE_ROWS, block_of, infer, misfit
 from brimful.sources.bytes import READ_BYTES, Bytes
 from brimful.sources.format import Format
 from brimful.sources.reader import Parsed, Reader, Wanted

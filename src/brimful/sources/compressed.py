@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from brimful.errors import DataError
+from brimful.core.errors import DataError
 from brimful.sources.bytes import READ_BYTES, Bytes
 
 COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4", ".xz": "xz"}

@@ -13,13 +13,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful import random
-from brimful.background import Workers
-from brimful.errors import OnError, StateError, settle
-from brimful.once import once
-from brimful.ragged import EMPTY
-from brimful.rows import Block
-from brimful.schema import infer
+from brimful.core import random
+from brimful.core.background import Workers
+from brimful.core.errors import OnError, StateError, settle
+from brimful.core.once import once
+from brimful.core.stream import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, place, runtime, share
+from brimful.rows.blocks import Block
+from brimful.rows.ragged import EMPTY
+from brimful.rows.schema import infer
 from brimful.sources.called import Called, ShardFunction
 from brimful.sources.compressed import COMPRESSIONS
 from brimful.sources.format import Format
@@ -28,7 +29,6 @@ from brimful.sources.reader import Position, Reader, Wanted
 from brimful.sources.rotation import Rotation
 from brimful.sources.shard import OpenShard, arrived
 from brimful.sources.urls import Shard, Shards
-from brimful.stream import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, place, runtime, share
 
 MAX_THREADS: Final = 32
 

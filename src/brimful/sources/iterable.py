@@ -10,12 +10,12 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from brimful.errors import ORIGIN, StageError, StateError, origins
-from brimful.ragged import EMPTY, with_column
-from brimful.rows import Block, Sample, as_sample, from_samples
-from brimful.schema import OF_RESULTS, SAMPLE_ROWS, as_text, fitting, from_text, infer, misfit
-from brimful.stream import END, State, runtime
-from brimful.typed import Typed
+from brimful.core.errors import ORIGIN, StageError, StateError, origins
+from brimful.core.stream import END, State, runtime
+from brimful.rows.blocks import Block, Sample, as_sample, from_samples
+from brimful.rows.ragged import EMPTY, with_column
+from brimful.rows.schema import OF_RESULTS, SAMPLE_ROWS, as_text, fitting, from_text, infer, misfit
+from brimful.rows.typed import Typed
 
 ROWS: Final = 256
 

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.json
 from numpy.typing import NDArray
 
-from brimful.errors import DataError
-from brimful.ragged import concat
-from brimful.rows import Block, Sample
-from brimful.schema import SAMPLE_ROWS, block_of, infer, misfit, unknown_key
+from brimful.core.errors import DataError
+from brimful.rows.blocks import Block, Sample
+from brimful.rows.ragged import concat
+from brimful.rows.schema import SAMPLE_ROWS, block_of, infer, misfit, unknown_key
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format
 from brimful.sources.lines import LineReader, Lines, ParsedLines

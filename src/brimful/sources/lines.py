@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.errors import StateError
+from brimful.core.errors import StateError
 from brimful.sources.bytes import READ_BYTES, Bytes
 from brimful.sources.reader import Parsed, Reader, Wanted
 

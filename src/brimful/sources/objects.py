@@ -17,8 +17,8 @@ import fsspec.asyn
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.background import Workers
-from brimful.errors import DataError, logger
+from brimful.core.background import Workers
+from brimful.core.errors import DataError, logger
 
 T = TypeVar("T")
 

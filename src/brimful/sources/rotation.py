@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from brimful.ragged import concat
-from brimful.rows import Block
+from brimful.rows.blocks import Block
+from brimful.rows.ragged import concat
 from brimful.sources.reader import Position
 from brimful.sources.shard import OpenShard
 

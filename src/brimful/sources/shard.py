@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from brimful.background import Workers
-from brimful.ragged import concat
-from brimful.rows import Block
+from brimful.core.background import Workers
+from brimful.rows.blocks import Block
+from brimful.rows.ragged import concat
 from brimful.sources.reader import Position, Reader, Rows
 
 T = TypeVar("T")

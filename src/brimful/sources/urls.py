@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import fsspec
 
-from brimful.errors import positive
-from brimful.once import once, settings_of
+from brimful.core.errors import positive
+from brimful.core.once import once, settings_of
 from brimful.sources.bytes import Bytes, is_local, opened
 from brimful.sources.compressed import COMPRESSIONS, Decompressed
 from brimful.sources.objects import Objects

@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.encoders import Padding
-from brimful.errors import ORIGIN, ORIGIN_TYPE, DataError
-from brimful.once import once
-from brimful.ragged import LABELS
-from brimful.rows import Block
-from brimful.sources.index import Index, RowSet
+from brimful.core.errors import ORIGIN, ORIGIN_TYPE, DataError
+from brimful.core.once import once
+from brimful.core.stream import Stage
+from brimful.index.index import Index, RowSet
+from brimful.rows.blocks import Block
+from brimful.rows.encoders import Padding
+from brimful.rows.ragged import LABELS
 from brimful.store.folder import Folder
 from brimful.store.folders import folder_of, is_remote
 from brimful.store.manifest import Manifest
@@ -25,7 +26,6 @@ from brimful.store.pipeline import require_version
 from brimful.store.prefetch import Prefetched
 from brimful.store.progress import shown
 from brimful.store.writer import write_store
-from brimful.stream import Stage
 
 MAX_EXTRA_ROWS: Final = 8
 """For each row wanted: more between them are not fetched along."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from brimful.errors import DataError
+from brimful.core.errors import DataError
+from brimful.core.stream import State
 from brimful.store.manifest import JOURNAL, StoredFile, stored_file, write_whole
-from brimful.stream import State
 
 
 @dataclass

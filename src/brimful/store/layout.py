@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.ragged import concat, offsets_of
-from brimful.rows import Block
+from brimful.rows.blocks import Block
+from brimful.rows.ragged import concat, offsets_of
 from brimful.store.manifest import StoredFile
 
 HEAD_BYTES: Final = 1024

@@ -10,7 +10,7 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
-from brimful.errors import logger
+from brimful.core.errors import logger
 from brimful.store.journal import seen_progress, writer_of
 
 LOCK: Final = "writer.lock"

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from brimful.errors import DataError, StateError
-from brimful.once import once
+from brimful.core.errors import DataError, StateError
+from brimful.core.once import once
 
 MANIFEST: Final = "manifest.json"
 JOURNAL: Final = "journal.jsonl"

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from brimful.encoders import CallableEncoder, Encoder
-from brimful.errors import StateError
-from brimful.rows import name_of
-from brimful.sources.sequence import CachedIndex
-from brimful.stream import Stage, describe, header_difference, upstreams
+from brimful.core.errors import StateError
+from brimful.core.stream import Stage, describe, header_difference, upstreams
+from brimful.index.sequence import CachedIndex
+from brimful.rows.blocks import name_of
+from brimful.rows.encoders import CallableEncoder, Encoder
 
 
 def pipeline_of(stage: Stage[Any], version: str | None) -> dict[str, Any]:

@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.background import Workers
-from brimful.once import once
-from brimful.ragged import concat
-from brimful.rows import Block
-from brimful.sources.index import RowSet
+from brimful.core.background import Workers
+from brimful.core.once import once
+from brimful.index.index import RowSet
+from brimful.rows.blocks import Block
+from brimful.rows.ragged import concat
 
 SET_BYTES: Final = 512 << 20
 """Of a set that is fetched whole; rows of a larger one are long enough to be asked for one by one."""

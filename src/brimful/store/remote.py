@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.errors import DataError
-from brimful.once import once
-from brimful.ragged import array_of, list_array, offsets_of
-from brimful.rows import Block
+from brimful.core.errors import DataError
+from brimful.core.once import once
+from brimful.rows.blocks import Block
+from brimful.rows.ragged import array_of, list_array, offsets_of
 from brimful.sources.objects import Object, Objects, Spans
 from brimful.store.folder import Folder
 from brimful.store.layout import Ranges, joined, memory_for, numpy_file

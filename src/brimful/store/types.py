@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
-from brimful.encoders import Encoder, FastEncoder, TiktokenEncoder, TransformersEncoder
-from brimful.errors import DataError, where
-from brimful.ragged import array_of, is_ragged, numpy_of, offsets_of
-from brimful.rows import Block, visible
+from brimful.core.errors import DataError, where
+from brimful.core.stream import Stage
+from brimful.rows.blocks import Block, visible
+from brimful.rows.encoders import Encoder, FastEncoder, TiktokenEncoder, TransformersEncoder
+from brimful.rows.ragged import array_of, is_ragged, numpy_of, offsets_of
 from brimful.store.pipeline import all_below
-from brimful.stream import Stage
 
 _NO_CAST = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from brimful.errors import DataError
+from brimful.core.errors import DataError
 from brimful.store.folders import folder_of
 
 

@@ -16,10 +16,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from brimful.encoders import Padding
-from brimful.errors import TALLY, DataError, Tally, where
-from brimful.ragged import concat, is_ragged
-from brimful.rows import Block, visible
+from brimful.core.errors import TALLY, DataError, Tally, where
+from brimful.core.stream import END, Stage, State, running
+from brimful.rows.blocks import Block, visible
+from brimful.rows.encoders import Padding
+from brimful.rows.ragged import concat, is_ragged
 from brimful.store.journal import Journal
 from brimful.store.lock import LOCK, one_writer
 from brimful.store.manifest import JOURNAL, MANIFEST, Manifest
@@ -29,7 +30,6 @@ from brimful.store.pipeline import check_same, pipeline_of, require_version
 from brimful.store.progress import Report
 from brimful.store.side import write_side_files
 from brimful.store.types import conform, stored_schema, vocabularies
-from brimful.stream import END, Stage, State, running
 
 BATCH_BYTES: Final = 8 << 20
 """Of rows as they come; as they are stored, tokens take half of that or less."""

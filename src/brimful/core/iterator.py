@@ -1,0 +1,218 @@
+"""One run over a stage: hands out its items, and remembers the state after the last one that the caller took."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Collection, Generator, Iterator
+from contextvars import copy_context
+from types import TracebackType
+from typing import Any, Final, Generic, NoReturn, TypeVar, cast
+from weakref import WeakSet
+
+from brimful.core.background import JOIN_SECONDS, RUN, Running, check_process, close_all, stop_all
+from brimful.core.errors import TALLY, BrokenError, StateError, Tally
+from brimful.core.stats import Stats
+from brimful.core.stream import END, VERSION, Stage, State, allowed, check_header, describe
+
+T = TypeVar("T")
+
+
+class ResumableIterator(Iterator[T], Generic[T]):
+    """The items of a data set, from its start or from a saved state.
+
+    A context manager. `state_dict()` may be called at any time, by any thread, also after an error, Ctrl-C or `close`: it is
+    plain JSON, and describes the place after the last item that `next` returned, whatever was read ahead. After Ctrl-C,
+    `next` goes on; after an error it says so for ever.
+
+    It belongs to the process that made it, and to one thread at a time: after a fork, and while another thread is in it,
+    `next` raises a RuntimeError. `close` may be called by any thread, also by a function that the run itself calls.
+    """
+
+    def __init__(
+        self, stage: Stage[T], state_dict: dict[str, Any] | None, allow: Collection[str], epoch: int = 0
+    ) -> None:
+        self._process = os.getpid()
+        different = allowed(allow)
+        self._items: Generator[tuple[T, State], None, None] | None = None
+        self._running: Running = set()  # below it, in threads
+        self._error: Exception | None = None
+        self._closed = False
+        tally = Tally()
+        self._context = copy_context()
+        self._context.run(TALLY.set, tally)  # before the first use: of indexed data a filter counts what it leaves out
+        self._context.run(RUN.set, self._running)
+        self.stats = Stats(tally)
+        self._stage = stage
+        try:
+            self._header = self._context.run(describe, stage)
+            if state_dict is None:
+                self._state: State = self._context.run(stage.start, epoch)
+            else:
+                self._state = self._position(state_dict, different)
+        except StopIteration as error:
+            raise _no_end(error) from error
+        _ITERATORS.add(self)
+
+    def __next__(self) -> T:
+        check_process(self._process)
+        if self._error is not None:
+            raise BrokenError(f"this iterator failed earlier: {self._error}") from self._error
+        if self._closed or self._state == END:
+            self.close()
+            raise StopIteration
+        before, outer = self._state, sys.exception()
+        try:
+            try:
+                item, after, error = self._context.run(self._take)
+            except RuntimeError:  # of `run` itself: somebody else is in this context
+                raise RuntimeError(
+                    "this iterator is in use: another thread is inside its `next`, or a function that it runs calls it; give "
+                    "each thread an iterator of its own, or have one thread hand the items on through a queue"
+                ) from None
+            if error is None and after is not None and not self._closed:
+                self._state = after
+                return item
+        except BaseException as caught:
+            if isinstance(caught, Exception):
+                raise
+            self._state = before  # Ctrl-C: the item is not handed out, so the state is the one before it
+            self._stop()
+            raise
+        if self._closed or error is None:
+            self.close()
+            raise StopIteration
+        interrupt = _interrupt(error, outer)
+        if interrupt is None and isinstance(error, Exception):
+            self._error = error
+        self._stop()
+        if interrupt not in (None, error):
+            raise interrupt from error
+        raise error
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place after the last item taken, as plain JSON that the caller may keep or change."""
+        return copy.deepcopy({"version": VERSION, "header": self._header, "position": self._state})
+
+    @property
+    def over(self) -> bool:
+        """Whether the last item has been taken, as far as its state says so."""
+        return bool(self._state == END)
+
+    def close(self) -> None:
+        """Ends the run: its threads and files are closed, `next` raises StopIteration, `state_dict` still answers.
+
+        A `next` that is under way in another thread, or that called this, hands out no item and closes what is left.
+        """
+        self._closed = True
+        if self._process != os.getpid():
+            return
+        stop_all(self._running)
+        if RUN.get() is self._running:
+            return
+        until = time.monotonic() + JOIN_SECONDS
+        while not self._stop() and time.monotonic() < until:
+            time.sleep(0.001)
+
+    def __enter__(self) -> ResumableIterator[T]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_state") and self._process == os.getpid():
+            self._stop()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an iterator cannot be copied or pickled: it holds threads and open files; save its state_dict(), and go on with "
+            "data.iter(state)"
+        )
+
+    def _take(self) -> tuple[T, State | None, BaseException | None]:
+        """An item and the state after it, neither at the end; an error is returned, so that it is not one of whoever calls."""
+        nothing = cast(T, None)
+        try:
+            began = time.perf_counter()
+            if self._items is None:
+                self.stats.began()
+                self._items = self._stage.items(self._state)
+            item, after = next(self._items, (nothing, None))
+            self.stats.seconds_waited += time.perf_counter() - began
+            if after is not None:
+                self.stats.took(item)
+            return item, after, None
+        except StopIteration as error:
+            wrong = _no_end(error)
+            wrong.__cause__ = error
+            return nothing, None, wrong
+        except BaseException as error:
+            return nothing, None, error
+
+    def _stop(self) -> bool:
+        """Closes all that runs, unless another thread is inside."""
+        try:
+            error = self._context.run(self._close)
+        except RuntimeError:
+            return False
+        if error is not None:
+            raise error
+        return True
+
+    def _close(self) -> BaseException | None:
+        items, self._items = self._items, None
+        try:
+            if items is not None:
+                items.close()
+            close_all(self._running)
+        except BaseException as error:
+            return error
+        return None
+
+    def _position(self, state_dict: dict[str, Any], allow: frozenset[str]) -> State:
+        if not isinstance(state_dict, dict) or state_dict.keys() != {"version", "header", "position"}:
+            raise StateError(
+                "a state is a dict of version, header and position, as state_dict() returns it "
+                f"(got {list(state_dict) if isinstance(state_dict, dict) else type(state_dict).__name__})"
+            )
+        if state_dict["version"] != VERSION:
+            raise StateError(
+                f"this state has version {state_dict['version']!r}, but this release of brimful reads version {VERSION}"
+            )
+        check_header(state_dict["header"], self._header, allow)
+        return copy.deepcopy(state_dict["position"])
+
+
+_ITERATORS: Final[WeakSet[ResumableIterator[Any]]] = WeakSet()
+
+
+def _forked() -> None:
+    """In a forked process the generators are never closed, not even at its end: that would run the parent's `finally`s, on
+    connections and files that it shares."""
+    for iterator in _ITERATORS:
+        if iterator._items is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(iterator._items))
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _no_end(error: StopIteration) -> RuntimeError:
+    return RuntimeError(f"a function or an object of yours raised StopIteration ({error}), which is no end of the data")
+
+
+def _interrupt(error: BaseException, outer: BaseException | None) -> BaseException | None:
+    """The Ctrl-C while which was handled an error came up, such as threading's "cannot release un-acquired lock"; not one
+    that the caller handles already."""
+    here: BaseException | None = error
+    while here is not None and here is not outer:
+        if isinstance(here, KeyboardInterrupt | SystemExit):
+            return here
+        here = here.__context__
+    return None

@@ -1,0 +1,32 @@
+"""A user's function on each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from brimful.core.errors import StageError
+from brimful.core.stream import Stage, State, running
+from brimful.rows.blocks import name_of
+
+
+@dataclass(frozen=True)
+class MapItems(Stage[Any]):
+    """`fn(item)` in place of each item; the state is passed on."""
+
+    upstream: Stage[Any]
+    fn: Callable[[Any], Any]
+
+    def start(self, epoch: int) -> State:
+        return self.upstream.start(epoch)
+
+    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+        with running(self.upstream, at) as items:
+            for item, after in items:
+                try:
+                    result = self.fn(item)
+                except Exception as error:
+                    message = f"map({name_of(self.fn)}) failed on a batch: {type(error).__name__}: {error}"
+                    raise StageError(message) from error
+                yield result, after

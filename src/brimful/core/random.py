@@ -1,0 +1,150 @@
+"""Randomness as a function of (key, counter): nothing to save, nothing to restore.
+
+The hash is splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014),
+written out here because a library generator may change its permutations from one release to the next
+and the order of the data is part of brimful's interface.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brimful.core.once import once
+
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+_MIX_1: Final = 0xBF58476D1CE4E5B9
+_MIX_2: Final = 0x94D049BB133111EB
+_MASK: Final = 0xFFFFFFFFFFFFFFFF
+
+
+def key(*parts: int) -> int:
+    """A 64-bit key from any number of integers: (seed, place in the chain, epoch, window number).
+
+    >>> key(42, 0, 0) != key(42, 0, 1) != key(42, 1, 0)
+    True
+    """
+    state = len(parts) * _GOLDEN & _MASK
+    for part in parts:
+        state = _mix((state ^ _mix(int(part) & _MASK)) + _GOLDEN & _MASK)
+    return state
+
+
+def hashes(key: int, count: int, first: int = 0) -> NDArray[np.uint64]:
+    """`count` 64-bit hashes of `key` from number `first` on, shape (count,): hash i depends on (key, i) alone.
+
+    Price: about 5 ns a hash, vectorised.
+    """
+    with np.errstate(over="ignore"):
+        x = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2)
+        return x ^ (x >> np.uint64(31))
+
+
+def permutation(count: int, key: int) -> NDArray[np.int64]:
+    """A permutation of range(count), shape (count,): the stable argsort of `count` hashes of `key`.
+
+    Each hash gives its low bits to its own number, so that one sort of unique integers is that argsort.
+
+    Price: about 20 ns an element.
+
+    >>> permutation(5, key=7).tolist() == permutation(5, key=7).tolist()
+    True
+    >>> sorted(permutation(5, key=7).tolist())
+    [0, 1, 2, 3, 4]
+    """
+    low = np.uint64((1 << count.bit_length()) - 1)
+    numbered = (hashes(key, count) & ~low) | np.arange(count, dtype=np.uint64)
+    return (np.sort(numbered) & low).astype(np.int64)
+
+
+def generator(key: int) -> np.random.Generator:
+    """A numpy generator for one row of a user's function: the same for the same key, whatever ran before."""
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def _mix(x: int) -> int:
+    x = (x ^ (x >> 30)) * _MIX_1 & _MASK
+    x = (x ^ (x >> 27)) * _MIX_2 & _MASK
+    return x ^ (x >> 31)
+
+
+@dataclass(frozen=True)
+class KeyedPermutation:
+    """A permutation of range(count) of which any part can be computed alone, for any count.
+
+    Called with places, int64 (n,), it returns which numbers stand there. A Feistel network of four rounds over two digits
+    of base about sqrt(count); places that fall outside range(count) walk on until they are inside, which less than one
+    in sqrt(count) does. Below 4,096 the digits would be too short to mix: there it is `permutation`.
+
+    Price: 30 to 50 ns a number, vectorised; no memory that grows with count.
+    Source: Luby, Rackoff: How to construct pseudorandom permutations, 1988; Black, Rogaway: Ciphers with arbitrary finite
+        domains, 2002; the 32-bit mixing function is the one that Wellons found by search (lowbias32, 2018).
+
+    >>> KeyedPermutation(10**9, key=7)(np.arange(3)).tolist() == KeyedPermutation(10**9, key=7)(np.arange(3)).tolist()
+    True
+    """
+
+    count: int
+    key: int
+
+    def __call__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._whole[places] if self.count < _SHORT else self._walk(places, forward=True)
+
+    def inverse(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The places at which numbers stand, int64 (n,)."""
+        return np.argsort(self._whole)[numbers] if self.count < _SHORT else self._walk(numbers, forward=False)
+
+    @once
+    def _whole(self) -> NDArray[np.int64]:
+        return permutation(self.count, self.key)
+
+    @once
+    def _rounds(self) -> NDArray[np.uint32]:
+        return (hashes(self.key, 4) >> np.uint64(32)).astype(np.uint32)
+
+    def _walk(self, numbers: NDArray[np.int64], forward: bool) -> NDArray[np.int64]:
+        out = np.empty(len(numbers), dtype=np.int64)
+        for at in range(0, len(numbers), _CHUNK):
+            piece = self._network(numbers[at : at + _CHUNK], forward)
+            while len(outside := np.flatnonzero(piece >= self.count)):
+                piece[outside] = self._network(piece[outside], forward)
+            out[at : at + _CHUNK] = piece
+        return out
+
+    def _network(self, numbers: NDArray[np.int64], forward: bool) -> NDArray[np.int64]:
+        high_base = math.isqrt(self.count - 1) + 1
+        low_base = -(-self.count // high_base)
+        quotients = numbers // low_base
+        low = (numbers - quotients * low_base).astype(np.uint32)
+        high = quotients.astype(np.uint32)
+        for number in range(4) if forward else reversed(range(4)):
+            if number % 2:
+                low = _rotated(low, high, low_base, self._rounds[number], forward)
+            else:
+                high = _rotated(high, low, high_base, self._rounds[number], forward)
+        return high.astype(np.int64) * low_base + low
+
+
+_SHORT: Final = 4096
+_CHUNK: Final = 1 << 14  # numbers that stay in the cache from one step to the next
+
+
+def _rotated(
+    digit: NDArray[np.uint32], other: NDArray[np.uint32], base: int, key: np.uint32, forward: bool
+) -> NDArray[np.uint32]:
+    """A digit moved on (or back), modulo its base, by what the other digit hashes to."""
+    x = other ^ key
+    x ^= x >> np.uint32(16)
+    x *= np.uint32(0x7FEB352D)
+    x ^= x >> np.uint32(15)
+    x *= np.uint32(0x846CA68B)
+    x ^= x >> np.uint32(16)
+    by = ((x.astype(np.uint64) * np.uint64(base)) >> np.uint64(32)).astype(np.int64)
+    moved = digit + (by if forward else base - by)
+    return np.where(moved >= base, moved - base, moved).astype(np.uint32)

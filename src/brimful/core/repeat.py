@@ -1,0 +1,43 @@
+"""The whole chain again and again, with the next epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from brimful.core.errors import logger
+from brimful.core.stream import Stage, State, running
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Repeat(Stage[T]):
+    """Epoch after epoch without an end, unless an epoch has no item with a row: then a warning, and the end.
+
+    State: [epoch, upstream's state in it, 1 if the epoch has given a row].
+    """
+
+    upstream: Stage[T]
+
+    def start(self, epoch: int) -> State:
+        return [epoch, self.upstream.start(epoch), 0]
+
+    def items(self, at: State) -> Generator[tuple[T, State], None, None]:
+        epoch, before, filled = at
+        while True:
+            with running(self.upstream, before) as items:
+                for item, after in items:
+                    filled = int(filled or _rows(item) > 0)
+                    yield item, [epoch, after, filled]
+            if not filled:
+                logger.warning("repeat: epoch %d has no sample; the stream ends here", epoch)
+                return
+            epoch += 1
+            before = self.upstream.start(epoch)
+            filled = 0
+
+
+def _rows(item: Any) -> int:
+    return int(item.num_rows) if hasattr(item, "num_rows") else 1

@@ -1,0 +1,123 @@
+"""States of several ranks, and states as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from brimful.core.errors import StateError
+from brimful.core.stream import State
+
+
+def merge_states(states: Sequence[State]) -> State:
+    """One state of the states that all ranks saved after the same step: good for every world size that divides the streams.
+
+    Ranks that read streams know where their own streams are. Of indexed data all ranks have the same state anyway; then
+    the result is that one.
+
+    Args:
+        states: what `state_dict()` of an iterator, or of a loader, gave on each rank, in any order.
+    Raises:
+        StateError: they were not saved after one step of one run; where they differ is named, with both values.
+    Example:
+        >>> even = {"position": {"next": 4, "streams": {"0": [0, 2], "2": [0, 2]}}}
+        >>> odd = {"position": {"next": 4, "streams": {"1": [0, 1], "3": "end"}}}
+        >>> merge_states([even, odd])["position"]["streams"]
+        {'0': [0, 2], '2': [0, 2], '1': [0, 1], '3': 'end'}
+    """
+    if not states:
+        raise ValueError("merge_states needs at least one state (got none)")
+    merged = states[0]
+    for number, state in enumerate(states[1:], 1):
+        merged = _merged(merged, state, "state", number)
+    return json.loads(json.dumps(merged))
+
+
+def _merged(one: State, other: State, path: str, number: int) -> State:
+    if isinstance(one, dict) and isinstance(other, dict):
+        streams = path.endswith(".streams")
+        if not streams and one.keys() != other.keys():
+            _differ(path, sorted(one), sorted(other), number)
+        shared = {
+            name: _merged(value, other[name], f"{path}.{name}", number) for name, value in one.items() if name in other
+        }
+        return one | other | shared
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        pairs = enumerate(zip(one, other))
+        return [_merged(*pair, f"{path}[{place}]", number) for place, pair in pairs]
+    if path.endswith(".iterator") and one and other:
+        return json.dumps(_merged(json.loads(one), json.loads(other), path, number))
+    if one != other:
+        _differ(path, one, other, number)
+    return one
+
+
+def _differ(path: str, one: State, other: State, number: int) -> None:
+    raise StateError(
+        f"these states were not saved after one step of one run: {path} is {one!r:.80} in state 0 and {other!r:.80} in state "
+        f"{number}"
+    )
+
+
+def as_text(epoch: int, state: State | None, streams: int | None) -> dict[str, Any]:
+    """A loader's state: an epoch, and an iterator's state in it as text; an entry by itself for each of the streams.
+
+    Each value is a number or a text, so that torch.distributed.checkpoint, which takes dicts apart and of one name keeps
+    what one rank wrote, keeps the entries of all ranks.
+
+    >>> state = {"version": 1, "position": [0, {"next": 2, "streams": {"1": "end"}}]}
+    >>> as_text(3, state, 2)["streams"]
+    {'1': '"end"'}
+    >>> from_text(as_text(3, state, 2)) == (3, state)
+    True
+    """
+    entries = dict.fromkeys(map(str, range(streams or 0)), "")
+    text = ""
+    if state is not None:
+        position, held = _without_streams(state["position"])
+        text = json.dumps(state | {"position": position})
+        entries = {stream: json.dumps(entry) for stream, entry in held.items()}
+    return {"epoch": epoch, "iterator": text} | ({"streams": entries} if streams else {})
+
+
+def from_text(saved: Any) -> tuple[int, State | None]:
+    """The epoch and the iterator's state that `as_text` was given.
+
+    Raises:
+        StateError: it is no such thing.
+    """
+    if not is_text(saved):
+        got = f"a dict of {', '.join(map(str, saved))}" if isinstance(saved, dict) else type(saved).__name__
+        raise StateError(
+            f"a loader's state is a dict of epoch and iterator (got {got}); what an iterator gave is for Batches.iter"
+        )
+    if not saved["iterator"]:
+        return saved["epoch"], None
+    state = json.loads(saved["iterator"])
+    entries = {stream: json.loads(entry) for stream, entry in saved.get("streams", {}).items() if entry}
+    return saved["epoch"], state | {"position": _with_streams(state["position"], entries)}
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value looks like what `as_text` returns."""
+    return isinstance(value, dict) and value.keys() - {"streams"} == {"epoch", "iterator"}
+
+
+def _without_streams(position: State) -> tuple[State, dict[str, State]]:
+    """A position less the entries of its streams, and those."""
+    entries: dict[str, Any] = {}
+
+    def stripped(value: State) -> State:
+        if isinstance(value, dict):
+            entries.update(value.get("streams", {}))
+            return {name: {} if name == "streams" else stripped(item) for name, item in value.items()}
+        return [stripped(item) for item in value] if isinstance(value, list) else value
+
+    return stripped(position), entries
+
+
+def _with_streams(position: State, entries: dict[str, State]) -> State:
+    if isinstance(position, dict):
+        return {name: entries if name == "streams" else _with_streams(one, entries) for name, one in position.items()}
+    return [_with_streams(one, entries) for one in position] if isinstance(position, list) else position

@@ -1,0 +1,279 @@
+"""The core: a stage, and items that carry the state after them.
+
+    Stage[T]   start(epoch) -> State                        the place before the first item of that epoch
+               items(at: State) -> Iterator[(T, State)]     each item with the state from which the rest follows
+    State      plain JSON: lists, ints, strings; positions only, never changed once yielded
+
+The law, for every item k with state s_k: `list(stage.items(s_k)) == items[k+1:]`, on a fresh object and through JSON.
+Because each item travels with its own state, whatever lies between producer and consumer (a thread, a queue, a process)
+adds nothing to it: a checkpoint is the state of the last item that the consumer took.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Generator, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from math import isfinite
+from numbers import Real
+from typing import Any, ClassVar, Final, Generic, Self, TypeAlias, TypeVar, cast
+
+import numpy as np
+
+from brimful.core import random
+from brimful.core.errors import StateError
+from brimful.core.once import settings_of
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+State: TypeAlias = Any  # plain JSON
+
+END: Final = "end"
+"""The state after the last item of an epoch: nothing follows it."""
+
+BLOCK_ROWS: Final = 4096
+BLOCK_BYTES: Final = 1 << 20
+VERSION: Final = 2
+
+
+class Stage(ABC, Generic[T_co]):
+    """A description of a stream: a frozen dataclass with two methods, and no state of its own.
+
+    Each input item leads to at least one output item, if need be with 0 rows, so that states advance under a filter
+    that drops everything. Upstream items are read through `running`, which closes them with the reader.
+    """
+
+    transparent: ClassVar[bool] = False
+    """Whether the stage changes neither items nor states (reading ahead): headers and places pass it over."""
+
+    @abstractmethod
+    def start(self, epoch: int) -> State:
+        """The state before the first item of an epoch."""
+
+    @abstractmethod
+    def items(self, at: State) -> Generator[tuple[T_co, State], None, None]:
+        """The items that follow the state `at` (never END), each with the state after it."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
+
+    def dealt(self, stream: int, num_streams: int) -> Self:
+        """What the stage is in stream `stream` of `num_streams` that share out its data: as it is, with a seed of its own.
+
+        Called of a stage whose upstreams have been dealt already.
+        """
+        if not upstreams(self):
+            raise ValueError(
+                f"{type(self).__name__} cannot be dealt to {num_streams} streams, as from_files(streams={num_streams}) can: "
+                "each stream would read all of it"
+            )
+        if not hasattr(self, "seed"):
+            return self
+        return cast(Self, dataclasses.replace(cast(Any, self), seed=random.key(cast(Any, self).seed, stream)))
+
+
+@contextmanager
+def running(stage: Stage[T], at: State) -> Iterator[Iterator[tuple[T, State]]]:
+    """The items of `stage` that follow `at`, closed on the way out, by the thread that ran them."""
+    if at == END:
+        yield iter(())
+    else:
+        with closing(stage.items(at)) as items:
+            yield items
+
+
+# -- headers: what a state must agree on with the pipeline that it is given to -------------------------------------------
+
+
+def runtime(default: Any = dataclasses.MISSING) -> Any:
+    """A dataclass field that does not change the order of the data (workers, prefetch, timeouts): it is never compared."""
+    return dataclasses.field(default=default, metadata={"runtime": True})
+
+
+def describe(value: Any) -> Any:
+    """A stage, or a setting of one, as plain JSON: every setting by value, less those marked `runtime`.
+
+    An object with a method `fingerprint()` stands as what that returns; a function stands as its name; a number that JSON
+    does not know (nan, inf) as a string.
+
+    >>> from brimful.plan import TokenBudget
+    >>> describe(TokenBudget(512))["max_tokens"]
+    512
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Real):
+        number = float(value)
+        return number if isfinite(number) else str(number)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [describe(item) for item in (sorted(value) if isinstance(value, (set, frozenset)) else value)]
+    if isinstance(value, dict):
+        return {str(name): describe(item) for name, item in value.items()}
+    if hasattr(value, "fingerprint"):
+        return value.fingerprint()
+    if isinstance(value, Stage) and value.transparent:
+        return describe(upstreams(value)[0])
+    if dataclasses.is_dataclass(value):
+        compared = [field for field in dataclasses.fields(value) if not field.metadata.get("runtime")]
+        return {"type": type(value).__name__} | {field.name: describe(getattr(value, field.name)) for field in compared}
+    return str(getattr(value, "__name__", type(value).__name__))
+
+
+_REMEDIES: Final = {
+    "fixed_weights": "a place in a mixture of indexed data is counted with its weights, which allow={'weights'} cannot change: "
+    "end the epoch with those that saved it, and begin the next with others, or mix streamed data"
+}
+"""What to do where a setting differs, by its name."""
+
+
+_ALLOWED: Final = ("urls", "weights")
+"""The settings in which a state may differ, where the caller says so."""
+
+
+def allowed(names: Collection[str]) -> frozenset[str]:
+    """The names of settings that a user gave, one or several.
+
+    Raises:
+        ValueError: for one that is not known, with those that are.
+    """
+    found = frozenset((names,) if isinstance(names, str) else names)
+    for name in sorted(found - {*_ALLOWED}, key=str):
+        raise ValueError(f"allow takes the names {' and '.join(map(repr, _ALLOWED))} (got {name!r})")
+    return found
+
+
+def check_header(saved: Any, ours: Any, allow: frozenset[str] = frozenset()) -> None:
+    """Refuses a state whose header differs from the pipeline's, naming the setting and both values.
+
+    Raises:
+        StateError: at the first difference, except at settings named in `allow`.
+    """
+    difference = header_difference(saved, ours, allow)
+    if difference is not None:
+        name, then, now = difference
+        remedy = _REMEDIES.get(name.rpartition(".")[2].partition("[")[0], "use the pipeline that saved it")
+        raise StateError(
+            f"this state belongs to another pipeline: {name} was {then} when it was saved and is {now} here; {remedy}"
+        )
+
+
+def header_difference(
+    saved: Any, ours: Any, allow: frozenset[str] = frozenset(), path: str = ""
+) -> tuple[str, str, str] | None:
+    """The first setting in which two headers differ, and both its values; None where they are equal.
+
+    >>> header_difference({"type": "Take", "count": 1}, {"type": "Take", "count": 2})
+    ('Take.count', '1', '2')
+    """
+    if isinstance(saved, dict) and isinstance(ours, dict) and saved.get("type") == ours.get("type"):
+        inside = f"{path}." if path and not path.endswith(".") else path
+        here = f"{inside}{ours['type']}." if "type" in ours else inside
+        pairs = (
+            (saved.get(name), ours.get(name), here if name == "upstream" else f"{here}{name}")
+            for name in [*ours, *(name for name in saved if name not in ours)]
+            if name not in allow
+        )
+    elif isinstance(saved, list) and isinstance(ours, list) and len(saved) == len(ours):
+        pairs = ((one, other, f"{path}[{number}]") for number, (one, other) in enumerate(zip(saved, ours)))
+    else:
+        return None if saved == ours else (path.rstrip(".") or "pipeline", _brief(saved), _brief(ours))
+    return next(filter(None, (header_difference(one, other, allow, name) for one, other, name in pairs)), None)
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, dict) and "type" in value:
+        return str(value["type"])
+    return repr(value)
+
+
+def place(stage: Stage[Any]) -> int:
+    """A stage's place in the chain: how many stages that change the order lie below it.
+
+    Part of the key of every random choice, so that two stages with one seed differ.
+    """
+    return max((place(below) + (not below.transparent) for below in upstreams(stage)), default=0)
+
+
+def upstreams(stage: Stage[Any]) -> list[Stage[Any]]:
+    """The stages that a stage reads from: its fields that are stages, or tuples of them."""
+    values = [getattr(stage, field.name) for field in dataclasses.fields(cast(Any, stage))]
+    several = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [value for group in several for value in group if isinstance(value, Stage)]
+
+
+def chain(stage: Stage[Any]) -> list[str]:
+    """The names of the stages that a stage reads through, from its source on; branches in brackets."""
+    below = upstreams(stage)
+    names = chain(below[0]) if len(below) == 1 else []
+    if len(below) > 1:
+        names = [f"({' | '.join(' > '.join(chain(one)) for one in below)})"]
+    return names if stage.transparent else [*names, type(stage).__name__]
+
+
+def num_streams(stage: Stage[Any]) -> int | None:
+    """Into how many streams a chain deals its data; None where it does not.
+
+    Raises:
+        ValueError: the sources of a mixture differ in that.
+    """
+    below = upstreams(stage)
+    if not below:
+        return getattr(stage, "streams", None)
+    counts = [num_streams(one) for one in below]
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"the data sets of {type(stage).__name__} must have equally many streams (got {', '.join(map(str, counts))}); "
+            "give each the same from_files(streams=...)"
+        )
+    return counts[0]
+
+
+def refuse_streams(stage: Stage[Any], method: str) -> None:
+    """Refuses what counts the rows of a chain in one order, where they are dealt to several streams.
+
+    Raises:
+        ValueError: naming the method and the ways out.
+    """
+    count = num_streams(stage)
+    if count is not None and count > 1:
+        raise ValueError(
+            f"{method} counts the rows of all {count} streams, which are read apart and end apart: count batches instead "
+            "(Batches.take, Batches.enumerate), filter the rows by what is in them, or read them without streams="
+        )
+
+
+def stream_of(stage: Stage[T], stream: int, count: int) -> Stage[T]:
+    """The chain of stages that gives stream `stream` of the `count` that a chain deals its data into."""
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(cast(Any, stage)):
+        value = getattr(stage, field.name)
+        if isinstance(value, Stage):
+            changes[field.name] = stream_of(value, stream, count)
+        elif isinstance(value, tuple) and any(isinstance(one, Stage) for one in value):
+            changes[field.name] = tuple(stream_of(one, stream, count) for one in value)
+    if changes and hasattr(stage, "types"):
+        changes["types"] = partial(getattr, stage, "schema")  # a stream has the columns of the whole
+    own = dataclasses.replace(cast(Any, stage), **changes) if changes else stage  # a source keeps what it has found out
+    return cast(Stage[T], own).dealt(stream, count)
+
+
+def share(count: int, stream: int, count_of_streams: int) -> int:
+    """How many of the first `count` items are a stream's where an item of each is taken in turn.
+
+    >>> [share(7, stream, 3) for stream in range(3)]
+    [3, 2, 2]
+    """
+    return (count + count_of_streams - 1 - stream) // count_of_streams
+
+
+def substituted(stage: Stage[Any], old: Stage[Any], new: Stage[Any]) -> Stage[Any]:
+    """A chain of stages with one of them replaced."""
+    if stage is old:
+        return new
+    (below,) = upstreams(stage)
+    replaced: Stage[Any] = dataclasses.replace(cast(Any, stage), upstream=substituted(below, old, new))
+    return replaced

@@ -1,0 +1,33 @@
+"""The first n batches."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+from brimful.core.errors import settle
+from brimful.core.stream import END, Stage, State, running
+
+
+@dataclass(frozen=True)
+class TakeItems(Stage[Any]):
+    """The first `count` items. State: [upstream's state, items taken]."""
+
+    upstream: Stage[Any]
+    count: int
+
+    def __post_init__(self) -> None:
+        settle(self, "count", 0, "batches", "n")
+
+    def start(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), 0] if self.count else END
+
+    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+        before, taken = at
+        with running(self.upstream, before) as items:
+            for item, after in items:
+                taken += 1
+                yield item, END if taken == self.count or after == END else [after, taken]
+                if taken == self.count:
+                    return

@@ -1,0 +1,48 @@
+"""Some of the columns, or other names for them, of data that stay indexed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from brimful.core.once import once
+from brimful.index.index import Index
+from brimful.index.indexed import Indexed, Rows, Source
+from brimful.index.some_columns import ChosenIndex
+from brimful.rows.choice import Choice
+
+
+@dataclass(frozen=True)
+class ChooseSource(Source):
+    """The samples of a source with the columns of a choice."""
+
+    upstream: Source
+    choice: Choice
+
+    @once
+    def index(self) -> Index:
+        return ChosenIndex(self.upstream.index, self.choice)
+
+    def ordered(self, index: Index, epoch: int) -> Rows:
+        return self.upstream.ordered(index, epoch)
+
+
+@dataclass(frozen=True)
+class Choose(Indexed):
+    """The samples of data that are joined or mixed, with the columns of a choice."""
+
+    upstream: Indexed
+    choice: Choice
+
+    @once
+    def index(self) -> Index:
+        return ChosenIndex(self.upstream.index, self.choice)
+
+    @property
+    def count(self) -> int | None:
+        return self.upstream.count
+
+    def order(self, epoch: int) -> Rows:
+        return self.upstream.order(epoch)
+
+    def plain(self) -> tuple[Rows, int]:
+        return self.upstream.plain()

@@ -1,0 +1,70 @@
+"""One data set after another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brimful.core.once import once
+from brimful.index.index import Index
+from brimful.index.indexed import Indexed, Rows
+from brimful.index.several import joined
+
+
+@dataclass(frozen=True)
+class Concat(Indexed):
+    """All samples of the first, then all of the second, and so on.
+
+    Raises:
+        ValueError: (when run) one before the last goes on without an end.
+    """
+
+    upstreams: tuple[Indexed, ...]
+
+    @property
+    def index(self) -> Index:
+        return self._joined[0]
+
+    @property
+    def count(self) -> int | None:
+        last = self.upstreams[-1].count
+        return None if last is None else self._starts[-1] + last
+
+    def order(self, epoch: int) -> Rows:
+        return self._in_turn([upstream.order(epoch) for upstream in self.upstreams], self._starts)
+
+    def plain(self) -> tuple[Rows, int]:
+        orders, counts = zip(*(upstream.plain() for upstream in self.upstreams))
+        starts = np.cumsum([0, *counts]).tolist()
+        return self._in_turn(list(orders), starts[:-1]), starts[-1]
+
+    @once
+    def _joined(self) -> tuple[Index, list[int]]:
+        return joined([upstream.index for upstream in self.upstreams])
+
+    @once
+    def _starts(self) -> list[int]:
+        """The place at which each begins."""
+        starts = [0]
+        for number, upstream in enumerate(self.upstreams[:-1]):
+            if upstream.count is None:
+                raise ValueError(
+                    f"data set {number} repeats without end, so that none after it is reached; repeat only the last"
+                )
+            starts.append(starts[-1] + upstream.count)
+        return starts
+
+    def _in_turn(self, orders: list[Rows], starts: list[int]) -> Rows:
+        shifts = self._joined[1]
+
+        def rows(first: int, last: int) -> NDArray[np.int64]:
+            pieces = [np.zeros(0, dtype=np.int64)]
+            for number, start in enumerate(starts):
+                end = min(last, starts[number + 1]) if number + 1 < len(starts) else last
+                if max(first, start) < end:
+                    pieces.append(orders[number](max(first, start) - start, end - start) + shifts[number])
+            return np.concatenate(pieces)
+
+        return rows

@@ -1,0 +1,38 @@
+"""A user's function on each sample of a source: whether to keep it, asked once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from brimful.core.errors import OnError
+from brimful.core.once import once
+from brimful.core.stream import describe
+from brimful.index.index import Index
+from brimful.index.indexed import Rows, Source
+from brimful.index.some_rows import SelectedIndex
+from brimful.rows.blocks import name_of
+
+
+@dataclass(frozen=True)
+class Filter(Source):
+    """The samples of a source for which `fn(sample)` is true, in the order, or shuffle, of that source.
+
+    A state is held against which samples those are: a random function is refused.
+    """
+
+    upstream: Source
+    fn: Callable[..., bool]
+    on_error: OnError = "raise"
+
+    @once
+    def index(self) -> SelectedIndex:
+        return SelectedIndex(self.upstream.index, self.fn, self.on_error)
+
+    def ordered(self, index: Index, epoch: int) -> Rows:
+        return self.upstream.ordered(index, epoch)
+
+    def fingerprint(self) -> dict[str, Any]:
+        kept = {"kept": self.count, "crc32": self.index.crc32, "on_error": self.on_error}
+        return {"type": type(self).__name__, "upstream": describe(self.upstream), "fn": name_of(self.fn), **kept}

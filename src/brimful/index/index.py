@@ -1,0 +1,173 @@
+"""An index: samples of which lengths are known without their tokens, and any at once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from brimful.core.once import once, settings_of
+from brimful.core.stream import BLOCK_ROWS
+from brimful.rows.blocks import Block, visible
+from brimful.rows.encoders import Padding
+from brimful.rows.ragged import EMPTY, LABELS, is_ragged, ragged, token_counts, trained_on
+
+
+class RowSet(NamedTuple):
+    """`num_rows` row numbers, in any order, that will be wanted at about the same time; `name` tells them from others."""
+
+    name: Hashable
+    num_rows: int
+    rows: Callable[[], NDArray[np.int64]]
+
+
+class Index(ABC):
+    """Samples that can be had in any order. What it takes to know them (reading, mapping) is done on first use, in each
+    process. A frozen dataclass."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many samples there are."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
+
+    @abstractmethod
+    def lengths(self, columns: Sequence[str], required: bool) -> NDArray[Any]:
+        """Tokens of each sample, integers (n,) or (n, d); zeros where the columns are absent and not required."""
+
+    def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
+        """The lengths of the samples of these numbers: for those whose `lengths` are more than a view of what is there."""
+        return self.lengths(columns, required)[numbers]
+
+    @abstractmethod
+    def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
+        """A block that holds the samples of these numbers, and which of its rows each of them is, int64 (len(numbers),).
+
+        What is in memory stays where it is; what is not is fetched whole.
+        """
+
+    @once
+    def schema(self) -> pa.Schema:
+        """The columns that all samples have, less hidden ones: by default those of the first."""
+        first = self.take(np.zeros(1, dtype=np.int64)) if len(self) else EMPTY
+        return visible(first).schema.remove_metadata()
+
+    @property
+    def list_columns(self) -> Sequence[str]:
+        """The lists of numbers of which all lengths are known, as none is null."""
+        return ()
+
+    def only(self, columns: Sequence[str]) -> Index:
+        """The same samples, perhaps without other columns than these, where that saves reading them."""
+        return self
+
+    @property
+    def padding(self) -> Mapping[str, Padding]:
+        """What the tokenizers that made the samples say of padding, by column."""
+        return {}
+
+    @property
+    def knows_labels(self) -> bool:
+        """Whether all samples have a column `labels` of lists, of any length, of integers, none with a null in it."""
+        return False
+
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of the rows of these numbers, where it `knows_labels`, without reading them: int64 (3, len(numbers)), how many
+        labels each has, how many of them are trained on (not -100), and 1 where its first one is."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def fingerprint(self) -> Any:
+        """What a state is held against, as plain JSON."""
+
+    @property
+    def expects(self) -> bool:
+        """Whether it is of use to say in advance which samples will be wanted."""
+        return False
+
+    def expect(self, sets: Sequence[RowSet]) -> None:
+        """Told which samples will be wanted from now on, in this order; what is done about it changes no result."""
+        raise NotImplementedError
+
+    def take(self, numbers: NDArray[np.int64]) -> Block:
+        """The samples of these numbers, at least one, as a block of their own; without a copy where they are neighbours."""
+        block, rows = self.locate(numbers)
+        follow = rows[-1] - rows[0] == len(rows) - 1 and bool((np.diff(rows) == 1).all())
+        return block.slice(int(rows[0]), len(rows)) if follow else block.take(pa.array(rows))
+
+
+class BlockIndex(Index):
+    """Abstract: the rows of one block in memory."""
+
+    @property
+    @abstractmethod
+    def block(self) -> Block:
+        """All rows, the same object each time."""
+
+    def __len__(self) -> int:
+        return int(self.block.num_rows)
+
+    def lengths(self, columns: Sequence[str], required: bool) -> NDArray[Any]:
+        return token_counts(self.block, columns, required)
+
+    def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
+        if not required and not (columns and set(columns) <= set(self.block.schema.names)):
+            return np.zeros(len(numbers), dtype=np.int64)
+        counts = [ragged(self.block, column).spans(numbers)[1] for column in columns]
+        return counts[0] if len(counts) == 1 else np.stack(counts, axis=1)
+
+    def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
+        return self.block, numbers
+
+    @once
+    def schema(self) -> pa.Schema:
+        return visible(self.block).schema.remove_metadata()
+
+    @once
+    def list_columns(self) -> Sequence[str]:
+        lists = [field.name for field in self.schema if is_ragged(field.type)]
+        return [name for name in lists if not (self.block[name].null_count or _values(self.block[name]).null_count)]
+
+    @property
+    def knows_labels(self) -> bool:
+        return self._num_labels is not None
+
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        assert self._num_labels is not None
+        return self._num_labels[:, numbers].astype(np.int64)
+
+    @once
+    def _num_labels(self) -> NDArray[np.int32] | None:
+        """Price: 3 ns a label, once; 12 bytes a row kept."""
+        block = self.block
+        if LABELS not in block.schema.names:
+            return None
+        column = block.column(LABELS)
+        if not has_labels(column.type) or column.null_count or _values(column).null_count:
+            return None
+        blocks = [block.slice(first, BLOCK_ROWS) for first in range(0, block.num_rows, BLOCK_ROWS)]
+        found = [np.zeros((3, 0), dtype=np.int32)]
+        for each in blocks:
+            labels = ragged(each, LABELS)
+            first, last = labels.offsets[[0, -1]]
+            counts = trained_on(labels.values[first:last], labels.offsets - first)
+            found.append(np.stack((labels.lengths, *counts)).astype(np.int32))
+        return np.concatenate(found, axis=1)
+
+
+def has_labels(kind: pa.DataType) -> bool:
+    """Whether a column `labels` of this type has classes of which some may be -100, not trained on: lists of integers.
+
+    Those of a fixed size are passed over: whether they are cut with the tokens depends on the type of these.
+    """
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return bool(lists and pa.types.is_integer(kind.value_type))
+
+
+def _values(lists: pa.Array) -> pa.Array:
+    return lists.flatten() if pa.types.is_fixed_size_list(lists.type) else lists.values

@@ -1,0 +1,95 @@
+"""Several data sets mixed in fixed proportions, any part of the mixture alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brimful.core.once import once
+from brimful.index.index import Index
+from brimful.index.indexed import SPAN, Indexed, Rows, over_epochs
+from brimful.index.several import joined
+from brimful.plan.mix import ENDLESS, Stop, check, limits, merged, served_at
+
+_NONE: Final = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Interleave(Indexed):
+    """Samples of each in stratified order: the same ones, at the same places, as `rows.interleave` gives of unshuffled data.
+
+    What begins again takes its next epoch. `length_column` (None: weights are shares of samples) makes the weights shares
+    of the tokens of that column: those of samples are the weights by the mean length of each data set. A position is a
+    place in the mixture of these very weights, which therefore no `allow` can change.
+
+    Price: .5 ms a part that is asked for, whatever lies before it; 50 ns a sample. By tokens all lengths are read once.
+    """
+
+    upstreams: tuple[Indexed, ...]
+    fixed_weights: tuple[float, ...]
+    stop: Stop
+    length_column: str | None = None
+
+    def __post_init__(self) -> None:
+        check(len(self.upstreams), self.fixed_weights, self.stop)
+
+    @property
+    def index(self) -> Index:
+        return self._joined[0]
+
+    @once
+    def count(self) -> int | None:
+        total = int(self._limits.sum())
+        return None if total >= ENDLESS else total
+
+    def order(self, epoch: int) -> Rows:
+        sources = [over_epochs(upstream, epoch) for upstream in self.upstreams]
+        weights, most, shifts = self._weights, self._limits, self._joined[1]
+        last_end = 0, np.zeros(len(sources), dtype=np.int64)
+
+        def rows(first: int, last: int) -> NDArray[np.int64]:
+            nonlocal last_end
+            end, served = last_end
+            before = served if end == first else served_at(first, weights, most)
+            after = served_at(last, weights, most)
+            last_end = last, after
+            spans = zip(sources, before.tolist(), after.tolist(), shifts, strict=True)
+            flat = np.concatenate(
+                [source(*span) + shift for source, *span, shift in spans if span[0] < span[1]] or [_NONE]
+            )
+            return flat[merged(before, after, weights)]
+
+        return rows
+
+    def plain(self) -> tuple[Rows, int]:
+        return self.order(0), SPAN if self.count is None else self.count
+
+    @once
+    def _joined(self) -> tuple[Index, list[int]]:
+        return joined([upstream.index for upstream in self.upstreams])
+
+    @once
+    def _weights(self) -> NDArray[np.float64]:
+        """Of samples."""
+        weights = np.array(self.fixed_weights, dtype=np.float64)
+        if self.length_column is None:
+            return weights
+        return weights / [_mean_length(upstream, self.length_column) for upstream in self.upstreams]
+
+    @once
+    def _limits(self) -> NDArray[np.int64]:
+        """How many samples each gives."""
+        return limits([upstream.count for upstream in self.upstreams], self._weights, self.stop)
+
+
+def _mean_length(stage: Indexed, column: str) -> float:
+    """Tokens of a sample, of which an empty one counts as having one."""
+    rows, count = stage.plain()
+    total = 0
+    for first in range(0, count, SPAN):
+        lengths = stage.index.lengths_at(rows(first, min(first + SPAN, count)), (column,), True)
+        total += int(np.maximum(lengths, 1).sum(dtype=np.int64))
+    return total / count if count else 1.0

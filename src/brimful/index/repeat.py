@@ -1,0 +1,34 @@
+"""Epoch after epoch without an end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from brimful.core.errors import logger
+from brimful.core.once import once
+from brimful.index.index import Index
+from brimful.index.indexed import Indexed, Rows, over_epochs
+
+
+@dataclass(frozen=True)
+class Repeat(Indexed):
+    """Place p is place p mod count of epoch + p // count; unless there is no sample: then a warning, and the end."""
+
+    upstream: Indexed
+
+    @property
+    def index(self) -> Index:
+        return self.upstream.index
+
+    @once
+    def count(self) -> int | None:
+        if self.upstream.count == 0:
+            logger.warning("repeat: epoch 0 has no sample; the stream ends here")
+            return 0
+        return None
+
+    def order(self, epoch: int) -> Rows:
+        return over_epochs(self.upstream, epoch)
+
+    def plain(self) -> tuple[Rows, int]:
+        return self.upstream.plain()

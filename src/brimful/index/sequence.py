@@ -1,0 +1,99 @@
+"""Samples in memory: a list of dicts or of strings, a Hugging Face map-style data set, an Arrow table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from brimful.core import random
+from brimful.core.errors import ORIGIN, origins, settle
+from brimful.core.once import once
+from brimful.core.stream import BLOCK_ROWS, Stage, describe, place, running
+from brimful.index.index import BlockIndex, Index, RowSet
+from brimful.index.indexed import Rows, Source
+from brimful.index.order import Order
+from brimful.rows.blocks import Block
+from brimful.rows.encoders import Padding
+from brimful.rows.ragged import concat, fingerprint, with_column
+from brimful.sources.iterable import drawn, numbered
+
+_VIEWS: Final = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+"""What Arrow cannot take rows of, and what stands for it."""
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceIndex(BlockIndex):
+    """A list of dicts or strings, a Hugging Face map-style data set, or an Arrow table; columnar from the first use on."""
+
+    sequence: Any
+
+    @once
+    def block(self) -> Block:
+        rows = self.sequence
+        if hasattr(rows, "with_format"):  # Hugging Face datasets
+            rows = rows.with_format("arrow")[:]
+        if isinstance(rows, pa.Table):
+            kinds = pa.schema([field.with_type(_VIEWS.get(field.type, field.type)) for field in rows.schema])
+            block = concat(rows.cast(kinds).to_batches())
+            return with_column(block, ORIGIN, origins("sequence", np.arange(block.num_rows), "row"))
+        samples = list(drawn((rows[row] for row in range(len(rows))), "from_sequence", 0))
+        if samples and isinstance(samples[-1], Exception):
+            raise samples[-1]
+        starts = range(0, len(samples), BLOCK_ROWS)
+        return concat(numbered(samples[first : first + BLOCK_ROWS], "from_sequence", first) for first in starts)
+
+    def fingerprint(self) -> dict[str, int]:
+        return {"rows": len(self), "crc32": fingerprint(self.block)}
+
+
+@dataclass(frozen=True, eq=False)
+class CachedIndex(BlockIndex):
+    """The rows of the first epoch of a chain, read once, kept in memory."""
+
+    upstream: Stage[Block]
+    upstream_padding: Mapping[str, Padding] = field(default_factory=dict)
+
+    @property
+    def padding(self) -> Mapping[str, Padding]:
+        return self.upstream_padding
+
+    @once
+    def block(self) -> Block:
+        with running(self.upstream, self.upstream.start(0)) as items:
+            return concat(block for block, _ in items)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"cached": describe(self.upstream), "crc32": fingerprint(self.block)}
+
+
+@dataclass(frozen=True)
+class FromSequence(Source):
+    """The samples of an index, as they are or in another order each epoch. State: [epoch, samples handed on]."""
+
+    rows: Index
+    shuffle: bool
+    seed: int
+
+    def __post_init__(self) -> None:
+        settle(self, "seed", None)
+
+    @property
+    def index(self) -> Index:
+        return self.rows
+
+    def ordered(self, index: Index, epoch: int) -> Rows:
+        order = Order(len(index), random.key(self.seed, place(self), epoch) if self.shuffle else None)
+        return partial(_announced, order, index) if index.expects else order.rows
+
+
+def _announced(order: Order, index: Index, first: int, last: int) -> NDArray[np.int64]:
+    """Rows of an order; the index is told of those that are shuffled among one another, and of what follows them."""
+    windows = order.windows(first, last)
+    index.expect([RowSet((order.count, order.key, number), *order.window(number)) for number in windows])
+    return order.rows(first, last)

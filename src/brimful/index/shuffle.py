@@ -1,0 +1,70 @@
+"""Shuffle: a permutation of each window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brimful.core import random
+from brimful.core.errors import settle
+from brimful.core.stream import place
+from brimful.index.index import Index
+from brimful.index.indexed import Indexed, Rows
+from brimful.windows.window import rest_rows
+
+
+@dataclass(frozen=True)
+class Shuffle(Indexed):
+    """The samples of each window of `buffer_size` in a random order, another one each epoch; a last window shorter than
+    half joins the one before it.
+
+    Price: 20 ns a sample of the windows touched; two of them are kept.
+    """
+
+    upstream: Indexed
+    buffer_size: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        settle(self, "buffer_size", 1, "sample")
+        settle(self, "seed", None)
+
+    @property
+    def index(self) -> Index:
+        return self.upstream.index
+
+    @property
+    def count(self) -> int | None:
+        return self.upstream.count
+
+    def order(self, epoch: int) -> Rows:
+        below, count, size = self.upstream.order(epoch), self.count, self.buffer_size
+        at = place(self) + 1  # the windows of streamed data are a stage of their own
+        most = None if count is None else max(0, count // size - (count % size < rest_rows(size)))  # the last window
+        kept: dict[int, NDArray[np.int64]] = {}
+
+        def number_of(place: int) -> int:
+            return place // size if most is None else min(place // size, most)
+
+        def window(number: int) -> NDArray[np.int64]:
+            if number not in kept:
+                while len(kept) > 1:
+                    kept.pop(next(iter(kept)))
+                end = (number + 1) * size if number != most or count is None else count
+                rows = below(number * size, end)
+                kept[number] = rows[random.permutation(len(rows), random.key(self.seed, at, epoch, number))]
+            return kept[number]
+
+        def rows(first: int, last: int) -> NDArray[np.int64]:
+            pieces = [np.zeros(0, dtype=np.int64)]
+            if first < last:
+                for number in range(number_of(first), number_of(last - 1) + 1):
+                    pieces.append(window(number)[max(0, first - number * size) : last - number * size])
+            return np.concatenate(pieces)
+
+        return rows
+
+    def plain(self) -> tuple[Rows, int]:
+        return self.upstream.plain()

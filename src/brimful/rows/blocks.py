@@ -1,0 +1,176 @@
+"""Blocks of rows, and samples: one to the other and back, and a user's function called on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from brimful.core import random
+from brimful.core.errors import HIDDEN, ORIGIN, OnError, StageError, StateError, skipped, where
+from brimful.core.stream import BLOCK_ROWS
+from brimful.rows.ragged import (
+    column_of,
+    is_ragged,
+    numpy_of,
+    with_column,
+)
+from brimful.rows.schema import UNFIT, as_column
+
+Sample: TypeAlias = dict[str, Any]
+
+
+Block: TypeAlias = pa.RecordBatch
+
+
+KEY: Final = f"{HIDDEN}key"
+"""A hidden column of random 64-bit keys, for functions that draw random numbers."""
+
+
+def visible(block: Block) -> Block:
+    """The columns that users see."""
+    names = [name for name in block.schema.names if not name.startswith(HIDDEN)]
+    return block if len(names) == len(block.schema.names) else block.select(names)
+
+
+def samples(block: Block) -> list[Sample]:
+    """The rows of a block as dicts; lists of numbers as numpy arrays that the caller may write to.
+
+    >>> samples(from_samples([{"input_ids": [1, 2], "id": 7}]))
+    [{'input_ids': array([1, 2]), 'id': 7}]
+    """
+    names = [name for name in block.schema.names if not name.startswith(HIDDEN)]
+    if not names:
+        return [{} for _ in range(block.num_rows)]
+    columns = [_values(block.column(name)) for name in names]
+    return [dict(zip(names, row)) for row in zip(*columns)]
+
+
+def _values(array: pa.Array) -> list[Any]:
+    if isinstance(array.type, pa.FixedShapeTensorType):
+        tensors = np.array(array.to_numpy_ndarray()) if not array.null_count else None
+        return list(tensors) if tensors is not None else [_tensor(value) for value in array]
+    if not is_ragged(array.type) or pa.types.is_fixed_size_list(array.type):
+        return list(array.to_pylist())
+    bounds = array.offsets.to_pylist()
+    first = bounds[0]
+    inner = array.values[first : bounds[-1]]
+    if array.null_count or inner.null_count:  # a row is what it is, whatever its neighbours lack
+        dtype = numpy_of(inner.drop_null()).dtype
+        return [row if row is None or None in row else np.array(row, dtype=dtype) for row in array.to_pylist()]
+    values = np.array(numpy_of(inner))
+    return [values[start - first : end - first] for start, end in pairwise(bounds)]
+
+
+def _tensor(value: Any) -> NDArray[Any] | None:
+    return np.array(value.to_numpy()) if value.is_valid else None
+
+
+def as_sample(row: Any) -> Sample:
+    """A row of a user's list: a dict as it is, a string as {"text": string}.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    if isinstance(row, str):
+        return {"text": row}
+    if not isinstance(row, dict):
+        raise TypeError(f"a sample must be a dict or a string (got {type(row).__name__})")
+    return row
+
+
+def from_samples(rows: Sequence[Sample]) -> Block:
+    """Dicts as a block: the columns in the order of their first appearance, absent values null.
+
+    Raises:
+        TypeError: where the values of a column have no common type, or a row is not a dict of strings; it is named.
+    """
+    names: dict[str, None] = {}
+    for row in rows:
+        if not isinstance(row, dict):
+            raise TypeError(f"a sample must be a dict (got {type(row).__name__})")
+        names.update(dict.fromkeys(row))
+    if odd := [name for name in names if not isinstance(name, str)]:
+        raise TypeError(f"the keys of a sample must be strings (got {odd[0]!r})")
+    if not names:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
+    columns = []
+    for name in names:
+        try:
+            columns.append(as_column([row.get(name) for row in rows]))
+        except UNFIT as error:
+            raise TypeError(f"the values of column {name!r} have no common type: {error}") from error
+    return pa.RecordBatch.from_arrays(columns, list(names))
+
+
+def cut(block: Block) -> Iterator[Block]:
+    """A block in pieces of at most 4,096 rows."""
+    for first in range(0, block.num_rows, BLOCK_ROWS):
+        yield block.slice(first, BLOCK_ROWS)
+
+
+def call(stage: str, fn: Callable[..., Any], block: Block) -> Iterator[Any]:
+    """`fn(sample)` for each row of a block.
+
+    Raises:
+        StageError: what `fn` raised, with the row's place.
+    """
+    return (result for _, result in tried(stage, fn, block, False, "raise"))
+
+
+def tried(
+    stage: str,
+    fn: Callable[..., Any],
+    block: Block,
+    seeded: bool,
+    on_error: OnError,
+    convert: Callable[[Any], Any] = lambda result: result,
+) -> Iterator[tuple[int, Any]]:
+    """(row, `convert(fn(sample))`) for each row of a block, `fn(sample, rng)` where seeded, by the keys in the block; a row
+    for which it raises is an error, or is left out and counted.
+
+    Raises:
+        StageError: what `fn` raised, with the row's place.
+    """
+    keys = column_of(block, KEY).to_pylist() if seeded else ()
+    for row, sample in enumerate(samples(block)):
+        try:
+            result = convert(fn(sample, random.generator(keys[row])) if seeded else fn(sample))
+        except Exception as error:
+            message = f"{stage}({name_of(fn)}) failed at {where(block, row)}: {type(error).__name__}: {error}"
+            if on_error == "raise":
+                raise StageError(message) from error
+            skipped(StageError(message))
+            continue
+        yield row, result
+
+
+def name_of(fn: Any) -> str:
+    return str(getattr(fn, "__name__", type(fn).__name__))
+
+
+def with_origin(out: Block, block: Block, parents: NDArray[np.int64]) -> Block:
+    """`out` with the origins that the rows `parents` of `block` have."""
+    if block.schema.get_field_index(ORIGIN) < 0 or not out.num_rows:
+        return out
+    column = column_of(block, ORIGIN)
+    same = len(parents) == len(column) and bool((parents[1:] > parents[:-1]).all())
+    return with_column(out, ORIGIN, column if same else column.take(pa.array(parents)))
+
+
+def check_replay(stage: str, ours: int, saved: int, at: str) -> None:
+    """Refuses to go on where the rows read again are not the rows that the state was saved over.
+
+    Raises:
+        StateError: naming the stage, its place and both checksums.
+    """
+    if ours != saved:
+        raise StateError(
+            f"{stage} read other rows than when this state was saved (crc32 {saved:08x} then, {ours:08x} now, at "
+            f"{at}): a shard was edited, a tokenizer changed, or a function of the pipeline is random; go on with the "
+            "data and code that saved it, or start anew"
+        )

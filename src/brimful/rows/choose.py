@@ -1,0 +1,19 @@
+"""Some of the columns, or other names for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from brimful.rows.blocks import Block
+from brimful.rows.blockwise import Blockwise
+from brimful.rows.choice import Choice
+
+
+@dataclass(frozen=True)
+class Choose(Blockwise):
+    """The rows with the columns of a choice. Price: nothing is copied."""
+
+    choice: Choice
+
+    def apply(self, block: Block) -> Block:
+        return self.choice.apply(block)

@@ -1,0 +1,42 @@
+"""All samples end to end, in chunks of one length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from brimful.core.errors import count, settle
+from brimful.rows.blocks import Block, with_origin
+from brimful.rows.carried import Carried
+from brimful.rows.ragged import EMPTY, list_array, ragged
+
+
+@dataclass(frozen=True)
+class ConcatChunk(Carried):
+    """Cuts the stream of tokens; the tail of an epoch that fills no chunk is dropped and counted."""
+
+    chunk_length: int
+
+    def __post_init__(self) -> None:
+        settle(self, "chunk_length", 1, "token")
+
+    def cut(self, held: Block, last: bool) -> tuple[Block, int, int]:
+        if not held.num_rows:
+            return EMPTY, 0, 0
+        columns = [ragged(held, name) for name in self.target_columns]
+        offsets = columns[0].offsets - columns[0].offsets[0]
+        chunks = int(offsets[-1]) // self.chunk_length
+        done = chunks * self.chunk_length
+        if last:
+            dropped = int(offsets[-1]) - done
+            count("dropped_tokens", dropped, f"concat_chunk({self.chunk_length}) drops what fills no chunk at the end")
+        row = min(int(np.searchsorted(offsets, done, side="right")) - 1, held.num_rows)
+        value = done - int(offsets[row])
+        if not chunks:
+            return EMPTY, row, value
+        bounds = np.arange(chunks + 1) * self.chunk_length
+        arrays = [list_array(column.values[column.offsets[0] :][:done], bounds) for column in columns]
+        parents = np.searchsorted(offsets, bounds[:-1], side="right") - 1
+        return with_origin(pa.RecordBatch.from_arrays(arrays, list(self.target_columns)), held, parents), row, value

@@ -1,0 +1,37 @@
+"""The number of each sample in the stream, as a column."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from brimful.core.stream import END, Stage, State, refuse_streams, running
+from brimful.rows.blocks import Block
+from brimful.rows.ragged import with_column
+
+
+@dataclass(frozen=True)
+class Enumerate(Stage[Block]):
+    """Adds a count from 0. State: [upstream's state, rows counted]."""
+
+    upstream: Stage[Block]
+    count_column: str
+
+    def __post_init__(self) -> None:
+        refuse_streams(self.upstream, "enumerate")
+
+    def start(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), 0]
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        before, number = at
+        with running(self.upstream, before) as items:
+            for block, after in items:
+                numbers = np.arange(number, number + block.num_rows, dtype=np.int64)
+                number += block.num_rows
+                if block.num_rows:
+                    block = with_column(block, self.count_column, pa.array(numbers))
+                yield block, END if after == END else [after, number]

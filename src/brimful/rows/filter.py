@@ -1,0 +1,26 @@
+"""A user's function on each sample: whether to keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from brimful.core.errors import OnError
+from brimful.rows.blocks import KEY, Block, tried
+from brimful.rows.blockwise import Blockwise
+
+
+@dataclass(frozen=True)
+class Filter(Blockwise):
+    """The samples for which `fn(sample)` is true."""
+
+    fn: Callable[..., bool]
+    seeded: bool
+    on_error: OnError = "raise"
+
+    def apply(self, block: Block) -> Block:
+        kept = [row for row, keep in tried("filter", self.fn, block, self.seeded, self.on_error, bool) if keep]
+        block = block.drop_columns([KEY]) if self.seeded else block
+        return block if len(kept) == block.num_rows else block.take(pa.array(kept, pa.int64()))

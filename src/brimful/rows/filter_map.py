@@ -1,0 +1,22 @@
+"""A user's function on each sample: another sample, or none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from brimful.rows.blocks import Block, tried
+from brimful.rows.typed import Results, SampleFunction
+
+
+@dataclass(frozen=True)
+class FilterMap(SampleFunction):
+    """`fn(sample)` in place of each sample, where it is not None."""
+
+    name = "filter_map"
+
+    def call(self, block: Block) -> Results:
+        results = tried("filter_map", self.fn, block, self.seeded, self.on_error)
+        kept = {row: result for row, result in results if result is not None}
+        return Results([*kept.values()], np.array([*kept], dtype=np.int64))

@@ -1,0 +1,145 @@
+"""Several data sets mixed in fixed proportions."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from brimful.core.stream import BLOCK_ROWS, END, Stage, State
+from brimful.plan.mix import Stop, check, due, stratified
+from brimful.rows.blocks import Block
+from brimful.rows.cursor import Cursor
+from brimful.rows.ragged import EMPTY, concat, token_counts
+from brimful.rows.schema import as_text, from_text
+from brimful.rows.typed import Typed, conformed, union_of
+
+
+@dataclass(frozen=True)
+class Interleave(Typed):
+    """Rows of each in stratified order (`plan.mix.due`); what happens where one is due that has ended is `stop`:
+
+    "first" ends there; "all" leaves it out and goes on with the others; "all_repeat" begins it again, with its next
+    epoch, until each has ended once.
+
+    `length_column` (None: weights are shares of rows) makes the weights shares of the tokens of that column: due is the
+    least (tokens served + 1/2) / weight, which needs no length of a row to come; an empty row counts as one token. So
+    shares are exact to one row of each at any time.
+
+    State: [epoch, [rows or tokens served, its epoch, 1 if it has ended once or 2 if it is left out, state before its block,
+    rows of the block served, its crc32] of each, the types as text].
+    """
+
+    upstreams: tuple[Stage[Block], ...]
+    weights: tuple[float, ...]
+    stop: Stop
+    length_column: str | None = None
+
+    def __post_init__(self) -> None:
+        check(len(self.upstreams), self.weights, self.stop)
+
+    def start(self, epoch: int) -> State:
+        return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, 0] for upstream in self.upstreams], ""]
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        epoch, states, text = at
+        schema = from_text(text) if text else self.schema
+        text = text or as_text(schema)
+        with ExitStack() as stack:
+            sources = []
+            for upstream, weight, state in zip(self.upstreams, self.weights, states, strict=True):
+                sources.append(_Source(upstream, weight, *state))
+                stack.enter_context(closing(sources[-1]))
+            if not self._settle(sources):
+                yield EMPTY, END
+                return
+            more = True
+            while more:
+                block = _serve(sources, self.length_column, schema)
+                state = [epoch, [source.state for source in sources], text]
+                try:
+                    more, failure = self._settle(sources), None
+                except Exception as error:  # raised once the rows before it are out
+                    failure = error
+                yield block, state if more else END
+                if failure is not None:
+                    raise failure
+
+    def first_types(self) -> pa.Schema:
+        return union_of(self.upstreams, "interleave_datasets")
+
+    def _settle(self, sources: list[_Source]) -> bool:
+        """Goes by `stop` until a source is due that has a row; False where none will have one."""
+        while alive := [source for source in sources if not source.left_out]:
+            source = alive[due([one.served for one in alive], [one.weight for one in alive])]
+            if source.cursor.fill():
+                return True
+            if self.stop == "first":
+                return False
+            if self.stop == "all" or source.barren:
+                source.left_out = True
+                continue
+            source.ended = True
+            if all(one.ended for one in alive):
+                return False
+            source.begin_again()
+        return False
+
+
+_LEFT_OUT: Final = 2
+
+
+class _Source:
+    """One of the data sets: how much it gave, and where it is."""
+
+    def __init__(
+        self, upstream: Stage[Block], weight: float, served: int, epoch: int, ended: int, *at: *tuple[State, int, int]
+    ) -> None:
+        self.upstream, self.weight, self.served, self.epoch = upstream, weight, served, epoch
+        self.ended, self.left_out = ended > 0, ended == _LEFT_OUT
+        self.cursor = Cursor(upstream, *at)
+        self.barren = False  # begun again, and the new epoch has given no row so far
+
+    @property
+    def state(self) -> State:
+        return [self.served, self.epoch, _LEFT_OUT if self.left_out else int(self.ended), *self.cursor.state]
+
+    def begin_again(self) -> None:
+        self.cursor.close()
+        self.epoch += 1
+        self.cursor = Cursor(self.upstream, self.upstream.start(self.epoch), 0, 0)
+        self.barren = True
+
+    def at_hand(self, column: str | None) -> int | NDArray[np.int64]:
+        """How many rows there are, or the tokens of each."""
+        rows = self.cursor.fill()
+        if column is None:
+            return rows
+        return np.maximum(token_counts(self.cursor.rest, (column,), rows > 0), 1)
+
+    def take(self, rows: int, served: int) -> Block:
+        self.served += served
+        self.barren = self.barren and not rows
+        return self.cursor.take(rows)
+
+    def close(self) -> None:
+        self.cursor.close()
+
+
+def _serve(sources: list[_Source], column: str | None, schema: pa.Schema) -> Block:
+    """The next rows in their order, up to where a source without a row at hand is due."""
+    alive = [source for source in sources if not source.left_out]
+    at_hand = [source.at_hand(column) for source in alive]
+    owners = stratified([one.served for one in alive], at_hand, [one.weight for one in alive])[:BLOCK_ROWS]
+    counts = np.bincount(owners, minlength=len(alive)).tolist()
+    sizes = [rows if isinstance(given, int) else int(given[:rows].sum()) for given, rows in zip(at_hand, counts)]
+    served = [source.take(*share) for source, *share in zip(alive, counts, sizes, strict=True)]
+    block = concat([conformed(rows, schema) for rows in served if rows.num_rows])
+    places = np.empty(len(owners), dtype=np.int64)
+    places[np.argsort(owners, kind="stable")] = np.arange(len(owners))
+    return block.take(pa.array(places))

@@ -1,0 +1,21 @@
+"""A user's function on each sample: another sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from brimful.rows.blocks import Block, tried
+from brimful.rows.typed import Results, SampleFunction
+
+
+@dataclass(frozen=True)
+class Map(SampleFunction):
+    """`fn(sample)` in place of each sample."""
+
+    name = "map"
+
+    def call(self, block: Block) -> Results:
+        results = dict(tried("map", self.fn, block, self.seeded, self.on_error))
+        return Results([*results.values()], np.array([*results], dtype=np.int64))

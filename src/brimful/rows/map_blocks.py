@@ -1,0 +1,72 @@
+"""A user's function on whole blocks of rows: the fast way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from brimful.core.errors import StageError, where
+from brimful.rows.blocks import Block, name_of, visible, with_origin
+from brimful.rows.ragged import EMPTY
+from brimful.rows.schema import fitted, named, settled
+from brimful.rows.typed import ByFunction
+
+
+@dataclass(frozen=True)
+class MapBlocks(ByFunction[Block]):
+    """`fn(block)` in place of each block of rows; where it keeps the number of rows, they keep their origin."""
+
+    fn: Callable[[Block], Block]
+
+    def block_of(self, block: Block, given: Block, schema: pa.Schema) -> Block:
+        out = given
+        if not out.num_rows:
+            return EMPTY
+        if unknown := [name for name in out.schema.names if name not in schema.names]:
+            raise self._error(
+                block, f"it returned a column {unknown[0]!r} that its first rows have not; return it always"
+            )
+        try:
+            out = fitted(out, schema)
+        except pa.ArrowException:
+            name, kind = next((field.name, field.type) for field in out.schema if not _fits(out, field, schema))
+            wanted = named(schema.field(name).type)
+            raise self._error(
+                block, f"column {name!r} is {wanted} in its first rows but {named(kind)} here; return one type always"
+            ) from None
+        return with_origin(out, block, np.arange(block.num_rows)) if out.num_rows == block.num_rows else out
+
+    def count(self, given: Block) -> int:
+        return int(given.num_rows)
+
+    def types_of(self, given: Sequence[Block]) -> pa.Schema:
+        schema = pa.schema([])
+        with suppress(pa.ArrowException):  # what goes with none before it is found when it is held against these
+            for block in filter(self.count, given):
+                schema = pa.unify_schemas([schema, block.schema.remove_metadata()], promote_options="permissive")
+        return settled(schema)
+
+    def call(self, block: Block) -> Block:
+        try:
+            out = self.fn(visible(block))
+        except Exception as error:
+            raise self._error(block, f"{type(error).__name__}: {error}") from error
+        if not isinstance(out, pa.RecordBatch):
+            given = f"map_blocks({name_of(self.fn)}) must return a pyarrow.RecordBatch"
+            raise StageError(f"{given} (got {type(out).__name__})")
+        return out
+
+    def _error(self, block: Block, message: str) -> StageError:
+        return StageError(f"map_blocks({name_of(self.fn)}) failed in the block from {where(block, 0)} on: {message}")
+
+
+def _fits(block: Block, field: pa.Field, schema: pa.Schema) -> bool:
+    try:
+        fitted(block.select([field.name]), pa.schema([schema.field(field.name)]))
+    except pa.ArrowException:
+        return False
+    return True

@@ -1,0 +1,60 @@
+"""Whole samples end to end, as many as a chunk holds, in the order in which they come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from brimful.core.errors import count, settle
+from brimful.rows.blocks import Block, with_origin
+from brimful.rows.carried import Carried
+from brimful.rows.ragged import EMPTY, gather, list_array, ragged
+
+
+@dataclass(frozen=True)
+class PackChunk(Carried):
+    """Joins neighbours as long as they fit. A longer sample is cut to a chunk, or left out, and counted."""
+
+    chunk_length: int
+    discard_long_samples: bool
+
+    def __post_init__(self) -> None:
+        settle(self, "chunk_length", 1, "token")
+
+    def cut(self, held: Block, last: bool) -> tuple[Block, int, int]:
+        if not held.num_rows:
+            return EMPTY, 0, 0
+        columns = [ragged(held, name) for name in self.target_columns]
+        sizes = columns[0].lengths
+        long = sizes > self.chunk_length
+        counts = np.where(long, 0 if self.discard_long_samples else self.chunk_length, sizes)
+        firsts, done = self._packs(counts, last)
+        self._count(sizes[:done], long[:done])
+        totals = np.add.reduceat(counts[:done], firsts) if len(firsts) else np.zeros(0, dtype=np.int64)
+        kept = totals > 0
+        bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum(totals[kept])))
+        flat = [gather(column.values, column.offsets[:done], counts[:done]).values for column in columns]
+        arrays = [list_array(values, bounds) for values in flat]
+        out = pa.RecordBatch.from_arrays(arrays, list(self.target_columns))
+        return with_origin(out, held, firsts[kept]), done, 0
+
+    def _packs(self, counts: np.ndarray, last: bool) -> tuple[np.ndarray, int]:
+        """The first row of each pack that is complete, and how many rows all of them hold."""
+        ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+        following = (np.searchsorted(ends, ends[:-1] + self.chunk_length, side="right") - 1).tolist()
+        firsts, row = [], 0
+        while row < len(counts) and (last or following[row] < len(counts)):
+            firsts.append(row)
+            row = following[row]
+        return np.array(firsts, dtype=np.int64), row
+
+    def _count(self, sizes: np.ndarray, long: np.ndarray) -> None:
+        number = int(long.sum())
+        if self.discard_long_samples:
+            count("dropped", number, f"pack_chunk({self.chunk_length}) leaves out longer samples")
+        else:
+            cut = int((sizes[long] - self.chunk_length).sum())
+            count("truncated", number, f"pack_chunk({self.chunk_length}) cuts longer samples")
+            count("dropped_tokens", cut)

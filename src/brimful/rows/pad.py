@@ -1,0 +1,56 @@
+"""Each sample padded to one length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from brimful.core.errors import DataError, settle, where
+from brimful.rows import ragged as kernels
+from brimful.rows.blocks import Block
+from brimful.rows.blockwise import Blockwise
+from brimful.rows.ragged import list_array, offsets_of, ragged, with_column
+
+MASK: Final = "attention_mask"
+
+
+@dataclass(frozen=True)
+class Pad(Blockwise):
+    """Fills each list of the columns in `pad_values` to `chunk_length` values; a longer one is an error.
+
+    What was there is remembered in `attention_mask`, by the first of these columns; one that the rows have is filled too.
+    """
+
+    pad_values: dict[str, int]
+    chunk_length: int
+
+    def __post_init__(self) -> None:
+        settle(self, "chunk_length", 1, "token")
+        if not self.pad_values:
+            raise ValueError("pad_values must name at least one column (got none)")
+
+    def apply(self, block: Block) -> Block:
+        masked = MASK in self.pad_values or block.schema.get_field_index(MASK) >= 0
+        if not masked:
+            column = ragged(block, next(iter(self.pad_values)))
+            ones = np.ones(int(column.lengths.sum()), dtype=np.int8)
+            block = with_column(block, MASK, list_array(ones, offsets_of(column.lengths)))
+        for name, value in (self.pad_values | {MASK: self.pad_values.get(MASK, 0)}).items():
+            block = self._filled(block, name, value)
+        return block
+
+    def _filled(self, block: Block, name: str, value: int) -> Block:
+        column = ragged(block, name)
+        long = np.flatnonzero(column.lengths > self.chunk_length)
+        if len(long):
+            raise DataError(
+                f"pad: column {name!r} has {column.lengths[long[0]]:,} values ({where(block, int(long[0]))}), more than "
+                f"chunk_length={self.chunk_length:,}; chunk, truncate or filter it"
+            )
+        spans = column.spans(np.arange(block.num_rows))
+        dtype = kernels.holding(column.values.dtype, value)
+        padded = kernels.pad(column.values, *spans, self.chunk_length, value, dtype, left=False)
+        offsets = np.arange(block.num_rows + 1) * self.chunk_length
+        return with_column(block, name, list_array(padded.ravel(), offsets))

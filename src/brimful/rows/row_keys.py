@@ -1,0 +1,39 @@
+"""A key for each row, from which a user's function draws its randomness."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from brimful.core import random
+from brimful.core.errors import settle
+from brimful.core.stream import END, Stage, State, place, running
+from brimful.rows.blocks import KEY, Block
+from brimful.rows.ragged import with_column
+
+
+@dataclass(frozen=True)
+class RowKeys(Stage[Block]):
+    """Adds a hidden column of random 64-bit keys. State: [epoch, upstream's state, the next row's number]."""
+
+    upstream: Stage[Block]
+    seed: int
+
+    def __post_init__(self) -> None:
+        settle(self, "seed", None)
+
+    def start(self, epoch: int) -> State:
+        return [epoch, self.upstream.start(epoch), 0]
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        epoch, before, number = at
+        key = random.key(self.seed, place(self), epoch)
+        with running(self.upstream, before) as items:
+            for block, after in items:
+                if block.num_rows:
+                    keys = random.hashes(key, block.num_rows, first=number)
+                    block = with_column(block, KEY, pa.array(keys))
+                number += block.num_rows
+                yield block, END if after == END else [epoch, after, number]

@@ -1,0 +1,297 @@
+"""Python values as Arrow columns: the types of the first rows, and every later row held against them.
+
+What a column is must not depend on the rows that happen to lie beside it. So a source, and a user's function, has the types
+of its first 1,000 rows, whatever is read or resumed first; what comes later is cast to them, or is an error with its place.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from brimful.core.errors import DataError
+from brimful.rows.ragged import list_array
+
+SAMPLE_ROWS: Final = 1000
+OF_FILES: Final = "give schema=, or convert it when the shard is written"
+UNFIT: Final = (pa.ArrowException, OverflowError, UnicodeEncodeError)
+"""What Arrow raises where values fit no type, or not the one that is wanted."""
+
+
+# -- columns of Python values --------------------------------------------------------------------------------------------
+
+
+def as_column(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:
+    """Values as a column of a type, or of the one that they have in common.
+
+    Arrays of one dimension become lists; of several, and of one shape, tensors of that shape, else lists in lists.
+
+    Raises:
+        pa.ArrowException, OverflowError, UnicodeEncodeError: they do not fit, or have nothing in common.
+
+    >>> as_column([np.zeros((2, 3), np.float32)]).type.shape
+    [2, 3]
+    """
+    first = next((value for value in values if value is not None), None)
+    if not hasattr(first, "__array__") or np.isscalar(first):
+        return _plain(values, kind)
+    arrays = [None if value is None else np.asarray(value) for value in values]
+    kinds = {(array.ndim, array.dtype.kind in "biuf") for array in arrays if array is not None}
+    shapes = {array.shape for array in arrays if array is not None}
+    if kinds == {(1, True)} or (len(kinds) == 1 and next(iter(kinds))[0] == 1):
+        return _cast(_lists(arrays), kind)
+    if len(shapes) == 1 and len(next(iter(shapes))) > 1 and all(numeric for _, numeric in kinds):
+        return _cast(_tensors(arrays, next(iter(shapes))), kind)
+    return _plain([None if array is None else array.tolist() for array in arrays], kind)
+
+
+def _plain(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
+    own = pa.array(values)
+    if kind is None or own.type == kind:
+        return own
+    if _loses(own.type, kind):
+        raise pa.ArrowTypeError(f"{own.type} is not {kind}")
+    return pa.array(values, kind)
+
+
+def _lists(arrays: Sequence[NDArray[Any] | None]) -> pa.Array:
+    offsets = np.concatenate(([0], np.cumsum([0 if array is None else len(array) for array in arrays])))
+    null = np.array([array is None for array in arrays])
+    return list_array(np.concatenate([array for array in arrays if array is not None]), offsets, null)
+
+
+def _tensors(arrays: Sequence[NDArray[Any] | None], shape: tuple[int, ...]) -> pa.Array:
+    there = [array for array in arrays if array is not None]
+    flat = np.stack([np.zeros_like(there[0]) if array is None else array for array in arrays]).reshape(-1)
+    null = pa.array([array is None for array in arrays]) if len(there) < len(arrays) else None
+    values = pa.array(flat)
+    storage = pa.FixedSizeListArray.from_arrays(values, int(np.prod(shape)), mask=null)
+    return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(values.type, shape), storage)
+
+
+def _cast(array: pa.Array, kind: pa.DataType | None) -> pa.Array:
+    if kind is None or array.type == kind:
+        return array
+    if isinstance(kind, pa.FixedShapeTensorType):
+        if not isinstance(array.type, pa.FixedShapeTensorType) or array.type.shape != kind.shape:
+            raise pa.ArrowTypeError(f"{named(array.type)} is not {named(kind)}")
+        return pa.ExtensionArray.from_storage(kind, array.storage.cast(kind.storage_type))
+    if not _alike(array.type, kind):
+        raise pa.ArrowTypeError(f"{array.type} is not {kind}")
+    return array.cast(kind)
+
+
+def _alike(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether a cast changes how a value is written down, not what it is: a number is no string."""
+    if one == other or pa.types.is_null(one):
+        return True
+    if _is_list(one) and _is_list(other):
+        return _alike(one.value_type, other.value_type)
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        return True
+    number, text = (pa.types.is_integer, pa.types.is_floating), (pa.types.is_string, pa.types.is_large_string)
+    binary = (pa.types.is_binary, pa.types.is_large_binary)
+    return any(
+        any(test(one) for test in tests) and any(test(other) for test in tests) for tests in (number, text, binary)
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def named(kind: pa.DataType) -> str:
+    """A type in words.
+
+    >>> named(pa.fixed_shape_tensor(pa.uint8(), (2, 3))), named(pa.int64())
+    ('an array of uint8 of shape (2, 3)', 'int64')
+    """
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return f"an array of {kind.value_type} of shape {tuple(kind.shape)}"
+    return str(kind)
+
+
+# -- the types of first rows ---------------------------------------------------------------------------------------------
+
+
+def infer(rows: Sequence[Mapping[str, Any]], columns: tuple[str, ...] | None = None, where: str = "") -> pa.Schema:
+    """The schema of the first rows: every key that occurs in them (or `columns`), numbers widened.
+
+    A value that goes with none before it does not count: who reads its row finds that it does not fit. Lists that are all
+    empty are taken for lists of integers.
+
+    Raises:
+        DataError: one of `columns` never occurs.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    for name in columns or ():
+        if rows and name not in names:
+            raise DataError(
+                f"there is no column {name!r} in the first {len(rows):,} rows ({where}; "
+                f"keys: {', '.join(names)}); correct columns=, or give schema="
+            )
+    return settled(pa.schema([(name, _common([row.get(name) for row in rows])) for name in columns or names]))
+
+
+def _common(values: list[Any]) -> pa.DataType:
+    try:
+        return as_column(values).type
+    except UNFIT:
+        kinds = pa.schema([("", pa.null())])
+        for value in values:
+            with suppress(*UNFIT):
+                one = pa.schema([("", as_column([value]).type)])
+                kinds = pa.unify_schemas([kinds, one], promote_options="permissive")
+        return kinds.field(0).type
+
+
+def settled(schema: pa.Schema) -> pa.Schema:
+    """A schema in which lists that never held a value are lists of integers."""
+    for place, field in enumerate(schema):
+        if _is_list(field.type) and pa.types.is_null(field.type.value_type):
+            schema = schema.set(place, field.with_type(pa.list_(pa.int64())))
+    return schema
+
+
+def united(schemas: Iterable[pa.Schema], what: str) -> pa.Schema:
+    """All columns of several schemas, numbers widened.
+
+    Raises:
+        DataError: a column has two types that nothing unites.
+    """
+    whole = pa.schema([])
+    for number, schema in enumerate(schemas):
+        try:
+            whole = pa.unify_schemas([whole, schema.remove_metadata()], promote_options="permissive")
+        except pa.ArrowException:
+            name = next(field.name for field in schema if _apart(whole, field))
+            raise DataError(
+                f"{what}: column {name!r} is {named(schema.field(name).type)} in data set {number} and "
+                f"{named(whole.field(name).type)} in those before it; convert it, or rename or drop it in one of them"
+            ) from None
+    return whole
+
+
+def _apart(schema: pa.Schema, field: pa.Field) -> bool:
+    try:
+        pa.unify_schemas([schema, pa.schema([field])], promote_options="permissive")
+    except pa.ArrowException:
+        return True
+    return False
+
+
+def as_text(schema: pa.Schema) -> str:
+    """A schema as a state holds it: 100 to 300 bytes.
+
+    >>> schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
+    >>> from_text(as_text(schema)).equals(schema)
+    True
+    """
+    return base64.b85encode(zlib.compress(schema.serialize().to_pybytes(), 9)).decode()
+
+
+def from_text(text: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(base64.b85decode(text))))
+
+
+# -- later rows ----------------------------------------------------------------------------------------------------------
+
+
+def block_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows as a block of a schema, absent values null; keys that it does not have are left out.
+
+    Raises:
+        pa.ArrowException, OverflowError, UnicodeEncodeError: a row does not fit; `misfit` says why.
+    """
+    if not schema.names:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
+    columns = [as_column([row.get(field.name) for row in rows], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def fitting(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch | None:
+    """Rows as a block of a schema; None where one of them does not fit, or has another key."""
+    try:
+        block = block_of(rows, schema)
+    except UNFIT:
+        return None
+    return block if set().union(*rows) <= set(schema.names) else None
+
+
+def fitted(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A block with the columns and types of a schema, absent ones null; columns that it does not have are left out.
+
+    Raises:
+        pa.ArrowException: a column does not fit.
+    """
+    if block.schema.equals(schema):
+        return block
+    columns = []
+    for field in schema:
+        place = block.schema.get_field_index(field.name)
+        columns.append(pa.nulls(block.num_rows, field.type) if place < 0 else _cast(block.column(place), field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema) if columns else block.select([])
+
+
+def misfit(row: Mapping[str, Any], schema: pa.Schema, closed: bool, remedy: str = OF_FILES) -> str | None:
+    """Why a row does not fit a schema, if it does not; `closed`: it may have no other keys."""
+    if closed and (unknown := next((name for name in row if name not in schema.names), None)):
+        return (
+            f"key {unknown!r} is not in the schema ({', '.join(schema.names)}), which the first {SAMPLE_ROWS:,} rows "
+            f"decide where none is given; {_EVERY if remedy != OF_FILES else 'give schema=, or columns= to leave it out'}"
+        )
+    for field in schema:
+        value = row.get(field.name)
+        if message := unknown_key(field.name, value, field.type) or _unfit(field.name, value, field.type, remedy):
+            return message
+    return None
+
+
+OF_RESULTS: Final = "return one type in every sample"
+_EVERY: Final = "return it in every sample, None where there is nothing to say"
+
+
+def unknown_key(name: str, value: Any, kind: pa.DataType) -> str | None:
+    """A key inside of a value that its column's type does not know and would drop."""
+    if pa.types.is_list(kind) and isinstance(value, list) and pa.types.is_nested(kind.value_type):
+        return next(filter(None, (unknown_key(f"{name}[]", inner, kind.value_type) for inner in value)), None)
+    if pa.types.is_struct(kind) and isinstance(value, dict):
+        for key, inner in value.items():
+            if kind.get_field_index(key) < 0:
+                return f"key {key!r} of column {name!r} is not in the schema ({kind}); give schema="
+            if message := unknown_key(f"{name}.{key}", inner, kind.field(key).type):
+                return message
+    return None
+
+
+def _unfit(name: str, value: Any, kind: pa.DataType, remedy: str) -> str | None:
+    try:
+        fits = len(as_column([value], kind)) == 1
+    except UNFIT:
+        fits = False
+    return None if fits else f"column {name!r} is {named(kind)} by the schema but {_type_of(value)} here; {remedy}"
+
+
+def _loses(own: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether floats would become integers, or keys be left out, which Arrow does without a word."""
+    if pa.types.is_integer(kind):
+        return bool(pa.types.is_floating(own))
+    if pa.types.is_list(kind) and pa.types.is_list(own):
+        return _loses(own.value_type, kind.value_type)
+    if pa.types.is_struct(kind) and pa.types.is_struct(own):
+        return any(kind.get_field_index(one.name) < 0 or _loses(one.type, kind.field(one.name).type) for one in own)
+    return False
+
+
+def _type_of(value: Any) -> str:
+    try:
+        return named(as_column([value]).type)
+    except UNFIT:
+        return f"{type(value).__name__} that no column can hold"

@@ -1,0 +1,33 @@
+"""All but the first n samples."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from brimful.core.errors import settle
+from brimful.core.stream import END, Stage, State, refuse_streams, running
+from brimful.rows.blocks import Block
+
+
+@dataclass(frozen=True)
+class Skip(Stage[Block]):
+    """The rows after the first `count`, which are read and left out. State: [upstream's state, rows still to skip]."""
+
+    upstream: Stage[Block]
+    count: int
+
+    def __post_init__(self) -> None:
+        refuse_streams(self.upstream, "skip")
+        settle(self, "count", 0, "samples", "n")
+
+    def start(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), self.count]
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        before, left = at
+        with running(self.upstream, before) as items:
+            for block, after in items:
+                rest = block.slice(left)
+                left -= block.num_rows - rest.num_rows
+                yield rest, END if after == END else [after, left]

@@ -1,0 +1,40 @@
+"""Every n-th sample."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from brimful.core.errors import settle
+from brimful.core.stream import END, Stage, State, refuse_streams, running
+from brimful.rows.blocks import Block
+
+
+@dataclass(frozen=True)
+class Stride(Stage[Block]):
+    """Row i where i mod `interval` == `offset`. State: [upstream's state, i of the next row mod `interval`]."""
+
+    upstream: Stage[Block]
+    interval: int
+    offset: int
+
+    def __post_init__(self) -> None:
+        refuse_streams(self.upstream, "stride")
+        settle(self, "interval", 1)
+        settle(self, "offset", None)
+        if not 0 <= self.offset < self.interval:
+            raise ValueError(f"offset must be at least 0 and below interval={self.interval:,} (got {self.offset:,})")
+
+    def start(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), 0]
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        before, phase = at
+        with running(self.upstream, before) as items:
+            for block, after in items:
+                rows = np.arange((self.offset - phase) % self.interval, block.num_rows, self.interval)
+                phase = (phase + block.num_rows) % self.interval
+                yield block.take(pa.array(rows)) if block.num_rows else block, END if after == END else [after, phase]

@@ -1,0 +1,229 @@
+"""Rows of one schema for a whole stream, whatever made them: a user's function, or several data sets."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from brimful.core.errors import TALLY, OnError, StageError, Tally, skipped, where
+from brimful.core.once import once
+from brimful.core.stream import END, Stage, State, running
+from brimful.rows.blocks import KEY, Block, name_of, visible, with_origin
+from brimful.rows.ragged import EMPTY
+from brimful.rows.schema import OF_RESULTS, SAMPLE_ROWS, as_text, fitted, fitting, from_text, infer, misfit, united
+
+
+@dataclass(frozen=True)
+class Typed(Stage[Block]):
+    """Abstract: all rows that it gives have the columns and types of `schema`, from the first epoch to the last.
+
+    Args:
+        types: what gives the schema of one of several streams: that of the whole.
+    """
+
+    types: Callable[[], pa.Schema] | None = field(default=None, kw_only=True, metadata={"runtime": True})
+
+    @once
+    def schema(self) -> pa.Schema:
+        """Worked out from the first rows of epoch 0, wherever this run begins; what they leave out is not counted."""
+        if self.types is not None:
+            return self.types()
+        context = copy_context()
+        context.run(TALLY.set, Tally())
+        return context.run(self.first_types)
+
+    @abstractmethod
+    def first_types(self) -> pa.Schema:
+        """The columns that its first rows have."""
+
+
+Made = TypeVar("Made")
+"""What a user's function gave for a block."""
+
+
+@dataclass(frozen=True)
+class ByFunction(Typed, Generic[Made]):
+    """Abstract: what a user's function makes of each block, held against the types of its first 1,000 results.
+
+    State: [upstream's state, the types as text]. Price: a run from the start of epoch 0 holds the first 1,000 results till
+    their types are known; one that begins elsewhere, of a later epoch or in a stream, has the function called for them.
+    """
+
+    upstream: Stage[Block]
+
+    def start(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), ""]
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        before, text = at
+        with running(self.upstream, before) as items:
+            made = ((block, self.call(block) if block.num_rows else None, after) for block, after in items)
+            held = _Held[Made]([], None)
+            schema = from_text(text) if text else vars(self).get("schema")
+            if schema is None and self.types is None and before == self.upstream.start(0):
+                held = self._first(made)
+                schema = vars(self).setdefault("schema", self.types_of(_there(held.items)))
+            elif schema is None:
+                schema = self.schema
+            text = text or as_text(schema)
+            for block, given, after in _all(held, made):
+                out = EMPTY if given is None else self.block_of(block, given, schema)
+                yield out, END if after == END else [after, text]
+
+    def first_types(self) -> pa.Schema:
+        with running(self.upstream, self.upstream.start(0)) as items:
+            blocks = (block.slice(0, SAMPLE_ROWS) for block, _ in items if block.num_rows)
+            return self.types_of(_there(self._first((block, self.call(block), END) for block in blocks).items))
+
+    def _first(self, made: Iterator[tuple[Block, Made | None, State]]) -> _Held[Made]:
+        """What the first 1,000 results came with; an error that came after them is raised in its turn."""
+        items: list[tuple[Block, Made | None, State]] = []
+        count = 0
+        try:
+            while count < SAMPLE_ROWS and (one := next(made, None)) is not None:
+                items.append(one)
+                count += 0 if one[1] is None else self.count(one[1])
+        except Exception as error:
+            return _Held(items, error)
+        return _Held(items, None)
+
+    @abstractmethod
+    def call(self, block: Block) -> Made:
+        """What the function gives for a block that has a row."""
+
+    @abstractmethod
+    def count(self, given: Made) -> int:
+        """How many results that are."""
+
+    @abstractmethod
+    def types_of(self, given: Sequence[Made]) -> pa.Schema:
+        """The types of the first 1,000 results among these."""
+
+    @abstractmethod
+    def block_of(self, block: Block, given: Made, schema: pa.Schema) -> Block:
+        """What a block becomes, in the columns and types of a schema."""
+
+
+class _Held(NamedTuple, Generic[Made]):
+    """Blocks with what a function gave for them, not yet handed on, and the error that came after them."""
+
+    items: list[tuple[Block, Made | None, State]]
+    error: Exception | None
+
+
+def _all(
+    held: _Held[Made], made: Iterator[tuple[Block, Made | None, State]]
+) -> Iterator[tuple[Block, Made | None, State]]:
+    yield from held.items
+    if held.error is not None:
+        raise held.error
+    yield from made
+
+
+def _there(items: Sequence[tuple[Block, Made | None, State]]) -> list[Made]:
+    return [given for _, given, _ in items if given is not None]
+
+
+class Results(NamedTuple):
+    """The samples that a function gave for a block, and the row that each of them comes from, int64 (n,)."""
+
+    samples: Sequence[Any]
+    parents: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SampleFunction(ByFunction[Results]):
+    """Abstract: a user's function of samples, `fn`.
+
+    Args:
+        name: of the method, as users wrote it.
+    """
+
+    fn: Callable[..., Any]
+    seeded: bool
+    on_error: OnError = "raise"
+    name: ClassVar[str]
+
+    def count(self, given: Results) -> int:
+        return len(given.samples)
+
+    def types_of(self, given: Sequence[Results]) -> pa.Schema:
+        samples = (sample for results in given for sample in results.samples if _is_sample(sample))
+        return infer(list(islice(samples, SAMPLE_ROWS)))
+
+    def block_of(self, block: Block, given: Results, schema: pa.Schema) -> Block:
+        samples, parents = given
+        out = fitting(samples, schema) if all(map(_is_sample, samples)) else None
+        if out is None:
+            samples, parents = self._those_that_fit(block, given, schema)
+            out = fitting(samples, schema)
+            if out is None:
+                raise self._failed(block, int(parents[0]), "the results from this row on fit one by one only")
+        return with_origin(out, block, parents) if len(samples) else EMPTY
+
+    def _those_that_fit(self, block: Block, given: Results, schema: pa.Schema) -> Results:
+        """The results less those that are no samples of these columns and types: an error each, or left out and counted."""
+        kept = []
+        for number, (row, sample) in enumerate(zip(given.parents.tolist(), given.samples)):
+            if not isinstance(sample, dict):
+                words = f"{self._called} must return dicts (got {type(sample).__name__}; {where(block, row)})"
+                error: StageError | None = StageError(words)
+            elif not _is_sample(sample):
+                odd = next(name for name in sample if not isinstance(name, str))
+                error = self._failed(block, row, f"the keys of a sample must be strings (got {odd!r})")
+            else:
+                message = misfit(sample, schema, closed=True, remedy=OF_RESULTS)
+                error = None if message is None else self._failed(block, row, message)
+            if error is None:
+                kept.append(number)
+            elif self.on_error == "raise":
+                raise error
+            else:
+                skipped(error)
+        return Results([given.samples[number] for number in kept], given.parents[kept])
+
+    @property
+    def _called(self) -> str:
+        return f"{self.name}({name_of(self.fn)})"
+
+    def _failed(self, block: Block, row: int, message: str) -> StageError:
+        return StageError(f"{self._called} failed at {where(block, row)}: {message}")
+
+
+def _is_sample(result: Any) -> bool:
+    return isinstance(result, dict) and all(isinstance(name, str) for name in result)
+
+
+def union_of(stages: Sequence[Stage[Block]], what: str) -> pa.Schema:
+    """The columns that the rows of several stages have together, numbers widened.
+
+    Raises:
+        DataError: a column has two types that nothing unites.
+    """
+    return united((_schema_of(stage) for stage in stages), what)
+
+
+def _schema_of(stage: Stage[Block]) -> pa.Schema:
+    """The columns of a stage's rows, all of which have the same; none where it has no row, or where it fails first."""
+    if isinstance(stage, Typed):
+        return stage.schema
+    with suppress(Exception), running(stage, stage.start(0)) as items:
+        return next((visible(block).schema for block, _ in items if block.num_rows), pa.schema([]))
+    return pa.schema([])
+
+
+def conformed(block: Block, schema: pa.Schema) -> Block:
+    """A block in the columns and types of a schema, with its origins."""
+    rows = visible(block)
+    if rows.schema.equals(schema) and KEY not in block.schema.names:
+        return block
+    return with_origin(fitted(rows, schema), block, np.arange(block.num_rows))

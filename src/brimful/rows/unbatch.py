@@ -1,0 +1,37 @@
+"""Blocks to samples: one dict a row."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from brimful.core.stream import END, Stage, State, running
+from brimful.rows.blocks import Block, Sample, check_replay, samples
+from brimful.rows.ragged import fingerprint
+
+
+@dataclass(frozen=True)
+class Unbatch(Stage[Sample]):
+    """The rows of each block as dicts. State: [upstream's state before the block, rows of it handed on, its crc32]."""
+
+    upstream: Stage[Block]
+
+    def start(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), 0, 0]
+
+    def items(self, at: State) -> Generator[tuple[Sample, State], None, None]:
+        before, done, saved = at
+        with running(self.upstream, before) as items:
+            for block, after in items:
+                crc = fingerprint(block)
+                if done:
+                    check_replay("Unbatch", crc, saved, f"{done:,} rows into a block")
+                rows = samples(block.slice(done))
+                for row, sample in enumerate(rows, start=done + 1):
+                    if row < block.num_rows:
+                        yield sample, [before, row, crc]
+                    else:
+                        yield sample, END if after == END else [after, 0, 0]
+                before, done = after, 0
+            if done:
+                check_replay("Unbatch", 0, saved, "a block that is gone")

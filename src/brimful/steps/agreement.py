@@ -1,0 +1,246 @@
+"""How ranks that read streams of unequal length agree, ahead of time, where an epoch ends.
+
+Each rank posts, some rounds before it hands them out, how many of its streams have a batch in a round; a round's outcome is
+the sum over all ranks. Posting and asking are additions to a counter in torch.distributed's key-value store: nothing that
+others must take part in at the same time, nothing on the device, nothing in the training step.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+from brimful.core.background import Stopped, belongs
+from brimful.core.errors import RankError, StateError
+from brimful.core.stream import State, header_difference
+
+AHEAD_ROUNDS: Final = 2
+"""Rounds that a rank posts beyond the one whose outcome it waits for."""
+_POSTED: Final = 1 << 32
+"""Added to a round's counter by each rank, beside its count."""
+_SOONEST, _LATEST, _NOTICE = 0.001, 0.05, 0.5
+"""Seconds between two looks at a counter, and between two looks for a rank that is gone."""
+_LEAVE: Final = 10.0
+"""Seconds for which rank 0 waits at the end."""
+_GRACE: Final = 5.0
+"""Seconds beyond the timeout after which it is the store that does not answer."""
+
+
+class Agreement:
+    """One run over an epoch by all ranks.
+
+    A thread calls `begin`, `post` and `outcome` for each round in turn, and `leave`; no other one touches the store, which
+    may be stuck. The consumer calls `waiting`, and `stop`.
+
+    Args:
+        store: a torch.distributed.Store that all ranks share.
+        name: of the run, the same on all ranks; run again under one name, it is told apart by how often it ran.
+        header: the pipeline and its rules, which must be the same on all ranks.
+        timeout_seconds: how long the consumer waits for another rank before an error names it.
+    """
+
+    def __init__(
+        self, store: Any, rank: int, world_size: int, name: str, header: State, timeout_seconds: float
+    ) -> None:
+        self._rank, self._world_size, self._timeout_seconds = rank, world_size, timeout_seconds
+        self._store = store
+        self._closed = False
+        self._woken: SimpleQueue[None] = SimpleQueue()
+        self._waited = 0.0  # seconds, by the consumer for what it is to be given next
+        self._since: float | None = None  # since when the store, or another rank through it, is waited for
+        self._told = False
+        self._header = header
+        self._base = f"brimful/{name}.{world_size}"
+        self._name = ""
+        self._posted = -1
+        belongs(self)
+
+    def begin(self) -> None:
+        """The first of all."""
+        with self._reached():
+            self._name = f"{self._base}/{self._store.add(f'{self._base}/run/{self._rank}', 1)}"
+            if self._rank == 0:
+                self._store.set(f"{self._name}/header", json.dumps(self._header))
+
+    def post(self, number: int, count: int) -> None:
+        """Says that `count` of this rank's streams have a batch in round `number`."""
+        with self._reached():
+            self._store.add(f"{self._name}/{number}", _POSTED + count)
+            self._posted = number
+            # after it: whoever is missing there is named
+            self._store.set(f"{self._name}/rank/{self._rank}", str(number))
+
+    def outcome(self, number: int) -> int:
+        """The sum of what all ranks post for a round, as soon as they have.
+
+        Raises:
+            TimeoutError: a rank has not posted, and the consumer has waited for `timeout_seconds`; it is named.
+            RankError: another rank failed or left before it came to this round, or the store is gone; it is named.
+            StateError: another rank runs another pipeline; the setting and both its values are named.
+            Stopped: the run was closed meanwhile.
+        """
+        with self._reached() as began:
+            count = self._outcome(number, began)
+            if self._rank == 0 and number > AHEAD_ROUNDS:  # all have posted this one, so have the outcomes before those
+                self._store.delete_key(f"{self._name}/{number - AHEAD_ROUNDS - 1}")
+        return count
+
+    def _outcome(self, number: int, began: float) -> int:
+        pause, noticed = _SOONEST, began
+        while not self._closed:
+            ranks, count = divmod(int(self._store.add(f"{self._name}/{number}", 0)), _POSTED)
+            if ranks == self._world_size:
+                self._compare()
+                return count
+            if ranks > self._world_size:
+                raise RankError(
+                    f"{ranks} processes act as the {self._world_size} ranks of one run: pass the data-parallel group to "
+                    "shard(group=...), such as mesh['dp']"
+                )
+            now = time.monotonic()
+            if now - noticed > _NOTICE:
+                noticed = now
+                self._look_for_gone(number)
+                if min(self._waited, now - began) > self._timeout_seconds:
+                    raise TimeoutError(self._missing(number))
+            self._pause(pause)
+            pause = min(2 * pause, _LATEST)
+        raise Stopped
+
+    def leave(self, over: bool) -> None:
+        """The last of all. Where the epoch is not over, tells the other ranks, so that none of them waits for this one.
+
+        Rank 0, whose process may host the store and end now, lets the others read the last outcome first. Whoever leaves
+        last removes what the run had in the store.
+        """
+        if not self._name:
+            return
+        with suppress(Exception):  # of a store that is gone
+            with self._reached():
+                if not over:
+                    words = (
+                        f"rank {self._rank} left before the epoch was over: its loop ended, failed or was interrupted"
+                    )
+                    self._store.compare_set(f"{self._name}/gone", "", json.dumps([self._posted, words]))
+                left = int(self._store.add(f"{self._name}/left", 1))
+                if left == self._world_size:
+                    self._clear()
+            until = time.monotonic() + _LEAVE
+            while over and self._rank == 0 and left < self._world_size and time.monotonic() < until:
+                self._pause(_SOONEST)
+                if self._closed:
+                    return
+                with self._reached():
+                    left = int(self._store.add(f"{self._name}/left", 0))
+
+    def _clear(self) -> None:
+        """Removes the keys of a run that all ranks have left, but for two counters; no two are more rounds apart than
+        twice those that one posts ahead."""
+        apart = 2 * (AHEAD_ROUNDS + 1)
+        rounds = range(max(0, self._posted - apart - AHEAD_ROUNDS), self._posted + apart)
+        ranks = [f"rank/{rank}" for rank in range(self._world_size)]
+        for key in ("header", "gone", *ranks, *rounds):
+            self._store.delete_key(f"{self._name}/{key}")
+
+    def fail(self, error: BaseException, posted: int | None = None) -> None:
+        """Tells the other ranks that this one cannot go on, beyond the rounds that it has posted."""
+        if not isinstance(error, RankError):
+            with suppress(Exception):  # what failed here is what the user wants to know
+                words = f"rank {self._rank} failed: {type(error).__name__}: {error}"
+                self._store.set(f"{self._name}/gone", json.dumps([self._posted if posted is None else posted, words]))
+
+    def waiting(self, seconds: float) -> None:
+        """Told each second how long the consumer has waited for what it is to be given next.
+
+        Raises:
+            TimeoutError: the store itself does not answer.
+        """
+        self._waited = seconds
+        since = self._since
+        if since is not None and min(seconds, time.monotonic() - since) > self._timeout_seconds + _GRACE:
+            raise TimeoutError(
+                f"the key-value store through which {self._world_size} ranks agree does not answer: its host (rank 0, or "
+                "the launcher) is stuck or gone"
+            )
+
+    def stop(self) -> None:
+        """Ends what waits for an outcome."""
+        self._closed = True
+        self._woken.put(None)
+
+    close = stop
+
+    def _pause(self, seconds: float) -> None:
+        with suppress(Empty):
+            self._woken.get(timeout=seconds)
+
+    def _compare(self) -> None:
+        """All ranks must read the same data in the same way; rank 0 says which."""
+        if self._told or self._rank == 0:
+            return
+        self._told = True
+        difference = header_difference(json.loads(self._store.get(f"{self._name}/header")), self._header)
+        if difference is not None:
+            name, theirs, ours = difference
+            error = StateError(
+                f"the ranks run different pipelines: {name} is {theirs} on rank 0 and {ours} on rank {self._rank}"
+            )
+            self.fail(error, posted=-1)
+            raise error
+
+    def _look_for_gone(self, number: int) -> None:
+        """A rank that is gone takes part in the rounds that it has posted: all ranks hand out the same ones."""
+        if self._store.check([f"{self._name}/gone"]):
+            posted, words = json.loads(self._store.get(f"{self._name}/gone"))
+            if posted < number:
+                raise RankError(words)
+
+    def _missing(self, number: int) -> str:
+        """Who has not posted a round, in words."""
+        late = []
+        for rank in range(self._world_size):
+            key = f"{self._name}/rank/{rank}"
+            last = int(self._store.get(key)) if self._store.check([key]) else None
+            if last is None or last < number:
+                late.append(f"rank {rank} ({'never came' if last is None else f'last came to round {last:,}'})")
+        return (
+            f"waited {self._timeout_seconds:g} seconds for {', '.join(late)} to come to round {number:,} of the epoch: it was "
+            "killed, is stuck, or does not iterate as often as this rank does; shard(timeout_seconds=...) sets how long to wait"
+        )
+
+    @contextmanager
+    def _reached(self) -> Iterator[float]:
+        """Around every use of the store: how long it has been waited for is known; says of an error of torch's whose it is."""
+        self._since = began = time.monotonic()
+        try:
+            yield began
+        except RuntimeError as error:
+            if isinstance(error, RankError):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise RankError(
+                "the key-value store through which the ranks agree is gone: its host, rank 0 or the launcher, ended "
+                f"({reason})"
+            ) from error
+        finally:
+            self._since = None
+
+
+def store_of(group: Any) -> Any:
+    """The store of a process group, of a device mesh, or of torch.distributed as a whole; None where there is none."""
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import Store
+
+    if isinstance(group, Store):
+        return group
+    if hasattr(group, "get_local_rank"):
+        group = group.get_group()
+    if group is None:
+        if not (dist.is_available() and dist.is_initialized()):
+            return None
+        group = dist.group.WORLD
+    return group.get_group_store()

@@ -1,0 +1,72 @@
+"""Windows to batches: each window's plan, its batches in a random order."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brimful.core import random
+from brimful.core.errors import settle
+from brimful.core.stream import END, Stage, State, place, running
+from brimful.rows.blocks import check_replay
+from brimful.steps.batch import Batch
+from brimful.steps.planners import Planner
+from brimful.windows.window import Window
+
+
+@dataclass(frozen=True)
+class Batched(Stage[Batch]):
+    """Each window's plan, batch by batch.
+
+    `group` > 1 shuffles batches in aligned groups of that many neighbours in cost, so that the ranks of one step do
+    equal work. State: [windows' state before the window, batches of it handed on, its crc32].
+    """
+
+    upstream: Stage[Window]
+    planner: Planner
+    drop_last: bool
+    shuffle_batches: bool
+    group: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        settle(self, "group", 1, "batch")
+        settle(self, "seed", None)
+
+    def start(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), 0, 0]
+
+    def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
+        before, done, crc = at
+        here = place(self)
+        with running(self.upstream, before) as windows:
+            for window, after in windows:
+                if done:
+                    check_replay("Batched", window.crc32, crc, f"window {window.number}")
+                key = random.key(self.seed, here, window.epoch, window.number)
+                batches = self.planner.batches(window, key, first=not done)
+                order = self._order(batches, after == END, key)
+                while done < len(order):
+                    batch = batches[order[done]]
+                    done += 1
+                    if done < len(order):
+                        yield batch, [before, done, window.crc32]
+                    else:
+                        yield replace(batch, last=True), END if after == END else [after, 0, 0]
+                before, done = after, 0
+            if done:
+                check_replay("Batched", 0, crc, "a window that is gone")
+
+    def _order(self, batches: Sequence[Batch], last: bool, key: int) -> NDArray[np.int64]:
+        """The order of a plan's batches, without the incomplete ones where they are not wanted."""
+        order = np.arange(len(batches))
+        if self.shuffle_batches:
+            groups = random.permutation(-(-len(batches) // self.group), key)
+            order = (groups[:, None] * self.group + np.arange(self.group)).ravel()
+            order = order[order < len(batches)]
+        if self.drop_last:
+            order = order[self.planner.complete(batches, last)[order]]
+        return order

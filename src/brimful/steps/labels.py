@@ -1,0 +1,67 @@
+"""How many labels of each batch are trained on, as integers: from what an index knows of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from brimful.rows.ragged import LABELS, gather, ragged, trained_on
+from brimful.steps.batch import Batch, NumLabels
+from brimful.windows.window import IntArray, Window
+
+
+def counted(batches: Sequence[Batch], follows: int | None) -> list[Batch]:
+    """Batches of one window, each with the number of its labels that are trained on, where the index knows it.
+
+    Args:
+        follows: the number of the length column that labels are cut with; those of samples that are cut are counted one by
+            one, and for this their rows are fetched. None: labels have lengths of their own, and are not cut.
+    Price: 70 ns a sample; 10 ns a token of those that are cut.
+    """
+    window = batches[0].window if batches else None
+    if window is None or window.num_labels is None:
+        return list(batches)
+    numbers = np.concatenate([batch.numbers for batch in batches])
+    ends = np.cumsum([len(batch) for batch in batches])
+    sizes, counts, firsts = window.num_labels[:, numbers]
+    if follows is None:
+        firsts[:] = 0
+    else:
+        starts, kept = _kept(window, batches, numbers, follows)
+        cut = np.flatnonzero(kept < sizes)
+        if len(cut):
+            counts[cut], firsts[cut] = _in_pieces(window, numbers[cut], starts[cut], kept[cut])
+    given, left_out = (np.diff(np.cumsum(each)[ends - 1], prepend=0).tolist() for each in (counts, firsts))
+    return [replace(batch, num_labels=NumLabels(*pair)) for batch, *pair in zip(batches, given, left_out, strict=True)]
+
+
+def step_labels(batches: Sequence[Batch]) -> NumLabels | None:
+    """The labels of all batches of a step; None where those of one are not known."""
+    found = [batch.num_labels for batch in batches]
+    if None in found:
+        return None
+    return NumLabels(*(sum(parts) for parts in zip(*filter(None, found))))
+
+
+def _kept(window: Window, batches: Sequence[Batch], numbers: IntArray, follows: int) -> tuple[IntArray, IntArray]:
+    """Where in each sample, or piece, of some batches the labels begin that these have, and how many they are."""
+    pieces = [batch.pieces for batch in batches if batch.pieces is not None]
+    if pieces:
+        return np.concatenate([one.starts for one in pieces]), np.concatenate([one.lengths for one in pieces])
+    lengths = window.lengths.reshape(len(window), -1)[numbers, follows]
+    widths = np.repeat([batch.widths[follows] for batch in batches], [len(batch) for batch in batches])
+    return np.broadcast_to(np.int64(0), len(numbers)), np.minimum(lengths, widths)
+
+
+def _in_pieces(window: Window, numbers: IntArray, starts: IntArray, sizes: IntArray) -> tuple[IntArray, IntArray]:
+    """How many labels of pieces of samples are trained on, and whether the first one is; the rows are fetched for it."""
+    distinct, which = np.unique(window.samples[numbers], return_inverse=True)
+    block, rows = window.locate(distinct)
+    labels = ragged(block, LABELS)
+    begins = labels.spans(rows)[0][which] + starts
+    low, high = int(begins.min()), int((begins + sizes).max())
+    if high - low > 2 * int(sizes.sum()):  # of all rows there are, in memory: the wanted ones are put together first
+        return trained_on(*gather(labels.values, begins, sizes))
+    return trained_on(labels.values[low:high], begins - low, begins + sizes - low)

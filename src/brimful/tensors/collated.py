@@ -1,0 +1,71 @@
+"""Batches to tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from brimful.core.errors import TALLY
+from brimful.core.stats import Made
+from brimful.core.stream import Stage, State, running, runtime
+from brimful.rows.ragged import LABELS, NOT_TRAINED_ON
+from brimful.steps.batch import Batch
+from brimful.tensors.layouts import SIGNED, ByFunction, ColumnRules, Layout
+from brimful.windows.window import Window
+
+if TYPE_CHECKING:
+    from brimful.tensors.columns import Columns
+
+
+@dataclass(frozen=True)
+class Collated(Stage[Any]):
+    """Each batch as its layout has it, a dict of tensors unless a user's function says else; the state is passed on.
+
+    `few_shapes` says that the user wants so few shapes that a compiler can keep up: then `.stats` warns of too many.
+    """
+
+    upstream: Stage[Batch]
+    rules: ColumnRules
+    layout: Layout = runtime()
+    few_shapes: bool = runtime(False)
+
+    def start(self, epoch: int) -> State:
+        return self.upstream.start(epoch)
+
+    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+        from brimful.tensors.columns import columns_of
+        from brimful.tensors.weights import weighed
+
+        tally = TALLY.get()
+        as_tensors = not isinstance(self.layout, ByFunction)
+        known: WeakKeyDictionary[Window, Columns] = WeakKeyDictionary()  # of streams the windows at hand come in turn
+        with running(self.upstream, at) as batches:
+            for batch, after in batches:
+                columns = known.get(batch.window)
+                if columns is None:
+                    columns = known[batch.window] = columns_of(batch.window, self.rules, as_tensors)
+                item = self.layout.item(batch, columns)
+                if batch.weight is not None:
+                    item = weighed(item, batch.weight, columns, self._num_items(batch))
+                if tally is not None:
+                    tally.made.append(self._counted(batch, item, columns))
+                yield item, after
+
+    def _num_items(self, batch: Batch) -> int | None:
+        """How many labels of a batch's step are trained on; None where it is not known, or padding may be taken for some."""
+        known, fill = batch.num_labels, self.rules.pad_values.get(LABELS, NOT_TRAINED_ON)
+        if known is None or fill != NOT_TRAINED_ON or self.rules.dtypes.get(LABELS, "int64") not in SIGNED:
+            return None
+        return self.layout.num_labels(known)
+
+    def _counted(self, batch: Batch, item: Any, columns: Columns) -> Made:
+        """What a batch holds: by its plan, which also knows it of what a user's function returned."""
+        shape, slots = self.layout.shape(batch, item, columns)
+        if batch.weight == 0:
+            return Made(0, 0, slots, shape, self.few_shapes)
+        tokens = int(np.minimum(batch.lengths, batch.padded_length).sum())
+        return Made(batch.num_samples, tokens, slots, shape, self.few_shapes)

@@ -1,0 +1,143 @@
+"""What a batch looks like: which columns go with the tokens, and how the samples lie in the tensors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from brimful.core.errors import one_of
+from brimful.rows.blocks import Sample
+from brimful.steps.batch import Batch, NumLabels
+
+if TYPE_CHECKING:
+    from brimful.tensors.columns import Columns
+
+TOKEN_COLUMNS: Final = ("attention_mask", "token_type_ids", "position_ids", "special_tokens_mask", "labels")
+"""Those of these that there are go with the tokens, where the user names none."""
+SIGNED: Final = ("int8", "int16", "int32", "int64")
+DTYPES: Final = (
+    *("bool", "uint8", "uint16", "uint32", "uint64", *SIGNED),
+    *("float16", "bfloat16", "float32", "float64"),
+)
+
+
+@dataclass(frozen=True)
+class ColumnRules:
+    """What becomes of each column, by its name and type alone, whatever a window happens to hold.
+
+    Args:
+        length_columns: the lists whose lengths are planned over, each padded to its own length.
+        token_columns: lists that are cut, padded and packed with the first of those; None: of TOKEN_COLUMNS those there are.
+        pad_values: what padding holds, by column.
+        dtypes: types of tensors, by name, where they are not to be the usual ones.
+    """
+
+    length_columns: tuple[str, ...]
+    token_columns: tuple[str, ...] | None = None
+    pad_values: Mapping[str, float] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict, metadata={"runtime": True})
+
+    def __post_init__(self) -> None:
+        for name, dtype in self.dtypes.items():
+            one_of(f"dtypes[{name!r}]", dtype, *DTYPES)
+        for name in self.token_columns or ():
+            if name in self.length_columns:
+                raise ValueError(f"{name!r} is a length column; it cannot be one of token_columns too")
+
+    def follows(self, name: str) -> int | None:
+        """The number of the length column that a list is cut, padded and packed with; None: it has a length of its own.
+
+        >>> rules = ColumnRules(("source", "target"))
+        >>> rules.follows("target"), rules.follows("labels"), rules.follows("tags")
+        (1, 0, None)
+        """
+        if name in self.length_columns:
+            return self.length_columns.index(name)
+        return 0 if name in (TOKEN_COLUMNS if self.token_columns is None else self.token_columns) else None
+
+
+@dataclass(frozen=True)
+class Layout(ABC):
+    """Abstract: how the samples of a batch lie in its tensors."""
+
+    @abstractmethod
+    def item(self, batch: Batch, columns: Columns) -> Any:
+        """What the training loop gets."""
+
+    def shape(self, batch: Batch, item: Any, columns: Columns) -> tuple[tuple[int, ...], int]:
+        """The shape that a compiler sees, and how many slots for tokens there are."""
+        slots = batch.padded_size * sum(batch.widths) if columns.given else 0
+        return (batch.padded_size, *batch.widths), slots
+
+    def num_labels(self, known: NumLabels) -> int:
+        """How many labels of a step are trained on."""
+        return known.given
+
+
+@dataclass(frozen=True)
+class Padded(Layout):
+    """A row a sample, padded to the batch's length; see `padded.padded`.
+
+    Args:
+        left: the padding comes first.
+        weighted: rows that fill a batch up to its static shape have weight 0.
+    """
+
+    left: bool = False
+    weighted: bool = False
+
+    def item(self, batch: Batch, columns: Columns) -> Any:
+        from brimful.tensors.padded import padded
+
+        return padded(batch, columns, self.left, self.weighted)
+
+
+@dataclass(frozen=True)
+class Nested(Layout):
+    """Nested tensors, without padding; see `nested.nested`."""
+
+    def item(self, batch: Batch, columns: Columns) -> Any:
+        from brimful.tensors.nested import nested
+
+        return nested(batch, columns)
+
+    def shape(self, batch: Batch, item: Any, columns: Columns) -> tuple[tuple[int, ...], int]:
+        tokens = sum(int(own.sum()) for own in columns.sizes(batch))
+        return (len(batch), tokens), tokens
+
+
+@dataclass(frozen=True)
+class PackedRows(Layout):
+    """Rows of samples end to end; see `packed.packed`."""
+
+    hf_flash_attention: bool = False
+
+    def item(self, batch: Batch, columns: Columns) -> Any:
+        from brimful.tensors.packed import packed
+
+        return packed(batch, columns, self.hf_flash_attention)
+
+    def num_labels(self, known: NumLabels) -> int:
+        """The first of each piece is left out."""
+        return known.given - known.firsts
+
+
+@dataclass(frozen=True)
+class ByFunction(Layout):
+    """What a function of the user's makes of the samples, cut as planned; see `by_function.by_function`."""
+
+    collate_fn: Callable[[list[Sample]], Any]
+
+    def item(self, batch: Batch, columns: Columns) -> Any:
+        from brimful.tensors.by_function import by_function
+
+        return by_function(batch, columns, self.collate_fn)
+
+    def shape(self, batch: Batch, item: Any, columns: Columns) -> tuple[tuple[int, ...], int]:
+        """That of the first length column, where it is to be seen; else that of the plan."""
+        column: Any = item.get(columns.rules.length_columns[0]) if isinstance(item, Mapping) else None
+        if len(batch.widths) == 1 and len(getattr(column, "shape", ())) >= 2:
+            return tuple(column.shape), int(column.shape[0] * column.shape[1])
+        return super().shape(batch, item, columns)

@@ -1,0 +1,68 @@
+"""The loss of a batch as its share of the mean over all tokens that are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from brimful.rows.ragged import NOT_TRAINED_ON
+
+
+def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, group: Any = None) -> torch.Tensor:
+    """Scales a local *sum* of losses so that the gradient, averaged over ranks, is that of the mean over all tokens.
+
+    loss_sum x W / N: W ranks, whose gradients DDP and FSDP average; N tokens with a label, of all ranks. A mean of
+    means would weigh each token of a short batch more than one of a long batch.
+
+    N is the batch's `num_items_in_batch` where it has one: `Batches.shard` gives it, of all ranks, where the labels are
+    known without reading them (a store, a sequence in memory); nothing is sent then. Without it N is the number of labels
+    other than -100, summed over the ranks (one all_reduce of 8 bytes: call it on every rank). Where nothing asks for a
+    prediction the result is 0, and so is its gradient: never a mean over zero tokens, which is NaN on every rank.
+
+    Of several batches that one optimiser step accumulates, N is the sum: else each is a mean of its own.
+
+        tokens = sum(batch["num_items_in_batch"] for batch in batches)
+        for batch in batches:
+            token_mean(loss_sum(batch), batch | {"num_items_in_batch": tokens}).backward()
+
+    Args:
+        loss_sum: a sum over this rank's tokens, such as `cross_entropy(..., reduction="sum")`; not a mean.
+        batch: with `num_items_in_batch`, or with `labels`. Of causal models, which never predict the first token of a row,
+            its label is not counted where it is -100, as it is in packed batches.
+        group: the data-parallel process group, or a device mesh of one dimension; by default all ranks of
+            torch.distributed where it is initialised, else this process alone.
+    Raises:
+        ValueError: the batch has neither.
+    Source: transformers (num_items_in_batch), and the issue that led to it (#34242).
+
+    >>> import torch
+    >>> batch = {"labels": torch.tensor([[1, 2, -100], [3, -100, -100]])}
+    >>> token_mean(torch.tensor(6.0), batch)
+    tensor(2.)
+    >>> token_mean(torch.tensor(6.0), batch | {"num_items_in_batch": 12})
+    tensor(0.5000)
+    >>> token_mean(torch.tensor(0.0), {"labels": torch.tensor([-100])})
+    tensor(0.)
+    """
+    process_group, world_size = _group(group)
+    tokens = batch.get("num_items_in_batch")
+    if tokens is None:
+        if "labels" not in batch:
+            raise ValueError(f"token_mean needs labels or num_items_in_batch in the batch (got {', '.join(batch)})")
+        labels = batch["labels"]
+        tokens = ((labels.values() if labels.is_nested else labels) != NOT_TRAINED_ON).sum()
+        if world_size > 1:
+            tokens = tokens.to(loss_sum.device)
+            torch.distributed.all_reduce(tokens, group=process_group)
+    count = torch.as_tensor(tokens).to(loss_sum.device, non_blocking=True)
+    return loss_sum * world_size / count.clamp(min=1)
+
+
+def _group(group: Any) -> tuple[Any, int]:
+    """A process group (None: the one of all ranks) and how many ranks it has."""
+    if group is not None:
+        return (group.get_group(), group.size()) if hasattr(group, "get_local_rank") else (group, group.size())
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return None, torch.distributed.get_world_size() if distributed else 1

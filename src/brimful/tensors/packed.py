@@ -1,0 +1,115 @@
+"""Rows and a plan to rows of samples end to end."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from brimful.steps.batch import Batch, Pieces
+from brimful.tensors.columns import Columns, Lists
+
+SEQLEN_STEP: Final = 128
+"""`max_seqlen` is rounded up to a multiple of it: each new value may compile a kernel anew."""
+
+
+def packed(batch: Batch, columns: Columns, hf_flash_attention: bool = False) -> dict[str, Any]:
+    """Rows of samples end to end, with what keeps them apart.
+
+    Shapes, for R rows of L tokens with n segments (the samples or pieces, and the padding at the end of each row that has
+    some, so that a kernel leaves no slot undefined): each token column, `position_ids`
+    (restart at 0) and `segment_ids` (1, 2 ... in each row; 0: padding) (R, L) int64; `labels` likewise, those of the
+    column or else the tokens, -100 in padding and at the first token of each segment; `cu_seqlens` (n + 1,) int32 over
+    the R x L slots; `max_seqlen`, an int, rounded up to a multiple of 128 (each new value may compile anew); `lengths`,
+    `sample_numbers` (p,) int64 (rows of the data set, of a stream those of its window) and other columns: of the p
+    pieces, in order. An empty sample is a piece without a segment. With `hf_flash_attention` the boundaries are called
+    cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k. A column `attention_mask` is left out: to a model it would
+    say that the samples of a row see each other.
+    Price: about 15 ns a slot.
+
+    >>> import brimful as bf
+    >>> data = bf.from_sequence([{"input_ids": [5, 6]}, {"input_ids": [7, 8, 9]}])
+    >>> batch = next(iter(data.pack(6)))
+    >>> batch["input_ids"].tolist(), batch["segment_ids"].tolist(), batch["position_ids"].tolist()
+    ([[7, 8, 9, 5, 6, 0]], [[1, 1, 1, 2, 2, 0]], [[0, 1, 2, 0, 1, 0]])
+    >>> batch["labels"].tolist(), batch["cu_seqlens"].tolist(), batch["sample_numbers"].tolist()
+    ([[-100, 8, 9, -100, 6, -100]], [0, 3, 5, 6], [1, 0])
+    """
+    pieces = batch.pieces
+    assert pieces is not None
+    numbers, shape = batch.numbers, (batch.padded_size, batch.widths[0])
+    segments = _segments(pieces, *shape)
+    sizes = np.diff(segments.bounds)
+    slots = np.arange(shape[0] * shape[1])
+    places = slots - np.repeat(segments.bounds[:-1], sizes)
+    segment_ids = np.repeat(segments.ids, sizes).reshape(shape)
+    gap = segment_ids == 0
+    out: dict[str, Any] = {}
+    for column in columns.all:
+        if column.name == "attention_mask":
+            continue
+        if not isinstance(column, Lists):
+            out[column.name] = column.of(numbers)
+        elif column.follows is not None:
+            sources = (column.starts[numbers] + pieces.starts)[segments.pieces] - segments.bounds[:-1]
+            out[column.name] = column.spread((slots + np.repeat(sources, sizes)).reshape(shape), gap)
+        else:
+            own = column.counts[numbers]
+            out[column.name] = column.padded(numbers, own, max(1, int(own.max())), left=False)
+    ignored = columns.fill("labels")
+    if "labels" not in out:
+        dtype = getattr(torch, columns.rules.dtypes.get("labels", "int64"))
+        out["labels"] = out[columns.given[0]].to(dtype, copy=True)
+        out["labels"].masked_fill_(torch.from_numpy(gap), ignored)
+        tokenwise = True
+    else:
+        tokenwise = any(
+            isinstance(one, Lists) and one.follows is not None and one.name == "labels" for one in columns.all
+        )
+    if tokenwise:
+        out["labels"].view(-1)[torch.from_numpy(segments.bounds[:-1])] = ignored
+    out["position_ids"] = columns.made("position_ids", places.reshape(shape))
+    out["segment_ids"] = columns.made("segment_ids", segment_ids)
+    bounds = torch.from_numpy(segments.bounds.astype(np.int32))
+    longest = min(-(-int(sizes.max()) // SEQLEN_STEP) * SEQLEN_STEP, shape[1])
+    if hf_flash_attention:
+        out |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+    else:
+        out |= {"cu_seqlens": bounds, "max_seqlen": longest}
+    out["lengths"] = columns.made("lengths", pieces.lengths)
+    out["sample_numbers"] = columns.made("sample_numbers", batch.window.samples[numbers])
+    return out
+
+
+class _Segments(NamedTuple):
+    """What follows what in rows of packed pieces: the pieces that are not empty, and the padding at the ends of rows.
+
+    Args:
+        bounds: the first slot of each, and the end, int64 (n + 1,).
+        pieces: which piece each is; any for padding.
+        ids: 1, 2 ... in each row, 0 for padding.
+    """
+
+    bounds: NDArray[np.int64]
+    pieces: NDArray[np.int64]
+    ids: NDArray[np.int64]
+
+
+def _segments(pieces: Pieces, num_rows: int, row_length: int) -> _Segments:
+    totals = np.bincount(pieces.rows, weights=pieces.lengths, minlength=num_rows).astype(np.int64)
+    filled = np.flatnonzero(pieces.lengths)
+    rows, lengths = pieces.rows[filled], pieces.lengths[filled]
+    ends = np.cumsum(totals)
+    begins = np.cumsum(lengths) - lengths + (rows * row_length - (ends - totals)[rows])
+    ids = np.arange(len(filled)) - np.searchsorted(rows, rows) + 1
+    tails = np.flatnonzero(totals < row_length)
+    firsts = np.concatenate((begins, tails * row_length + totals[tails]))
+    order = np.argsort(firsts)
+    none = np.zeros(len(tails), np.int64)
+    return _Segments(
+        np.append(firsts[order], num_rows * row_length),
+        np.concatenate((filled, none))[order],
+        np.concatenate((ids, none))[order],
+    )

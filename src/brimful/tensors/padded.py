@@ -1,0 +1,62 @@
+"""Rows and a plan to padded tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from brimful.rows.ragged import attention_mask, gaps
+from brimful.steps.batch import Batch
+from brimful.tensors.columns import Columns, Lists
+from brimful.tensors.weights import unlabel
+
+
+def padded(batch: Batch, columns: Columns, left: bool = False, weighted: bool = False) -> dict[str, Any]:
+    """A batch as padded tensors.
+
+    Shapes: each token column (B, L), L the padded length of the first length column, each further length column by its own;
+    other lists of numbers (B, their own longest); lists of a fixed size and arrays of one shape (B, *shape); numbers (B,);
+    anything else a list. `attention_mask` (B, L) int64, by the first length column, unless the data have one; `lengths`
+    (B,) int64, (B, d) for d length columns: the tokens that the mask shows. Where `weighted`, a batch filled up to its
+    static shape ends in copies of its first row, without labels, and `sample_weights` (B,) float32 is 0 there.
+    Price: 3 to 6 ns a slot for int64 ids and mask, and 30 us a batch.
+
+    >>> import brimful as bf
+    >>> data = bf.from_sequence([{"labels": [0, 1, 1], "score": 0.5}, {"labels": [1], "score": 1.0}])
+    >>> batch = next(iter(data.batch(2, length_column="labels", pad_side="left", dtypes={"attention_mask": "bool"})))
+    >>> batch["labels"].tolist(), batch["score"].tolist()
+    ([[0, 1, 1], [-100, -100, 1]], [0.5, 1.0])
+    >>> batch["attention_mask"].tolist()
+    [[True, True, True], [False, False, True]]
+    """
+    real = len(batch)
+    if batch.padded_size > real:
+        copies = np.repeat(batch.numbers[:1], batch.padded_size - real)
+        batch = replace(batch, numbers=np.concatenate((batch.numbers, copies)))
+    numbers, sizes = batch.numbers, columns.sizes(batch)
+    places = [gaps(own, width, left) for own, width in zip(sizes, batch.widths)]
+    out: dict[str, Any] = {}
+    for column in columns.all:
+        if not isinstance(column, Lists):
+            out[column.name] = column.of(numbers)
+        elif column.follows is not None:
+            place = column.follows
+            out[column.name] = column.padded(numbers, sizes[place], batch.widths[place], left, places[place])
+        else:
+            own = column.counts[numbers]
+            out[column.name] = column.padded(numbers, own, max(1, int(own.max())), left)
+    if sizes:
+        mask = out.get("attention_mask")
+        if mask is None:
+            out["attention_mask"] = columns.made("attention_mask", attention_mask(places[0], batch.widths[0]))
+        elif isinstance(mask, torch.Tensor) and mask.shape == (len(numbers), batch.widths[0]):
+            sizes[0] = (mask != 0).sum(1).numpy()
+        out["lengths"] = columns.made("lengths", sizes[0] if len(sizes) == 1 else np.stack(sizes, axis=1))
+    if weighted:
+        out["sample_weights"] = torch.ones(len(numbers))
+        out["sample_weights"][real:] = 0
+        unlabel(out, slice(real, None), columns)
+    return out

@@ -1,0 +1,76 @@
+"""Windows of indexed data: lengths now, rows on demand; any window can be computed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brimful.core.errors import settle
+from brimful.core.once import once
+from brimful.core.stream import END, Stage, State, runtime
+from brimful.index.indexed import Indexed
+from brimful.plan import Policy
+from brimful.windows.window import Window, auto_rows, window_ends
+
+SAMPLE_ROWS: Final = 16_384
+"""By whose lengths "auto" is judged: evenly spread ones of the index, or, where an epoch has other rows, in runs of epoch 0."""
+SAMPLE_RUNS: Final = 64
+
+
+@dataclass(frozen=True)
+class Planned(Stage[Window]):
+    """Windows of `size` rows of indexed data (0: what `policy` needs for 1 % padding, judged once).
+
+    State: [epoch, number of the window, size].
+    """
+
+    upstream: Indexed
+    size: int
+    length_columns: tuple[str, ...] = ()
+    lengths_required: bool = False
+    policy: Policy | None = runtime(None)
+
+    def __post_init__(self) -> None:
+        settle(self, "size", 0, "rows", "window")
+
+    def start(self, epoch: int) -> State:
+        return [epoch, 0, self.size or self._judged]
+
+    def items(self, at: State) -> Generator[tuple[Window, State], None, None]:
+        epoch, number, size = at
+        index, count = self.upstream.index, self.upstream.count
+        if count == 0:
+            return
+        rows = self.upstream.order(epoch)
+        first = number * size
+        while first != count:
+            last = first + (size if count is None else window_ends(count - first, size))
+            numbers = rows(first, last)
+            labels = index.num_labels_at if index.knows_labels else None
+            window = Window(epoch, number, self._lengths(numbers), numbers, index.locate, num_labels_at=labels)
+            number += 1
+            yield window, END if last == count else [epoch, number, size]
+            first = last
+
+    def _lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        lengths = self.upstream.index.lengths_at(numbers, self.length_columns, self.lengths_required)
+        return np.asarray(lengths, dtype=np.int64)
+
+    @once
+    def _judged(self) -> int:
+        """The size that `policy` needs."""
+        assert self.policy is not None
+        rows, count = self.upstream.plain()
+        if not count:
+            return 1
+        if count == len(self.upstream.index):
+            numbers = np.linspace(0, count - 1, min(count, SAMPLE_ROWS)).astype(np.int64)
+        else:
+            run = -(-min(count, SAMPLE_ROWS) // SAMPLE_RUNS)
+            starts = np.unique(np.linspace(0, count - run, SAMPLE_RUNS).astype(np.int64)).tolist()
+            numbers = np.concatenate([rows(start, start + run) for start in starts])
+        return auto_rows(self.policy, self._lengths(numbers))

@@ -1,0 +1,48 @@
+"""Shuffle: a window whose plan is one permutation."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from brimful.core import random
+from brimful.core.errors import settle
+from brimful.core.stream import BLOCK_ROWS, END, Stage, State, place, running
+from brimful.rows.blocks import Block, check_replay
+from brimful.windows.window import Window
+
+
+@dataclass(frozen=True)
+class Shuffle(Stage[Block]):
+    """The rows of each window in a random order.
+
+    State: [windows' state before the window, rows of it handed on, its crc32]. A resume reads the window again.
+    """
+
+    upstream: Stage[Window]
+    seed: int
+
+    def __post_init__(self) -> None:
+        settle(self, "seed", None)
+
+    def start(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), 0, 0]
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        before, done, crc = at
+        here = place(self)
+        with running(self.upstream, before) as windows:
+            for window, after in windows:
+                if done:
+                    check_replay("Shuffle", window.crc32, crc, f"window {window.number}")
+                order = random.permutation(len(window), random.key(self.seed, here, window.epoch, window.number))
+                while done < len(window):
+                    block = window.take(order[done : done + BLOCK_ROWS])
+                    done += block.num_rows
+                    if done < len(window):
+                        yield block, [before, done, window.crc32]
+                    else:
+                        yield block, END if after == END else [after, 0, 0]
+                before, done = after, 0
+            if done:
+                check_replay("Shuffle", 0, crc, "a window that is gone")

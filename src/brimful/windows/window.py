@@ -1,0 +1,107 @@
+"""A window: samples to plan over. Their lengths are known now; their rows are where `locate` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from brimful.core.once import once
+from brimful.plan import Policy, window_rows
+from brimful.rows.blocks import Block
+from brimful.rows.ragged import Ragged, ragged
+
+IntArray: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Samples 0 to n - 1 of a window, in arrival order.
+
+    Args:
+        epoch, number: which window of which epoch: the counter of its random choices.
+        lengths: tokens of each sample, int64 (n,) or (n, d).
+        samples: which row of the data set each of them is, of a stream which of the window, int64 (n,).
+        locate: gives a block that holds rows of these numbers and, int64, which row of it each of them is; called when the
+            first sample is wanted, once for all of them.
+        crc32: what a replay must reproduce; 0 where the header says it already.
+        num_labels_at: counts the labels of rows without reading them, where the index knows them: see `index.index.Index`.
+    """
+
+    epoch: int
+    number: int
+    lengths: IntArray
+    samples: IntArray
+    locate: Callable[[IntArray], tuple[Block, IntArray]]
+    crc32: int = 0
+    num_labels_at: Callable[[IntArray], IntArray] | None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @once
+    def num_labels(self) -> IntArray | None:
+        """Of each sample its labels, those that are trained on, and whether the first one is, int64 (3, n), where known."""
+        return None if self.num_labels_at is None else self.num_labels_at(self.samples)
+
+    def part(self, numbers: IntArray) -> Window:
+        """The window as far as some of its samples go, so that no other rows are located."""
+        return replace(self, lengths=self.lengths[numbers], samples=self.samples[numbers])
+
+    @property
+    def block(self) -> Block:
+        """The rows of the samples, among others where they lie in something larger in memory."""
+        return self._located[0]
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Which row of `block` each sample is."""
+        return self._located[1]
+
+    def ragged(self, column: str) -> Ragged:
+        """A list column of `block`, looked up once."""
+        if column not in self._columns:
+            self._columns[column] = ragged(self.block, column)
+        return self._columns[column]
+
+    def take(self, numbers: NDArray[np.int64]) -> Block:
+        """The rows of some samples, in the order given. Price: about 5 ns a token."""
+        return self.block.take(pa.array(self.rows[numbers]))
+
+    @property
+    def located(self) -> bool:
+        """Whether the rows are here already."""
+        return "_located" in vars(self)
+
+    @once
+    def _located(self) -> tuple[Block, IntArray]:
+        return self.locate(self.samples)
+
+    @once
+    def _columns(self) -> dict[str, Ragged]:
+        return {}
+
+
+def window_ends(count: int, size: int) -> int:
+    """How many of `count` rows the next window takes where no more follow: a rest shorter than half joins it.
+
+    >>> [window_ends(count, 10) for count in (3, 10, 14, 15, 20)]
+    [3, 10, 14, 10, 10]
+    """
+    return count if count < size + rest_rows(size) else size
+
+
+def rest_rows(size: int) -> int:
+    """How many rows must follow a window of `size` rows for them to be a window of their own."""
+    return (size + 1) // 2
+
+
+def auto_rows(policy: Policy, lengths: NDArray[np.int64]) -> int:
+    """How many rows a window needs for 1 % padding under `policy`, judged by some lengths."""
+    if policy.max_length is not None and lengths.ndim == 1:
+        lengths = np.minimum(lengths, policy.max_length)
+    return window_rows(policy, lengths)

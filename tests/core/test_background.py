@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import contextvars
+import gc
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+import brimful as bf
+from brimful.core import background
+from brimful.core.background import Channel, Stopped, Workers, map_ahead, read_ahead
+from tests.shards import threads_left, write
+
+
+def counting(count: int, log: list[str] | None = None) -> Generator[int, None, None]:
+    """0, 1, 2 ...; logs the threads that run and close it."""
+    log = [] if log is None else log
+    log.append(threading.current_thread().name)
+    try:
+        yield from range(count)
+    finally:
+        log.append(threading.current_thread().name)
+
+
+def failing(count: int) -> Generator[int, None, None]:
+    yield from range(count)
+    raise ValueError("after the last")
+
+
+def test_read_ahead_gives_all_items_in_order_and_the_thread_closes_what_it_ran() -> None:
+    log: list[str] = []
+    assert list(read_ahead(lambda: counting(100, log), 3, "test")) == list(range(100))
+    assert log == ["brimful-test", "brimful-test"]
+    assert threads_left(0) == []
+
+
+def test_read_ahead_holds_no_more_than_its_depth_and_one_in_the_making() -> None:
+    made, first_taken = [], threading.Event()
+
+    def making() -> Generator[int, None, None]:
+        for number in range(100):
+            made.append(number)
+            yield number
+
+    items = read_ahead(making, 3, "test")
+    next(items)
+    for _ in range(50):
+        first_taken.wait(0.01)
+        assert len(made) <= 1 + 3 + 1
+    assert len(made) == 5
+    items.close()
+    assert len(made) == 5
+    assert threads_left(0) == []
+
+
+def test_an_error_in_the_thread_comes_after_the_items_before_it() -> None:
+    items = read_ahead(lambda: failing(3), 10, "test")
+    assert [next(items) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"^after the last$"):
+        next(items)
+    assert threads_left(0) == []
+
+
+def test_closing_stops_a_generator_that_has_no_end() -> None:
+    log: list[str] = []
+    items = read_ahead(lambda: counting(10**12, log), 2, "test")
+    assert next(items) == 0
+    items.close()
+    assert log == ["brimful-test", "brimful-test"]
+    assert threads_left(0) == []
+
+
+def test_what_is_stuck_does_not_keep_closing_from_returning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "JOIN_SECONDS", 0.1)
+    released = threading.Event()
+
+    def stuck() -> Generator[int, None, None]:
+        yield 0
+        released.wait(60)
+
+    items = read_ahead(stuck, 1, "test")
+    assert next(items) == 0
+    items.close()
+    with Workers(2, "test") as workers:
+        futures = [workers.submit(released.wait, 60) for _ in range(4)]
+        while not futures[1].running():
+            time.sleep(0.01)
+    assert [future.cancelled() for future in futures] == [False, False, True, True]
+    assert len(threads_left(0)) == 3
+    released.set()
+    assert threads_left() == []
+
+
+def test_an_iterator_that_is_forgotten_is_closed() -> None:
+    dataset = bf.from_sequence(["a"] * 100, repeat=True).filter(lambda sample: True).batch(2).prefetch(2)
+    it = dataset.iter()
+    next(it)
+    del it
+    gc.collect()
+    assert threads_left() == []
+
+
+def pairs(items: Iterator[int]) -> Iterator[tuple[int, str]]:
+    return ((item, f"after {item}") for item in items)
+
+
+@pytest.mark.parametrize("max_workers", [1, 3])
+def test_map_ahead_keeps_the_order_and_each_item_its_state(max_workers: int) -> None:
+    release = threading.Event()
+
+    def square(item: int) -> int:
+        if max_workers > 1 and item == 0:
+            assert release.wait(30)  # until a later item is done
+        release.set()
+        return item * item
+
+    results = list(map_ahead(square, pairs(iter(range(50))), max_workers, 2, "test"))
+    assert results == [(item * item, f"after {item}") for item in range(50)]
+    assert threads_left(0) == []
+
+
+def test_map_ahead_computes_no_more_than_its_workers_and_what_is_asked_for_early() -> None:
+    drawn: list[int] = []
+
+    def drawing() -> Iterator[int]:
+        for item in range(100):
+            drawn.append(item)
+            yield item
+
+    results = map_ahead(lambda item: item, pairs(drawing()), 2, 3, "test")
+    next(results)
+    assert len(drawn) == 5
+    results.close()
+    assert threads_left(0) == []
+
+
+def test_an_error_of_what_is_mapped_comes_after_the_results_before_it() -> None:
+    results = map_ahead(lambda item: item, pairs(failing(3)), 2, 5, "test")
+    assert [next(results)[0] for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"^after the last$"):
+        next(results)
+
+
+def test_an_error_of_the_function_comes_in_its_place() -> None:
+    results = map_ahead(lambda item: 6 // (3 - item), pairs(iter(range(9))), 2, 5, "test")
+    assert [next(results)[0] for _ in range(3)] == [2, 3, 6]
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+    assert threads_left(0) == []
+
+
+def test_threads_see_the_context_of_who_started_them() -> None:
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="none")
+    variable.set("ours")
+    assert list(read_ahead(lambda: (variable.get() for _ in range(1)), 1, "test")) == ["ours"]
+    with Workers(1, "test") as workers:
+        assert workers.submit(variable.get).result(30) == "ours"
+
+
+def test_errors_in_threads_reach_the_consumer_with_stage_file_and_line(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.jsonl", [{"text": "x" * number} for number in range(50)])
+
+    def tokenizer(texts: list[str]) -> list[list[int]]:
+        if any(len(text) == 17 for text in texts):
+            raise KeyError("boom")
+        return [[1] * len(text) for text in texts]
+
+    batches = bf.from_files(url).tokenize(tokenizer).batch_by_tokens(100).prefetch(2)
+    with pytest.raises(bf.StageError, match=r"^tokenize failed at shard a\.jsonl, line 18: KeyError: 'boom'$") as error:
+        list(batches)
+    assert isinstance(error.value.__cause__, KeyError)
+    assert threads_left() == []
+
+
+def run(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("way", ["pass", "raise SystemExit(0)", "it.close()"])
+def test_an_interpreter_that_ends_while_a_stream_is_open_exits_cleanly(tmp_path: Path, way: str) -> None:
+    url = write(tmp_path / "a.jsonl.gz", [{"text": f"line {number} " * 20} for number in range(5_000)])
+    run(f"""
+import brimful as bf
+it = bf.from_files({url!r}, repeat=True).tokenize(lambda texts: [[1] for _ in texts]).shuffle(50).iter()
+next(it)
+{way}
+""")
+
+
+def test_what_somebody_else_has_stopped_is_no_end() -> None:
+    """A window made of what had come so far, or a stream that others believe to be over, would be a loss in silence."""
+
+    def numbers() -> Generator[int, None, None]:
+        yield from range(9)
+
+    channel = Channel(numbers, 1, "test")
+    items = channel.items()
+    assert next(items) == 0
+    channel.close()
+    with pytest.raises(Stopped):
+        next(items)
+
+
+def test_an_interpreter_that_ends_while_threads_are_in_native_code_waits_for_them() -> None:
+    for _ in range(4):  # of which each aborts every other time where it does not wait
+        run("""
+import io, time
+import pyarrow as pa, pyarrow.json
+from brimful.background import Workers
+
+def task(until=time.monotonic() + 0.5, now=time.monotonic):
+    while now() < until:
+        pa.json.read_json(io.BytesIO(b'{"a": 1}\\n' * 20_000))
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.5)
+
+workers = Workers(40, "test")
+futures = [workers.submit(task) for _ in range(40)]
+while not futures[-1].running():
+    pass
+slow = Slow()  # the last to go
+""")

@@ -1,0 +1,370 @@
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+import brimful as bf
+from brimful.rows.encoders import CallableEncoder, FastEncoder, TiktokenEncoder, TransformersEncoder, encoder_for
+from tests import tokenizers as make
+from tests.tokenizers import TEXTS
+
+
+def encoded(tokenizer: Any, **kwargs: Any) -> list[list[int]]:
+    tokens = encoder_for(tokenizer, kwargs)(TEXTS)
+    assert tokens.values.dtype == np.int32
+    assert tokens.offsets[0] == 0
+    return [tokens.values[start:end].tolist() for start, end in zip(tokens.offsets, tokens.offsets[1:])]
+
+
+def characters(texts: list[str]) -> list[list[int]]:
+    return [[ord(letter) for letter in text] for text in texts]
+
+
+# -- the tokens are the tokenizer's own --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokenizer", [make.bpe, make.wordpiece])
+@pytest.mark.parametrize("special", [True, False])
+def test_tokenizers(tokenizer: Callable[[], Tokenizer], special: bool) -> None:
+    expected = [encoding.ids for encoding in tokenizer().encode_batch(TEXTS, add_special_tokens=special)]
+    assert encoded(tokenizer(), add_special_tokens=special) == expected
+
+
+def test_a_tokenizers_tokenizer_keeps_its_own_truncation_and_drops_its_padding() -> None:
+    tokenizer = make.wordpiece()
+    tokenizer.enable_truncation(5, direction="left")
+    expected = [encoding.ids for encoding in tokenizer.encode_batch(TEXTS)]
+    tokenizer.enable_padding()
+    assert encoded(tokenizer) == expected
+    assert max(map(len, expected)) == 5
+    shorter = encoded(tokenizer, truncation=True, max_length=4)
+    assert [row[1:-1] for row in shorter] == [row[1:-1][-2:] for row in expected]  # on its own side
+    assert encoded(tokenizer, truncation=False) == encoded(make.wordpiece())
+
+
+TRANSFORMERS = [make.gpt2, make.bert, make.llama, make.byt5]
+
+
+@pytest.mark.parametrize("tokenizer", TRANSFORMERS)
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"add_special_tokens": False},
+        {"truncation": True, "max_length": 6},
+        {"max_length": 6},
+        {"truncation": "longest_first", "max_length": 6},
+        {"truncation": "do_not_truncate", "max_length": 6},
+        {"truncation": False, "max_length": 6},
+        {"truncation": True},
+        {"split_special_tokens": True},
+        {"padding": False, "return_attention_mask": False},
+        {"truncation": True, "max_length": 6, "return_token_type_ids": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_transformers(tokenizer: Callable[..., Any], kwargs: dict[str, Any], side: str) -> None:
+    own = tokenizer(model_max_length=9, truncation_side=side)
+    expected = own(TEXTS, **kwargs)["input_ids"]
+    assert encoded(tokenizer(model_max_length=9, truncation_side=side), **kwargs) == expected
+
+
+def test_a_fast_transformers_tokenizer_may_be_set_to_split_special_tokens() -> None:
+    tokenizer = make.gpt2(split_special_tokens=True)
+    assert encoded(tokenizer) == make.gpt2(split_special_tokens=True)(TEXTS)["input_ids"] != encoded(make.gpt2())
+    plain = make.bpe()
+    plain.encode_special_tokens = True
+    assert encoded(plain) == encoded(tokenizer)
+
+
+def test_tiktoken() -> None:
+    encoding = make.tiktoken_bytes()
+    assert encoded(encoding) == [encoding.encode_ordinary(text) for text in TEXTS]
+    special = encoded(encoding, allowed_special={"<|endoftext|>"})
+    assert special == [encoding.encode(text, allowed_special={"<|endoftext|>"}) for text in TEXTS] != encoded(encoding)
+
+
+def test_callables() -> None:
+    assert encoded(characters) == characters(TEXTS)
+    assert encoded(lambda texts: {"input_ids": [np.array(row) for row in characters(texts)]}) == characters(TEXTS)
+    assert encoded(lambda texts, more: [[more] for _ in texts], more=7) == [[7]] * len(TEXTS)
+    assert encoder_for(characters)([]).offsets.tolist() == [0]
+
+
+def test_each_make_has_its_fast_way() -> None:
+    for tokenizer, kwargs, kind in (
+        (make.bpe(), {}, FastEncoder),
+        (make.gpt2(), {"truncation": True, "max_length": 5}, FastEncoder),
+        (make.gpt2(), {"return_attention_mask": False}, TransformersEncoder),
+        (make.byt5(), {}, TransformersEncoder),
+        (make.tiktoken_bytes(), {}, TiktokenEncoder),
+        (characters, {}, CallableEncoder),
+    ):
+        assert type(encoder_for(tokenizer, kwargs)) is kind
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "kwargs", "message"),
+    [
+        (characters, {"padding": True}, "padding belongs to the batch: leave it out of tokenizer_kwargs"),
+        (
+            make.bpe(),
+            {"max_len": 5, "stride": 1},
+            "unknown tokenizer_kwargs for tokenizers.Tokenizer: max_len, stride "
+            "(it takes add_special_tokens, max_length, split_special_tokens, truncation)",
+        ),
+        (
+            make.tiktoken_bytes(),
+            {"truncation": True},
+            "unknown tokenizer_kwargs for tiktoken.Encoding: truncation (it takes allowed_special, disallowed_special)",
+        ),
+        (
+            make.bpe(),
+            {"truncation": True},
+            "truncation needs max_length, in tokens: tokenizer_kwargs={'max_length': 512, ...}",
+        ),
+        (make.gpt2(), {"truncation": True}, "truncation needs max_length, in tokens"),
+        (make.bert(), {"max_length": 1}, "max_length must be at least 2 tokens (got 1)"),
+    ],
+)
+def test_keywords_are_checked_at_construction(tokenizer: Any, kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=r"^(unknown|padding|truncation|max_length)") as error:
+        encoder_for(tokenizer, kwargs)
+    assert str(error.value).startswith(message)
+
+
+def test_what_is_no_tokenizer_is_refused() -> None:
+    message = (
+        r"^a tokenizer must be from tokenizers, transformers or tiktoken, or a callable list\[str\] -> list\[list\[int\]\] "
+        r"\(got str\)$"
+    )
+    with pytest.raises(TypeError, match=message):
+        encoder_for("bert-base-cased")
+
+
+def test_a_callable_must_give_one_result_a_text() -> None:
+    with pytest.raises(ValueError, match=r"^the tokenizer returned 1 results for 7 texts$"):
+        encoded(lambda texts: [[1]])
+
+
+# -- the user's object -------------------------------------------------------------------------------------------------------
+
+
+def settings_of(tokenizer: Any) -> Any:
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    return backend.to_str(), backend.truncation, backend.padding, backend.encode_special_tokens
+
+
+@pytest.mark.parametrize("tokenizer", [make.bpe, make.wordpiece, make.gpt2, make.bert, make.llama])
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"truncation": True, "max_length": 3}, {"return_attention_mask": False}], ids=str
+)
+def test_the_users_tokenizer_is_left_as_it_was(tokenizer: Callable[[], Any], kwargs: dict[str, Any]) -> None:
+    own = tokenizer()
+    if isinstance(own, Tokenizer) and "return_attention_mask" in kwargs:
+        kwargs = {}
+    backend = getattr(own, "backend_tokenizer", own)
+    backend.enable_truncation(7, stride=2, direction="left")
+    backend.enable_padding(length=9, pad_id=3)
+    before = settings_of(own)
+    dataset = bf.from_sequence(TEXTS).tokenize(own, tokenizer_kwargs=kwargs)
+    list(dataset)
+    if getattr(own, "eos_token_id", None) is not None:
+        list(dataset.ensure_bos_eos(own))
+    assert settings_of(own) == before
+
+
+def test_a_tokenizer_that_is_changed_later_does_not_change_the_data_set() -> None:
+    for tokenizer in (make.bpe(), make.gpt2(), make.byt5()):
+        dataset = bf.from_sequence(["zebra"]).tokenize(tokenizer)
+        expected = next(dataset.iter())["input_ids"].tolist()
+        tokenizer.add_tokens(["zebra"])
+        assert next(dataset.iter())["input_ids"].tolist() == expected
+        assert next(bf.from_sequence(["zebra"]).tokenize(tokenizer).iter())["input_ids"].tolist() != expected
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"truncation": True, "max_length": 8}, {"max_length": 8, "return_length": False}], ids=str
+)
+def test_the_user_may_call_the_tokenizer_in_other_threads_meanwhile(kwargs: dict[str, Any]) -> None:
+    """transformers #47085: a tokenizer that two threads share raises "Already borrowed", or truncates for the other."""
+    tokenizer = make.bert()
+    texts = ["word " * 30] * 500
+    short = tokenizer(texts[:3], truncation=True, max_length=4)["input_ids"]
+    long = tokenizer(texts[:3])["input_ids"]
+    ours = tokenizer(texts[:1], truncation=True, max_length=8)["input_ids"][0]
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def calling() -> None:
+        try:
+            while not done.is_set():
+                assert tokenizer(texts[:3], truncation=True, max_length=4)["input_ids"] == short
+                assert tokenizer(texts[:3], padding=True)["input_ids"] == long
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=calling)
+    dataset = bf.from_sequence(texts).tokenize(tokenizer, tokenizer_kwargs=kwargs, max_workers=2)
+    thread.start()
+    try:
+        for _ in range(8):
+            assert {tuple(sample["input_ids"]) for sample in dataset} == {tuple(ours)}
+    finally:
+        done.set()
+        thread.join()
+    assert errors == []
+
+
+# -- fingerprints --------------------------------------------------------------------------------------------------------------
+
+
+def fingerprint(tokenizer: Any, **kwargs: Any) -> str:
+    return encoder_for(tokenizer, kwargs).fingerprint()
+
+
+@pytest.mark.parametrize("tokenizer", [make.bpe, make.wordpiece, *TRANSFORMERS, make.tiktoken_bytes])
+def test_an_equal_tokenizer_that_is_loaded_anew_has_the_same_fingerprint(tokenizer: Callable[[], Any]) -> None:
+    assert fingerprint(tokenizer()) == fingerprint(tokenizer())
+    used = tokenizer()
+    if hasattr(used, "init_kwargs"):
+        used(TEXTS, padding=True, truncation=True, max_length=5)  # leaves settings behind in a fast one
+        assert fingerprint(used) == fingerprint(tokenizer())
+
+
+def test_fingerprints_differ_for_another_vocabulary_or_other_settings() -> None:
+    larger, swapped = make.bpe(), make.tiktoken_bytes((b"wo", b"th", b"the", b"rd", b"word"))
+    larger.add_tokens(["zebra"])
+    padded = make.bpe()
+    padded.enable_truncation(6)
+    split = make.bpe()
+    split.encode_special_tokens = True
+    cut = {"truncation": True, "max_length": 5}
+    prints = [
+        fingerprint(make.bpe()),
+        fingerprint(make.bpe(), **cut),
+        fingerprint(make.bpe(), truncation=True, max_length=6, add_special_tokens=False),
+        fingerprint(make.bpe(), add_special_tokens=False),
+        fingerprint(larger),
+        fingerprint(padded),
+        fingerprint(split),
+        fingerprint(make.wordpiece()),
+        fingerprint(make.gpt2(truncation_side="left"), **cut),
+        fingerprint(make.byt5()),
+        fingerprint(make.byt5(extra_ids=10)),
+        fingerprint(make.byt5(), **cut),
+        fingerprint(make.gpt2(), return_attention_mask=False),
+        fingerprint(make.llama(), return_attention_mask=False),
+        fingerprint(make.tiktoken_bytes()),
+        fingerprint(swapped),
+        fingerprint(make.tiktoken_bytes(), allowed_special="all"),
+        fingerprint(characters),
+        fingerprint(len),
+        fingerprint(characters, more=1),
+    ]
+    assert len(set(prints)) == len(prints)
+
+
+def test_a_fingerprint_is_the_same_in_every_process() -> None:
+    code = """
+from brimful.encoders import encoder_for
+from tests import tokenizers as make
+special = {"<|endoftext|>", "a", "b", "c"}
+print(encoder_for(make.tiktoken_bytes(), {"disallowed_special": special}).fingerprint(), encoder_for(make.byt5()).fingerprint())
+"""
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+def test_a_fingerprint_begins_with_words() -> None:
+    assert fingerprint(make.bpe(), max_length=6).startswith("BPE of 300 tokens, cut to 6 (")
+    assert fingerprint(make.wordpiece()).startswith("WordPiece of ")
+    assert fingerprint(make.byt5(), max_length=7, truncation=True).startswith("ByT5Tokenizer of ")
+    assert ", max_length=7, truncation=True (" in fingerprint(make.byt5(), max_length=7, truncation=True)
+    assert fingerprint(make.tiktoken_bytes(), allowed_special="all").startswith(
+        "test of 262 tokens, allowed_special=all ("
+    )
+    assert fingerprint(characters).startswith("characters (")
+
+
+def test_a_state_of_another_tokenizer_is_refused_by_name() -> None:
+    def iterator(tokenizer: Any, state: Any = None) -> Any:
+        return bf.from_sequence(TEXTS).tokenize(tokenizer).batch(2).iter(state)
+
+    it = iterator(make.gpt2())
+    next(it)
+    state = json.loads(json.dumps(it.state_dict()))
+    assert iterator(make.gpt2(), state) is not None
+    with pytest.raises(
+        bf.StateError,
+        match=r"encoder was 'BPE of [0-9,]+ tokens \([0-9a-f]{16}\)' when it was saved and is 'BPE of [0-9,]+ tokens",
+    ):
+        iterator(make.llama(), state)
+
+
+# -- travelling ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [make.bpe, make.wordpiece, *TRANSFORMERS, make.tiktoken_bytes, lambda: characters]
+)
+def test_a_stage_with_an_encoder_can_be_pickled_also_after_use(tokenizer: Callable[[], Any]) -> None:
+    dataset = bf.from_sequence(TEXTS).tokenize(tokenizer())
+    expected = [sample["input_ids"].tolist() for sample in dataset]
+    it = dataset.iter()
+    next(it)
+    again = pickle.loads(pickle.dumps(dataset))
+    assert [sample["input_ids"].tolist() for sample in again] == expected
+    assert [sample["input_ids"].tolist() for sample in again.iter(it.state_dict())] == expected[1:]
+
+
+# -- BOS and EOS ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_ensure_bos_eos_holds_whatever_the_tokenizer_was_told_to_add(special: bool) -> None:
+    tokenizer = make.llama()
+    plain = tokenizer("the dog", add_special_tokens=False)["input_ids"]
+    data = bf.from_sequence(["the dog"]).tokenize(tokenizer, tokenizer_kwargs={"add_special_tokens": special})
+    (sample,) = data.ensure_bos_eos(tokenizer)
+    assert sample["input_ids"].tolist() == [tokenizer.bos_token_id, *plain, tokenizer.eos_token_id]
+    (sample,) = bf.from_sequence(["the dog"]).tokenize(make.byt5()).ensure_bos_eos(make.byt5())
+    assert sample["input_ids"].tolist() == make.byt5()("the dog")["input_ids"]
+
+
+def test_ensure_bos_eos_of_a_tokenizer_that_has_neither_is_refused() -> None:
+    message = r"^ensure_bos_eos needs a tokenizer with a BOS or an EOS token \(\w+ has neither\); name the ids with add_bos_eos$"
+    with pytest.raises(ValueError, match=message):
+        bf.from_sequence(["a"]).tokenize(make.bert()).ensure_bos_eos(make.bert())
+
+
+def test_ensure_bos_eos_needs_to_know_the_ids() -> None:
+    message = (
+        r"^ensure_bos_eos needs a tokenizer with bos_token_id and eos_token_id \(got Tokenizer\); "
+        "name the ids with add_bos_eos$"
+    )
+    with pytest.raises(TypeError, match=message):
+        bf.from_sequence(["a"]).tokenize(make.bpe()).ensure_bos_eos(make.bpe())

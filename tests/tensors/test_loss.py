@@ -1,0 +1,277 @@
+"""The gradient of every way to batch is that of one big batch: padding, copies, packing and ranks change nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+
+import brimful as bf
+from brimful.tensors import attention
+from tests.test_attention import LONGEST, VOCABULARY, Tensor, by_mask, causal, loss_sum, model
+
+MOST = 24
+
+
+def rows() -> list[dict[str, Any]]:
+    """Samples of 1 to 24 tokens; some ask for few labels, some for none."""
+    generator = torch.Generator().manual_seed(2)
+    out = []
+    for number in range(23):
+        tokens = torch.randint(1, VOCABULARY, (1 + number * 7 % MOST,), generator=generator)
+        labels = torch.where(torch.arange(len(tokens)) < 1 + number % 5, -100, tokens)
+        out.append({"input_ids": tokens.tolist(), "labels": labels.tolist()})
+    return out
+
+
+def gradients(batches: Iterable[dict[str, Any]], tokens: int | None = None) -> list[Tensor]:
+    """The sum of the gradients of each batch's loss; `tokens` are those of the whole step."""
+    net = model()
+    for batch in batches:
+        positions = batch.get("position_ids")
+        if positions is None:
+            positions = torch.arange(batch["input_ids"].shape[1])[None]
+        logits = net(batch["input_ids"], positions, by_mask(batch) if "segment_ids" in batch else causal)
+        step = batch if tokens is None else batch | {"num_items_in_batch": tokens}
+        bf.token_mean(loss_sum(logits, batch["labels"]), step).backward()
+    return [parameter.grad for parameter in net.parameters()]
+
+
+def big_batch() -> tuple[list[Tensor], int]:
+    (batch,) = bf.from_sequence(rows()).batch(len(rows()))
+    return gradients([batch]), int((batch["labels"] != -100).sum())
+
+
+def assert_same(own: list[Tensor], expected: list[Tensor]) -> None:
+    for one, other in zip(own, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10 * float(other.abs().max()))
+
+
+WAYS: dict[str, Callable[[bf.Dataset], bf.Batches]] = {
+    "arrival": lambda data: data.batch(4),
+    "budget": lambda data: data.batch_by_tokens(64, pad_to_multiple_of=8),
+    "buckets": lambda data: data.batch_by_tokens(64, buckets=[6, 12, 24]),
+    "static": lambda data: data.batch(bf.StaticShapes([8, 16, MOST], 72), window=10),
+    "packed": lambda data: data.pack(LONGEST, rows=2),
+    "packed tight": lambda data: data.pack(MOST, rows=3),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gradient_is_that_of_one_big_batch(way: str) -> None:
+    expected, tokens = big_batch()
+    batches = list(WAYS[way](bf.from_sequence(rows())))
+    assert sum(int((batch["labels"] != -100).sum()) for batch in batches) == tokens
+    if way == "static":
+        assert any((batch["sample_weights"] == 0).any() for batch in batches), "a batch is filled up with copies"
+    assert_same(gradients(batches, tokens), expected)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.mark.parametrize("way", ["budget", "static", "packed"])
+def test_the_gradients_of_ranks_average_to_that_of_one_big_batch(
+    way: str, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks without a batch of their own have fillers, whose loss is 0."""
+    expected, tokens = big_batch()
+    batches = WAYS[way](bf.from_sequence(rows()))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda group=None: world_size)
+    ranks = [gradients(batches.shard(rank, world_size), tokens) for rank in range(world_size)]
+    assert_same([torch.stack(one).mean(0) for one in zip(*ranks, strict=True)], expected)
+
+
+def test_a_mean_of_means_has_another_gradient() -> None:
+    """That the tests above can fail at all."""
+    expected, _ = big_batch()
+    batches = list(WAYS["budget"](bf.from_sequence(rows())))
+    means = [gradient / len(batches) for gradient in gradients(batches)]
+    with pytest.raises(AssertionError):
+        assert_same(means, expected)
+
+
+@pytest.mark.parametrize("tokens", [None, 0, torch.tensor(0)])
+def test_nothing_to_predict_is_no_loss_and_no_gradient(tokens: Any) -> None:
+    batch = {"input_ids": torch.tensor([[3, 4]]), "labels": torch.full((1, 2), -100)}
+    assert all((gradient == 0).all() for gradient in gradients([batch], tokens))
+    loss = torch.zeros((), requires_grad=True)
+    own = bf.token_mean(loss * 3, batch if tokens is None else batch | {"num_items_in_batch": tokens})
+    own.backward()
+    assert own.item() == 0, "NaN on one rank is NaN on all"
+    assert loss.grad is not None
+    assert loss.grad.isfinite()
+
+
+@pytest.mark.parametrize("tokens", [8, torch.tensor(8), torch.tensor(8, dtype=torch.int32)])
+def test_the_count_of_the_whole_step_comes_first(tokens: Any) -> None:
+    loss = bf.token_mean(
+        torch.tensor(6.0, dtype=torch.float64), {"labels": torch.tensor([1]), "num_items_in_batch": tokens}
+    )
+    assert (loss.item(), loss.dtype) == (0.75, torch.float64)
+
+
+def test_labels_may_be_nested_or_of_whole_samples() -> None:
+    data = bf.from_sequence([{"input_ids": [1, 2], "labels": [1, -100]}, {"input_ids": [3], "labels": [5]}])
+    (batch,) = data.batch(2, layout="nested")
+    assert bf.token_mean(torch.tensor(6.0), batch).item() == 3
+    (batch,) = bf.from_sequence([{"input_ids": [1], "labels": 4}, {"input_ids": [3], "labels": 5}]).batch(2)
+    assert bf.token_mean(torch.tensor(6.0), batch).item() == 3
+
+
+def test_a_batch_without_labels_needs_a_count() -> None:
+    with pytest.raises(
+        ValueError, match=r"token_mean needs labels or num_items_in_batch in the batch \(got input_ids\)"
+    ):
+        bf.token_mean(torch.tensor(1.0), {"input_ids": torch.tensor([1])})
+
+
+def rank_of_two(rank: int, folder: str) -> None:
+    """A data-parallel step on each rank, with the labels counted over both; rank 0 saves the averaged gradients."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    batches = bf.from_sequence(rows()).batch(12, length_column="input_ids").shard()
+    own = gradients(batches)
+    for gradient in own:
+        dist.all_reduce(gradient)
+    if rank == 0:
+        torch.save([gradient / 2 for gradient in own], f"{folder}/gradients")
+    dist.destroy_process_group()
+
+
+def test_two_processes_count_their_labels_together(tmp_path: Path) -> None:
+    multiprocessing.spawn(rank_of_two, args=(str(tmp_path),), nprocs=2)
+    assert_same(torch.load(tmp_path / "gradients"), big_batch()[0])
+
+
+STEPS: dict[str, Callable[[bf.Dataset], bf.Batches]] = {
+    "budget": lambda data: data.batch_by_tokens(64, window=12),
+    "truncated": lambda data: data.batch(bf.StaticShapes([8, 16], 48), window=12, overlong="truncate"),
+    "split": lambda data: data.pack(10, rows=3, window=12, overlong="split"),
+}
+
+
+def save_mean(path: str, own: list[torch.Tensor], batches: list[Any]) -> None:
+    """The mean over both ranks of their gradients, and how many fillers this one had."""
+    for gradient in own:
+        dist.all_reduce(gradient)
+    torch.save(([gradient / 2 for gradient in own], sum(batch["is_filler"] for batch in batches)), path)
+
+
+def rank_of_two_from_a_store(rank: int, folder: str) -> None:
+    """Each rank's gradients of every step of an epoch from a store; nothing but them is exchanged."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    for way, batches_of in STEPS.items():
+        batches = list(batches_of(bf.from_store(f"{folder}/tokens", shuffle=True)).shard())
+        with patch.object(dist, "all_reduce", side_effect=AssertionError("token_mean asks the other ranks")):
+            own = gradients(batches)
+        save_mean(f"{folder}/{way}.{rank}", own, batches)
+    dist.destroy_process_group()
+
+
+def test_two_processes_know_the_labels_of_their_steps_from_a_store(tmp_path: Path) -> None:
+    """Of unequal batches, fillers and cut samples; one process takes two batches a step."""
+    len(bf.from_sequence(rows()).cache(tmp_path / "tokens"))
+    multiprocessing.spawn(rank_of_two_from_a_store, args=(str(tmp_path),), nprocs=2)
+    fillers = 0
+    for way, batches_of in STEPS.items():
+        batches = list(batches_of(bf.from_store(tmp_path / "tokens", shuffle=True)))
+        steps = [batches[first : first + 2] for first in range(0, len(batches), 2)]
+        numbers = [sum(int((batch["labels"] != -100).sum()) for batch in step) for step in steps]
+        parts = [gradients(step, number) for step, number in zip(steps, numbers, strict=True)]
+        expected = [torch.stack(one).sum(0) for one in zip(*parts, strict=True)]
+        for rank in range(2):
+            found, own_fillers = torch.load(tmp_path / f"{way}.{rank}")
+            assert_same(found, expected)
+            fillers += own_fillers
+    assert fillers, "some step has too few batches"
+
+
+STREAM_STEPS: dict[str, Callable[[bf.Dataset], bf.Batches]] = {
+    "budget": lambda data: data.batch_by_tokens(48, window=6),
+    "static": lambda data: data.batch(bf.StaticShapes([8, 16, MOST], 48), window=6),
+    "packed": lambda data: data.pack(MOST, rows=2, window=6),
+    "nested": lambda data: data.batch(2, layout="nested"),
+    "own": lambda data: data.batch(2, collate_fn=by_hand),
+}
+
+
+def by_hand(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    columns = {name: [torch.tensor(sample[name]) for sample in samples] for name in ("input_ids", "labels")}
+    pads = {"input_ids": 0, "labels": -100}
+    pad = torch.nn.utils.rnn.pad_sequence
+    return {name: pad(column, batch_first=True, padding_value=pads[name]) for name, column in columns.items()}
+
+
+def stream_batches(way: str, folder: str) -> bf.Batches:
+    data = bf.from_files(f"{folder}/*.jsonl", streams=2)
+    return STREAM_STEPS[way](data)
+
+
+def dense(batch: dict[str, Any]) -> dict[str, Any]:
+    """What the model of this file can read of a nested batch."""
+    if not batch["input_ids"].is_nested:
+        return batch
+    return batch | {name: batch[name].to_padded_tensor(pad) for name, pad in (("input_ids", 0), ("labels", -100))}
+
+
+def rank_of_two_streams(rank: int, folder: str) -> None:
+    """Each rank's gradients of every step of an epoch of unequal streams; `token_mean` counts the labels of all."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    for way in STREAM_STEPS:
+        batches = [dense(batch) for batch in stream_batches(way, folder).shard(timeout_seconds=60)]
+        assert all("num_items_in_batch" not in batch for batch in batches)
+        save_mean(f"{folder}/{way}.{rank}", gradients(batches), batches)
+    dist.destroy_process_group()
+
+
+def test_two_processes_with_streams_and_fillers_have_the_gradients_of_one(tmp_path: Path) -> None:
+    """One process takes the batches of both streams in one step, as long as there are two."""
+    samples = rows()
+    for shard, part in enumerate((samples[:6], samples[6:])):
+        (tmp_path / f"{shard}.jsonl").write_text("\n".join(map(json.dumps, part)) + "\n")
+    multiprocessing.spawn(rank_of_two_streams, args=(str(tmp_path),), nprocs=2)
+    for way in STREAM_STEPS:
+        made = stream_batches(way, str(tmp_path))
+        places = [(state["position"]["next"] - 1 if state["position"] != "end" else None) for state in states_of(made)]
+        last = max(place for place in places if place is not None)
+        steps: dict[int, list[Any]] = {}
+        for batch, place in zip(made, places, strict=True):
+            steps.setdefault((last + 2 if place is None else place) // 2, []).append(dense(batch))
+        numbers = [sum(int((batch["labels"] != -100).sum()) for batch in step) for step in steps.values()]
+        parts = [gradients(step, number) for step, number in zip(steps.values(), numbers, strict=True)]
+        expected = [torch.stack(one).sum(0) for one in zip(*parts, strict=True)]
+        fillers = 0
+        for rank in range(2):
+            found, own_fillers = torch.load(tmp_path / f"{way}.{rank}")
+            assert_same(found, expected)
+            fillers += own_fillers
+        assert fillers == sum(2 - len(step) for step in steps.values()) > 0
+
+
+def states_of(made: bf.Batches) -> list[Any]:
+    with made.iter() as it:
+        return [it.state_dict() for _ in it]
+
+
+def test_batches_that_are_accumulated_are_one_mean() -> None:
+    expected, tokens = big_batch()
+    batches = list(WAYS["budget"](bf.from_sequence(rows())).shard(0, 1))
+    whole = sum(batch["num_items_in_batch"] for batch in batches)
+    assert int(whole) == tokens
+    assert_same(gradients([batch | {"num_items_in_batch": whole} for batch in batches]), expected)
+
+
+def test_attention_and_loss_are_had_from_the_package() -> None:
+    assert bf.attention is attention
+    assert {"attention", "token_mean"} <= set(bf.__all__)
+    with pytest.raises(AttributeError, match="module 'brimful' has no attribute 'nothing'"):
+        bf.nothing  # noqa: B018
