@@ -448,7 +448,7 @@ MUTANTS = [
     ),
     Mutant(
         "a last window that is short stays alone",
-        "windows/window.py",
+        "plan/window.py",
         "return count if count < size + rest_rows(size) else size",
         "return min(count, size)",
         ORDER,

@@ -121,6 +121,11 @@ def one_of(name: str, value: str, *choices: str) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)} (got {value!r})")
 
 
+def name_of(fn: Any) -> str:
+    """What a user's function is called in messages."""
+    return str(getattr(fn, "__name__", type(fn).__name__))
+
+
 # -- where a row came from ---------------------------------------------------------------------------------------------
 
 ORIGIN_TYPE: Final = pa.struct([("file", pa.dictionary(pa.int32(), pa.string())), ("line", pa.int64())])

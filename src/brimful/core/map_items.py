@@ -6,9 +6,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from brimful.core.errors import StageError
+from brimful.core.errors import StageError, name_of
 from brimful.core.stream import Stage, State, running
-from brimful.rows.blocks import name_of
 
 
 @dataclass(frozen=True)

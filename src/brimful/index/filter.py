@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from brimful.core.errors import OnError
+from brimful.core.errors import OnError, name_of
 from brimful.core.once import once
 from brimful.core.stream import describe
 from brimful.index.index import Index
 from brimful.index.indexed import Rows, Source
 from brimful.index.some_rows import SelectedIndex
-from brimful.rows.blocks import name_of
 
 
 @dataclass(frozen=True)

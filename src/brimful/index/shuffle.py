@@ -12,7 +12,7 @@ from brimful.core.errors import settle
 from brimful.core.stream import place
 from brimful.index.index import Index
 from brimful.index.indexed import Indexed, Rows
-from brimful.windows.window import rest_rows
+from brimful.plan.window import rest_rows
 
 
 @dataclass(frozen=True)

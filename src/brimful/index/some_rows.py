@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.errors import OnError, logger
+from brimful.core.errors import OnError, logger, name_of
 from brimful.core.once import once
 from brimful.core.stream import BLOCK_ROWS
 from brimful.index.index import Index, RowSet
-from brimful.rows.blocks import Block, name_of, tried
+from brimful.rows.blocks import Block, tried
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,3 +47,17 @@ def window_rows(policy: Policy, lengths_sample: ArrayLike, padding: float = 0.01
     rows_per_batch = len(many) / len(policy.plan(many))
     batches = _PADDING_BATCHES / padding if lengths.ndim == 1 else (_PADDING_ROOT_BATCHES / padding) ** 2
     return ceil(batches * rows_per_batch)
+
+
+def window_ends(count: int, size: int) -> int:
+    """How many of `count` rows the next window takes where no more follow: a rest shorter than half joins it.
+
+    >>> [window_ends(count, 10) for count in (3, 10, 14, 15, 20)]
+    [3, 10, 14, 10, 10]
+    """
+    return count if count < size + rest_rows(size) else size
+
+
+def rest_rows(size: int) -> int:
+    """How many rows must follow a window of `size` rows for them to be a window of their own."""
+    return (size + 1) // 2

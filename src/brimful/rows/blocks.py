@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core import random
-from brimful.core.errors import HIDDEN, ORIGIN, OnError, StageError, StateError, skipped, where
+from brimful.core.errors import HIDDEN, ORIGIN, OnError, StageError, StateError, name_of, skipped, where
 from brimful.core.stream import BLOCK_ROWS
 from brimful.rows.ragged import (
     column_of,
@@ -147,10 +147,6 @@ def tried(
             skipped(StageError(message))
             continue
         yield row, result
-
-
-def name_of(fn: Any) -> str:
-    return str(getattr(fn, "__name__", type(fn).__name__))
 
 
 def with_origin(out: Block, block: Block, parents: NDArray[np.int64]) -> Block:

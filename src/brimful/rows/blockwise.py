@@ -7,9 +7,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from brimful.core.stream import Stage, State, running
-from brimful.rows.blocks import (
-    Block,
-)
+from brimful.rows.blocks import Block
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,7 @@ import numpy as np
 
 from brimful.core.errors import ORIGIN, DataError, where
 from brimful.core.stream import END, Stage, State, running
-from brimful.rows.blocks import (
-    Block,
-    check_replay,
-)
+from brimful.rows.blocks import Block, check_replay
 from brimful.rows.ragged import (
     EMPTY,
     Ragged,

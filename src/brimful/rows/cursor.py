@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from brimful.core.stream import END, Stage, State
-from brimful.rows.blocks import (
-    Block,
-    check_replay,
-)
+from brimful.rows.blocks import Block, check_replay
 from brimful.rows.ragged import (
     EMPTY,
     fingerprint,

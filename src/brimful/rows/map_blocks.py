@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from brimful.core.errors import StageError, where
-from brimful.rows.blocks import Block, name_of, visible, with_origin
+from brimful.core.errors import StageError, name_of, where
+from brimful.rows.blocks import Block, visible, with_origin
 from brimful.rows.ragged import EMPTY
 from brimful.rows.schema import fitted, named, settled
 from brimful.rows.typed import ByFunction

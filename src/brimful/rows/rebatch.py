@@ -6,11 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from brimful.core.stream import BLOCK_ROWS, END, Stage, State, running
-from brimful.rows.blocks import (
-    Block,
-    check_replay,
-    cut,
-)
+from brimful.rows.blocks import Block, check_replay, cut
 from brimful.rows.ragged import (
     fingerprint,
 )

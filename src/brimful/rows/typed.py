@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.errors import TALLY, OnError, StageError, Tally, skipped, where
+from brimful.core.errors import TALLY, OnError, StageError, Tally, name_of, skipped, where
 from brimful.core.once import once
 from brimful.core.stream import END, Stage, State, running
-from brimful.rows.blocks import KEY, Block, name_of, visible, with_origin
+from brimful.rows.blocks import KEY, Block, visible, with_origin
 from brimful.rows.ragged import EMPTY
 from brimful.rows.schema import OF_RESULTS, SAMPLE_ROWS, as_text, fitted, fitting, from_text, infer, misfit, united
 

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.errors import StageError, StateError
-from brimful.rows.blocks import Sample, as_sample, name_of
+from brimful.core.errors import StageError, StateError, name_of
+from brimful.rows.blocks import Sample, as_sample
 from brimful.rows.schema import SAMPLE_ROWS, block_of, infer, misfit
 from brimful.sources.bytes import READ_BYTES, Bytes
 from brimful.sources.format import Format

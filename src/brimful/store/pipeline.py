@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from brimful.core.errors import StateError
+from brimful.core.errors import StateError, name_of
 from brimful.core.stream import Stage, describe, header_difference, upstreams
 from brimful.index.sequence import CachedIndex
-from brimful.rows.blocks import name_of
 from brimful.rows.encoders import CallableEncoder, Encoder
 
 

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from brimful.core.errors import ORIGIN, settle
 from brimful.core.stream import BLOCK_ROWS, END, Stage, State, running, runtime
 from brimful.plan import Policy
+from brimful.plan.window import rest_rows, window_ends
 from brimful.rows.blocks import Block, check_replay, visible
 from brimful.rows.ragged import EMPTY, concat, fingerprint, token_counts
-from brimful.windows.window import Window, auto_rows, rest_rows, window_ends
+from brimful.windows.window import Window, auto_rows
 
 AUTO_BYTES: Final = 256 << 20
 """The most that the rows of one window may take where its size is chosen for the user."""

@@ -14,7 +14,8 @@ from brimful.core.once import once
 from brimful.core.stream import END, Stage, State, runtime
 from brimful.index.indexed import Indexed
 from brimful.plan import Policy
-from brimful.windows.window import Window, auto_rows, window_ends
+from brimful.plan.window import window_ends
+from brimful.windows.window import Window, auto_rows
 
 SAMPLE_ROWS: Final = 16_384
 """By whose lengths "auto" is judged: evenly spread ones of the index, or, where an epoch has other rows, in runs of epoch 0."""

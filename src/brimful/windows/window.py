@@ -86,20 +86,6 @@ class Window:
         return {}
 
 
-def window_ends(count: int, size: int) -> int:
-    """How many of `count` rows the next window takes where no more follow: a rest shorter than half joins it.
-
-    >>> [window_ends(count, 10) for count in (3, 10, 14, 15, 20)]
-    [3, 10, 14, 10, 10]
-    """
-    return count if count < size + rest_rows(size) else size
-
-
-def rest_rows(size: int) -> int:
-    """How many rows must follow a window of `size` rows for them to be a window of their own."""
-    return (size + 1) // 2
-
-
 def auto_rows(policy: Policy, lengths: NDArray[np.int64]) -> int:
     """How many rows a window needs for 1 % padding under `policy`, judged by some lengths."""
     if policy.max_length is not None and lengths.ndim == 1:
