@@ -2,18 +2,26 @@
 
     .venv/bin/python -m tests.mutants [words of a reason]
 
-A mutant is a copy of src in which one text stands in place of another; the tests named beside it run against the copy.
+A mutant is a copy of src in which one text stands in place of another; the tests named beside it run against the copy, in
+a process of their own: the fork of one that has imported all that is not ours.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from select import select
+from typing import NamedTuple, TypeAlias
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "brimful"
@@ -28,8 +36,10 @@ OPTIONS = [
     "-o",
     "addopts=--import-mode=importlib",
 ]
+IMPORTED = ("hypothesis", "numpy", "pyarrow.dataset", "pytest", "tokenizers", "torch.utils.data")
 FAILED = 1
 """What pytest exits with where tests failed; other codes say that none ran."""
+SECONDS = 120.0
 
 
 class Mutant(NamedTuple):
@@ -872,30 +882,71 @@ def unmutated(mutant: Mutant) -> str:
     return text
 
 
-def survives(mutant: Mutant) -> str | None:
-    """None where the tests fail on a mutant, as they must; else what they said."""
-    text = unmutated(mutant)
-    with tempfile.TemporaryDirectory(prefix="brimful-mutant-") as folder:
-        shutil.copytree(PACKAGE, f"{folder}/brimful")
-        Path(folder, "brimful", mutant.file).write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
-        ran = subprocess.run(
-            [sys.executable, "-m", "pytest", *OPTIONS, *mutant.tests],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": folder, "BRIMFUL_SRC": folder, "HYPOTHESIS_PROFILE": "mutant"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-    return None if ran.returncode == FAILED else f"pytest exits with {ran.returncode}: {ran.stdout}{ran.stderr}"
+Survives: TypeAlias = Callable[[Mutant], str | None]
+"""None where the tests fail on a mutant, as they must; else what they said."""
+
+
+@contextmanager
+def forks() -> Iterator[Survives]:
+    """What tries mutants, one after the other."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "from tests.mutants import serve; serve()"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+
+        def survives(mutant: Mutant) -> str | None:
+            text = unmutated(mutant)
+            with tempfile.TemporaryDirectory(prefix="brimful-mutant-") as folder:
+                shutil.copytree(PACKAGE, f"{folder}/brimful")
+                Path(folder, "brimful", mutant.file).write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+                print(json.dumps([folder, *mutant.tests]), file=server.stdin, flush=True)
+                if not select([server.stdout], [], [], SECONDS)[0]:
+                    raise TimeoutError(f"its tests take more than {SECONDS:g} s")
+                code = int(server.stdout.readline())
+                said = Path(folder, "said").read_text("utf-8")
+            return None if code == FAILED else f"pytest exits with {code}: {said}"
+
+        try:
+            yield survives
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+
+
+def serve() -> None:
+    """For each line on stdin, a folder and tests, the exit code of these tests against the package in that folder."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()  # what is imported is not looked through again in each fork
+    for line in sys.stdin:
+        folder, *tests = json.loads(line)
+        child = os.fork()
+        if not child:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            said = os.open(f"{folder}/said", os.O_WRONLY | os.O_CREAT)
+            os.dup2(said, 1)
+            os.dup2(said, 2)
+            os.environ |= {"PYTHONPATH": folder, "BRIMFUL_SRC": folder, "HYPOTHESIS_PROFILE": "mutant"}
+            sys.path.insert(0, folder)
+            code = int(sys.modules["pytest"].main([*OPTIONS, *tests]))
+            sys.stdout.flush()
+            os._exit(code)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
 def main(words: list[str]) -> int:
     survivors = 0
-    for mutant in MUTANTS:
-        if " ".join(words) in mutant.why:
-            said = survives(mutant)
-            survivors += said is not None
-            print(f"{'SURVIVES' if said else 'killed':9} {mutant.file}: {mutant.why}", said or "", flush=True)
+    with forks() as survives:
+        for mutant in MUTANTS:
+            if " ".join(words) in mutant.why:
+                said = survives(mutant)
+                survivors += said is not None
+                print(f"{'SURVIVES' if said else 'killed':9} {mutant.file}: {mutant.why}", said or "", flush=True)
     return survivors
 
 
