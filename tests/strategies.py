@@ -548,6 +548,11 @@ COUNTING: Final[set[type[Stage[Any]]]] = {Enumerate, Skip, Stride, Take}
 """What rows in several streams are refused by."""
 
 
+def name(cls: type[Stage[Any]]) -> str:
+    """With its room: a stage on rows and its twin on row numbers have one name."""
+    return f"{cls.__module__.split('.')[1]}.{cls.__name__}"
+
+
 # -- chains --------------------------------------------------------------------------------------------------------------
 
 

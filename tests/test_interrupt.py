@@ -18,8 +18,8 @@ import brimful as bf
 from brimful.core.iterator import ResumableIterator
 from brimful.testing import first_difference
 from tests import strategies as draw
+from tests.core.test_iterator import ROWS, nothing_is_left, shards
 from tests.shards import threads_left
-from tests.test_iterator import ROWS, nothing_is_left, shards
 
 URLS = shards(".jsonl.gz")
 PIPELINES: dict[str, Callable[[], bf.Dataset | bf.Batches]] = {

@@ -51,10 +51,6 @@ def examples(count: int) -> Callable[[Any], Any]:
     return settings(max_examples=max(count, MORE))
 
 
-def name(cls: Any) -> str:
-    return str(cls.__name__)
-
-
 def stages() -> set[type[Stage[Any]]]:
     """Every stage of ours that can be made."""
     for module in pkgutil.walk_packages(brimful.__path__, "brimful."):
@@ -70,11 +66,11 @@ def stages() -> set[type[Stage[Any]]]:
 
 
 def test_every_stage_has_a_strategy() -> None:
-    missing = sorted(cls.__name__ for cls in stages() - draw.STAGES)
+    missing = sorted(draw.name(cls) for cls in stages() - draw.STAGES)
     assert not missing, f"give {', '.join(missing)} a line in tests/strategies.py"
 
 
-@pytest.mark.parametrize("cls", sorted(draw.STAGES, key=name), ids=name)
+@pytest.mark.parametrize("cls", sorted(draw.STAGES, key=draw.name), ids=draw.name)
 @given(data=st.data(), rows=st.integers(1, 5), size=sizes)
 @examples(30)
 def test_law_of_each_stage(cls: type[Stage[Any]], data: st.DataObject, rows: int, size: int) -> None:
@@ -173,7 +169,7 @@ ON_BLOCKS: dict[type[Stage[Any]], st.SearchStrategy[draw.Link]] = {
 del ON_BLOCKS[Planned]
 
 
-@pytest.mark.parametrize("cls", sorted(ON_BLOCKS, key=name), ids=name)
+@pytest.mark.parametrize("cls", sorted(ON_BLOCKS, key=draw.name), ids=draw.name)
 @given(data=st.data(), lengths=draw.lengths, some=draw.sizes, other=draw.sizes)
 @examples(30)
 def test_blocks_never_change_what_a_stage_gives(

@@ -27,7 +27,7 @@ from brimful.testing import first_difference
 from brimful.windows.window import Window
 from tests import strategies as draw
 
-CLASSES = sorted(draw.STAGES, key=lambda cls: cls.__name__)
+CLASSES = sorted(draw.STAGES, key=draw.name)
 
 
 def some(stage: Stage[Any]) -> list[Any]:
@@ -54,7 +54,7 @@ def elsewhere() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
 
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", CLASSES, ids=draw.name)
 @given(data=st.data())
 @settings(max_examples=10)
 def test_an_unpickled_stage_gives_the_same_and_carries_no_results(cls: type[Stage[Any]], data: st.DataObject) -> None:
@@ -76,7 +76,7 @@ def test_every_stage_gives_the_same_in_another_process() -> None:
     def run(data: st.DataObject) -> None:
         for cls in CLASSES:
             stage = data.draw(draw.alone(cls))()
-            names.append(cls.__name__)
+            names.append(draw.name(cls))
             found.append([(words(item), after) for item, after in some(stage)])
             stages.append(cloudpickle.dumps(stage))
 

@@ -15,7 +15,7 @@ import pytest
 import brimful as bf
 from brimful.rows.blocks import Sample
 from tests import strategies as draw
-from tests.test_iterator import ROWS, same, taken
+from tests.core.test_iterator import ROWS, same, taken
 
 
 def seeded(sample: Sample, rng: np.random.Generator) -> Sample:

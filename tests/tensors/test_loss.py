@@ -15,7 +15,7 @@ from torch import multiprocessing
 
 import brimful as bf
 from brimful.tensors import attention
-from tests.test_attention import LONGEST, VOCABULARY, Tensor, by_mask, causal, loss_sum, model
+from tests.tensors.test_attention import LONGEST, VOCABULARY, Tensor, by_mask, causal, loss_sum, model
 
 MOST = 24
 
