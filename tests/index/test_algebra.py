@@ -437,7 +437,7 @@ def test_a_random_function_is_refused_with_both_sides_named() -> None:
     it = run(0).iter()
     next(it)
     list(run(0).iter(it.state_dict()))
-    with pytest.raises(bf.StateError, match=r"Filtered\.kept was \d+ when it was saved and is \d+ here"):
+    with pytest.raises(bf.StateError, match=r"filter\.kept was \d+ when it was saved and is \d+ here"):
         run(1).iter(it.state_dict())
     with pytest.raises(bf.StateError, match=r"Filtered\.crc32 was \d+ when it was saved and is \d+ here"):
         numbered(4).filter(even).iter(
