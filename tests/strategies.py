@@ -40,7 +40,9 @@ from brimful.index.interleave import Interleave as IndexInterleave
 from brimful.index.repeat import Repeat as IndexRepeat
 from brimful.index.sequence import FromSequence
 from brimful.index.shuffle import Shuffle as IndexShuffle
-from brimful.index.slice import Slice as IndexSlice
+from brimful.index.skip import Skip as IndexSkip
+from brimful.index.stride import Stride as IndexStride
+from brimful.index.take import Take as IndexTake
 from brimful.plan import CostBudget, FixedSize, Packed, Policy, StaticShapes, TokenBudget
 from brimful.rows.add_bos_eos import AddBosEos
 from brimful.rows.blocks import Block, Sample
@@ -438,9 +440,9 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
     PackChunk: on(PackChunk, target_columns=targets, chunk_length=few, discard_long_samples=st.booleans()),
     Pad: on(Pad, pad_values={"input_ids": 0}, chunk_length=3 * LONG),
     Rebatch: on(Rebatch),
-    Skip: on(Skip, count=count),
+    Skip: on(Skip, n=count),
     Stride: st.one_of(on(Stride, interval=3, offset=st.integers(0, 2)), on(Stride, interval=1, offset=0)),
-    Take: on(Take, count=count),
+    Take: on(Take, n=count),
     Tokenize: on(
         Tokenize,
         encoder=encoder_for(letters),
@@ -466,7 +468,9 @@ INDEXED: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # indexed data
         on(IndexFilter, fn=st.sampled_from([is_odd, never])), on(IndexFilter, fn=refuses_some, on_error="skip")
     ),
     IndexShuffle: on(IndexShuffle, buffer_size=few, seed=seeds),
-    IndexSlice: on(IndexSlice, first=count, last=st.one_of(st.none(), count), step=few),
+    IndexSkip: on(IndexSkip, n=count),
+    IndexStride: on(IndexStride, interval=st.just(3), offset=st.integers(0, 2)),
+    IndexTake: on(IndexTake, n=count),
 }
 SEVERAL_INDEXED: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # several of them to one
     IndexConcat: st.just(lambda *upstreams: IndexConcat(upstreams)),
@@ -521,7 +525,7 @@ ITEMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # anything to an
     EnumerateItems: on(EnumerateItems),
     MapItems: on(MapItems, fn=tagged),
     Repeat: on(Repeat),
-    TakeItems: on(TakeItems, count=count),
+    TakeItems: on(TakeItems, n=count),
 }
 STAGES: Final[set[type[Stage[Any]]]] = {
     *SOURCES,
@@ -573,7 +577,7 @@ def sources() -> SearchStrategy[Make]:
 def indexed_sources() -> SearchStrategy[Make]:
     """Indexed data as they are, or filtered, or some samples of their epochs."""
     source = SOURCES[FromSequence]
-    some = on(IndexSlice, first=count, last=st.integers(0, 40), step=few)
+    some = on(IndexTake, n=st.integers(0, 40))
     return st.one_of(
         source, st.builds(chain, source, INDEXED[IndexFilter]), st.builds(chain, source, INDEXED[IndexRepeat], some)
     )
@@ -581,7 +585,9 @@ def indexed_sources() -> SearchStrategy[Make]:
 
 def indexed() -> SearchStrategy[Make]:
     """Indexed data, sliced, shuffled, joined and mixed."""
-    links = st.lists(st.one_of(INDEXED[IndexSlice], INDEXED[IndexShuffle]), max_size=2)
+    links = st.lists(
+        st.one_of(*(INDEXED[cls] for cls in (IndexSkip, IndexStride, IndexTake, IndexShuffle))), max_size=2
+    )
     straight = st.builds(lambda make, links: chain(make, *links), indexed_sources(), links)
     mixed = st.builds(
         lambda makes, link, links: chain(joined(makes, link), *links),

@@ -24,7 +24,10 @@ from brimful.index.interleave import Interleave as IndexInterleave
 from brimful.index.repeat import Repeat as IndexRepeat
 from brimful.index.sequence import CachedIndex, FromSequence
 from brimful.index.shuffle import Shuffle as IndexShuffle
-from brimful.index.slice import Slice as IndexSlice
+from brimful.index.skip import Skip as IndexSkip
+from brimful.index.slice import Slice
+from brimful.index.stride import Stride as IndexStride
+from brimful.index.take import Take as IndexTake
 from brimful.plan import Policy
 from brimful.plan.mix import Stop
 from brimful.rows.blocks import Block, Sample, samples
@@ -52,18 +55,15 @@ def endless(stage: Stage[Block]) -> Stage[Block]:
 
 
 def taken(stage: Stage[Block], n: int) -> Stage[Block]:
-    streamed = Take(stage, n)
-    return IndexSlice(stage, 0, streamed.count, 1) if isinstance(stage, Indexed) else streamed
+    return IndexTake(stage, n) if isinstance(stage, Indexed) else Take(stage, n)
 
 
 def skipped(stage: Stage[Block], n: int) -> Stage[Block]:
-    streamed = Skip(stage, n)
-    return IndexSlice(stage, streamed.count, None, 1) if isinstance(stage, Indexed) else streamed
+    return IndexSkip(stage, n) if isinstance(stage, Indexed) else Skip(stage, n)
 
 
 def strided(stage: Stage[Block], interval: int, offset: int) -> Stage[Block]:
-    streamed = Stride(stage, interval, offset)
-    return IndexSlice(stage, streamed.offset, None, streamed.interval) if isinstance(stage, Indexed) else streamed
+    return IndexStride(stage, interval, offset) if isinstance(stage, Indexed) else Stride(stage, interval, offset)
 
 
 def shuffled(stage: Stage[Block], buffer_size: int, seed: int) -> Stage[Block]:
@@ -95,7 +95,7 @@ def chosen(stage: Stage[Block], choice: Choice) -> Stage[Block]:
     match stage:
         case Source():
             return IndexChooseSource(stage, choice)
-        case IndexShuffle() | IndexSlice() | IndexRepeat():
+        case IndexShuffle() | Slice() | IndexRepeat():
             return replace(stage, upstream=cast(Indexed, chosen(stage.upstream, choice)))
         case Indexed():
             return IndexChoose(stage, choice)
@@ -180,9 +180,7 @@ def goes_on(stage: Stage[Any]) -> bool:
     match stage:
         case Repeat() | IndexRepeat():
             return True
-        case Take():
-            return False
-        case IndexSlice() if stage.last is not None:
+        case Take() | IndexTake():
             return False
         case Interleave() | IndexInterleave() if stage.stop == "first":
             return all(map(goes_on, stage.upstreams))
@@ -211,7 +209,7 @@ def lengths_of(stage: Stage[Block], column: str) -> NDArray[Any]:
         return stage.index.lengths((column,), required=True)
     if stage.count is None:
         raise TypeError("the lengths of this data set are not known: it repeats without end; take some of it")
-    rows, count = stage.plain()
+    rows, count = stage.unshuffled()
     spans = range(0, count, SPAN)  # the row numbers of all at once would take more than their lengths
     return np.concatenate(
         [stage.index.lengths_at(rows(first, min(first + SPAN, count)), (column,), required=True) for first in spans]

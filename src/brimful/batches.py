@@ -200,7 +200,7 @@ class Batches:
 
     @property
     def streams(self) -> int | None:
-        """How many streams the data are dealt to; None where they are not."""
+        """How many streams the data are read as; None where they are not."""
         return num_streams(self.planned)
 
     @once
@@ -317,7 +317,7 @@ def _collated(batched: Batched, rules: ColumnRules, layout: Layout, few_shapes: 
 
 
 def in_turn(stage: Stage[T], ahead: int = 1) -> Stage[T]:
-    """A chain as it is; where its data are dealt to streams, an item of each of them in turn."""
+    """A chain as it is; where its data come in streams, an item of each of them in turn."""
     streams = num_streams(stage)
     return stage if streams is None else RoundRobin(stage, streams, ahead=ahead)
 
@@ -374,5 +374,5 @@ def _num_items(stage: Stage[Any], most: int | None = None) -> int | None:
         length = _num_items(below, None if most is None else most * stage.num_ranks)
         return None if length is None else stage.num_steps(length)
     if isinstance(stage, TakeItems):
-        return _num_items(below, stage.count if most is None else min(stage.count, most))
+        return _num_items(below, stage.n if most is None else min(stage.n, most))
     return _num_items(below, most)

@@ -19,7 +19,7 @@ def test_shows_where_a_run_is(corpus: Corpus, tmp_path: Path) -> None:
     lines = invoke("state", "show", state).stdout.splitlines()
     assert lines[:3] == ["epoch     0", "batches   3", "version   2"]
     stages = [line.split("(")[0].strip() for line in lines[lines.index("pipeline") + 1 : -2]]
-    assert stages == ["FromFiles", "Tokenize", "Buffered", "Batched", "Collated"]
+    assert stages == ["from_files", "tokenize", "window", "batch", "columns"]
     assert json.loads(lines[-2].removeprefix("position  ")) == json.loads(state.read_bytes())["data"]["position"]
     assert invoke(*words).exit_code == 0
     assert "position  the end: nothing follows" in invoke("state", "show", state).stdout
@@ -33,9 +33,9 @@ def test_shows_a_state_dict_with_its_branches(tmp_path: Path) -> None:
     path.write_text(json.dumps(it.state_dict()))
     output = invoke("state", "show", path).stdout
     assert output.startswith("version   2\npipeline\n")
-    sources = [line for line in output.splitlines() if "FromSequence" in line]
+    sources = [line for line in output.splitlines() if "from_sequence" in line]
     assert [len(line) - len(line.lstrip()) for line in sources] == [4, 4]
-    assert "    Sliced(" in output
+    assert "    skip(" in output
 
 
 def test_shows_the_state_of_a_loader_and_of_its_streams(corpus: Corpus, tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_shows_the_state_of_a_loader_and_of_its_streams(corpus: Corpus, tmp_path
     path.write_text(json.dumps({"step": 1, "loader": loader.state_dict()}))
     lines = invoke("state", "show", path).stdout.splitlines()
     assert lines[0] == "step      1"
-    assert [line.split("(")[0].strip() for line in lines if line.startswith("  RoundRobin")] == ["RoundRobin"]
+    assert [line.split("(")[0].strip() for line in lines if line.startswith("  streams")] == ["streams"]
     position = json.loads(lines[-2].removeprefix("position  "))
     assert (position["next"], list(position["streams"])) == (1, ["0", "1"])
 

@@ -21,7 +21,7 @@ def test_tokenize_then_verify(corpus: Corpus, tmp_path: Path) -> None:
     assert set(next(iter(stored))) == {"input_ids", "other"}
 
     assert invoke(*words, "--keep", "other").exit_code == 0  # there already
-    assert "FromFiles.columns was" in refusal(*words)
+    assert "from_files.columns was" in refusal(*words)
     other = refusal(*words, "--keep", "other", "--max-length", "7")
     assert "tokenizers.input_ids was" in other
 

@@ -212,7 +212,7 @@ def test_an_interpreter_that_ends_while_threads_are_in_native_code_waits_for_the
         run("""
 import io, time
 import pyarrow as pa, pyarrow.json
-from brimful.background import Workers
+from brimful.core.background import Workers
 
 def task(until=time.monotonic() + 0.5, now=time.monotonic):
     while now() < until:

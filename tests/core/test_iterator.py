@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.core.background import JOIN_SECONDS
 from brimful.core.stats import Stats
 from brimful.rows.blocks import Sample
 from brimful.testing import first_difference
@@ -537,7 +538,7 @@ def test_a_function_that_the_run_calls_may_close_it(make: Any, caplog: pytest.Lo
         found = taken(it)
         assert len(found) < len(expected)
         assert next(it, None) is None
-        assert time.monotonic() - began < bf.background.JOIN_SECONDS, "somebody waited for itself"
+        assert time.monotonic() - began < JOIN_SECONDS, "somebody waited for itself"
         nothing_is_left()
         same(found + taken(make(calm).iter(it.state_dict())), expected)
     assert not caplog.messages

@@ -146,7 +146,7 @@ def test_slices_are_those_of_a_list(count: int, links: list[tuple[str, int]], re
     with draw.small(4):
         assert drawn(data) == expected
         assert len(data) == len(expected)
-    assert data.stage.plain()[1] == len(expected)  # type: ignore[attr-defined]
+    assert data.stage.unshuffled()[1] == len(expected)  # type: ignore[attr-defined]
 
 
 @given(make=draw.indexed(), data=st.data(), epoch=st.integers(0, 2))
@@ -164,7 +164,7 @@ def test_any_part_of_an_epoch_is_that_of_the_whole(make: draw.Make, data: st.Dat
         last = data.draw(st.integers(first, most))
         assert make().order(epoch)(first, last).tolist() == whole[first:last].tolist()  # type: ignore[attr-defined]
         assert shared(first, last).tolist() == whole[first:last].tolist()
-    plain, rows = stage.plain()
+    plain, rows = stage.unshuffled()
     if count is not None:
         assert rows == count
         assert sorted(plain(0, count).tolist()) == sorted(stage.order(0)(0, count).tolist())
@@ -437,7 +437,7 @@ def test_a_random_function_is_refused_with_both_sides_named() -> None:
     it = run(0).iter()
     next(it)
     list(run(0).iter(it.state_dict()))
-    with pytest.raises(bf.StateError, match=r"Filtered\.kept was \d+ when it was saved and is \d+ here"):
+    with pytest.raises(bf.StateError, match=r"filter\.kept was \d+ when it was saved and is \d+ here"):
         run(1).iter(it.state_dict())
     with pytest.raises(bf.StateError, match=r"Filtered\.crc32 was \d+ when it was saved and is \d+ here"):
         numbered(4).filter(even).iter(

@@ -16,7 +16,7 @@ import brimful as bf
 from tests import ranks_child
 from tests import strategies as draw
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COUNTS = (3, 150, 0, 40, 0, 21)
 
 

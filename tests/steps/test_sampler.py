@@ -549,7 +549,7 @@ def test_another_thread_reads_ahead() -> None:
 def test_the_example_goes_on_where_it_stopped(tmp_path: Path) -> None:
     command = [
         sys.executable,
-        str(Path(__file__).parents[1] / "examples" / "batch_sampler.py"),
+        str(Path(__file__).parents[2] / "examples" / "batch_sampler.py"),
         "--folder",
         str(tmp_path),
     ]

@@ -17,6 +17,8 @@ T = TypeVar("T")
 class Ahead(Stage[T]):
     """Up to `depth` items of `upstream` ready before they are asked for, and one in the making; nothing else changes."""
 
+    verb = ""
+
     upstream: Stage[T]
     depth: int = runtime()
     name: str = runtime("ahead")

@@ -13,6 +13,8 @@ from brimful.core.stream import END, Stage, State, running
 class EnumerateItems(Stage[Any]):
     """(number, item) pairs, from 0. State: [upstream's state, the next number]."""
 
+    verb = "enumerate"
+
     upstream: Stage[Any]
 
     def start(self, epoch: int) -> State:

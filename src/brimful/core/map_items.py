@@ -14,6 +14,8 @@ from brimful.core.stream import Stage, State, running
 class MapItems(Stage[Any]):
     """`fn(item)` in place of each item; the state is passed on."""
 
+    verb = "map"
+
     upstream: Stage[Any]
     fn: Callable[[Any], Any]
 

@@ -12,13 +12,14 @@ adds nothing to it: a checkpoint is the state of the last item that the consumer
 from __future__ import annotations
 
 import dataclasses
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from math import isfinite
 from numbers import Real
-from typing import Any, ClassVar, Final, Generic, Self, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class Stage(ABC, Generic[T_co]):
     """
 
     transparent: ClassVar[bool] = False
-    """Whether the stage changes neither items nor states (reading ahead): headers and places pass it over."""
+    """Whether the stage changes neither items nor states (reading ahead): places pass it over."""
 
     @abstractmethod
     def start(self, epoch: int) -> State:
@@ -59,19 +60,13 @@ class Stage(ABC, Generic[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         return settings_of(self)
 
-    def dealt(self, stream: int, num_streams: int) -> Self:
-        """What the stage is in stream `stream` of `num_streams` that share out its data: as it is, with a seed of its own.
+    @property
+    def verb(self) -> str:
+        """What users write for it; "" where it only serves what they wrote: messages then speak of the stage below."""
+        return _WORDS.sub("_", type(self).__name__).lower()
 
-        Called of a stage whose upstreams have been dealt already.
-        """
-        if not upstreams(self):
-            raise ValueError(
-                f"{type(self).__name__} cannot be dealt to {num_streams} streams, as from_files(streams={num_streams}) can: "
-                "each stream would read all of it"
-            )
-        if not hasattr(self, "seed"):
-            return self
-        return cast(Self, dataclasses.replace(cast(Any, self), seed=random.key(cast(Any, self).seed, stream)))
+
+_WORDS: Final = re.compile("(?<!^)(?=[A-Z])")
 
 
 @contextmanager
@@ -115,11 +110,12 @@ def describe(value: Any) -> Any:
         return {str(name): describe(item) for name, item in value.items()}
     if hasattr(value, "fingerprint"):
         return value.fingerprint()
-    if isinstance(value, Stage) and value.transparent:
+    if isinstance(value, Stage) and not value.verb:
         return describe(upstreams(value)[0])
     if dataclasses.is_dataclass(value):
         compared = [field for field in dataclasses.fields(value) if not field.metadata.get("runtime")]
-        return {"type": type(value).__name__} | {field.name: describe(getattr(value, field.name)) for field in compared}
+        kind = getattr(value, "verb", type(value).__name__)
+        return {"type": kind} | {field.name: describe(getattr(value, field.name)) for field in compared}
     return str(getattr(value, "__name__", type(value).__name__))
 
 
@@ -166,12 +162,12 @@ def header_difference(
 ) -> tuple[str, str, str] | None:
     """The first setting in which two headers differ, and both its values; None where they are equal.
 
-    >>> header_difference({"type": "Take", "count": 1}, {"type": "Take", "count": 2})
-    ('Take.count', '1', '2')
+    >>> header_difference({"type": "take", "n": 1}, {"type": "take", "n": 2})
+    ('take.n', '1', '2')
     """
     if isinstance(saved, dict) and isinstance(ours, dict) and saved.get("type") == ours.get("type"):
         inside = f"{path}." if path and not path.endswith(".") else path
-        here = f"{inside}{ours['type']}." if "type" in ours else inside
+        here = f"{inside}{ours['type']}." if ours.get("type") else inside
         pairs = (
             (saved.get(name), ours.get(name), here if name == "upstream" else f"{here}{name}")
             for name in [*ours, *(name for name in saved if name not in ours)]
@@ -206,16 +202,21 @@ def upstreams(stage: Stage[Any]) -> list[Stage[Any]]:
 
 
 def chain(stage: Stage[Any]) -> list[str]:
-    """The names of the stages that a stage reads through, from its source on; branches in brackets."""
+    """What users wrote for the stages that a stage reads through, from its source on; branches in brackets."""
     below = upstreams(stage)
     names = chain(below[0]) if len(below) == 1 else []
     if len(below) > 1:
         names = [f"({' | '.join(' > '.join(chain(one)) for one in below)})"]
-    return names if stage.transparent else [*names, type(stage).__name__]
+    return [*names, stage.verb] if stage.verb else names
+
+
+def named(stage: Stage[Any]) -> str:
+    """What users wrote for a stage, or for the one that it serves."""
+    return stage.verb or named(upstreams(stage)[0])
 
 
 def num_streams(stage: Stage[Any]) -> int | None:
-    """Into how many streams a chain deals its data; None where it does not.
+    """Into how many streams a chain divides its data; None where it does not.
 
     Raises:
         ValueError: the sources of a mixture differ in that.
@@ -226,14 +227,14 @@ def num_streams(stage: Stage[Any]) -> int | None:
     counts = [num_streams(one) for one in below]
     if len(set(counts)) > 1:
         raise ValueError(
-            f"the data sets of {type(stage).__name__} must have equally many streams (got {', '.join(map(str, counts))}); "
+            f"the data sets of {named(stage)} must have equally many streams (got {', '.join(map(str, counts))}); "
             "give each the same from_files(streams=...)"
         )
     return counts[0]
 
 
 def refuse_streams(stage: Stage[Any], method: str) -> None:
-    """Refuses what counts the rows of a chain in one order, where they are dealt to several streams.
+    """Refuses what counts the rows of a chain in one order, where they are in several streams.
 
     Raises:
         ValueError: naming the method and the ways out.
@@ -246,8 +247,23 @@ def refuse_streams(stage: Stage[Any], method: str) -> None:
         )
 
 
+class Divisible(Protocol):
+    """A source that can be read as several streams."""
+
+    def part(self, stream: int, num_streams: int) -> Stage[Any]:
+        """What it gives in one of them."""
+
+
 def stream_of(stage: Stage[T], stream: int, count: int) -> Stage[T]:
-    """The chain of stages that gives stream `stream` of the `count` that a chain deals its data into."""
+    """The chain of stages that gives stream `stream` of the `count` that a chain divides its data into: its sources give a
+    part, and what draws random numbers has a seed of its own."""
+    if not upstreams(stage):
+        if not hasattr(stage, "part"):
+            raise ValueError(
+                f"{named(stage)} cannot be read as {count} streams, as from_files(streams={count}) can: each stream would read "
+                "all of it"
+            )
+        return cast(Divisible, stage).part(stream, count)
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(cast(Any, stage)):
         value = getattr(stage, field.name)
@@ -255,10 +271,11 @@ def stream_of(stage: Stage[T], stream: int, count: int) -> Stage[T]:
             changes[field.name] = stream_of(value, stream, count)
         elif isinstance(value, tuple) and any(isinstance(one, Stage) for one in value):
             changes[field.name] = tuple(stream_of(one, stream, count) for one in value)
-    if changes and hasattr(stage, "types"):
-        changes["types"] = partial(getattr, stage, "schema")  # a stream has the columns of the whole
-    own = dataclasses.replace(cast(Any, stage), **changes) if changes else stage  # a source keeps what it has found out
-    return cast(Stage[T], own).dealt(stream, count)
+        elif field.name == "seed":
+            changes["seed"] = random.key(value, stream)
+        elif field.name == "types":
+            changes["types"] = partial(getattr, stage, "schema")  # a stream has the columns of the whole
+    return cast(Stage[T], dataclasses.replace(cast(Any, stage), **changes))
 
 
 def share(count: int, stream: int, count_of_streams: int) -> int:

@@ -12,22 +12,24 @@ from brimful.core.stream import END, Stage, State, running
 
 @dataclass(frozen=True)
 class TakeItems(Stage[Any]):
-    """The first `count` items. State: [upstream's state, items taken]."""
+    """The first `n` items. State: [upstream's state, items taken]."""
+
+    verb = "take"
 
     upstream: Stage[Any]
-    count: int
+    n: int
 
     def __post_init__(self) -> None:
-        settle(self, "count", 0, "batches", "n")
+        settle(self, "n", 0, "batches")
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0] if self.count else END
+        return [self.upstream.start(epoch), 0] if self.n else END
 
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
         before, taken = at
         with running(self.upstream, before) as items:
             for item, after in items:
                 taken += 1
-                yield item, END if taken == self.count or after == END else [after, taken]
-                if taken == self.count:
+                yield item, END if taken == self.n or after == END else [after, taken]
+                if taken == self.n:
                     return

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from brimful.core.once import once
 from brimful.index.index import Index
-from brimful.index.indexed import Indexed, Rows, Source
+from brimful.index.indexed import Indexed, RowNumbers, Source
 from brimful.index.some_columns import ChosenIndex
 from brimful.rows.choice import Choice
 
@@ -18,11 +18,15 @@ class ChooseSource(Source):
     upstream: Source
     choice: Choice
 
+    @property
+    def verb(self) -> str:
+        return self.choice.verb
+
     @once
     def index(self) -> Index:
         return ChosenIndex(self.upstream.index, self.choice)
 
-    def ordered(self, index: Index, epoch: int) -> Rows:
+    def ordered(self, index: Index, epoch: int) -> RowNumbers:
         return self.upstream.ordered(index, epoch)
 
 
@@ -33,6 +37,10 @@ class Choose(Indexed):
     upstream: Indexed
     choice: Choice
 
+    @property
+    def verb(self) -> str:
+        return self.choice.verb
+
     @once
     def index(self) -> Index:
         return ChosenIndex(self.upstream.index, self.choice)
@@ -41,8 +49,8 @@ class Choose(Indexed):
     def count(self) -> int | None:
         return self.upstream.count
 
-    def order(self, epoch: int) -> Rows:
+    def order(self, epoch: int) -> RowNumbers:
         return self.upstream.order(epoch)
 
-    def plain(self) -> tuple[Rows, int]:
-        return self.upstream.plain()
+    def unshuffled(self) -> tuple[RowNumbers, int]:
+        return self.upstream.unshuffled()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from brimful.core.once import once
 from brimful.index.index import Index
-from brimful.index.indexed import Indexed, Rows
+from brimful.index.indexed import Indexed, RowNumbers
 from brimful.index.several import joined
 
 
@@ -20,6 +20,8 @@ class Concat(Indexed):
     Raises:
         ValueError: (when run) one before the last goes on without an end.
     """
+
+    verb = "concat_datasets"
 
     upstreams: tuple[Indexed, ...]
 
@@ -32,11 +34,11 @@ class Concat(Indexed):
         last = self.upstreams[-1].count
         return None if last is None else self._starts[-1] + last
 
-    def order(self, epoch: int) -> Rows:
+    def order(self, epoch: int) -> RowNumbers:
         return self._in_turn([upstream.order(epoch) for upstream in self.upstreams], self._starts)
 
-    def plain(self) -> tuple[Rows, int]:
-        orders, counts = zip(*(upstream.plain() for upstream in self.upstreams))
+    def unshuffled(self) -> tuple[RowNumbers, int]:
+        orders, counts = zip(*(upstream.unshuffled() for upstream in self.upstreams))
         starts = np.cumsum([0, *counts]).tolist()
         return self._in_turn(list(orders), starts[:-1]), starts[-1]
 
@@ -56,7 +58,7 @@ class Concat(Indexed):
             starts.append(starts[-1] + upstream.count)
         return starts
 
-    def _in_turn(self, orders: list[Rows], starts: list[int]) -> Rows:
+    def _in_turn(self, orders: list[RowNumbers], starts: list[int]) -> RowNumbers:
         shifts = self._joined[1]
 
         def rows(first: int, last: int) -> NDArray[np.int64]:

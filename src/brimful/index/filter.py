@@ -10,7 +10,7 @@ from brimful.core.errors import OnError, name_of
 from brimful.core.once import once
 from brimful.core.stream import describe
 from brimful.index.index import Index
-from brimful.index.indexed import Rows, Source
+from brimful.index.indexed import RowNumbers, Source
 from brimful.index.some_rows import SelectedIndex
 
 
@@ -29,9 +29,9 @@ class Filter(Source):
     def index(self) -> SelectedIndex:
         return SelectedIndex(self.upstream.index, self.fn, self.on_error)
 
-    def ordered(self, index: Index, epoch: int) -> Rows:
+    def ordered(self, index: Index, epoch: int) -> RowNumbers:
         return self.upstream.ordered(index, epoch)
 
     def fingerprint(self) -> dict[str, Any]:
         kept = {"kept": self.count, "crc32": self.index.crc32, "on_error": self.on_error}
-        return {"type": type(self).__name__, "upstream": describe(self.upstream), "fn": name_of(self.fn), **kept}
+        return {"type": self.verb, "upstream": describe(self.upstream), "fn": name_of(self.fn), **kept}

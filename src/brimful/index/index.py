@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,9 @@ class RowSet(NamedTuple):
 class Index(ABC):
     """Samples that can be had in any order. What it takes to know them (reading, mapping) is done on first use, in each
     process. A frozen dataclass."""
+
+    made_by: ClassVar[str] = "from_sequence"
+    """What users wrote for it."""
 
     @abstractmethod
     def __len__(self) -> int:

@@ -14,7 +14,7 @@ from brimful.index.index import Index
 from brimful.rows.blocks import Block
 from brimful.rows.ragged import EMPTY
 
-Rows: TypeAlias = Callable[[int, int], NDArray[np.int64]]
+RowNumbers: TypeAlias = Callable[[int, int], NDArray[np.int64]]
 """The row numbers at the places `first` to `last - 1` of an epoch, int64 (last - first,), whatever lies before them.
 
 What a run keeps from one call to the next (a window that is shuffled) it keeps here: stages hold nothing, and may be shared.
@@ -40,11 +40,11 @@ class Indexed(Stage[Block]):
         """Samples of an epoch, the same in each; None where it goes on without an end."""
 
     @abstractmethod
-    def order(self, epoch: int) -> Rows:
+    def order(self, epoch: int) -> RowNumbers:
         """The rows of an epoch, in order."""
 
     @abstractmethod
-    def plain(self) -> tuple[Rows, int]:
+    def unshuffled(self) -> tuple[RowNumbers, int]:
         """The rows of epoch 0 and how many they are, without a shuffle where that leaves the same rows: to judge them by.
 
         Of data without an end: those of one epoch of what repeats, else of the first 2^20 places.
@@ -85,21 +85,21 @@ class Source(Indexed):
     """Abstract: all samples of an index, as they are or shuffled as a whole."""
 
     @abstractmethod
-    def ordered(self, index: Index, epoch: int) -> Rows:
+    def ordered(self, index: Index, epoch: int) -> RowNumbers:
         """The order of an epoch of an index: of ours, or of those rows of it that a filter keeps."""
 
     @property
     def count(self) -> int:
         return len(self.index)
 
-    def order(self, epoch: int) -> Rows:
+    def order(self, epoch: int) -> RowNumbers:
         return self.ordered(self.index, epoch)
 
-    def plain(self) -> tuple[Rows, int]:
+    def unshuffled(self) -> tuple[RowNumbers, int]:
         return np.arange, self.count
 
 
-def over_epochs(stage: Indexed, epoch: int) -> Rows:
+def over_epochs(stage: Indexed, epoch: int) -> RowNumbers:
     """The rows of an epoch, and from its end on those of the next ones: place p is place p mod count of epoch + p // count.
 
     Price: beside the rows, what beginning an epoch costs for each that is touched; two of them are kept.
@@ -107,7 +107,7 @@ def over_epochs(stage: Indexed, epoch: int) -> Rows:
     count = stage.count
     if not count:  # empty, or endless itself
         return stage.order(epoch)
-    begun: dict[int, Rows] = {}
+    begun: dict[int, RowNumbers] = {}
 
     def rows(first: int, last: int) -> NDArray[np.int64]:
         pieces = [np.zeros(0, dtype=np.int64)]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from brimful.core.once import once
 from brimful.index.index import Index
-from brimful.index.indexed import SPAN, Indexed, Rows, over_epochs
+from brimful.index.indexed import SPAN, Indexed, RowNumbers, over_epochs
 from brimful.index.several import joined
 from brimful.plan.mix import ENDLESS, Stop, check, limits, merged, served_at
 
@@ -27,6 +27,8 @@ class Interleave(Indexed):
 
     Price: .5 ms a part that is asked for, whatever lies before it; 50 ns a sample. By tokens all lengths are read once.
     """
+
+    verb = "interleave_datasets"
 
     upstreams: tuple[Indexed, ...]
     fixed_weights: tuple[float, ...]
@@ -45,7 +47,7 @@ class Interleave(Indexed):
         total = int(self._limits.sum())
         return None if total >= ENDLESS else total
 
-    def order(self, epoch: int) -> Rows:
+    def order(self, epoch: int) -> RowNumbers:
         sources = [over_epochs(upstream, epoch) for upstream in self.upstreams]
         weights, most, shifts = self._weights, self._limits, self._joined[1]
         last_end = 0, np.zeros(len(sources), dtype=np.int64)
@@ -64,7 +66,7 @@ class Interleave(Indexed):
 
         return rows
 
-    def plain(self) -> tuple[Rows, int]:
+    def unshuffled(self) -> tuple[RowNumbers, int]:
         return self.order(0), SPAN if self.count is None else self.count
 
     @once
@@ -87,7 +89,7 @@ class Interleave(Indexed):
 
 def _mean_length(stage: Indexed, column: str) -> float:
     """Tokens of a sample, of which an empty one counts as having one."""
-    rows, count = stage.plain()
+    rows, count = stage.unshuffled()
     total = 0
     for first in range(0, count, SPAN):
         lengths = stage.index.lengths_at(rows(first, min(first + SPAN, count)), (column,), True)

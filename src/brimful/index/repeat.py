@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from brimful.core.errors import logger
 from brimful.core.once import once
 from brimful.index.index import Index
-from brimful.index.indexed import Indexed, Rows, over_epochs
+from brimful.index.indexed import Indexed, RowNumbers, over_epochs
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Repeat(Indexed):
             return 0
         return None
 
-    def order(self, epoch: int) -> Rows:
+    def order(self, epoch: int) -> RowNumbers:
         return over_epochs(self.upstream, epoch)
 
-    def plain(self) -> tuple[Rows, int]:
-        return self.upstream.plain()
+    def unshuffled(self) -> tuple[RowNumbers, int]:
+        return self.upstream.unshuffled()

@@ -16,7 +16,7 @@ from brimful.core.errors import ORIGIN, origins, settle
 from brimful.core.once import once
 from brimful.core.stream import BLOCK_ROWS, Stage, describe, place, running
 from brimful.index.index import BlockIndex, Index, RowSet
-from brimful.index.indexed import Rows, Source
+from brimful.index.indexed import RowNumbers, Source
 from brimful.index.order import Order
 from brimful.rows.blocks import Block
 from brimful.rows.encoders import Padding
@@ -56,6 +56,8 @@ class SequenceIndex(BlockIndex):
 class CachedIndex(BlockIndex):
     """The rows of the first epoch of a chain, read once, kept in memory."""
 
+    made_by = "cache"
+
     upstream: Stage[Block]
     upstream_padding: Mapping[str, Padding] = field(default_factory=dict)
 
@@ -80,6 +82,10 @@ class FromSequence(Source):
     shuffle: bool
     seed: int
 
+    @property
+    def verb(self) -> str:
+        return self.rows.made_by
+
     def __post_init__(self) -> None:
         settle(self, "seed", None)
 
@@ -87,7 +93,7 @@ class FromSequence(Source):
     def index(self) -> Index:
         return self.rows
 
-    def ordered(self, index: Index, epoch: int) -> Rows:
+    def ordered(self, index: Index, epoch: int) -> RowNumbers:
         order = Order(len(index), random.key(self.seed, place(self), epoch) if self.shuffle else None)
         return partial(_announced, order, index) if index.expects else order.rows
 

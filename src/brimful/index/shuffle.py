@@ -11,7 +11,7 @@ from brimful.core import random
 from brimful.core.errors import settle
 from brimful.core.stream import place
 from brimful.index.index import Index
-from brimful.index.indexed import Indexed, Rows
+from brimful.index.indexed import Indexed, RowNumbers
 from brimful.plan.window import rest_rows
 
 
@@ -39,7 +39,7 @@ class Shuffle(Indexed):
     def count(self) -> int | None:
         return self.upstream.count
 
-    def order(self, epoch: int) -> Rows:
+    def order(self, epoch: int) -> RowNumbers:
         below, count, size = self.upstream.order(epoch), self.count, self.buffer_size
         at = place(self) + 1  # the windows of streamed data are a stage of their own
         most = None if count is None else max(0, count // size - (count % size < rest_rows(size)))  # the last window
@@ -66,5 +66,5 @@ class Shuffle(Indexed):
 
         return rows
 
-    def plain(self) -> tuple[Rows, int]:
-        return self.upstream.plain()
+    def unshuffled(self) -> tuple[RowNumbers, int]:
+        return self.upstream.unshuffled()

@@ -1,27 +1,27 @@
-"""A part of the samples: take, skip and stride in one."""
+"""A part of the samples: what take, skip and stride are."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brimful.index.index import Index
-from brimful.index.indexed import SPAN, Indexed, Rows
+from brimful.index.indexed import SPAN, Indexed, RowNumbers
 
 
 @dataclass(frozen=True)
 class Slice(Indexed):
-    """The samples at the places range(first, last, step); `last` None: to the end.
-
-    Price: none to skip; a step costs what computing the order of the samples between costs, up to 100 ns each.
-    """
+    """Abstract: the samples at the places `range(first, last, step)`; `last` None: to the end."""
 
     upstream: Indexed
-    first: int
-    last: int | None
-    step: int
+
+    @property
+    @abstractmethod
+    def places(self) -> tuple[int, int | None, int]:
+        """First, last and step."""
 
     @property
     def index(self) -> Index:
@@ -29,21 +29,22 @@ class Slice(Indexed):
 
     @property
     def count(self) -> int | None:
-        ends = [end for end in (self.upstream.count, self.last) if end is not None]
-        return len(range(self.first, min(ends), self.step)) if ends else None
+        first, last, step = self.places
+        ends = [end for end in (self.upstream.count, last) if end is not None]
+        return len(range(first, min(ends), step)) if ends else None
 
-    def order(self, epoch: int) -> Rows:
-        rows = self.upstream.order(epoch)
-        some = max(1, SPAN // self.step)  # at a time, so that memory does not grow with the step
+    def order(self, epoch: int) -> RowNumbers:
+        rows, (origin, _, step) = self.upstream.order(epoch), self.places
+        some = max(1, SPAN // step)  # at a time, so that memory does not grow with the step
 
         def part(first: int, last: int) -> NDArray[np.int64]:
             pieces = [np.zeros(0, dtype=np.int64)]
             for begin in range(first, last, some):
-                start, end = (self.first + place * self.step for place in (begin, min(begin + some, last) - 1))
-                pieces.append(rows(start, end + 1)[:: self.step])
+                start, end = (origin + place * step for place in (begin, min(begin + some, last) - 1))
+                pieces.append(rows(start, end + 1)[::step])
             return np.concatenate(pieces)
 
         return part
 
-    def plain(self) -> tuple[Rows, int]:
+    def unshuffled(self) -> tuple[RowNumbers, int]:
         return self.order(0), SPAN if self.count is None else self.count

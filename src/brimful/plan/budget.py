@@ -19,7 +19,7 @@ from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, Plan, as_lengths, widths
 
 Cost = Callable[[int, int], float]
-Planner = Literal["greedy", "least_padding"]
+PlannerName = Literal["greedy", "least_padding"]
 
 _ENDLESS = 1 << 40  # a length or a batch size that no limit stops
 
@@ -94,7 +94,7 @@ class TokenBudget:
     max_tokens: int
     pad_to_multiple_of: int = field(default=1, kw_only=True)
     buckets: Sequence[int] | None = field(default=None, kw_only=True)
-    planner: Planner = field(default="greedy", kw_only=True)
+    planner: PlannerName = field(default="greedy", kw_only=True)
     step_cost: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -106,8 +106,8 @@ class TokenBudget:
         if self.buckets is not None:
             buckets = as_buckets(self.buckets, self.max_tokens, self.pad_to_multiple_of)
             object.__setattr__(self, "buckets", buckets)
-        if self.planner not in get_args(Planner):
-            raise ValueError(f"planner must be one of {', '.join(get_args(Planner))} (got {self.planner!r})")
+        if self.planner not in get_args(PlannerName):
+            raise ValueError(f"planner must be one of {', '.join(get_args(PlannerName))} (got {self.planner!r})")
         if self.step_cost is not None and self.planner == "greedy":
             raise ValueError(f"step_cost needs planner='least_padding' (got {self.planner!r})")
         if self.step_cost is not None and finite("step_cost", self.step_cost) < 0:

@@ -16,13 +16,13 @@ import numpy as np
 
 from brimful.plan.plan import IntArray, Plan, widths
 
-Rows = Callable[[int], int]
-Cut = Callable[[IntArray, Rows], IntArray]
+MaxRows = Callable[[int], int]
+Cut = Callable[[IntArray, MaxRows], IntArray]
 
 _STRIPS = 1.3  # strips / sqrt(batches): fewer leave the sources ragged, more the targets
 
 
-def plan_sorted(lengths: IntArray, padded: IntArray, rows: Rows, cut: Cut) -> Plan:
+def plan_sorted(lengths: IntArray, padded: IntArray, rows: MaxRows, cut: Cut) -> Plan:
     """Sort, then cut: one length longest first and by `cut`, pairs in a snake and greedily."""
     if not len(lengths):
         return Plan.of(lengths, [])
@@ -61,7 +61,7 @@ def ascending(values: IntArray) -> IntArray:
     return order
 
 
-def snake(padded: IntArray, rows: Rows) -> IntArray:
+def snake(padded: IntArray, rows: MaxRows) -> IntArray:
     """Numbers of pairs (n, 2) in an order in which both lengths change little.
 
     The pairs are cut by source into 1.3 sqrt(batches) strips that fill equally many batches; inside a strip
@@ -76,7 +76,7 @@ def snake(padded: IntArray, rows: Rows) -> IntArray:
     return order[np.lexsort((np.where(strips % 2, targets, -targets), strips))]
 
 
-def cut_greedy(padded: IntArray, rows: Rows) -> IntArray:
+def cut_greedy(padded: IntArray, rows: MaxRows) -> IntArray:
     """Batches as large as they may be, of samples sorted longest first: the least number of batches."""
     starts = []
     start = 0
@@ -86,7 +86,7 @@ def cut_greedy(padded: IntArray, rows: Rows) -> IntArray:
     return np.array(starts, dtype=np.int64)
 
 
-def cut_pairs(padded: IntArray, rows: Rows) -> IntArray:
+def cut_pairs(padded: IntArray, rows: MaxRows) -> IntArray:
     """Batches as large as they may be, of pairs (n, 2) in the order given."""
     starts = []
     start = 0
@@ -98,7 +98,7 @@ def cut_pairs(padded: IntArray, rows: Rows) -> IntArray:
     return np.array(starts, dtype=np.int64)
 
 
-def rows_at(padded: IntArray, rows: Rows) -> IntArray:
+def rows_at(padded: IntArray, rows: MaxRows) -> IntArray:
     """`rows` of each padded length, asked once for each distinct one."""
     values, where = np.unique(padded, return_inverse=True)
     return np.array([rows(value) for value in values.tolist()], dtype=np.int64)[where]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from brimful.plan.cut import Rows, cut_greedy, rows_at
+from brimful.plan.cut import MaxRows, cut_greedy, rows_at
 from brimful.plan.plan import IntArray
 
 _MOST_PLACES = 256  # that `cut_fewest` tries for one boundary; text in windows of 10,000 has 10 to 100
@@ -18,7 +18,7 @@ _PLACES_PER_BATCH = 8  # beyond which `cut_priced` looks for no more: within .1 
 _IMPOSSIBLE = np.iinfo(np.int64).max
 
 
-def cut_fewest(padded: IntArray, rows: Rows) -> IntArray:
+def cut_fewest(padded: IntArray, rows: MaxRows) -> IntArray:
     """The fewest slots that the least number of batches allows.
 
     With that number fixed, a boundary lies between the first place from which the batches left suffice and the
@@ -47,7 +47,7 @@ def cut_fewest(padded: IntArray, rows: Rows) -> IntArray:
     return np.array(starts, dtype=np.int64)
 
 
-def cut_priced(padded: IntArray, rows: Rows, step_tokens: int) -> IntArray:
+def cut_priced(padded: IntArray, rows: MaxRows, step_tokens: int) -> IntArray:
     """The fewest slots where each batch counts as `step_tokens` slots more.
 
     f(j) = min over i of f(i) + step_tokens + padded_i (j - i), j - i <= rows_i: 4 us a place.
@@ -69,7 +69,7 @@ def cut_priced(padded: IntArray, rows: Rows, step_tokens: int) -> IntArray:
     return places[cut[::-1]]
 
 
-def _places(padded: IntArray, rows: Rows) -> IntArray:
+def _places(padded: IntArray, rows: MaxRows) -> IntArray:
     """Where `cut_priced` may begin a batch, and the end: in a small window all that are of use, in a large one the first."""
     reach = np.arange(len(padded)) + rows_at(padded, rows)
     greedy = cut_greedy(padded, rows)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from brimful.core import random
 from brimful.core.errors import HIDDEN, ORIGIN, OnError, StageError, StateError, name_of, skipped, where
-from brimful.core.stream import BLOCK_ROWS
+from brimful.core.stream import BLOCK_ROWS, Stage, named
 from brimful.rows.ragged import (
     column_of,
     is_ragged,
@@ -158,7 +158,7 @@ def with_origin(out: Block, block: Block, parents: NDArray[np.int64]) -> Block:
     return with_column(out, ORIGIN, column if same else column.take(pa.array(parents)))
 
 
-def check_replay(stage: str, ours: int, saved: int, at: str) -> None:
+def check_replay(stage: Stage[Any], ours: int, saved: int, at: str) -> None:
     """Refuses to go on where the rows read again are not the rows that the state was saved over.
 
     Raises:
@@ -166,7 +166,7 @@ def check_replay(stage: str, ours: int, saved: int, at: str) -> None:
     """
     if ours != saved:
         raise StateError(
-            f"{stage} read other rows than when this state was saved (crc32 {saved:08x} then, {ours:08x} now, at "
+            f"{named(stage)} gave other rows than when this state was saved (crc32 {saved:08x} then, {ours:08x} now, at "
             f"{at}): a shard was edited, a tokenizer changed, or a function of the pipeline is random; go on with the "
             "data and code that saved it, or start anew"
         )

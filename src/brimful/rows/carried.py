@@ -69,7 +69,7 @@ class Carried(Stage[Block]):
                 yield self.cut(_rows_of(held), True)[0], END
 
     def _check(self, held: deque[_Held], crc: int, at: State) -> None:
-        check_replay(type(self).__name__, fingerprint(_rows_of(held)), crc, str(at[0]))
+        check_replay(self.upstream, fingerprint(_rows_of(held)), crc, str(at[0]))
 
     @abstractmethod
     def cut(self, held: Block, last: bool) -> tuple[Block, int, int]:

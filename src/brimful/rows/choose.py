@@ -15,5 +15,9 @@ class Choose(Blockwise):
 
     choice: Choice
 
+    @property
+    def verb(self) -> str:
+        return self.choice.verb
+
     def apply(self, block: Block) -> Block:
         return self.choice.apply(block)

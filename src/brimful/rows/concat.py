@@ -20,6 +20,8 @@ class Concat(Typed):
     State: [epoch, which one, its state, the types as text].
     """
 
+    verb = "concat_datasets"
+
     upstreams: tuple[Stage[Block], ...]
 
     def start(self, epoch: int) -> State:

@@ -14,6 +14,7 @@ class Cursor:
     """The rows of a stage in any portions. State: [the stage's state before the block at hand, rows of it taken, its crc32]."""
 
     def __init__(self, stage: Stage[Block], before: State, taken: int, crc: int) -> None:
+        self._stage = stage
         self._before, self._taken, self._crc = before, taken, crc
         self._items = None if before == END else stage.items(before)
         self._rest = EMPTY  # of the block at hand
@@ -34,7 +35,7 @@ class Cursor:
             item = next(self._items, None)
             block, self._after = item or (EMPTY, END)
             if self._taken:
-                check_replay("Interleave", fingerprint(block), self._crc, f"{self._taken:,} rows into a block")
+                check_replay(self._stage, fingerprint(block), self._crc, f"{self._taken:,} rows into a block")
             if item is None:
                 self.close()
                 break

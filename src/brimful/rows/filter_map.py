@@ -14,9 +14,7 @@ from brimful.rows.typed import Results, SampleFunction
 class FilterMap(SampleFunction):
     """`fn(sample)` in place of each sample, where it is not None."""
 
-    name = "filter_map"
-
     def call(self, block: Block) -> Results:
-        results = tried("filter_map", self.fn, block, self.seeded, self.on_error)
+        results = tried(self.verb, self.fn, block, self.seeded, self.on_error)
         kept = {row: result for row, result in results if result is not None}
         return Results([*kept.values()], np.array([*kept], dtype=np.int64))

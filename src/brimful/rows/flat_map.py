@@ -15,10 +15,8 @@ from brimful.rows.typed import Results, SampleFunction
 class FlatMap(SampleFunction):
     """The samples of `fn(sample)`, one sample's after another's."""
 
-    name = "flat_map"
-
     def call(self, block: Block) -> Results:
-        results = dict(tried("flat_map", self.fn, block, self.seeded, self.on_error, list))
+        results = dict(tried(self.verb, self.fn, block, self.seeded, self.on_error, list))
         counts = np.array([len(result) for result in results.values()], dtype=np.int64)
         parents = np.repeat(np.array([*results], dtype=np.int64), counts)
         return Results([*chain.from_iterable(results.values())], parents)

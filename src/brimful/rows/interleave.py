@@ -35,6 +35,8 @@ class Interleave(Typed):
     rows of the block served, its crc32] of each, the types as text].
     """
 
+    verb = "interleave_datasets"
+
     upstreams: tuple[Stage[Block], ...]
     weights: tuple[float, ...]
     stop: Stop

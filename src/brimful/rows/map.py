@@ -14,8 +14,6 @@ from brimful.rows.typed import Results, SampleFunction
 class Map(SampleFunction):
     """`fn(sample)` in place of each sample."""
 
-    name = "map"
-
     def call(self, block: Block) -> Results:
-        results = dict(tried("map", self.fn, block, self.seeded, self.on_error))
+        results = dict(tried(self.verb, self.fn, block, self.seeded, self.on_error))
         return Results([*results.values()], np.array([*results], dtype=np.int64))

@@ -19,6 +19,8 @@ class Rebatch(Stage[Block]):
     State: [upstream's state before the block, rows of it handed on, its crc32].
     """
 
+    verb = ""
+
     upstream: Stage[Block]
 
     def start(self, epoch: int) -> State:
@@ -30,11 +32,11 @@ class Rebatch(Stage[Block]):
             for block, after in items:
                 crc = fingerprint(block) if done or block.num_rows > BLOCK_ROWS else 0
                 if done:
-                    check_replay("Rebatch", crc, saved, f"{done:,} rows into a block")
+                    check_replay(self.upstream, crc, saved, f"{done:,} rows into a block")
                 for piece in cut(block.slice(done)) if block.num_rows else (block,):
                     done += piece.num_rows
                     ended = done >= block.num_rows
                     yield piece, (END if after == END else [after, 0, 0]) if ended else [before, done, crc]
                 before, done = after, 0
             if done:
-                check_replay("Rebatch", 0, saved, "a block that is gone")
+                check_replay(self.upstream, 0, saved, "a block that is gone")

@@ -18,6 +18,8 @@ from brimful.rows.ragged import with_column
 class RowKeys(Stage[Block]):
     """Adds a hidden column of random 64-bit keys. State: [epoch, upstream's state, the next row's number]."""
 
+    verb = "seed"
+
     upstream: Stage[Block]
     seed: int
 

@@ -12,17 +12,17 @@ from brimful.rows.blocks import Block
 
 @dataclass(frozen=True)
 class Skip(Stage[Block]):
-    """The rows after the first `count`, which are read and left out. State: [upstream's state, rows still to skip]."""
+    """The rows after the first `n`, which are read and left out. State: [upstream's state, rows still to skip]."""
 
     upstream: Stage[Block]
-    count: int
+    n: int
 
     def __post_init__(self) -> None:
         refuse_streams(self.upstream, "skip")
-        settle(self, "count", 0, "samples", "n")
+        settle(self, "n", 0, "samples")
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), self.count]
+        return [self.upstream.start(epoch), self.n]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         before, left = at

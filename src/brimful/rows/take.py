@@ -12,24 +12,24 @@ from brimful.rows.blocks import Block
 
 @dataclass(frozen=True)
 class Take(Stage[Block]):
-    """The first `count` rows. State: [upstream's state, rows taken]."""
+    """The first `n` rows. State: [upstream's state, rows taken]."""
 
     upstream: Stage[Block]
-    count: int
+    n: int
 
     def __post_init__(self) -> None:
         refuse_streams(self.upstream, "take")
-        settle(self, "count", 0, "samples", "n")
+        settle(self, "n", 0, "samples")
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0] if self.count else END
+        return [self.upstream.start(epoch), 0] if self.n else END
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         before, taken = at
         with running(self.upstream, before) as items:
             for block, after in items:
-                block = block.slice(0, self.count - taken)
+                block = block.slice(0, self.n - taken)
                 taken += block.num_rows
-                yield block, END if taken == self.count or after == END else [after, taken]
-                if taken == self.count:
+                yield block, END if taken == self.n or after == END else [after, taken]
+                if taken == self.n:
                     return

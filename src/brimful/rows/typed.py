@@ -8,7 +8,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -142,16 +142,11 @@ class Results(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleFunction(ByFunction[Results]):
-    """Abstract: a user's function of samples, `fn`.
-
-    Args:
-        name: of the method, as users wrote it.
-    """
+    """Abstract: a user's function of samples, `fn`."""
 
     fn: Callable[..., Any]
     seeded: bool
     on_error: OnError = "raise"
-    name: ClassVar[str]
 
     def count(self, given: Results) -> int:
         return len(given.samples)
@@ -193,7 +188,7 @@ class SampleFunction(ByFunction[Results]):
 
     @property
     def _called(self) -> str:
-        return f"{self.name}({name_of(self.fn)})"
+        return f"{self.verb}({name_of(self.fn)})"
 
     def _failed(self, block: Block, row: int, message: str) -> StageError:
         return StageError(f"{self._called} failed at {where(block, row)}: {message}")

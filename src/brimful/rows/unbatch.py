@@ -14,6 +14,8 @@ from brimful.rows.ragged import fingerprint
 class Unbatch(Stage[Sample]):
     """The rows of each block as dicts. State: [upstream's state before the block, rows of it handed on, its crc32]."""
 
+    verb = ""
+
     upstream: Stage[Block]
 
     def start(self, epoch: int) -> State:
@@ -25,7 +27,7 @@ class Unbatch(Stage[Sample]):
             for block, after in items:
                 crc = fingerprint(block)
                 if done:
-                    check_replay("Unbatch", crc, saved, f"{done:,} rows into a block")
+                    check_replay(self.upstream, crc, saved, f"{done:,} rows into a block")
                 rows = samples(block.slice(done))
                 for row, sample in enumerate(rows, start=done + 1):
                     if row < block.num_rows:
@@ -34,4 +36,4 @@ class Unbatch(Stage[Sample]):
                         yield sample, END if after == END else [after, 0, 0]
                 before, done = after, 0
             if done:
-                check_replay("Unbatch", 0, saved, "a block that is gone")
+                check_replay(self.upstream, 0, saved, "a block that is gone")

@@ -118,11 +118,11 @@ class FromFiles(Stage[Block]):
             order = random.permutation(len(order), random.key(self.seed, place(self), epoch))
         return order if self.stream is None else order[self.stream :: self.streams]
 
-    def dealt(self, stream: int, num_streams: int) -> FromFiles:
+    def part(self, stream: int, num_streams: int) -> FromFiles:
         """Every `num_streams`-th shard of each epoch's order; the schema is that of the first shard of all."""
         if num_streams > len(self.urls.listed):
             raise ValueError(
-                f"{len(self.urls.listed):,} shards cannot be dealt to streams={num_streams:,}: each needs one at least"
+                f"{len(self.urls.listed):,} shards cannot be read as streams={num_streams:,}: each needs one at least"
             )
         return replace(
             self,

@@ -19,8 +19,8 @@ Position: TypeAlias = tuple[int, ...]
 before it, as a rule in bytes (of the decompressed shard): blocks are cut by it. The last is the number of records before it."""
 
 
-class Rows(NamedTuple):
-    """Rows of a shard, and the position after each, int64 (n, k)."""
+class PlacedRows(NamedTuple):
+    """PlacedRows of a shard, and the position after each, int64 (n, k)."""
 
     block: Block
     positions: NDArray[np.int64]
@@ -78,7 +78,7 @@ class Reader(ABC):
     def close(self) -> None:
         """Closes the file."""
 
-    def read(self) -> Rows | None:
+    def read(self) -> PlacedRows | None:
         """The next rows, perhaps none; None at the end."""
         if self._failure is not None:
             raise self._failure
@@ -102,7 +102,7 @@ class Reader(ABC):
         numbers = records + self.at[-1] + 1
         origin = origins(f"shard {self._name}", numbers, self.unit)
         self.at = tuple(positions[-1].tolist())
-        return Rows(with_column(parsed.block.slice(0, len(records)), ORIGIN, origin), positions[records])
+        return PlacedRows(with_column(parsed.block.slice(0, len(records)), ORIGIN, origin), positions[records])
 
     def place(self, record: int = 0) -> str:
         """Where a record among the next ones is, in words."""

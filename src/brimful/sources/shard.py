@@ -11,7 +11,7 @@ import numpy as np
 from brimful.core.background import Workers
 from brimful.rows.blocks import Block
 from brimful.rows.ragged import concat
-from brimful.sources.reader import Position, Reader, Rows
+from brimful.sources.reader import PlacedRows, Position, Reader
 
 T = TypeVar("T")
 
@@ -32,10 +32,10 @@ class OpenShard:
         self.number, self.at = number, at
         self._open, self._workers, self._url, self._timeout, self._unit = open_reader, workers, url, timeout, unit
         self._reader: Reader | None = None
-        self._rows: Rows | None = None
+        self._rows: PlacedRows | None = None
         self._ended = False
         self._error: Exception | None = None
-        self._next: Future[Rows | None] = workers.submit(self._read)
+        self._next: Future[PlacedRows | None] = workers.submit(self._read)
 
     def fill(self, rows: int, size: int) -> int:
         """Reads on until there are `rows` rows, or fewer of `size` bytes in all; returns how many of them there are.
@@ -64,7 +64,7 @@ class OpenShard:
         assert self._rows is not None
         block, positions = self._rows
         self.at = tuple(positions[rows - 1].tolist())
-        self._rows = Rows(block.slice(rows), positions[rows:])
+        self._rows = PlacedRows(block.slice(rows), positions[rows:])
         return block.slice(0, rows)
 
     def close(self) -> None:
@@ -72,12 +72,12 @@ class OpenShard:
         self._next.cancel()
         self._next.add_done_callback(self._close)
 
-    def _read(self) -> Rows | None:
+    def _read(self) -> PlacedRows | None:
         if self._reader is None:
             self._reader = self._open()
         return self._reader.read()
 
-    def _close(self, _: Future[Rows | None]) -> None:
+    def _close(self, _: Future[PlacedRows | None]) -> None:
         if self._reader is not None:
             self._reader.close()
 
@@ -87,7 +87,7 @@ class OpenShard:
         passed = self._rows.positions[:, 0]
         return len(passed) >= rows or (len(passed) > 0 and int(passed[-1]) - self.at[0] >= size)
 
-    def _count(self, held: Rows, rows: int, size: int) -> int:
+    def _count(self, held: PlacedRows, rows: int, size: int) -> int:
         passed = held.positions[:, 0]
         by_size = int(np.searchsorted(passed, self.at[0] + size)) + 1
         return min(rows, by_size, len(passed))
@@ -110,7 +110,7 @@ def arrived(future: Future[T], url: str, timeout: float, place: str) -> T:
         ) from None
 
 
-def _joined(one: Rows, other: Rows) -> Rows:
+def _joined(one: PlacedRows, other: PlacedRows) -> PlacedRows:
     if not one.block.num_rows:
         return other
-    return Rows(concat([one.block, other.block]), np.concatenate((one.positions, other.positions)))
+    return PlacedRows(concat([one.block, other.block]), np.concatenate((one.positions, other.positions)))

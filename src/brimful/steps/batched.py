@@ -13,7 +13,7 @@ from brimful.core.errors import settle
 from brimful.core.stream import END, Stage, State, place, running
 from brimful.rows.blocks import check_replay
 from brimful.steps.batch import Batch
-from brimful.steps.planners import Planner
+from brimful.steps.planners import BatchPlanner
 from brimful.windows.window import Window
 
 
@@ -25,8 +25,10 @@ class Batched(Stage[Batch]):
     equal work. State: [windows' state before the window, batches of it handed on, its crc32].
     """
 
+    verb = "batch"
+
     upstream: Stage[Window]
-    planner: Planner
+    planner: BatchPlanner
     drop_last: bool
     shuffle_batches: bool
     group: int
@@ -45,7 +47,7 @@ class Batched(Stage[Batch]):
         with running(self.upstream, before) as windows:
             for window, after in windows:
                 if done:
-                    check_replay("Batched", window.crc32, crc, f"window {window.number}")
+                    check_replay(self.upstream, window.crc32, crc, f"window {window.number}")
                 key = random.key(self.seed, here, window.epoch, window.number)
                 batches = self.planner.batches(window, key, first=not done)
                 order = self._order(batches, after == END, key)
@@ -58,7 +60,7 @@ class Batched(Stage[Batch]):
                         yield replace(batch, last=True), END if after == END else [after, 0, 0]
                 before, done = after, 0
             if done:
-                check_replay("Batched", 0, crc, "a window that is gone")
+                check_replay(self.upstream, 0, crc, "a window that is gone")
 
     def _order(self, batches: Sequence[Batch], last: bool, key: int) -> NDArray[np.int64]:
         """The order of a plan's batches, without the incomplete ones where they are not wanted."""

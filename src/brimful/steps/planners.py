@@ -19,9 +19,11 @@ from brimful.steps.batch import Batch, Pieces
 from brimful.windows.window import Window
 
 
-class Planner(ABC):
+class BatchPlanner(ABC):
     """Plans a window. `key` is that of its random choices; `first` says that nothing of the window has been handed on:
     then what is left out or cut is counted in `.stats`."""
+
+    verb = ""  # of a header: what it plans by says enough
 
     @abstractmethod
     def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
@@ -33,7 +35,7 @@ class Planner(ABC):
 
 
 @dataclass(frozen=True)
-class ByPolicy(Planner):
+class ByPolicy(BatchPlanner):
     """A policy's plan, with a word for the samples that it cannot place."""
 
     policy: Policy
@@ -53,7 +55,7 @@ class ByPolicy(Planner):
 
 
 @dataclass(frozen=True)
-class ByPacking(Planner):
+class ByPacking(BatchPlanner):
     """Rows filled by best fit, `num_rows` of them a batch, in a random order where `shuffle` says so: as planned, rows of
     few long samples come before rows of many short ones."""
 
@@ -89,7 +91,7 @@ class ByPacking(Planner):
 
 
 @dataclass(frozen=True)
-class ByKey(Planner):
+class ByKey(BatchPlanner):
     """Sorts by `key`, largest first, stable, and cuts: a batch has `batch_size` samples, or as many as `batch_size` of
     its first sample says, and never spans two values of `boundary_key`.
 

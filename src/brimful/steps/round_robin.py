@@ -34,6 +34,8 @@ class RoundRobin(Stage[T]):
     union of all ranks' is good for every world size that divides `streams`.
     """
 
+    verb = "streams"
+
     upstream: Stage[T]
     streams: int
     sharded: bool = runtime(False)
@@ -66,11 +68,11 @@ class RoundRobin(Stage[T]):
                 f"also reads {', '.join(missing)}: it is the state of one rank; join those of all with bf.merge_states"
             )
         wrap = world_size > 1 and self.uneven == "wrap"
-        readers: dict[int, Reader[T]] = {}
+        readers: dict[int, StreamReader[T]] = {}
         try:
             for stream in own:
                 entry = at["streams"][str(stream)]
-                readers[stream] = Reader(self._stream(stream), at["epoch"], entry, wrap, self.ahead)
+                readers[stream] = StreamReader(self._stream(stream), at["epoch"], entry, wrap, self.ahead)
             if world_size == 1:
                 yield from self._alone(at, readers)
             else:
@@ -81,7 +83,7 @@ class RoundRobin(Stage[T]):
     def _stream(self, stream: int) -> Stage[T]:
         return stream_of(self.upstream, stream, self.streams)
 
-    def _alone(self, at: State, readers: dict[int, Reader[T]]) -> Generator[tuple[T, State], None, None]:
+    def _alone(self, at: State, readers: dict[int, StreamReader[T]]) -> Generator[tuple[T, State], None, None]:
         entries = {stream: END if began_again(entry) else entry for stream, entry in at["streams"].items()}
         place = at["next"]
         while any(entry != END for entry in entries.values()):
@@ -93,7 +95,9 @@ class RoundRobin(Stage[T]):
                 over = all(entry == END for entry in entries.values())
                 yield self._weighed(taken.item), END if over else at | {"next": place, "streams": dict(entries)}
 
-    def _together(self, at: State, readers: dict[int, Reader[T]], rank: Rank) -> Generator[tuple[T, State], None, None]:
+    def _together(
+        self, at: State, readers: dict[int, StreamReader[T]], rank: Rank
+    ) -> Generator[tuple[T, State], None, None]:
         store = store_of(self.group)
         if store is None:
             raise ValueError(
@@ -135,7 +139,7 @@ class RoundRobin(Stage[T]):
                 yield item, at | {"next": place, "streams": dict(entries)}
 
     def _rounds(
-        self, place: int, readers: dict[int, Reader[T]], agreement: Agreement
+        self, place: int, readers: dict[int, StreamReader[T]], agreement: Agreement
     ) -> Generator[dict[int, Taken[T]], None, None]:
         """What this rank has of each round that goes on: by stream, from the place of the next step on."""
         first, done = divmod(place, self.streams)
@@ -204,7 +208,7 @@ class Taken(NamedTuple, Generic[T]):
     first: bool
 
 
-class Reader(Generic[T]):
+class StreamReader(Generic[T]):
     """One stream, `ahead` of whose items a thread reads; at its end begun again where `wrap` says so.
 
     Args:

@@ -22,7 +22,7 @@ from brimful.index.sequence import FromSequence
 from brimful.plan import FixedSize, Overlong, Policy, as_lengths, plan_with
 from brimful.steps.batch import Batch
 from brimful.steps.batched import Batched
-from brimful.steps.dataloader import Reader, reader_here
+from brimful.steps.dataloader import ReadsAhead, reader_here
 from brimful.steps.planners import ByPolicy
 from brimful.steps.sharded import Sharded
 from brimful.windows.planned import Planned
@@ -315,7 +315,7 @@ class _Run:
 
     epoch: int
     start: State
-    reader: Reader = field(default_factory=Reader)
+    reader: ReadsAhead = field(default_factory=ReadsAhead)
     taken: int = 0
 
     def __post_init__(self) -> None:

@@ -25,6 +25,8 @@ class Sharded(Stage[Batch]):
     its whole step, on all ranks.
     """
 
+    verb = "shard"
+
     upstream: Stage[Batch]
     rank: int | None = runtime(None)
     world_size: int | None = runtime(None)

@@ -54,6 +54,8 @@ class StoreIndex(Index):
         which 256 MB are kept: leave them out by `columns`.
     """
 
+    made_by = "from_store"
+
     path: str
     columns: tuple[str, ...] | None = None
     storage_options: Mapping[str, Any] = field(default_factory=dict)

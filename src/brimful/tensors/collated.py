@@ -28,6 +28,8 @@ class Collated(Stage[Any]):
     `few_shapes` says that the user wants so few shapes that a compiler can keep up: then `.stats` warns of too many.
     """
 
+    verb = "columns"
+
     upstream: Stage[Batch]
     rules: ColumnRules
     layout: Layout = runtime()

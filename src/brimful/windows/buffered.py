@@ -31,6 +31,8 @@ class Buffered(Stage[Window]):
     their crc32 with the rest of that block, number of the window, size]. A resume reads the rows of the window again.
     """
 
+    verb = "window"
+
     upstream: Stage[Block]
     size: int
     length_columns: tuple[str, ...] = ()
@@ -54,7 +56,7 @@ class Buffered(Stage[Window]):
                     block, after = next(items, (EMPTY, END))
                     ended = after == END
                     if skip:
-                        check_replay("Buffered", fingerprint(block), crc, f"window {number}")
+                        check_replay(self.upstream, fingerprint(block), crc, f"window {number}")
                     if block.num_rows > skip:
                         held.append(_Held(before, skip, crc, block.slice(skip)))
                         rows += block.num_rows - skip

@@ -29,6 +29,8 @@ class Planned(Stage[Window]):
     State: [epoch, number of the window, size].
     """
 
+    verb = "window"
+
     upstream: Indexed
     size: int
     length_columns: tuple[str, ...] = ()
@@ -65,7 +67,7 @@ class Planned(Stage[Window]):
     def _judged(self) -> int:
         """The size that `policy` needs."""
         assert self.policy is not None
-        rows, count = self.upstream.plain()
+        rows, count = self.upstream.unshuffled()
         if not count:
             return 1
         if count == len(self.upstream.index):

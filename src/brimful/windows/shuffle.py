@@ -34,7 +34,7 @@ class Shuffle(Stage[Block]):
         with running(self.upstream, before) as windows:
             for window, after in windows:
                 if done:
-                    check_replay("Shuffle", window.crc32, crc, f"window {window.number}")
+                    check_replay(self.upstream, window.crc32, crc, f"window {window.number}")
                 order = random.permutation(len(window), random.key(self.seed, here, window.epoch, window.number))
                 while done < len(window):
                     block = window.take(order[done : done + BLOCK_ROWS])
@@ -45,4 +45,4 @@ class Shuffle(Stage[Block]):
                         yield block, END if after == END else [after, 0, 0]
                 before, done = after, 0
             if done:
-                check_replay("Shuffle", 0, crc, "a window that is gone")
+                check_replay(self.upstream, 0, crc, "a window that is gone")
