@@ -185,7 +185,7 @@ busy = True
 
 def registering():
     while busy:
-        bf.errors.origin_of(f"shard {time.monotonic_ns()}")
+        bf.core.errors.origin_of(f"shard {time.monotonic_ns()}")
 
 threads = [threading.Thread(target=registering) for _ in range(2)]
 for thread in threads:
