@@ -64,7 +64,7 @@ def run(code: str, tmp_path: Path, pipeline: str = "samples", rows: int = 3_000)
         [sys.executable, "-W", "ignore", "-c", HEAD + code, url, pipeline],
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=240,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
