@@ -32,7 +32,7 @@ CLASSES = sorted(draw.STAGES, key=draw.name)
 
 
 def some(stage: Stage[Any]) -> list[Any]:
-    with running(stage, stage.start(1)) as items:
+    with draw.small(5), running(stage, stage.start(1)) as items:
         return list(islice(items, 12))
 
 
