@@ -281,7 +281,7 @@ def test_fingerprints_differ_for_another_vocabulary_or_other_settings() -> None:
 
 def test_a_fingerprint_is_the_same_in_every_process() -> None:
     code = """
-from brimful.encoders import encoder_for
+from brimful.rows.encoders import encoder_for
 from tests import tokenizers as make
 special = {"<|endoftext|>", "a", "b", "c"}
 print(encoder_for(make.tiktoken_bytes(), {"disallowed_special": special}).fingerprint(), encoder_for(make.byt5()).fingerprint())
