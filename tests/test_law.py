@@ -40,7 +40,7 @@ from brimful.windows.window import Window
 from tests import strategies as draw
 
 sizes = st.sampled_from([16, 64, 256, 1 << 20])
-SLOW = {FromFiles, *draw.DEALT, *draw.ITEMS}
+SLOW = {FromFiles, *draw.STREAMS, *draw.ITEMS}
 
 
 MORE = 1_000 if os.environ.get("HYPOTHESIS_PROFILE") == "search" else 0
@@ -81,7 +81,7 @@ def test_law_of_each_stage(cls: type[Stage[Any]], data: st.DataObject, rows: int
         assert_exact_resume(make, max_items=20, max_resumes=7 if cls in SLOW else 20)
 
 
-ENDLESS = {IndexRepeat, Repeat, Unbatch, *draw.BATCHES, *draw.DEALT, *draw.SHARES, *draw.TENSORS, *draw.ITEMS}
+ENDLESS = {IndexRepeat, Repeat, Unbatch, *draw.BATCHES, *draw.STREAMS, *draw.SHARES, *draw.TENSORS, *draw.ITEMS}
 """Of these the state after the last item may be another: nothing follows it, but that is not known yet."""
 
 

@@ -51,7 +51,7 @@ def from_files(
         shuffle_shards: another order of the shards each epoch.
         n_active_shards: shards read at once.
         n_standby_shards: shards opened ahead.
-        streams: deal the shards of each epoch to so many independent streams, through each of which all that follows runs
+        streams: divide the shards of each epoch into so many independent streams, through each of which all that follows runs
             by itself: their samples, or batches, come in turn, and `Batches.shard` shares the streams out to ranks. Any
             world size that divides it sees the same order.
         on_error: "raise" names file and line; "skip" leaves a bad record out, counts it and logs file and line.
