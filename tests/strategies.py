@@ -220,7 +220,7 @@ def read_json(file: BinaryIO) -> Iterator[Sample]:
 
 @st.composite
 def files(draw: st.DrawFn, streams: bool = False) -> Make:
-    """Shards of JSON lines: empty ones, blank lines, compressed, with bad lines that are skipped; dealt to streams."""
+    """Shards of JSON lines: empty ones, blank lines, compressed, with bad lines that are skipped; in streams."""
     urls, number = [], 0
     bad = draw(st.booleans())
     for counts in draw(st.lists(lengths, min_size=1, max_size=5)):
@@ -517,7 +517,7 @@ TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to w
     ),
 }
 SAMPLES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {Unbatch: on(Unbatch)}  # rows to dicts
-DEALT: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {
+STREAMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {
     RoundRobin: st.just(in_turn)
 }  # streams of anything to one
 ITEMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # anything to anything
@@ -539,7 +539,7 @@ STAGES: Final[set[type[Stage[Any]]]] = {
     *SHARES,
     *TENSORS,
     *SAMPLES,
-    *DEALT,
+    *STREAMS,
     *ITEMS,
 }
 CUTTERS: Final[set[type[Stage[Any]]]] = {Choose, Chunk, ConcatChunk, PackChunk, MapBlocks}
@@ -631,13 +631,13 @@ def rows() -> SearchStrategy[Make]:
     return st.one_of(straight, straight, mixed)
 
 
-def dealt() -> SearchStrategy[Make]:
+def in_streams() -> SearchStrategy[Make]:
     """Chains of rows, or of batches, that run in several streams."""
     rows = st.builds(
         lambda make, links: chain(make, *links), files(streams=True), row_links(without=frozenset({*COUNTING, Repeat}))
     )
     return st.builds(
-        chain, st.one_of(rows, st.builds(chain, rows, WINDOWS[Buffered], BATCHES[Batched])), DEALT[RoundRobin]
+        chain, st.one_of(rows, st.builds(chain, rows, WINDOWS[Buffered], BATCHES[Batched])), STREAMS[RoundRobin]
     )
 
 
@@ -660,8 +660,8 @@ def alone(cls: type[Stage[Any]]) -> SearchStrategy[Make]:
     """A stage on the least that it needs."""
     if cls in SOURCES:
         return SOURCES[cls]
-    if cls in DEALT:
-        return dealt()
+    if cls in STREAMS:
+        return in_streams()
     if cls in SEVERAL:
         return st.builds(joined, st.lists(blocks, min_size=1, max_size=3), SEVERAL[cls])
     if cls in SEVERAL_INDEXED:

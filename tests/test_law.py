@@ -40,7 +40,7 @@ from tests import strategies as draw
 from tests.effort import examples
 
 sizes = st.sampled_from([16, 64, 256, 1 << 20])
-SLOW = {FromFiles, *draw.DEALT, *draw.ITEMS}
+SLOW = {FromFiles, *draw.STREAMS, *draw.ITEMS}
 
 
 def stages() -> set[type[Stage[Any]]]:
@@ -73,7 +73,7 @@ def test_law_of_each_stage(cls: type[Stage[Any]], data: st.DataObject, rows: int
         assert_exact_resume(make, max_items=20, max_resumes=7 if cls in SLOW else 20)
 
 
-ENDLESS = {IndexRepeat, Repeat, Unbatch, *draw.BATCHES, *draw.DEALT, *draw.SHARES, *draw.TENSORS, *draw.ITEMS}
+ENDLESS = {IndexRepeat, Repeat, Unbatch, *draw.BATCHES, *draw.STREAMS, *draw.SHARES, *draw.TENSORS, *draw.ITEMS}
 """Of these the state after the last item may be another: nothing follows it, but that is not known yet."""
 
 

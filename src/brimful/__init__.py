@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from brimful.batches import Batches
 from brimful.core.errors import BrokenError, DataError, RankError, StageError, StateError
 from brimful.core.states import merge_states
-from brimful.dataset import Dataset, concat_datasets, interleave_datasets
+from brimful.dataset import Dataset
 from brimful.plan import (
     AttentionCost,
     CostBudget,
@@ -35,7 +35,7 @@ from brimful.plan import (
     quantile_buckets,
     uniform_buckets,
 )
-from brimful.read import from_files, from_iterable, from_sequence, from_store
+from brimful.read import concat_datasets, from_files, from_iterable, from_sequence, from_store, interleave_datasets
 from brimful.steps.sampler import BatchSampler
 
 if TYPE_CHECKING:

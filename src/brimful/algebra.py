@@ -113,6 +113,11 @@ def cached(
 
 def concatenated(stages: tuple[Stage[Block], ...]) -> Stage[Block]:
     """One stage for a + b + c too: several in each other would be as deep as there are data sets."""
+    for number, stage in enumerate(stages[:-1]):
+        if goes_on(stage):
+            raise ValueError(
+                f"data set {number} repeats without end, so that none after it is reached; repeat only the last"
+            )
     parts = tuple(
         part for stage in stages for part in (stage.upstreams if isinstance(stage, IndexConcat | Concat) else (stage,))
     )

@@ -112,7 +112,7 @@ class Batches:
     def loader(self) -> Loader:
         """An IterableDataset of an epoch at a time, with state_dict, load_state_dict and set_epoch, for trainers.
 
-        Give it to the loop as it is: Accelerate's `prepare` takes the model and the optimizer, and would deal the batches out
+        Give it to the loop as it is: Accelerate's `prepare` takes the model and the optimizer, and would shard the batches
         a second time; of transformers' Trainer, `get_train_dataloader` returns it.
         """
         from brimful.loader import Loader

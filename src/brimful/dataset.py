@@ -16,7 +16,6 @@ from brimful.core.errors import OnError, integer, one_of, positive
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stream import Stage, chain
 from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
-from brimful.plan.mix import Stop
 from brimful.plan.rounded import Rounding
 from brimful.rows.add_bos_eos import AddBosEos
 from brimful.rows.blocks import Block, Sample
@@ -93,7 +92,7 @@ class Dataset:
         return algebra.sample_at(self._endless, number)
 
     def __add__(self, other: Dataset) -> Dataset:
-        return concat_datasets([self, other])
+        return Dataset(algebra.concatenated(stages_of("concat_datasets", [self, other])))
 
     def __repr__(self) -> str:
         return f"Dataset({' > '.join(name for name in chain(self.stage))}{', repeat' if self.repeats else ''})"
@@ -138,14 +137,14 @@ class Dataset:
         self, fn: Callable[..., Iterable[Sample]], *, seed: int | None = None, on_error: OnError = "raise"
     ) -> Dataset:
         """All samples of `fn(sample)` in place of each sample; with a seed `fn(sample, rng)`. `on_error`: see `map`."""
-        return self._add(Rebatch(FlatMap(*self._calling(fn, seed, on_error))))
+        return self._add(FlatMap(*self._calling(fn, seed, on_error)))
 
     def map_blocks(self, fn: Callable[[Block], Block]) -> Dataset:
         """`fn(block)` in place of each pyarrow.RecordBatch of rows (1 to 4,096 of them): any columns, any number of rows.
 
         `fn` must not depend on where blocks begin and end. Price: what `fn` costs; nothing a sample.
         """
-        return self._add(Rebatch(MapBlocks(self.stage, fn)))
+        return self._add(MapBlocks(self.stage, fn))
 
     def tokenize(
         self,
@@ -202,7 +201,7 @@ class Dataset:
         >>> [sample["input_ids"].tolist() for sample in samples.chunk(6)]
         [[0, 1, 2, 3, 4, 5]]
         """
-        return self._add(Rebatch(Chunk(self.stage, chunk_length, _targets(target_columns), drop_remainder)))
+        return self._add(Chunk(self.stage, chunk_length, _targets(target_columns), drop_remainder))
 
     def concat_chunk(self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",)) -> Dataset:
         """All samples end to end, cut; the tail of an epoch that fills no chunk is dropped and counted.
@@ -212,7 +211,7 @@ class Dataset:
         >>> [sample["input_ids"].tolist() for sample in samples.concat_chunk(2)]
         [[0, 1], [2, 3]]
         """
-        return self._add(Rebatch(ConcatChunk(self.stage, _targets(target_columns), chunk_length)))
+        return self._add(ConcatChunk(self.stage, _targets(target_columns), chunk_length))
 
     def pack_chunk(
         self,
@@ -228,7 +227,7 @@ class Dataset:
         >>> [sample["input_ids"].tolist() for sample in samples.pack_chunk(4)]
         [[0, 1, 2], [3, 4]]
         """
-        return self._add(Rebatch(PackChunk(self.stage, _targets(target_columns), chunk_length, discard_long_samples)))
+        return self._add(PackChunk(self.stage, _targets(target_columns), chunk_length, discard_long_samples))
 
     def pad(self, pad_values: Mapping[str, int], chunk_length: int) -> Dataset:
         """Fills each list of the columns in `pad_values` to `chunk_length` values.
@@ -476,7 +475,7 @@ class Dataset:
         return algebra.endless(self.stage) if self.repeats else self.stage
 
     def _add(self, stage: Stage[Block]) -> Dataset:
-        return Dataset(stage, self.repeats)
+        return Dataset(Rebatch(stage) if stage.makes_long_blocks else stage, self.repeats)
 
     def _batched(
         self,
@@ -498,49 +497,7 @@ class Dataset:
         return self.stage if seed is None else RowKeys(self.stage, seed), fn, seed is not None, on_error
 
 
-def interleave_datasets(
-    datasets: Sequence[Dataset],
-    *,
-    weights: Sequence[float] | None = None,
-    stop: Stop = "first",
-    by: Literal["samples", "tokens"] = "samples",
-    length_column: str = "input_ids",
-) -> Dataset:
-    """Samples of each in fixed proportions, in stratified order; indexed where all of them are.
-
-    Args:
-        weights: one a data set, by default equal.
-        stop: where one is due that has ended: "first" ends there; "all" goes on without it; "all_repeat" begins it again
-            until each has ended once.
-        by: what the weights are shares of. By "tokens", an empty sample counts as one: streamed, of the tokens served so far;
-            indexed, of samples by the mean length of each data set.
-        length_column: the list column whose tokens count.
-
-    >>> import brimful as bf
-    >>> one, two = bf.from_sequence(["H"] * 6), bf.from_sequence(["K"] * 4)
-    >>> "".join(sample["text"] for sample in bf.interleave_datasets([one, two], weights=[1.5, 1]))
-    'HKHKHHKHKH'
-    """
-    return Dataset(algebra.interleaved(_stages("interleave_datasets", datasets), weights, stop, by, length_column))
-
-
-def concat_datasets(datasets: Sequence[Dataset]) -> Dataset:
-    """All samples of the first, then of the second, and so on; `a + b` for two. Indexed where all of them are.
-
-    >>> import brimful as bf
-    >>> [sample["text"] for sample in bf.from_sequence(["a"]) + bf.from_sequence(["b"])]
-    ['a', 'b']
-    """
-    stages = _stages("concat_datasets", datasets)
-    for number, stage in enumerate(stages[:-1]):
-        if algebra.goes_on(stage):
-            raise ValueError(
-                f"data set {number} repeats without end, so that none after it is reached; repeat only the last"
-            )
-    return Dataset(algebra.concatenated(stages))
-
-
-def _stages(caller: str, datasets: Sequence[Dataset]) -> tuple[Stage[Block], ...]:
+def stages_of(caller: str, datasets: Sequence[Dataset]) -> tuple[Stage[Block], ...]:
     """What some data sets run, epoch after epoch where they repeat."""
     given: tuple[Any, ...] = tuple(datasets)
     if not given:

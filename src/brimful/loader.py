@@ -29,8 +29,8 @@ class Loader(IterableDataset[Any]):
 
     A loader that is read to its last batch has ended the epoch, whether or not the next batch was asked for: what is iterated
     then, or saved, is the next epoch. A loop that is left before begins its epoch again. Read by this process, with
-    `prefetch` and tokenising in threads: hand it to the trainer as it is, or, where one must be a DataLoader and nobody deals
-    its batches out again (as Accelerate's `prepare` does), to one with batch_size=None and num_workers=0.
+    `prefetch` and tokenising in threads: hand it to the trainer as it is, or, where one must be a DataLoader and nobody shards
+    its batches again (as Accelerate's `prepare` does), to one with batch_size=None and num_workers=0.
 
     It is a Stateful of torch.distributed.checkpoint: `dcp.save({"loader": loader, ...})` on all ranks, and `dcp.load` on as
     many or as few as divide the streams. (Each rank writes the entries of its own streams; a loader that has not begun asks

@@ -1,16 +1,18 @@
-"""Where streams begin: files, sequences, iterables."""
+"""Where streams begin: files, sequences, iterables, stores; and several of them as one."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
+from brimful import algebra
 from brimful.core.errors import OnError, positive
-from brimful.dataset import Dataset
+from brimful.dataset import Dataset, stages_of
 from brimful.index.sequence import FromSequence, SequenceIndex
+from brimful.plan.mix import Stop
 from brimful.rows.blocks import Sample
 from brimful.sources.called import ShardFunction
 from brimful.sources.files import FromFiles
@@ -49,7 +51,7 @@ def from_files(
         shuffle_shards: another order of the shards each epoch.
         n_active_shards: shards read at once.
         n_standby_shards: shards opened ahead.
-        streams: deal the shards of each epoch to so many independent streams, through each of which all that follows runs
+        streams: divide the shards of each epoch into so many independent streams, through each of which all that follows runs
             by itself: their samples, or batches, come in turn, and `Batches.shard` shares the streams out to ranks. Any
             world size that divides it sees the same order.
         on_error: "raise" names file and line; "skip" leaves a bad record out, counts it and logs file and line.
@@ -144,3 +146,39 @@ def from_iterable(iterable: Iterable[Sample | str], *, repeat: bool = False) -> 
     State: a count. Price: a resume iterates over what it skips.
     """
     return Dataset(FromIterable(iterable), repeat)
+
+
+def interleave_datasets(
+    datasets: Sequence[Dataset],
+    *,
+    weights: Sequence[float] | None = None,
+    stop: Stop = "first",
+    by: Literal["samples", "tokens"] = "samples",
+    length_column: str = "input_ids",
+) -> Dataset:
+    """Samples of each in fixed proportions, in stratified order; indexed where all of them are.
+
+    Args:
+        weights: one a data set, by default equal.
+        stop: where one is due that has ended: "first" ends there; "all" goes on without it; "all_repeat" begins it again
+            until each has ended once.
+        by: what the weights are shares of. By "tokens", an empty sample counts as one: streamed, of the tokens served so far;
+            indexed, of samples by the mean length of each data set.
+        length_column: the list column whose tokens count.
+
+    >>> import brimful as bf
+    >>> one, two = bf.from_sequence(["H"] * 6), bf.from_sequence(["K"] * 4)
+    >>> "".join(sample["text"] for sample in bf.interleave_datasets([one, two], weights=[1.5, 1]))
+    'HKHKHHKHKH'
+    """
+    return Dataset(algebra.interleaved(stages_of("interleave_datasets", datasets), weights, stop, by, length_column))
+
+
+def concat_datasets(datasets: Sequence[Dataset]) -> Dataset:
+    """All samples of the first, then of the second, and so on; `a + b` for two. Indexed where all of them are.
+
+    >>> import brimful as bf
+    >>> [sample["text"] for sample in bf.from_sequence(["a"]) + bf.from_sequence(["b"])]
+    ['a', 'b']
+    """
+    return Dataset(algebra.concatenated(stages_of("concat_datasets", datasets)))

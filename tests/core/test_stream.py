@@ -243,7 +243,7 @@ def test_rows_that_are_gone_are_refused(count: int) -> None:
     for pipeline in pipelines:
         with draw.small(6):
             state = saved(pipeline(bf.from_iterable(ROWS)), count)
-            with pytest.raises(bf.StateError, match=r"read other rows|the iterable has \d+ samples, but this state"):
+            with pytest.raises(bf.StateError, match=r"gave other rows|the iterable has \d+ samples, but this state"):
                 taken(pipeline(bf.from_iterable([])).iter(state))
 
 

@@ -433,7 +433,7 @@ def test_ranks_that_read_other_shards_are_told_so() -> None:
     ("make", "message"),
     [
         (lambda: batches(UNEQUAL).shard(0, 5), "12 streams cannot be shared out evenly by 5 ranks: choose from_files"),
-        (lambda: batches(UNEQUAL, streams=15), r"14 shards cannot be dealt to streams=15: each needs one at least"),
+        (lambda: batches(UNEQUAL, streams=15), r"14 shards cannot be read as streams=15: each needs one at least"),
         (lambda: batches(UNEQUAL).shard(0, 2), "2 ranks that read streams must agree on where an epoch ends"),
         (
             lambda: (bf.from_files(UNEQUAL, streams=2) + bf.from_files(UNEQUAL)).batch(2),

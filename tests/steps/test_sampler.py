@@ -55,8 +55,8 @@ def resumed(state: dict[str, Any], **options: Any) -> bf.BatchSampler:
     return one
 
 
-def dealt(ranks: list[Lists]) -> Lists:
-    """The global order that some ranks' lists were dealt from."""
+def order_of_all(ranks: list[Lists]) -> Lists:
+    """The global order that some ranks' lists are of."""
     return [one for step in zip_longest(*ranks) for one in step if one is not None]
 
 
@@ -109,21 +109,21 @@ def test_one_order_for_every_world_size_and_exact_len(
     elif uneven == "drop":
         order = order[:full]
     assert {len(lists) for lists in ranks} == {len(order) // world_size}
-    assert dealt(ranks) == order
+    assert order_of_all(ranks) == order
 
 
 def test_uneven_error_names_batches_and_ranks_before_the_first_batch() -> None:
     batches = len(sampler())
     world_size = next(size for size in range(2, 9) if batches % size)
     one = sampler(world_size=world_size, uneven="error")
-    message = f"uneven='error': {batches} batches of epoch 0 cannot be dealt evenly to {world_size} ranks; choose"
+    message = f"uneven='error': {batches} batches of epoch 0 cannot be shared out evenly to {world_size} ranks; choose"
     with pytest.raises(bf.DataError, match=message):
         next(iter(one))
     with pytest.raises(bf.DataError, match=message):
         len(one)
     even = [list(sampler(range(1, 13), bf.FixedSize(3), rank=rank, world_size=2, uneven="error")) for rank in range(2)]
     assert len(even[0]) == len(even[1]) == 2
-    assert dealt(even) == list(sampler(range(1, 13), bf.FixedSize(3)))
+    assert order_of_all(even) == list(sampler(range(1, 13), bf.FixedSize(3)))
 
 
 @pytest.mark.parametrize("policy", [bf.TokenBudget(120), bf.FixedSize(3), bf.FixedSize(3, sort=False)])
@@ -311,7 +311,7 @@ def test_resume_at_another_world_size(options: dict[str, Any], before: int, afte
     rest = order[steps * before :]
     if rest:
         ranks = [list(resumed(states[0], **options, rank=rank, world_size=after)) for rank in range(after)]
-        assert dealt(ranks)[: len(rest)] == rest
+        assert order_of_all(ranks)[: len(rest)] == rest
 
 
 def test_a_chain_of_resumes_and_a_state_that_is_left_alone() -> None:
@@ -660,7 +660,7 @@ def test_accelerate_deals_to_the_ranks_that_we_would(accelerate: Any, uneven: st
 def test_accelerate_and_ranks_of_our_own_are_refused(accelerate: Any) -> None:
     prepare = accelerate.data_loader.prepare_data_loader
     loader = prepare(loader_of(sampler(rank=1, world_size=2), 0, None), num_processes=2, process_index=1)
-    message = "Accelerate deals the batches out to 2 processes, and this BatchSampler to 2 ranks; leave its rank"
+    message = "Accelerate shards the batches to 2 processes, and this BatchSampler to 2 ranks; leave its rank"
     with pytest.raises(ValueError, match=message):
         next(iter(loader))
 

@@ -49,6 +49,9 @@ class Stage(ABC, Generic[T_co]):
     transparent: ClassVar[bool] = False
     """Whether the stage changes neither items nor states (reading ahead): places pass it over."""
 
+    makes_long_blocks: ClassVar[bool] = False
+    """Whether a block of rows may become one of more than 4,096, which is cut before others have it."""
+
     @abstractmethod
     def start(self, epoch: int) -> State:
         """The state before the first item of an epoch."""

@@ -10,7 +10,7 @@ from brimful.index.slice import Slice
 
 @dataclass(frozen=True)
 class Stride(Slice):
-    """Sample i where i mod `interval` == `offset`. Price: what computing the order of the samples between costs, up to 100 ns each."""
+    """Sample i where i mod `interval` == `offset`. Price: up to 100 ns for each sample that is passed over."""
 
     interval: int
     offset: int

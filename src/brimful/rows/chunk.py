@@ -21,6 +21,8 @@ class Chunk(Blockwise):
     Rows have the target columns alone: what else a sample had does not belong to one chunk of it.
     """
 
+    makes_long_blocks = True
+
     chunk_length: int
     target_columns: tuple[str, ...]
     drop_remainder: bool

@@ -17,6 +17,8 @@ from brimful.rows.ragged import EMPTY, list_array, ragged
 class ConcatChunk(Carried):
     """Cuts the stream of tokens; the tail of an epoch that fills no chunk is dropped and counted."""
 
+    makes_long_blocks = True
+
     chunk_length: int
 
     def __post_init__(self) -> None:

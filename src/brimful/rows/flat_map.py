@@ -15,6 +15,8 @@ from brimful.rows.typed import Results, SampleFunction
 class FlatMap(SampleFunction):
     """The samples of `fn(sample)`, one sample's after another's."""
 
+    makes_long_blocks = True
+
     def call(self, block: Block) -> Results:
         results = dict(tried(self.verb, self.fn, block, self.seeded, self.on_error, list))
         counts = np.array([len(result) for result in results.values()], dtype=np.int64)

@@ -20,6 +20,8 @@ from brimful.rows.typed import ByFunction
 class MapBlocks(ByFunction[Block]):
     """`fn(block)` in place of each block of rows; where it keeps the number of rows, they keep their origin."""
 
+    makes_long_blocks = True
+
     fn: Callable[[Block], Block]
 
     def block_of(self, block: Block, given: Block, schema: pa.Schema) -> Block:

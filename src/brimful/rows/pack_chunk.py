@@ -17,6 +17,8 @@ from brimful.rows.ragged import EMPTY, gather, list_array, ragged
 class PackChunk(Carried):
     """Joins neighbours as long as they fit. A longer sample is cut to a chunk, or left out, and counted."""
 
+    makes_long_blocks = True
+
     chunk_length: int
     discard_long_samples: bool
 

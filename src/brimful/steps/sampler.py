@@ -42,7 +42,7 @@ class BatchSampler:
     The epoch moves by `set_epoch` alone, as with torch's DistributedSampler: without it each iteration has the same
     order. The sampler lives in the main process, so an epoch set there reaches persistent workers too.
 
-    Accelerate: leave `rank` and `world_size` alone, `prepare` deals the batches out itself, to the same ranks as ours.
+    Accelerate: leave `rank` and `world_size` alone, `prepare` shards the batches itself, to the same ranks as ours.
     Keep `dispatch_batches=False` (the default here; True cuts rank 0's batches into pieces); `even_batches=True` (the
     default) does what `uneven="wrap"` does (in a resumed epoch it repeats the first batches after the resume), and the
     last step is left out where `drop_last` or `uneven="drop"` is set. To go on from a state, first call `set_epoch` of the
@@ -118,7 +118,7 @@ class BatchSampler:
         one_of("overlong", overlong, *get_args(Overlong))
         in_order = isinstance(policy, FixedSize) and not policy.sort
         self.policy, self.rank, self.world_size, self.uneven = policy, rank, world_size, uneven
-        self.drop_last = drop_last or uneven == "drop"  # what Accelerate asks, which then deals the batches out
+        self.drop_last = drop_last or uneven == "drop"  # what Accelerate asks, which then shards the batches out
         self._samples = LengthIndex(as_lengths(lengths))
         self._window = window
         self._settings: dict[str, Any] = {
@@ -222,7 +222,7 @@ class BatchSampler:
         run = _Run(*self._beginning(), reader_here())
         if run.reader.processes > 1 and self.world_size > 1:
             raise ValueError(
-                f"Accelerate deals the batches out to {run.reader.processes} processes, and this BatchSampler to "
+                f"Accelerate shards the batches to {run.reader.processes} processes, and this BatchSampler to "
                 f"{self.world_size} ranks; leave its rank and world_size alone"
             )
         if self._repeated == run.epoch and self._settings["shuffle"]:
@@ -258,7 +258,7 @@ class BatchSampler:
     def _checked(self, batches: int) -> int:
         if self.uneven == "error" and batches % self.world_size:
             raise DataError(
-                f"uneven='error': {batches:,} batches of epoch {self._epoch:,} cannot be dealt evenly to "
+                f"uneven='error': {batches:,} batches of epoch {self._epoch:,} cannot be shared out evenly to "
                 f"{self.world_size:,} ranks; choose uneven='wrap' or 'drop'"
             )
         return batches
