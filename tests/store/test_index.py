@@ -239,7 +239,7 @@ def test_memory_does_not_grow_with_the_store(tmp_path: Path) -> None:
     code = """
 import sys
 import brimful as bf
-from brimful import order
+from brimful.index import order
 from brimful.store import local
 
 def most():

@@ -321,7 +321,7 @@ def test_functions_need_a_version(tmp_path: Path) -> None:
     for dataset, name in [
         (rows.map(named).take(1), r"Map\(named\)"),
         (rows.map(named).cache().take(1), r"Map\(named\)"),
-        (rows.filter(lambda sample: True), r"Filtered\(<lambda>\)"),
+        (rows.filter(lambda sample: True), r"Filter\(<lambda>\)"),
         (rows.tokenize(Called()), r"Tokenize\(Called\)"),
         (bf.interleave_datasets([rows, rows.map_blocks(lambda block: block)]), r"MapBlocks\(<lambda>\)"),
         (bf.from_files("x", format=named), r"FromFiles\(named\)"),
