@@ -7,6 +7,9 @@ import signal
 
 from hypothesis import HealthCheck, Phase, settings
 
+# There is a worker for each core, and tensors are small here: torch's threads would only wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=CHECKS)
 settings.register_profile("soak", deadline=None, max_examples=1_000, print_blob=True, suppress_health_check=CHECKS)

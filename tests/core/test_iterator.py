@@ -516,7 +516,7 @@ CLOSED_BY: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
 }
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("make", CLOSED_BY.values(), ids=CLOSED_BY)
 def test_a_function_that_the_run_calls_may_close_it(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     calls = itertools.count()
@@ -544,7 +544,7 @@ def test_a_function_that_the_run_calls_may_close_it(make: Any, caplog: pytest.Lo
     assert not caplog.messages
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_another_thread_may_close_what_is_waited_for(ahead: bool) -> None:
     come, go_on = threading.Event(), threading.Event()

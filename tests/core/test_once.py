@@ -35,7 +35,7 @@ KEPT: dict[str, Callable[[bf.Dataset], bf.Dataset]] = {
 }
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("keep", KEPT.values(), ids=KEPT)
 def test_a_chain_with_a_thread_of_its_own_may_hold_what_is_worked_out_like_it(keep: Callable[..., bf.Dataset]) -> None:
     """A streamed shuffle reads ahead in a thread, which works the inner one out while the outer one waits for it."""
@@ -78,7 +78,7 @@ def test_threads_that_want_it_at_once_have_the_same() -> None:
     assert {id(answer) for answer in answers} == {id(asked.answer)}
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_objects_do_not_wait_for_one_another() -> None:
     together = Barrier(2)
 

@@ -103,7 +103,7 @@ def test_samples_far_out_cost_a_block() -> None:
     assert list(synthetic().skip(COUNT)) == []
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_the_number_of_the_first_batches_takes_the_plan_of_no_more() -> None:
     """Also where nobody asks for it: `list` does, before it begins."""
     batches = synthetic().batch_by_tokens(16_384, window=20_000)

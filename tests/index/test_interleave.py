@@ -131,8 +131,9 @@ def test_other_weights_are_refused_even_where_weights_may_differ() -> None:
     next(it)
     with pytest.raises(
         bf.StateError,
-        match=r"interleave_datasets\.fixed_weights\[1\] was 1 when it was saved and is 3 here; a place in a mixture of indexed data is "
-        r"counted with its weights, which allow=.'weights'. cannot change: end the epoch with those that saved it",
+        match=r"interleave_datasets\.fixed_weights\[1\] was 1 when it was saved and is 3 here; a place in a mixture of "
+        r"indexed data is counted with its weights, which allow=.'weights'. cannot change: end the epoch with those that "
+        r"saved it",
     ):
         mixed(1, 3).iter(it.state_dict(), allow={"weights"})
 
