@@ -5,9 +5,11 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 
 BIN := $(VENV)/bin
+# A worker for each core, which takes tests from others when it has no more; 8 at most, as each takes about 1 GB.
+SPREAD := --numprocesses=logical --maxprocesses=8 --dist=worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint types format bench clean
+.PHONY: help demo test soak lint types format bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*  ## /\1|/p' Makefile | awk -F'|' '{ printf "make %-8s%s\n", $$1, $$2 }'
@@ -16,7 +18,10 @@ demo: $(VENV)/.core  ## the main job on text that every machine has; downloads n
 	$(BIN)/brimful demo
 
 test: lint types  ## all checks: lint, types, tests, doctests, code blocks of README and CONTRIBUTING
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest $(SPREAD) $(ARGS)
+
+soak: $(VENV)/.dev  ## the tests for hours: new examples each time, 1,000 of each law, ten times the kills, Ctrl-C anywhere
+	HYPOTHESIS_PROFILE=soak $(BIN)/pytest $(SPREAD) --timeout=7200 $(ARGS)
 
 lint: $(VENV)/.dev  ## rules and format, changing nothing
 	$(BIN)/ruff check

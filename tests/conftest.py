@@ -1,4 +1,4 @@
-"""How hypothesis runs here: the same examples each time; `HYPOTHESIS_PROFILE=search` looks for new ones."""
+"""How hypothesis runs here: the same examples each time; in `make soak` new ones, and many."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=CHECKS)
-settings.register_profile("search", deadline=None, max_examples=1_000, suppress_health_check=CHECKS)
+settings.register_profile("soak", deadline=None, max_examples=1_000, print_blob=True, suppress_health_check=CHECKS)
 settings.register_profile(
     "mutant", settings.get_profile("same"), database=None, phases=[Phase.explicit, Phase.generate]
 )

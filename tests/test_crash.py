@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests import crash_child
+from tests.effort import times
 
-KILLS = 20
+KILLS = times(20, 1_000)
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_twenty_kills_lose_nothing_and_repeat_nothing(folder: Path) -> None:
+def test_kills_lose_nothing_and_repeat_nothing(folder: Path) -> None:
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["brimful.tensors.padded", "tests.crash_child"])
     draw = random.Random(1)

@@ -64,7 +64,7 @@ def run(code: str, tmp_path: Path, pipeline: str = "samples", rows: int = 3_000)
         [sys.executable, "-W", "ignore", "-c", HEAD + code, url, pipeline],
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=240,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -185,7 +185,7 @@ busy = True
 
 def registering():
     while busy:
-        bf.errors.origin_of(f"shard {time.monotonic_ns()}")
+        bf.core.errors.origin_of(f"shard {time.monotonic_ns()}")
 
 threads = [threading.Thread(target=registering) for _ in range(2)]
 for thread in threads:

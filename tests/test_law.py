@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import os
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful
@@ -38,17 +37,10 @@ from brimful.windows.buffered import Buffered
 from brimful.windows.planned import Planned
 from brimful.windows.window import Window
 from tests import strategies as draw
+from tests.effort import examples
 
 sizes = st.sampled_from([16, 64, 256, 1 << 20])
 SLOW = {FromFiles, *draw.STREAMS, *draw.ITEMS}
-
-
-MORE = 1_000 if os.environ.get("HYPOTHESIS_PROFILE") == "search" else 0
-
-
-def examples(count: int) -> Callable[[Any], Any]:
-    """So many examples, or more where the profile asks for more."""
-    return settings(max_examples=max(count, MORE))
 
 
 def stages() -> set[type[Stage[Any]]]:

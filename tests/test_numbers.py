@@ -35,7 +35,11 @@ COUNTS: dict[str, tuple[str, int, Call]] = {  # what is called; by what name the
     "pack_chunk": ("chunk_length", 2, DATA.pack_chunk),
     "pad": ("chunk_length", 9, lambda n: DATA.pad({"input_ids": 0}, n)),
     "tokenize": ("max_workers", 2, lambda n: DATA.tokenize(letters, max_workers=n)),
-    "tokenize to a length": ("max_length", 2, lambda n: bf.encoders.encoder_for(word_tokenizer(), {"max_length": n})),
+    "tokenize to a length": (
+        "max_length",
+        2,
+        lambda n: bf.rows.encoders.encoder_for(word_tokenizer(), {"max_length": n}),
+    ),
     "add_bos_eos, bos": ("bos_token_id", 2, lambda n: DATA.add_bos_eos(n, None)),
     "add_bos_eos, eos": ("eos_token_id", 2, lambda n: DATA.add_bos_eos(None, n)),
     "batch": ("n", 2, DATA.batch),

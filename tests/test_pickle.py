@@ -26,12 +26,13 @@ from brimful.rows.chunk import Chunk
 from brimful.testing import first_difference
 from brimful.windows.window import Window
 from tests import strategies as draw
+from tests.effort import examples
 
 CLASSES = sorted(draw.STAGES, key=draw.name)
 
 
 def some(stage: Stage[Any]) -> list[Any]:
-    with running(stage, stage.start(1)) as items:
+    with draw.small(5), running(stage, stage.start(1)) as items:
         return list(islice(items, 12))
 
 
@@ -56,7 +57,7 @@ def elsewhere() -> ProcessPoolExecutor:
 
 @pytest.mark.parametrize("cls", CLASSES, ids=draw.name)
 @given(data=st.data())
-@settings(max_examples=10)
+@examples(10)
 def test_an_unpickled_stage_gives_the_same_and_carries_no_results(cls: type[Stage[Any]], data: st.DataObject) -> None:
     stage = data.draw(draw.alone(cls))()
     before = cloudpickle.dumps(stage)

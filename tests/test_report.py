@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
@@ -27,6 +27,7 @@ from brimful.report import (
     to_html,
     to_json,
 )
+from tests.effort import examples
 
 LENGTHS = np.random.default_rng(0).lognormal(np.log(30), 0.8, 2_000).astype(int).clip(0, 200).tolist()
 SAMPLES = [{"input_ids": [number % 1000] * length} for number, length in enumerate(LENGTHS)]
@@ -89,7 +90,7 @@ def test_auto_window_is_what_the_loader_resolves() -> None:
     assert outcome.window == min(len(first.window), len(LENGTHS))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(st.one_of(st.integers(0, 40), st.integers(0, 5_000)), min_size=1, max_size=60))
 def test_distributions_account_for_every_sample_and_slot(lengths: list[int]) -> None:
     report = compare(lengths, Settings(max_tokens=5_000, batch_size=4))

@@ -28,7 +28,7 @@ from brimful.core.stats import Stats
 from brimful.rows.blocks import Sample
 from brimful.testing import first_difference
 from tests import strategies as draw
-from tests.test_law import examples
+from tests.effort import examples
 
 LENGTHS = [3, 0, 5, 1, 12, 2, 2, 7, 0, 1, 4, 6, 3, 3, 1, 8, 2, 5, 0, 2]
 ROWS = draw.samples_of(LENGTHS)
@@ -443,15 +443,15 @@ def everything() -> bf.Batches:
     return data.tokenize(draw.letters, max_workers=2).shuffle(4).batch_by_tokens(16, window=4).prefetch(2)
 
 
-def closed(it: bf.iterator.ResumableIterator[Any]) -> None:
+def closed(it: bf.core.iterator.ResumableIterator[Any]) -> None:
     it.close()
 
 
-def dropped(it: bf.iterator.ResumableIterator[Any]) -> None:
+def dropped(it: bf.core.iterator.ResumableIterator[Any]) -> None:
     pass
 
 
-def left(it: bf.iterator.ResumableIterator[Any]) -> None:
+def left(it: bf.core.iterator.ResumableIterator[Any]) -> None:
     with it:
         next(it)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
@@ -25,6 +25,7 @@ from brimful.testing import assert_exact_resume, first_difference
 from brimful.windows.planned import Planned
 from brimful.windows.shuffle import Shuffle
 from tests import strategies as draw
+from tests.effort import examples
 from tests.samples import letters, spelled, tokens
 
 
@@ -82,7 +83,7 @@ def test_kind_says_which_stage_made_it_streamed(make: Callable[[], bf.Dataset], 
 
 
 @given(make=draw.indexed(), epoch=st.just(0))
-@settings(max_examples=20)
+@examples(20)
 def test_any_sample_can_be_had_by_its_number(make: draw.Make, epoch: int) -> None:
     data = bf.Dataset(make())
     count = 20 if algebra.goes_on(data.stage) else len(data)
@@ -128,7 +129,7 @@ def test_what_repeats_has_no_length() -> None:
 
 
 @given(st.integers(0, 9), st.lists(st.tuples(st.sampled_from("tsi"), st.integers(0, 9)), max_size=4), st.booleans())
-@settings(max_examples=200)
+@examples(200)
 def test_slices_are_those_of_a_list(count: int, links: list[tuple[str, int]], repeat: bool) -> None:
     data = numbered(count, repeat=repeat)
     expected = list(range(count)) * (1 + repeat * 8_000)
@@ -150,7 +151,7 @@ def test_slices_are_those_of_a_list(count: int, links: list[tuple[str, int]], re
 
 
 @given(make=draw.indexed(), data=st.data(), epoch=st.integers(0, 2))
-@settings(max_examples=150)
+@examples(150)
 def test_any_part_of_an_epoch_is_that_of_the_whole(make: draw.Make, data: st.DataObject, epoch: int) -> None:
     stage = make()
     assert isinstance(stage, Indexed)
@@ -171,7 +172,7 @@ def test_any_part_of_an_epoch_is_that_of_the_whole(make: draw.Make, data: st.Dat
 
 
 @given(make=draw.indexed(), size=st.sampled_from([1, 4]), data=st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_rows_of_many_tokens_come_in_small_blocks(make: draw.Make, size: int, data: st.DataObject) -> None:
     stage, limit = make(), 4 * size
     assert isinstance(stage, Indexed)
@@ -206,7 +207,7 @@ def test_rows_of_many_tokens_come_in_small_blocks(make: draw.Make, size: int, da
 
 
 @given(make=draw.indexed(), rows=st.integers(1, 5))
-@settings(max_examples=100)
+@examples(100)
 def test_windows_are_those_that_streamed_rows_give(make: draw.Make, rows: int) -> None:
     def content(windows: Stage[Any]) -> list[Any]:
         with running(windows, windows.start(1)) as made:

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.steps.batch import Batch
+from tests.effort import examples
 from tests.worlds import WORLDS, plans_by_step, taken_by_worlds
 
 LONG = 60
@@ -82,7 +83,7 @@ def batch_ids(batch: dict[str, Any]) -> Any:
     worlds=st.lists(st.sampled_from(WORLDS), min_size=1, max_size=4),
     data=st.data(),
 )
-@settings(max_examples=40)
+@examples(40)
 def test_a_state_resumes_on_any_world_size(
     counts: tuple[int, int], how: tuple[str, str], way: str, repeat: bool, worlds: list[int], data: st.DataObject
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import brimful as bf
@@ -21,6 +21,7 @@ from brimful.index.sequence import FromSequence
 from brimful.plan.mix import Stop, due
 from brimful.rows.interleave import Interleave
 from brimful.testing import assert_exact_resume
+from tests.effort import examples
 from tests.samples import letters, spelled, tokens
 
 STOPS = st.sampled_from(["first", "all", "all_repeat"])
@@ -61,7 +62,7 @@ def sources(draw: st.DrawFn) -> list[tuple[int, bool, bool]]:
 @example([(0, False, False), (0, False, False)], [1, 1, 1, 1, 1], "all_repeat", 0)
 @example([(0, False, False), (3, True, False), (0, False, True)], [9, 1, 1, 1, 1], "all_repeat", 1)
 @example([(40, False, False), (3, False, False), (1, True, False)], [0.1, 0.1, 0.3, 1, 1], "all_repeat", 0)
-@settings(max_examples=150)
+@examples(150)
 def test_it_is_the_streamed_mixture(
     given: list[tuple[int, bool, bool]], weights: list[float], stop: Stop, epoch: int
 ) -> None:
@@ -83,7 +84,7 @@ def test_it_is_the_streamed_mixture(
 
 
 @given(sources(), st.lists(WEIGHTS, min_size=5, max_size=5), STOPS, st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_any_part_can_be_had_alone(
     given: list[tuple[int, bool, bool]], weights: list[float], stop: Stop, data: st.DataObject
 ) -> None:

@@ -8,13 +8,14 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from benchmarks.plan import sft, wiki
 from brimful.plan import best_num_buckets, exponential_buckets, optimal_buckets, quantile_buckets, uniform_buckets
 from brimful.plan.buckets import pad_to_buckets
+from tests.effort import examples
 
 Cost = Callable[[int], float]
 
@@ -43,7 +44,7 @@ def padding(lengths: NDArray[np.int64], buckets: list[int]) -> float:
     st.sampled_from([1, 4]),
     st.sampled_from([None, 25, 31]),
 )
-@settings(max_examples=120, deadline=None)
+@examples(120)
 def test_no_other_buckets_cost_less(
     lengths: list[int], num_buckets: int, name: str, multiple: int, max_length: int | None
 ) -> None:
@@ -123,7 +124,7 @@ def test_buckets_of_equal_shares_and_at_equal_ratios() -> None:
 
 
 @given(st.floats(1, 1e6), st.floats(0.1, 1e3))
-@settings(max_examples=50)
+@examples(50)
 def test_the_best_number_of_buckets_takes_the_least_time(run: float, compile_: float) -> None:
     def seconds(count: int) -> float:
         return run * (1 + 1.4 / count) + count * compile_

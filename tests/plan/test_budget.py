@@ -8,12 +8,13 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.plan import by_window, wiki
 from brimful.plan import AttentionCost, CostBudget, FixedSize, OverlongError, TokenBudget
 from brimful.plan.cut import ascending, longest_first
+from tests.effort import examples
 
 
 def batches(policy: FixedSize | TokenBudget | CostBudget, lengths: object) -> list[list[int]]:
@@ -35,7 +36,7 @@ def test_a_fixed_size_sorts_or_keeps_the_order_of_arrival() -> None:
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=8), st.integers(12, 40))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_greedy_makes_the_least_number_of_batches(lengths: list[int], budget: int) -> None:
     @cache
     def least(left: frozenset[int]) -> int:
@@ -65,7 +66,7 @@ def test_a_budget_counts_the_padded_shape() -> None:
 
 
 @given(st.lists(st.integers(0, 30), max_size=30), st.integers(30, 200))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_a_cost_of_slots_is_a_token_budget(lengths: list[int], budget: int) -> None:
     cost: Callable[[int, int], float] = lambda rows, length: rows * length  # noqa: E731
     assert batches(CostBudget(cost, budget), lengths) == batches(TokenBudget(budget), lengths)

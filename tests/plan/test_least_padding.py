@@ -7,11 +7,12 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.plan import by_window, sft, wiki
 from brimful.plan import TokenBudget, least_padding
+from tests.effort import examples
 
 LONGEST = 20
 lengths = st.lists(st.integers(0, LONGEST), min_size=1, max_size=9)
@@ -31,14 +32,14 @@ def all_cuts(lengths: list[int], budget: int) -> Iterator[tuple[int, int]]:
 
 
 @given(lengths, budgets)
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_no_cut_into_as_few_batches_has_fewer_slots(lengths: list[int], budget: int) -> None:
     plan = TokenBudget(budget, planner="least_padding").plan(lengths)
     assert (len(plan), plan.slots) == min(all_cuts(lengths, budget))
 
 
 @given(lengths, budgets, st.sampled_from([0.0, 0.05, 0.3, 1.0, 9.0]))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_no_cut_costs_less_where_a_batch_has_a_price(lengths: list[int], budget: int, step_cost: float) -> None:
     plan = TokenBudget(budget, planner="least_padding", step_cost=step_cost).plan(lengths)
     step = round(step_cost * budget)
@@ -46,7 +47,7 @@ def test_no_cut_costs_less_where_a_batch_has_a_price(lengths: list[int], budget:
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=200), st.integers(400, 3000))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_least_padding_never_pads_more_than_greedy(lengths: list[int], budget: int) -> None:
     greedy = TokenBudget(budget).plan(lengths)
     least = TokenBudget(budget, planner="least_padding").plan(lengths)

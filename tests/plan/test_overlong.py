@@ -7,10 +7,11 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from brimful.plan import FixedSize, OverlongError, Packed, Plan, Policy, TokenBudget, plan_with, split_long
+from tests.effort import examples
 
 WORDS = ["raise", "truncate", "drop", "alone"]
 POLICIES = [TokenBudget(30), TokenBudget(30, pad_to_multiple_of=8), TokenBudget(30, buckets=[5, 20]), Packed(20)]
@@ -70,7 +71,7 @@ def test_pairs_are_dropped_and_placed_alone_by_their_padded_shape() -> None:
 
 
 @given(st.sampled_from(POLICIES), st.lists(st.integers(0, 40), max_size=25), st.sampled_from(WORDS[1:]))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_every_sample_is_planned_or_counted(policy: Policy, lengths: list[int], word: str) -> None:
     plan, counts = plan_with(policy, lengths, word)  # type: ignore[arg-type]
     assert policy.max_length is not None
@@ -99,7 +100,7 @@ def test_an_unknown_word_is_refused() -> None:
 
 
 @given(st.lists(st.integers(0, 30), max_size=20), st.integers(1, 12))
-@settings(max_examples=60)
+@examples(60)
 def test_pieces_are_the_samples_in_order(lengths: list[int], max_length: int) -> None:
     pieces = split_long(lengths, max_length)
     expected = [

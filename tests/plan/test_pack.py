@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.plan import by_window, sft, wiki
 from brimful.plan import OverlongError, Packed
+from tests.effort import examples
 
 
 def textbook(lengths: list[int], row_length: int) -> list[list[int]]:
@@ -30,7 +31,7 @@ def textbook(lengths: list[int], row_length: int) -> list[list[int]]:
 
 
 @given(st.lists(st.integers(0, 20), max_size=40), st.integers(20, 50))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_rows_are_those_of_best_fit_decreasing(lengths: list[int], row_length: int) -> None:
     rows = [row.tolist() for row in Packed(row_length).plan(lengths).batches]
     assert rows == textbook(lengths, row_length)
@@ -57,7 +58,7 @@ def fewest_rows(lengths: list[int], row_length: int) -> int:
 
 
 @given(st.lists(st.integers(1, 10), min_size=1, max_size=7), st.integers(10, 20))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_rows_are_nearly_the_fewest(lengths: list[int], row_length: int) -> None:
     assert len(Packed(row_length).plan(lengths)) <= 11 / 9 * fewest_rows(lengths, row_length) + 2 / 3
 

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.plan import sft, wiki
@@ -22,6 +22,7 @@ from brimful.plan import (
     TokenBudget,
     as_lengths,
 )
+from tests.effort import examples
 
 MOST = 60  # tokens: every policy drawn here can place them, one or two lengths of half of it
 
@@ -102,13 +103,13 @@ def check(policy: Policy, lengths: np.ndarray) -> None:
 
 
 @given(policies, lengths)
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_a_plan_keeps_every_promise(policy: Policy, lengths: list[int]) -> None:
     check(policy, as_lengths(lengths))
 
 
 @given(of_pairs, pairs)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_a_plan_of_pairs_keeps_every_promise(policy: Policy, pairs: list[tuple[int, int]]) -> None:
     check(policy, np.array(pairs, dtype=np.int64).reshape(-1, 2))
 
@@ -121,7 +122,7 @@ def test_a_large_plan_keeps_every_promise(name: str) -> None:
 
 
 @given(policies, lengths)
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_equal_lengths_keep_the_order_of_arrival(policy: Policy, lengths: list[int]) -> None:
     plan = policy.plan(lengths)
     if isinstance(policy, Packed):
@@ -133,7 +134,7 @@ def test_equal_lengths_keep_the_order_of_arrival(policy: Policy, lengths: list[i
 
 
 @given(policies, st.lists(st.integers(1, MOST), max_size=30), st.randoms(use_true_random=False))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_shapes_do_not_depend_on_the_order_of_arrival(policy: Policy, lengths: list[int], random: object) -> None:
     if isinstance(policy, FixedSize) and not policy.sort:
         return
@@ -142,7 +143,7 @@ def test_shapes_do_not_depend_on_the_order_of_arrival(policy: Policy, lengths: l
 
 
 @given(policies)
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_a_policy_is_a_value(policy: Policy) -> None:
     again = pickle.loads(pickle.dumps(policy))
     assert again == policy

@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.plan import wiki
 from brimful.plan import OverlongError, StaticShapes, TokenBudget, optimal_buckets
+from tests.effort import examples
 
 
 def test_only_the_last_batch_is_filled_up() -> None:
@@ -29,7 +30,7 @@ def test_short_samples_fill_up_a_batch_of_a_longer_bucket() -> None:
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=60), st.integers(50, 300))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_every_batch_but_the_last_is_full(lengths: list[int], max_tokens: int) -> None:
     plan = StaticShapes([5, 20, 50], max_tokens).plan(lengths)
     sizes = np.array([len(batch) for batch in plan.batches])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
@@ -18,6 +18,7 @@ from brimful.sources.jsonl import JsonLines
 from brimful.sources.lines import Lines
 from brimful.sources.reader import Parsed
 from brimful.testing import assert_exact_resume
+from tests.effort import examples
 from tests.shards import compressed, threads_left, watched, write
 
 BOM = b"\xef\xbb\xbf"
@@ -381,7 +382,7 @@ def in_turn(shards: list[list[int]], n_active: int) -> Iterator[int]:
 sizes = st.lists(st.integers(0, 5) | st.integers(0, 5) | st.sampled_from([400, 1_500]), min_size=1, max_size=7)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(sizes, st.integers(1, 5), st.integers(0, 3))
 def test_shards_are_read_in_turn_and_the_next_takes_the_place_of_one_that_ended(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], n_active: int, n_standby: int

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
@@ -20,6 +20,7 @@ import brimful as bf
 from brimful.sources.files import FromFiles
 from brimful.testing import first_difference
 from tests import strategies as draw
+from tests.effort import examples
 
 STREAMS = 12
 WORLDS = (1, 2, 3, 4, 6, 12)
@@ -115,7 +116,7 @@ def test_the_global_order_does_not_depend_on_the_world_size(world_size: int) -> 
     assert bool(fillers) == (world_size > 1)
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(
     counts=st.lists(st.integers(0, 30), min_size=STREAMS, max_size=STREAMS + 3),
     worlds=st.lists(st.sampled_from(WORLDS), min_size=1, max_size=3),

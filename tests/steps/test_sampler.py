@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import brimful as bf
 from brimful.plan import Policy
+from tests.effort import examples
 
 Lists = list[list[int]]
 
@@ -270,7 +271,7 @@ def test_a_policy_is_asked_for() -> None:
 
 
 @given(options=settings_of_a_sampler(), epoch=st.integers(0, 1), world_size=st.integers(1, 3), data=st.data())
-@settings(max_examples=50)
+@examples(50)
 def test_resume_at_every_step(options: dict[str, Any], epoch: int, world_size: int, data: st.DataObject) -> None:
     uneven = data.draw(st.sampled_from(["wrap", "drop"]))
     options = options | {"rank": world_size - 1, "world_size": world_size, "uneven": uneven}

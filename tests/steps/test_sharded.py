@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
@@ -22,6 +22,7 @@ from brimful.index.index import Index
 from brimful.steps.batch import Batch
 from brimful.testing import first_difference
 from brimful.windows.window import IntArray
+from tests.effort import examples
 from tests.store.stores import small
 from tests.worlds import WORLDS, plans_by_step, taken_by_worlds
 
@@ -62,7 +63,7 @@ def test_the_global_order_is_that_of_one_process(way: str, world_size: int) -> N
     assert sorted({number for batch in expected for number in batch}) == list(range(300))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     count=st.integers(1, 120),
     way=st.sampled_from(["budget", "groups", "buckets", "packs", "arrival"]),
@@ -314,7 +315,7 @@ def test_plans_of_a_rank_locate_no_row(tmp_path: Path) -> None:
     assert not asked
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(counts=st.lists(st.integers(1, 40), min_size=1, max_size=3), world_size=st.integers(1, 4), data=st.data())
 def test_a_joined_index_gives_ranks_what_one_process_has(
     counts: list[int], world_size: int, data: st.DataObject
@@ -376,7 +377,7 @@ def test_every_batch_knows_the_labels_of_its_step(way: str, world_size: int, une
         check_count(list(step))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     way=st.sampled_from(sorted(POLICIES)),
     count=st.integers(1, 60),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
@@ -18,6 +18,7 @@ from brimful.index.sequence import SequenceIndex
 from brimful.store.index import StoreIndex
 from brimful.store.manifest import Manifest
 from brimful.store.verify import verify_store
+from tests.effort import examples
 from tests.store.stores import store_of
 
 
@@ -31,7 +32,7 @@ def written(path: Path, rows: pa.Table) -> StoreIndex:
     return StoreIndex(str(path))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     labels=st.lists(st.lists(st.sampled_from([-100, 0, 7]), max_size=5), min_size=1, max_size=20),
     kind=st.sampled_from([pa.list_(pa.int32()), pa.list_(pa.int8()), pa.large_list(pa.int64()), pa.list_(pa.uint16())]),

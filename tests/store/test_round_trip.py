@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.core.errors import HIDDEN, ORIGIN, ORIGIN_TYPE, where
 from brimful.store.index import StoreIndex
+from tests.effort import examples
 from tests.store.stores import blocks_of, rows_of, small, store_of
 
 KINDS: dict[pa.DataType, st.SearchStrategy[Any]] = {
@@ -54,7 +55,7 @@ def tables(draw: st.DrawFn) -> list[pa.RecordBatch]:
 
 
 @given(tables(), st.sampled_from([1, 100, 1 << 20]), st.sampled_from([1, 1000, 1 << 20]), st.data())
-@settings(max_examples=80)
+@examples(80)
 def test_rows_come_back(blocks: list[pa.RecordBatch], batch_bytes: int, file_bytes: int, data: st.DataObject) -> None:
     expected = [row for block in blocks for row in block.to_pylist()]
     with tempfile.TemporaryDirectory() as folder:

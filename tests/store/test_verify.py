@@ -6,11 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from brimful.store.manifest import MANIFEST
 from brimful.store.verify import verify_store
+from tests.effort import examples
 from tests.store.stores import blocks_of, store_of
 
 
@@ -22,7 +23,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_a_flipped_bit(store: Path, data: st.DataObject) -> None:
     read: list[int] = []
     assert verify_store(store, read.append) == []

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.attention import flex_attention as flex
@@ -19,6 +19,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 import brimful as bf
 from brimful.tensors import attention
+from tests.effort import examples
 
 Tensor: TypeAlias = torch.Tensor
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -205,7 +206,7 @@ def segment_ids(draw: st.DrawFn) -> Tensor:
     return torch.tensor(rows)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(ids=segment_ids(), is_causal=st.booleans(), block_size=st.sampled_from([2, 4, 16]))
 def test_every_mask_says_the_same(ids: Tensor, is_causal: bool, block_size: int) -> None:
     batch, (rows, length) = {"segment_ids": ids}, ids.shape

@@ -7,11 +7,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.testing import assert_exact_resume
+from tests.effort import examples
 
 Rows: TypeAlias = list[dict[str, Any]]
 Kinds: TypeAlias = dict[str, tuple[Any, ...]]
@@ -80,7 +81,7 @@ WAYS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=25)
+@examples(25)
 @given(
     name=st.sampled_from(sorted(KINDS_OF_DATA)),
     lengths=st.lists(st.lists(st.sampled_from([0, 1, 3, 8, 12]), min_size=2, max_size=12), min_size=2, max_size=2),
