@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -255,3 +256,58 @@ def test_an_overlong_sample_is_named_by_file_and_line(tmp_path: Any) -> None:
             list(it)
             name = {"truncate": "truncated", "drop": "dropped", "alone": "alone"}[word]
             assert (it.stats.samples, it.stats[name]) == (samples, 1)
+
+
+def test_all_that_is_named_is_there() -> None:
+    for name in bf.__all__:
+        assert getattr(bf, name) is not None
+    assert set(bf.__all__) <= set(dir(bf))
+    assert bf.attention.__name__ == "brimful.tensors.attention"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda data: data.batch(2, shuffle=True),
+            r"^batch\(\) got an unknown option 'shuffle' \(options: length_column, ",
+        ),
+        (lambda data: data.batch_by_tokens(9, colate_fn=list), r"^batch\(\) got an unknown option 'colate_fn' "),
+        (lambda data: data.batch_by(2, len, key=1), r"multiple values|unexpected keyword"),
+        (lambda data: data.pack(9, layout="nested"), r"^pack\(\) got an unknown option 'layout' "),
+    ],
+)
+def test_an_unknown_option_is_named_by_the_method(call: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        call(bf.from_sequence([{"input_ids": [1]}]))
+
+
+def test_integers_of_a_store_are_wide_enough_for_a_users_arithmetic(tmp_path: Path) -> None:
+    """They are uint16 on disk: 3 - 200 was 65,339, and -100 did not fit."""
+    vocabulary = {"a": 0, "b": 300}
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    len(bf.from_sequence(["a b"]).tokenize(tokenizer).cache(tmp_path / "store"))
+
+    def labelled(sample: dict[str, Any]) -> dict[str, Any]:
+        labels = sample["input_ids"] - 200
+        labels[:1] = -100
+        return {**sample, "labels": labels}
+
+    assert next(iter(bf.from_store(tmp_path / "store").map(labelled)))["labels"].tolist() == [-100, 100]
+
+
+@pytest.mark.parametrize("way", ["batch", "pack", "tokens"])
+def test_what_drop_last_leaves_out_is_counted(way: str) -> None:
+    data = bf.from_sequence([{"input_ids": [1] * (1 + n % 5)} for n in range(23)])
+    batches = {
+        "batch": data.batch(4, window=10, drop_last=True),
+        "pack": data.pack(7, rows=3, window=10, drop_last=True),
+        "tokens": data.batch_by_tokens(12, window=10, drop_last=True),
+    }[way]
+    with batches.iter() as it:
+        taken = sum(len(batch["lengths"]) for batch in it)
+        assert taken + it.stats.dropped == 23
+        assert it.stats.dropped > 0

@@ -15,7 +15,7 @@ ROOMS = {  # in the order in which data flow, from below; a module imports from 
     "report": 14, "demo": 14, "cli": 15, "__main__": 16,
 }  # fmt: skip
 SHARED = {  # what the stages of a room are made of; a stage does not import another
-    "rows": {"blocks", "blockwise", "carried", "choice", "cursor", "encoders", "ragged", "schema", "typed"},
+    "rows": {"blocks", "blockwise", "carried", "choice", "cursor", "encoders", "gathered", "ragged", "schema", "typed"},
     "index": {"index", "indexed", "lengths", "order", "sequence", "several", "slice", "some_columns", "some_rows"},
     "integrations": set[str](),
 }

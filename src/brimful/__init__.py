@@ -15,7 +15,7 @@ state = it.state_dict()     # a few integers; batches.iter(state) goes on exactl
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from brimful.batches import Batches
+from brimful.batches import Batches, BatchOptions, PackOptions
 from brimful.core.errors import BrokenError, DataError, RankError, StageError, StateError
 from brimful.core.states import merge_states
 from brimful.dataset import Dataset
@@ -46,6 +46,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttentionCost",
+    "BatchOptions",
     "BatchSampler",
     "Batches",
     "BrokenError",
@@ -54,6 +55,7 @@ __all__ = [
     "Dataset",
     "FixedSize",
     "OverlongError",
+    "PackOptions",
     "Packed",
     "Plan",
     "Policy",
@@ -86,4 +88,8 @@ def __getattr__(name: str) -> Any:
     if name not in _WITH_TORCH:
         raise AttributeError(f"module 'brimful' has no attribute {name!r}")
     module = import_module(_WITH_TORCH[name])
-    return module if module.__name__ == f"brimful.{name}" else getattr(module, name)
+    return module if module.__name__.endswith(f".{name}") else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -39,7 +39,8 @@ T = TypeVar("T")
 
 
 class BatchOptions(TypedDict, total=False):
-    """What every method that makes batches takes.
+    """What every method that makes batches takes. By default: length_column="input_ids", layout="padded", drop_last=False,
+    shuffle_batches=True, group=1, seed=42, the rest None.
 
     length_column: the list column whose lengths are planned over, a pair of them for (source, target).
     token_columns: lists that are cut, padded and packed with the first length column, and must be as long as it in every
@@ -50,9 +51,9 @@ class BatchOptions(TypedDict, total=False):
     layout: "padded", or "nested": tensors of layout torch.jagged, which hold no padding.
     dtypes: types other than int64 for integers and a column's own for the rest, by the names of what is in a batch:
         {"input_ids": "int32", "attention_mask": "bool"}.
-    drop_last: leave out incomplete batches: those below a fixed size, else the last cut of an epoch.
+    drop_last: leave out incomplete batches: of a fixed size, one a window; else the last cut of an epoch. Counted in `.stats`.
     shuffle_batches: hand out a window's batches in a random order.
-    group: shuffle them in aligned groups of so many neighbours in cost.
+    group: keep so many batches of like cost next to each other when they are shuffled; the world size: equal work on all ranks.
     seed: of that order.
     collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of tensors.
     """
@@ -71,7 +72,7 @@ class BatchOptions(TypedDict, total=False):
 
 
 class PackOptions(TypedDict, total=False):
-    """What `pack` takes of BatchOptions; `drop_last` leaves out batches of fewer rows."""
+    """What `pack` takes of BatchOptions; `drop_last` leaves out batches of fewer rows, one a window."""
 
     length_column: str
     token_columns: Sequence[str] | None
@@ -141,7 +142,7 @@ class Batches:
         70 ns a sample, on every rank for all, and the rows of those that are cut; it is left out where labels are lists of a
         fixed size, are padded with another value, or are not to be signed integers.
 
-        It is as if called before all else: `take` and `enumerate` count the batches of this rank. Called again, it takes the
+        It may stand anywhere in the chain: `take` and `enumerate` count the batches of this rank. Called again, it takes the
         place of the call before.
 
         Args:
@@ -232,6 +233,18 @@ class Batches:
         return Repeat(self.stage) if self.repeats else self.stage
 
 
+def known(method: str, options: Any, kind: type[Any]) -> Any:
+    """The options that a method was given.
+
+    Raises:
+        TypeError: one is unknown; with those that there are.
+    """
+    names = kind.__annotations__
+    if unknown := [name for name in options if name not in names]:
+        raise TypeError(f"{method}() got an unknown option {unknown[0]!r} (options: {', '.join(names)})")
+    return options
+
+
 def padded_batches(
     stage: Stage[Block],
     repeats: bool,
@@ -306,7 +319,8 @@ def _rules(
 ) -> ColumnRules:
     lengths = (length_column,) if isinstance(length_column, str) else tuple(length_column)
     tokens = (token_columns,) if isinstance(token_columns, str) else token_columns
-    fills = {name: padding.id for name, padding in padding_of(stage).items() if padding.id is not None}
+    known = padding_of(stage)
+    fills = {name: padding.id for name, padding in known.items() if padding.id is not None and name != LABELS}
     names = {name: str(dtype).removeprefix("torch.") for name, dtype in (dtypes or {}).items()}  # of torch.int32 too
     return ColumnRules(lengths, None if tokens is None else tuple(tokens), fills | dict(pad_values or {}), names)
 

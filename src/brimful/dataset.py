@@ -11,7 +11,7 @@ from typing import Any, Literal, Unpack, get_args
 from numpy.typing import NDArray
 
 from brimful import algebra
-from brimful.batches import Batches, BatchOptions, PackOptions, packed_batches, padded_batches, sampled
+from brimful.batches import Batches, BatchOptions, PackOptions, known, packed_batches, padded_batches, sampled
 from brimful.core.errors import OnError, integer, one_of, positive
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stream import Stage, chain
@@ -354,9 +354,10 @@ class Dataset:
 
         Args:
             size_or_policy: an int: in arrival order, or with a window sorted by length inside it. A policy plans windows.
-            window: rows to plan over; "auto" (also None for a policy): what 1 % padding takes, of streams at most 256 MB.
+            window: rows to plan over; "auto" (also None for a policy): as many as bring padding to about 1 %. Of streams they are
+                read before the first batch, 256 MB at most; a smaller number gives it sooner.
             pad_to_multiple_of: round each padded length up; a policy's limits hold for the rounded shape.
-            buckets: or round it up to one of these lengths.
+            buckets: or pad each batch to the smallest of these lengths that holds it.
             overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a
                 batch of its own). Counted in `.stats`.
             options: see BatchOptions.
@@ -389,9 +390,10 @@ class Dataset:
 
         Args:
             max_tokens: rows x padded length of a batch.
-            window: rows to plan over; "auto": what 1 % padding takes, of streams at most 256 MB.
+            window: rows to plan over; "auto": as many as bring padding to about 1 %. Of streams they are read before the first
+                batch, 256 MB at most; a smaller number gives it sooner.
             pad_to_multiple_of: round each padded length up.
-            buckets: or round it up to one of these lengths.
+            buckets: or pad each batch to the smallest of these lengths that holds it.
             overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a
                 batch of its own). Counted in `.stats`.
             options: see BatchOptions.
@@ -411,7 +413,7 @@ class Dataset:
         window: int = 10_000,
         pad_to_multiple_of: int = 1,
         buckets: Sequence[int] | None = None,
-        overlong: Literal["raise", "alone"] = "raise",
+        overlong: Literal["raise", "alone", "drop"] = "raise",
         **options: Unpack[BatchOptions],
     ) -> Batches:
         """Batches by functions of the samples: each window sorted by `key`, largest first, and cut.
@@ -423,8 +425,9 @@ class Dataset:
             boundary_key: a batch never spans two values of it.
             window: rows to sort over.
             pad_to_multiple_of: round each padded length up.
-            buckets: or round it up to one of these lengths.
-            overlong: what becomes of a sample for which `batch_size` gives less than 1: "raise", or "alone".
+            buckets: or pad each batch to the smallest of these lengths that holds it.
+            overlong: what becomes of a sample for which `batch_size` gives less than 1: "raise", "alone" (a batch of its own), or
+                "drop". Counted in `.stats`.
             options: see BatchOptions.
         Price: Python, two or three calls a sample.
         Source: infinibatch's BucketedReadaheadBatchIterator.
@@ -432,7 +435,7 @@ class Dataset:
         one_of("overlong", overlong, "raise", "alone", "drop")
         size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
         planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
-        return padded_batches(self.stage, self.repeats, planner, window, **options)
+        return padded_batches(self.stage, self.repeats, planner, window, **known("batch_by", options, BatchOptions))
 
     def pack(
         self,
@@ -454,7 +457,8 @@ class Dataset:
             hf_flash_attention: name the boundaries as transformers' flash attention does.
             options: see PackOptions.
         Shapes: `input_ids`, `labels`, `position_ids`, `segment_ids` (rows, row_length) int64; `cu_seqlens` (n + 1,) int32;
-            `max_seqlen` int. See `brimful.tensors.packed`.
+            `max_seqlen` int. Labels are not shifted: models do it;
+            the first one of each sample is -100. See `brimful.tensors.packed.packed`.
         Source: best-fit decreasing in a window; no bin stays open from one to the next.
 
         >>> import brimful as bf
@@ -466,7 +470,9 @@ class Dataset:
         planner = ByPacking(
             Packed(row_length), integer("rows", rows, 1, "row"), overlong, options.get("shuffle_batches", True)
         )
-        return packed_batches(self.stage, self.repeats, planner, window, hf_flash_attention, **options)
+        return packed_batches(
+            self.stage, self.repeats, planner, window, hf_flash_attention, **known("pack", options, PackOptions)
+        )
 
     # -- within ----------------------------------------------------------------------------------------------------------
 
@@ -487,7 +493,8 @@ class Dataset:
         **options: Unpack[BatchOptions],
     ) -> Batches:
         one_of("overlong", overlong, *get_args(Overlong))
-        return padded_batches(self.stage, self.repeats, ByPolicy(policy, overlong, rounding), window, **options)
+        given = known("batch", options, BatchOptions)
+        return padded_batches(self.stage, self.repeats, ByPolicy(policy, overlong, rounding), window, **given)
 
     def _calling(
         self, fn: Callable[..., Any], seed: int | None, on_error: OnError

@@ -266,3 +266,11 @@ def test_a_sample_beyond_every_bucket_is_named() -> None:
         list(data.batch(2, window=4, buckets=(8, 4)))
     (batch,) = data.batch(2, window=4, buckets=(4, 8), overlong="truncate")
     assert batch["input_ids"].shape == (1, 8)
+
+
+def test_labels_that_a_tokenizer_made_are_padded_as_labels() -> None:
+    tokenizer = letters_tokenizer(pad_token="<pad>")
+    rows = [{"text": "a b", "target": "b"}, {"text": "a", "target": "a b"}]
+    data = bf.from_sequence(rows).tokenize(tokenizer).tokenize(tokenizer, column="target", output="labels")
+    (batch,) = data.batch(2, length_column=("input_ids", "labels"))
+    assert (batch["input_ids"].tolist(), batch["labels"].tolist()) == ([[0, 1], [0, 2]], [[1, -100], [0, 1]])

@@ -1,0 +1,1 @@
+"""Samples by number: the same verbs as in `rows`, on numbers of rows."""

@@ -1,0 +1,1 @@
+"""Blocks of rows, and the stages that make others of them: one file a verb."""

@@ -37,8 +37,12 @@ def visible(block: Block) -> Block:
     return block if len(names) == len(block.schema.names) else block.select(names)
 
 
+_WIDE: Final = {"uint8": np.int32, "int8": np.int32, "uint16": np.int32, "int16": np.int32, "uint32": np.int64}
+"""What integers of few bits are to a function, as tokens in a store have them: -100 and a difference must fit."""
+
+
 def samples(block: Block) -> list[Sample]:
-    """The rows of a block as dicts; lists of numbers as numpy arrays that the caller may write to.
+    """The rows of a block as dicts; lists of numbers as numpy arrays that the caller may write to, of 32 bits at least.
 
     >>> samples(from_samples([{"input_ids": [1, 2], "id": 7}]))
     [{'input_ids': array([1, 2]), 'id': 7}]
@@ -62,7 +66,8 @@ def _values(array: pa.Array) -> list[Any]:
     if array.null_count or inner.null_count:  # a row is what it is, whatever its neighbours lack
         dtype = numpy_of(inner.drop_null()).dtype
         return [row if row is None or None in row else np.array(row, dtype=dtype) for row in array.to_pylist()]
-    values = np.array(numpy_of(inner))
+    flat = numpy_of(inner)
+    values = flat.astype(_WIDE.get(flat.dtype.name, flat.dtype))  # a copy: the caller may write to it
     return [values[start - first : end - first] for start, end in pairwise(bounds)]
 
 

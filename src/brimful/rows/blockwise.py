@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 
-from brimful.core.stream import Stage, State, running
+from brimful.core.stream import Stage, State
 from brimful.rows.blocks import Block
+from brimful.rows.gathered import gathered
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Blockwise(Stage[Block]):
         return self.upstream.start(epoch)
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        with running(self.upstream, at) as items:
+        with closing(gathered(self.upstream, at)) as items:
             for block, after in items:
                 yield (self.apply(block) if block.num_rows else block), after
 

@@ -6,14 +6,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 
-from brimful.core.errors import ORIGIN, DataError, where
-from brimful.core.stream import END, Stage, State, running
+from brimful.core.errors import ORIGIN, DataError, settle, where
+from brimful.core.stream import END, Stage, State
 from brimful.rows.blocks import Block, check_replay
+from brimful.rows.gathered import gathered
 from brimful.rows.ragged import (
     EMPTY,
     Ragged,
@@ -29,12 +32,18 @@ from brimful.rows.ragged import (
 class Carried(Stage[Block]):
     """Abstract: cuts the rows of the stream anew, holding those that no output has taken yet.
 
+    Held rows are joined once there are the tokens of a chunk: joined for each block, they would cost the square of it.
+
     State: [upstream's state before the block in which the held rows begin, rows and then values of it that are done,
-    blocks read since, crc32 of the held rows]. A resume reads those blocks again, checks them and yields nothing for them.
+    blocks read since, crc32 of their held rows]. A resume reads those blocks again, checks them and yields nothing for them.
     """
 
     upstream: Stage[Block]
     target_columns: tuple[str, ...]
+    chunk_length: int
+
+    def __post_init__(self) -> None:
+        settle(self, "chunk_length", 1, "token")
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0, 0, 0, 0]
@@ -42,34 +51,50 @@ class Carried(Stage[Block]):
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         before, row, value, replay, crc = at
         held: deque[_Held] = deque()
-        with running(self.upstream, before) as items:
+        tokens = found = 0  # of the held rows, and their crc32
+        with closing(gathered(self.upstream, before)) as items:
             for block, after in items:
                 rows = self._target(block)
-                held.append(_Held(before, block.num_rows, rows if held else without_front(rows, row, value)))
+                if held or rows.num_rows:
+                    held.append(_Held(before, block.num_rows, rows if held else without_front(rows, row, value)))
+                    tokens += self._tokens_of(held[-1])
                 before = after
                 if replay:
                     replay -= 1
                     if not replay:
-                        self._check(held, crc, at)
+                        found = _crc(held)
+                        self._check(found, crc)
                     continue
-                out, rows_done, values_done = self.cut(_rows_of(held), after == END)
-                value = values_done if rows_done else value + values_done
-                _drop_front(held, rows_done, values_done)
+                out = EMPTY
+                if tokens >= self.chunk_length or after == END:
+                    out, rows_done, values_done = self.cut(_rows_of(held), after == END)
+                    value = values_done if rows_done else value + values_done
+                    _drop_front(held, rows_done, values_done)
+                    tokens, found = sum(map(self._tokens_of, held)), _crc(held)
+                elif held:
+                    found = _crc([held[-1]], found)
                 if after == END:
                     yield out, END
                 elif held:
                     row = held[0].num_rows - held[0].rest.num_rows
-                    yield out, [held[0].before, row, value, len(held), fingerprint(_rows_of(held))]
+                    yield out, [held[0].before, row, value, len(held), found]
                 else:
                     row = value = 0
                     yield out, [after, 0, 0, 0, 0]
             if replay:
-                self._check(held, crc, at)
+                self._check(_crc(held), crc)
             elif held and before != END:  # upstream ended without saying so in advance
                 yield self.cut(_rows_of(held), True)[0], END
 
-    def _check(self, held: deque[_Held], crc: int, at: State) -> None:
-        check_replay(self.upstream, fingerprint(_rows_of(held)), crc, str(at[0]))
+    def _check(self, found: int, crc: int) -> None:
+        check_replay(self.upstream, found, crc, "the rows that were held")
+
+    @abstractmethod
+    def tokens(self, rows: Block) -> int:
+        """How much of a chunk some rows take: without `chunk_length` of these no chunk is complete."""
+
+    def _tokens_of(self, held: _Held) -> int:
+        return self.tokens(held.rest) if held.rest.num_rows else 0
 
     @abstractmethod
     def cut(self, held: Block, last: bool) -> tuple[Block, int, int]:
@@ -86,7 +111,7 @@ class Carried(Stage[Block]):
 class _Held(NamedTuple):
     """A block of which some rows are held: the state before it, its rows, and what is left of them.
 
-    They are joined anew each time: types that only the rows before them had must not outlive those.
+    They are joined for each cut: types that only the rows before them had must not outlive those.
     """
 
     before: State
@@ -96,6 +121,13 @@ class _Held(NamedTuple):
 
 def _rows_of(held: Iterable[_Held]) -> Block:
     return concat(block.rest for block in held)
+
+
+def _crc(held: Iterable[_Held], crc: int = 0) -> int:
+    """A crc32 of some held rows, where `crc` is that of those before them."""
+    for one in held:
+        crc = crc32(fingerprint(one.rest).to_bytes(4, "little"), crc)
+    return crc
 
 
 def _drop_front(held: deque[_Held], rows: int, values: int) -> None:

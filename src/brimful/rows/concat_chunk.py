@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from brimful.core.errors import count, settle
+from brimful.core.errors import count
 from brimful.rows.blocks import Block, with_origin
 from brimful.rows.carried import Carried
 from brimful.rows.ragged import EMPTY, list_array, ragged
@@ -19,10 +19,9 @@ class ConcatChunk(Carried):
 
     makes_long_blocks = True
 
-    chunk_length: int
-
-    def __post_init__(self) -> None:
-        settle(self, "chunk_length", 1, "token")
+    def tokens(self, rows: Block) -> int:
+        offsets = ragged(rows, self.target_columns[0]).offsets
+        return int(offsets[-1] - offsets[0])
 
     def cut(self, held: Block, last: bool) -> tuple[Block, int, int]:
         if not held.num_rows:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from brimful.core.stream import END, Stage, State
 from brimful.rows.blocks import Block, check_replay
-from brimful.rows.ragged import (
-    EMPTY,
-    fingerprint,
-)
+from brimful.rows.gathered import gathered
+from brimful.rows.ragged import EMPTY, fingerprint
 
 
 class Cursor:
@@ -16,7 +14,7 @@ class Cursor:
     def __init__(self, stage: Stage[Block], before: State, taken: int, crc: int) -> None:
         self._stage = stage
         self._before, self._taken, self._crc = before, taken, crc
-        self._items = None if before == END else stage.items(before)
+        self._items = None if before == END else gathered(stage, before)
         self._rest = EMPTY  # of the block at hand
         self._after = before
 
@@ -46,7 +44,7 @@ class Cursor:
 
     def take(self, rows: int) -> Block:
         """The next `rows` of the rows at hand."""
-        if rows and not self._taken:
+        if 0 < rows < self._rest.num_rows and not self._taken:
             self._crc = fingerprint(self._rest)
         piece, self._rest = self._rest.slice(0, rows), self._rest.slice(rows)
         self._taken += rows

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from brimful.core.errors import count, settle
+from brimful.core.errors import count
 from brimful.rows.blocks import Block, with_origin
 from brimful.rows.carried import Carried
 from brimful.rows.ragged import EMPTY, gather, list_array, ragged
@@ -19,21 +19,19 @@ class PackChunk(Carried):
 
     makes_long_blocks = True
 
-    chunk_length: int
     discard_long_samples: bool
 
-    def __post_init__(self) -> None:
-        settle(self, "chunk_length", 1, "token")
+    def tokens(self, rows: Block) -> int:
+        return int(self._counts(ragged(rows, self.target_columns[0]).lengths).sum())
 
     def cut(self, held: Block, last: bool) -> tuple[Block, int, int]:
         if not held.num_rows:
             return EMPTY, 0, 0
         columns = [ragged(held, name) for name in self.target_columns]
         sizes = columns[0].lengths
-        long = sizes > self.chunk_length
-        counts = np.where(long, 0 if self.discard_long_samples else self.chunk_length, sizes)
+        counts = self._counts(sizes)
         firsts, done = self._packs(counts, last)
-        self._count(sizes[:done], long[:done])
+        self._count(sizes[:done])
         totals = np.add.reduceat(counts[:done], firsts) if len(firsts) else np.zeros(0, dtype=np.int64)
         kept = totals > 0
         bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum(totals[kept])))
@@ -41,6 +39,11 @@ class PackChunk(Carried):
         arrays = [list_array(values, bounds) for values in flat]
         out = pa.RecordBatch.from_arrays(arrays, list(self.target_columns))
         return with_origin(out, held, firsts[kept]), done, 0
+
+    def _counts(self, sizes: np.ndarray) -> np.ndarray:
+        """How many tokens of each row go into a chunk."""
+        long = sizes > self.chunk_length
+        return np.where(long, 0 if self.discard_long_samples else self.chunk_length, sizes)
 
     def _packs(self, counts: np.ndarray, last: bool) -> tuple[np.ndarray, int]:
         """The first row of each pack that is complete, and how many rows all of them hold."""
@@ -52,7 +55,8 @@ class PackChunk(Carried):
             row = following[row]
         return np.array(firsts, dtype=np.int64), row
 
-    def _count(self, sizes: np.ndarray, long: np.ndarray) -> None:
+    def _count(self, sizes: np.ndarray) -> None:
+        long = sizes > self.chunk_length
         number = int(long.sum())
         if self.discard_long_samples:
             count("dropped", number, f"pack_chunk({self.chunk_length}) leaves out longer samples")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +11,10 @@ import pyarrow as pa
 
 from brimful.core.background import map_ahead
 from brimful.core.errors import DataError, StageError, settle, where
-from brimful.core.stream import Stage, State, running, runtime
+from brimful.core.stream import Stage, State, runtime
 from brimful.rows.blocks import Block
 from brimful.rows.encoders import Encoder
+from brimful.rows.gathered import gathered
 from brimful.rows.ragged import column_of, list_array, with_column
 
 
@@ -33,7 +35,7 @@ class Tokenize(Stage[Block]):
         return self.upstream.start(epoch)
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        with running(self.upstream, at) as items:
+        with closing(gathered(self.upstream, at)) as items:
             if self.max_workers == 0:
                 yield from ((self._apply(block), after) for block, after in items)
             else:

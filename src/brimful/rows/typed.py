@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,6 +18,7 @@ from brimful.core.errors import TALLY, OnError, StageError, Tally, name_of, skip
 from brimful.core.once import once
 from brimful.core.stream import END, Stage, State, running
 from brimful.rows.blocks import KEY, Block, visible, with_origin
+from brimful.rows.gathered import gathered
 from brimful.rows.ragged import EMPTY
 from brimful.rows.schema import OF_RESULTS, SAMPLE_ROWS, as_text, fitted, fitting, from_text, infer, misfit, united
 
@@ -65,7 +66,7 @@ class ByFunction(Typed, Generic[Made]):
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         before, text = at
-        with running(self.upstream, before) as items:
+        with closing(gathered(self.upstream, before)) as items:
             made = ((block, self.call(block) if block.num_rows else None, after) for block, after in items)
             held = _Held[Made]([], None)
             schema = from_text(text) if text else vars(self).get("schema")
@@ -80,7 +81,7 @@ class ByFunction(Typed, Generic[Made]):
                 yield out, END if after == END else [after, text]
 
     def first_types(self) -> pa.Schema:
-        with running(self.upstream, self.upstream.start(0)) as items:
+        with closing(gathered(self.upstream, self.upstream.start(0))) as items:
             blocks = (block.slice(0, SAMPLE_ROWS) for block, _ in items if block.num_rows)
             return self.types_of(_there(self._first((block, self.call(block), END) for block in blocks).items))
 

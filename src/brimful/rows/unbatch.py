@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 
-from brimful.core.stream import END, Stage, State, running
+from brimful.core.stream import END, Stage, State
 from brimful.rows.blocks import Block, Sample, check_replay, samples
+from brimful.rows.gathered import gathered
 from brimful.rows.ragged import fingerprint
 
 
@@ -23,9 +25,9 @@ class Unbatch(Stage[Sample]):
 
     def items(self, at: State) -> Generator[tuple[Sample, State], None, None]:
         before, done, saved = at
-        with running(self.upstream, before) as items:
+        with closing(gathered(self.upstream, before)) as items:
             for block, after in items:
-                crc = fingerprint(block)
+                crc = fingerprint(block) if done or block.num_rows > 1 else 0
                 if done:
                     check_replay(self.upstream, crc, saved, f"{done:,} rows into a block")
                 rows = samples(block.slice(done))

@@ -1,0 +1,1 @@
+"""Files read forward: one file a format, one reader of bytes."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.core import random
-from brimful.core.errors import settle
+from brimful.core.errors import count, settle
 from brimful.core.stream import END, Stage, State, place, running
 from brimful.rows.blocks import check_replay
 from brimful.steps.batch import Batch
@@ -50,7 +50,7 @@ class Batched(Stage[Batch]):
                     check_replay(self.upstream, window.crc32, crc, f"window {window.number}")
                 key = random.key(self.seed, here, window.epoch, window.number)
                 batches = self.planner.batches(window, key, first=not done)
-                order = self._order(batches, after == END, key)
+                order = self._order(batches, after == END, key, first=not done)
                 while done < len(order):
                     batch = batches[order[done]]
                     done += 1
@@ -62,7 +62,7 @@ class Batched(Stage[Batch]):
             if done:
                 check_replay(self.upstream, 0, crc, "a window that is gone")
 
-    def _order(self, batches: Sequence[Batch], last: bool, key: int) -> NDArray[np.int64]:
+    def _order(self, batches: Sequence[Batch], last: bool, key: int, first: bool) -> NDArray[np.int64]:
         """The order of a plan's batches, without the incomplete ones where they are not wanted."""
         order = np.arange(len(batches))
         if self.shuffle_batches:
@@ -70,5 +70,11 @@ class Batched(Stage[Batch]):
             order = (groups[:, None] * self.group + np.arange(self.group)).ravel()
             order = order[order < len(batches)]
         if self.drop_last:
-            order = order[self.planner.complete(batches, last)[order]]
+            complete = self.planner.complete(batches, last)
+            order = order[complete[order]]
+            left_out = sum(batches[number].num_samples for number in np.flatnonzero(~complete).tolist())
+            if first and left_out:
+                count(
+                    "dropped", left_out, f"drop_last: {left_out:,} samples of a window are in no batch that is complete"
+                )
         return order

@@ -1,0 +1,1 @@
+"""An index on disk: Arrow files with the lengths of their rows beside them."""

@@ -1,0 +1,1 @@
+"""Rows to windows: n lengths to plan over, held or looked up."""
