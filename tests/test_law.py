@@ -103,7 +103,7 @@ def test_law_of_batches(make: draw.Make, data: st.DataObject, rows: int, size: i
     ahead, repeat = data.draw(st.integers(0, 3)), data.draw(st.booleans())
 
     def batches() -> bf.Batches:
-        made = bf.Dataset(make(), repeat).batch(policy, window=4, overlong="truncate", token_columns=())
+        made = bf.Dataset(make(), repeat).select("input_ids").batch(policy, window=4, overlong="truncate")
         return made.prefetch(ahead).enumerate().take(30) if ahead else made
 
     with draw.small(rows, size):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
 from brimful.algebra import kind_of, padding_of, side_of, windows_of
 from brimful.core.ahead import Ahead
 from brimful.core.enumerate_items import EnumerateItems
-from brimful.core.errors import integer, logger, one_of, positive
+from brimful.core.errors import integer, logger, names_of, one_of, positive
 from brimful.core.iterator import ResumableIterator
 from brimful.core.map_items import MapItems
 from brimful.core.once import once, settings_of
@@ -225,7 +225,7 @@ class Batches:
 
     def prefetch(self, n: int) -> Batches:
         """Up to n batches made ahead of use by a thread, over the ends of epochs too."""
-        depth = integer("n", n, 1, "batch")
+        depth = integer("n", n, 1, "batch", most=1 << 16)
         return replace(self, stage=Ahead(self._endless, depth, "prefetch"), repeats=False)
 
     @property
@@ -317,12 +317,17 @@ def _rules(
     pad_values: Mapping[str, float] | None,
     dtypes: Mapping[str, Any] | None,
 ) -> ColumnRules:
-    lengths = (length_column,) if isinstance(length_column, str) else tuple(length_column)
-    tokens = (token_columns,) if isinstance(token_columns, str) else token_columns
+    if isinstance(token_columns, str):
+        token_columns = (token_columns,)
+    lengths = names_of("length_column", length_column)
+    tokens = None if token_columns is None else names_of("token_columns", token_columns)
+    if not lengths:
+        raise ValueError("length_column must name a column, or a pair of them (got none)")
     known = padding_of(stage)
     fills = {name: padding.id for name, padding in known.items() if padding.id is not None and name != LABELS}
     names = {name: str(dtype).removeprefix("torch.") for name, dtype in (dtypes or {}).items()}  # of torch.int32 too
-    return ColumnRules(lengths, None if tokens is None else tuple(tokens), fills | dict(pad_values or {}), names)
+    explicit = tuple(dict.fromkeys((*(lengths if lengths != ("input_ids",) else ()), *(pad_values or {}), *names)))
+    return ColumnRules(lengths, tokens, fills | dict(pad_values or {}), names, explicit)
 
 
 def _collated(batched: Batched, rules: ColumnRules, layout: Layout, few_shapes: bool, repeats: bool) -> Batches:

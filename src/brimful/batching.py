@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, Unpack, get_args
 
 from brimful.batches import Batches, BatchOptions, PackOptions, known, packed_batches, padded_batches
@@ -85,7 +85,7 @@ def batch_by_tokens(
     Price: one and a half windows held and one made ahead; about 15 ns a token.
     Source: infinibatch (sorted read-ahead), fairseq (token budgets).
     """
-    rounded = None if buckets is None else tuple(buckets)
+    rounded = _lengths(buckets)
     policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=rounded)
     return _batched(self, policy, None, window, overlong=overlong, **options)
 
@@ -176,7 +176,13 @@ def _batched(
     return padded_batches(self.stage, self.repeats, ByPolicy(policy, overlong, rounding), window, **given)
 
 
+def _lengths(buckets: Any) -> tuple[int, ...] | None:
+    if buckets is not None and not isinstance(buckets, Iterable):
+        raise TypeError(f"buckets takes lengths (got {buckets!r}); bf.optimal_buckets finds the best ones")
+    return None if buckets is None else tuple(buckets)
+
+
 def _rounding(pad_to_multiple_of: int, buckets: Sequence[int] | None) -> Rounding | None:
     """None where nothing is rounded."""
-    rounding = Rounding(pad_to_multiple_of=pad_to_multiple_of, buckets=None if buckets is None else tuple(buckets))
+    rounding = Rounding(pad_to_multiple_of=pad_to_multiple_of, buckets=_lengths(buckets))
     return None if rounding == Rounding() else rounding

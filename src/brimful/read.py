@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from brimful import algebra
-from brimful.core.errors import OnError, positive
+from brimful.core.errors import OnError, names_of, positive
 from brimful.dataset import Dataset, stages_of
 from brimful.index.sequence import FromSequence, SequenceIndex
 from brimful.plan.mix import Stop
@@ -67,7 +67,7 @@ def from_files(
     given = (urls,) if isinstance(urls, str | os.PathLike) else tuple(urls)
     if not given:
         raise ValueError("urls must name at least one file (got none)")
-    kept = None if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
+    kept = None if columns is None else names_of("columns", columns)
     typed = schema if schema is None or isinstance(schema, pa.Schema) else pa.schema(list(schema.items()))
     stage = FromFiles(
         Shards(given, dict(storage_options or {}), timeout_seconds),

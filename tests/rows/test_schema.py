@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import datetime
+import decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
+import brimful as bf
 from brimful.core.errors import DataError
 from brimful.rows.schema import block_of, infer, misfit
 
@@ -126,3 +130,64 @@ def test_other_keys_are_left_out_where_columns_are_named() -> None:
 
 def test_rows_without_any_column_are_rows_too() -> None:
     assert block_of([{}, {}], pa.schema([])).num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        (1, decimal.Decimal("1.75")),
+        (1, 1.5),
+        (1, True),
+        (datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1, 17, 30)),
+        (datetime.datetime(2020, 1, 1), datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)),
+        (datetime.timedelta(1), 5),
+        (datetime.datetime(2020, 1, 1), 5),
+        (np.float32(1), 1e300),
+        (np.zeros(2, np.float32), np.array([1e300])),
+        (np.zeros((2, 2), np.float32), np.full((2, 2), 1e300)),
+        (np.zeros(2, np.float32), np.array([2**24 + 1])),
+        (np.array([1]), np.array([True])),
+        (np.array([1]), np.array([1.5])),
+        (np.zeros((1, 1), np.int8), np.full((1, 1), 300)),
+        ({"a": 1}, {"a": 1.5}),
+        ({"a": 1}, {"a": 1, "b": 2}),
+        (["a"], [1]),
+    ],
+    ids=str,
+)
+def test_a_value_that_a_type_would_change_is_an_error_with_its_place(first: Any, later: Any) -> None:
+    """Arrow cuts some of them in silence, whether they come in a block with others or alone."""
+    for place in (1_000, 1_100):
+        rows = [{"x": later if number == place else first} for number in range(1_200)]
+        for data in (bf.from_iterable(rows), bf.from_iterable(rows).map(dict)):
+            with pytest.raises(bf.StageError, match=rf"row {place:,}: (column 'x'|key 'b' of column 'x')"):
+                list(data)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        [np.array([1]), [1]],
+        np.array([object()]),
+        torch.ones(1, requires_grad=True),
+        torch.ones(1, dtype=torch.bfloat16),
+    ],
+    ids=["ragged", "objects", "grad", "bfloat16"],
+)
+def test_what_no_column_can_hold_is_an_error_with_its_place_and_may_be_skipped(odd: Any) -> None:
+    rows = list(range(40))
+
+    def made(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"x": odd if sample["x"] == 30 else np.array([1.5])}
+
+    data = bf.from_sequence([{"x": row} for row in rows])
+    with pytest.raises(bf.StageError, match=r"^map\(made\) failed at sequence, row 30: column 'x' "):
+        list(data.map(made))
+    with data.map(made, on_error="skip").iter() as it:
+        assert len(list(it)) == 39
+        assert it.stats.skipped == 1
+
+
+def test_numbers_and_tensors_without_a_dimension_make_one_column() -> None:
+    rows = [{"x": 1}, {"x": torch.tensor(2)}, {"x": np.int64(3)}]
+    assert [sample["x"] for sample in bf.from_iterable(rows)] == [1, 2, 3]

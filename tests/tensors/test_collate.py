@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -771,3 +771,75 @@ def test_resuming_gives_the_same_tensors(way: str, streamed: bool) -> None:
         return data.batch(3, collate_fn=list)
 
     assert_exact_resume(make, max_resumes=6)
+
+
+def test_names_that_there_are_not_are_refused_before_they_do_nothing() -> None:
+    rows = [{"input_ids": [1, 2], "score": 1.5}] * 3
+    data = bf.from_sequence(rows)
+    there = r"^length_column, pad_values or dtypes name '{}', but the columns are input_ids, score$"
+    for odd, options in (
+        ("imput_ids", {"length_column": "imput_ids"}),
+        ("labls", {"pad_values": {"labls": -1}}),
+        ("masc", {"dtypes": {"masc": "bool"}}),
+    ):
+        with pytest.raises(ValueError, match=there.format(odd)):
+            next(iter(data.batch(2, **options)))
+    usual: dict[str, Any] = {"pad_values": {"labels": -1}, "dtypes": {"attention_mask": "bool", "lengths": "int32"}}
+    assert next(iter(data.batch(2, **usual)))["attention_mask"].dtype == torch.bool
+
+
+@pytest.mark.parametrize(
+    ("odd", "error", "message"),
+    [
+        (lambda data: data.batch(2, length_column=()), ValueError, "length_column must name a column"),
+        (
+            lambda data: data.batch(2, length_column=None),
+            TypeError,
+            r"length_column takes names of columns \(got None\)",
+        ),
+        (lambda data: data.batch(2, token_columns=["x", "x"]), ValueError, "token_columns names 'x' twice"),
+        (lambda data: data.batch(2, buckets=5), TypeError, r"buckets takes lengths \(got 5\)"),
+        (lambda data: data.batch(2).prefetch(2**62), ValueError, "n must be at most 65,536"),
+        (lambda data: data.tokenize(len, max_workers=10**9), ValueError, "max_workers must be at most 1,024"),
+        (lambda data: data.select([3]), TypeError, r"select takes names of columns \(got 3\)"),
+        (lambda data: data.rename({"a": 3}), TypeError, r"rename takes names of columns \(got 3\)"),
+    ],
+)
+def test_odd_settings_are_refused_in_words(odd: Callable[[bf.Dataset], Any], error: Any, message: str) -> None:
+    with pytest.raises(error, match=f"^{message}"):
+        odd(bf.from_sequence([{"input_ids": [1]}]))
+
+
+def test_a_column_does_not_give_way_to_what_a_batch_has_beside_it() -> None:
+    def made(name: str) -> bf.Dataset:
+        return bf.from_sequence([{"input_ids": [1, 2], name: 7}] * 4)
+
+    for name in ("weight", "is_filler", "num_items_in_batch"):
+        assert next(iter(made(name).batch(2)))[name].tolist() == [7, 7]
+        with pytest.raises(bf.DataError, match=rf"^there is a column '{name}', .*; rename or drop it$"):
+            next(iter(made(name).batch(2).shard(0, 1)))
+    for name in ("lengths", "sample_numbers", "segment_ids", "cu_seqlens", "max_seqlen"):
+        with pytest.raises(bf.DataError, match=rf"^there is a column '{name}', "):
+            next(iter(made(name).pack(4)))
+    for layout in ("padded", "nested"):
+        with pytest.raises(bf.DataError, match=r"^there is a column 'lengths', "):
+            next(iter(made("lengths").batch(2, layout=layout)))
+    assert next(iter(made("lengths").batch(2, collate_fn=list)))[0]["lengths"] == 7
+
+
+def test_a_float_that_its_type_does_not_hold_is_an_error() -> None:
+    data = bf.from_sequence([{"input_ids": [1], "score": 1e5}, {"input_ids": [1], "score": float("inf")}])
+    assert next(iter(data.batch(2, dtypes={"score": "bfloat16"})))["score"].isinf().tolist() == [False, True]
+    with pytest.raises(bf.DataError, match=r"^column 'score' holds 100,000.0, which float16 does not; choose another"):
+        next(iter(data.batch(2, dtypes={"score": "float16"})))
+
+
+def test_what_a_collate_fn_raises_names_itself_and_the_place() -> None:
+    def wrong(samples: list[dict[str, Any]]) -> None:
+        raise KeyError("x")
+
+    batches = bf.from_sequence([{"input_ids": [1]}] * 5).batch(2, collate_fn=wrong)
+    words = r"^collate_fn=wrong failed on 2 samples, the first of them sequence, row 0: KeyError: 'x'$"
+    with pytest.raises(bf.StageError, match=words) as caught:
+        next(iter(batches))
+    assert isinstance(caught.value.__cause__, KeyError)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar, copy_context
 from math import isfinite
 from numbers import Real
@@ -64,8 +64,8 @@ MOST: Final = 1 << 62
 """The greatest count of anything: half as many again still fit in 64 bits."""
 
 
-def integer(name: str, value: Any, least: int | None = 0, unit: str = "") -> int:
-    """A setting that counts something, `least` to 2^62, as an int of Python's, which does not wrap around as numpy's do;
+def integer(name: str, value: Any, least: int | None = 0, unit: str = "", most: int = MOST) -> int:
+    """A setting that counts something, `least` to `most`, as an int of Python's, which does not wrap around as numpy's do;
     `least` None: any integer.
 
     >>> integer("n", np.int16(7)) + 40_000
@@ -82,15 +82,17 @@ def integer(name: str, value: Any, least: int | None = 0, unit: str = "") -> int
         raise TypeError(f"{name} must be an integer (got {value!r})")
     if least is not None:
         require(name, number, least, unit)
-        if number > MOST:
-            raise ValueError(f"{name} must be at most {MOST:,} (got {number:,})")
+        if number > most:
+            raise ValueError(f"{name} must be at most {most:,} (got {number:,})")
     return number
 
 
-def settle(description: Any, field: str, least: int | None = 0, unit: str = "", name: str | None = None) -> None:
+def settle(
+    description: Any, field: str, least: int | None = 0, unit: str = "", name: str | None = None, most: int = MOST
+) -> None:
     """Checks a field of a frozen dataclass that counts something, as `integer` does, and keeps it as that says; from
     `__post_init__`. `name`: what the user knows it by."""
-    object.__setattr__(description, field, integer(name or field, getattr(description, field), least, unit))
+    object.__setattr__(description, field, integer(name or field, getattr(description, field), least, unit, most))
 
 
 def finite(name: str, value: Any) -> float:
@@ -119,6 +121,25 @@ def one_of(name: str, value: str, *choices: str) -> None:
     """Refuses a word that is none of the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)} (got {value!r})")
+
+
+def names_of(setting: str, names: Any) -> tuple[str, ...]:
+    """A setting that names columns: one name, or several.
+
+    >>> names_of("select", [3])
+    Traceback (most recent call last):
+    TypeError: select takes names of columns (got 3)
+    """
+    if isinstance(names, str):
+        return (names,)
+    if not isinstance(names, Iterable):
+        raise TypeError(f"{setting} takes names of columns (got {names!r})")
+    found = tuple(names)
+    if odd := [name for name in found if not isinstance(name, str)]:
+        raise TypeError(f"{setting} takes names of columns (got {odd[0]!r})")
+    if twice := [name for number, name in enumerate(found) if name in found[:number]]:
+        raise ValueError(f"{setting} names {twice[0]!r} twice")
+    return found
 
 
 def name_of(fn: Any) -> str:
@@ -172,7 +193,8 @@ Counts: TypeAlias = dict[str, tuple[int, str | None]]
 class Tally:
     """Counts what stages left out or cut (`skipped`, `dropped_tokens` ...); shared by the threads of one iterator.
 
-    `made` queues what each batch on its way to the consumer holds, in the order in which they were made.
+    `made` queues what each batch on its way to the consumer holds, in the order in which they were made; `epochs` counts those
+    that each thing that repeats has given: see `fruitless`.
 
     Args:
         log: what the message of a count is given to, the first time.
@@ -180,6 +202,7 @@ class Tally:
 
     def __init__(self, log: Callable[[str], None] = logger.warning) -> None:
         self.made: deque[Any] = deque()
+        self.epochs: dict[int, int] = {}
         self._log = log
         self._counts: Counts = {}
         self._lock = threading.Lock()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from brimful.core.errors import logger
+from brimful.core.fruitless import passed
 from brimful.core.stream import Stage, State, running
 
 T = TypeVar("T")
@@ -25,8 +26,9 @@ class Repeat(Stage[T]):
         return [epoch, self.upstream.start(epoch), 0]
 
     def items(self, at: State) -> Generator[tuple[T, State], None, None]:
-        epoch, before, filled = at
+        epoch, before, filled = first, *_ = at
         while True:
+            passed(self, epoch - first)
             with running(self.upstream, before) as items:
                 for item, after in items:
                     filled = int(filled or _rows(item) > 0)

@@ -9,6 +9,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from brimful.core.fruitless import passed
 from brimful.core.stream import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
 from brimful.index.index import Index
 from brimful.rows.blocks import Block
@@ -68,6 +69,8 @@ class Indexed(Stage[Block]):
             block = self.index.take(numbers[:size])
             numbers = numbers[size:]
             done += size
+            if count is None:
+                passed(self, (done - at[1]) // len(self.index))
             yield block, END if done == count else [epoch, done]
 
     def _block_rows(self, numbers: NDArray[np.int64]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from brimful.core.errors import HIDDEN, DataError, where
+from brimful.core.errors import HIDDEN, DataError, names_of, where
 from brimful.rows.blocks import Block
 
 T = TypeVar("T")
@@ -28,8 +28,7 @@ class Choice:
 
     def __post_init__(self) -> None:
         for names in (self.names, self.new):
-            if twice := [name for number, name in enumerate(names) if name in names[:number]]:
-                raise ValueError(f"{self.verb} names {twice[0]!r} twice")
+            names_of(self.verb, names)
         if self.verb == "select" and not self.names:
             raise ValueError("select must name at least one column (got none)")
         if hidden := [name for name in (*self.names, *self.new) if name.startswith(HIDDEN)]:

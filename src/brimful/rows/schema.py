@@ -14,10 +14,11 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from brimful.core.errors import DataError
-from brimful.rows.ragged import list_array
+from brimful.rows.ragged import list_array, numpy_of
 
 SAMPLE_ROWS: Final = 1000
 OF_FILES: Final = "give schema=, or convert it when the shard is written"
@@ -39,32 +40,60 @@ def as_column(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Arra
     >>> as_column([np.zeros((2, 3), np.float32)]).type.shape
     [2, 3]
     """
+    try:
+        return _column(values, kind)
+    except UNFIT:
+        raise
+    except (ValueError, TypeError, RuntimeError) as error:  # numpy's, and torch's
+        raise pa.ArrowInvalid(str(error)) from error
+
+
+def _column(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
     first = next((value for value in values if value is not None), None)
-    if not hasattr(first, "__array__") or np.isscalar(first):
+    if not _is_array(first):
         return _plain(values, kind)
     arrays = [None if value is None else np.asarray(value) for value in values]
     kinds = {(array.ndim, array.dtype.kind in "biuf") for array in arrays if array is not None}
     shapes = {array.shape for array in arrays if array is not None}
-    if kinds == {(1, True)} or (len(kinds) == 1 and next(iter(kinds))[0] == 1):
-        return _cast(_lists(arrays), kind)
+    if len(kinds) == 1 and next(iter(kinds))[0] == 1:
+        return _cast(_lists(arrays, kind), kind)
     if len(shapes) == 1 and len(next(iter(shapes))) > 1 and all(numeric for _, numeric in kinds):
         return _cast(_tensors(arrays, next(iter(shapes))), kind)
     return _plain([None if array is None else array.tolist() for array in arrays], kind)
 
 
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array__") and not np.isscalar(value)
+
+
 def _plain(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
-    own = pa.array(values)
+    try:
+        own = pa.array(values)
+    except UNFIT:
+        if not any(map(_is_array, values)):
+            raise
+        values = [np.asarray(value).tolist() if _is_array(value) else value for value in values]
+        own = pa.array(values)
+    if pa.types.is_temporal(own.type):  # Arrow makes a date of what has a time too, and drops time zones
+        kinds = {(type(value), getattr(value, "tzinfo", None) is None) for value in values if value is not None}
+        if len(kinds) > 1:
+            raise pa.ArrowTypeError("times of several kinds")
     if kind is None or own.type == kind:
         return own
-    if _loses(own.type, kind):
+    if _loses(own.type, kind) or not _alike(own.type, kind):
         raise pa.ArrowTypeError(f"{own.type} is not {kind}")
-    return pa.array(values, kind)
+    return _checked(own, pa.array(values, kind) if pa.types.is_nested(kind) else own.cast(kind))
 
 
-def _lists(arrays: Sequence[NDArray[Any] | None]) -> pa.Array:
+def _lists(arrays: Sequence[NDArray[Any] | None], kind: pa.DataType | None) -> pa.Array:
     offsets = np.concatenate(([0], np.cumsum([0 if array is None else len(array) for array in arrays])))
     null = np.array([array is None for array in arrays])
-    return list_array(np.concatenate([array for array in arrays if array is not None]), offsets, null)
+    there = [array for array in arrays if array is not None]
+    if len({array.dtype.kind == "b" for array in there if len(array)}) > 1:
+        raise pa.ArrowTypeError("bool is no number")
+    if kind is not None and _is_list(kind) and len({array.dtype for array in there}) > 1:  # numpy would widen them all
+        there = [numpy_of(_cast(pa.array(array), kind.value_type)) for array in there]
+    return list_array(np.concatenate(there), offsets, null)
 
 
 def _tensors(arrays: Sequence[NDArray[Any] | None], shape: tuple[int, ...]) -> pa.Array:
@@ -82,10 +111,21 @@ def _cast(array: pa.Array, kind: pa.DataType | None) -> pa.Array:
     if isinstance(kind, pa.FixedShapeTensorType):
         if not isinstance(array.type, pa.FixedShapeTensorType) or array.type.shape != kind.shape:
             raise pa.ArrowTypeError(f"{named(array.type)} is not {named(kind)}")
-        return pa.ExtensionArray.from_storage(kind, array.storage.cast(kind.storage_type))
+        return pa.ExtensionArray.from_storage(kind, _checked(array.storage, array.storage.cast(kind.storage_type)))
     if not _alike(array.type, kind):
         raise pa.ArrowTypeError(f"{array.type} is not {kind}")
-    return array.cast(kind)
+    return _checked(array, array.cast(kind))
+
+
+def _checked(array: pa.Array, made: pa.Array) -> pa.Array:
+    """What a cast made, which may have no number beyond its type: Arrow makes them infinite without a word."""
+    before, after = array, made
+    while _is_list(after.type) and _is_list(before.type):
+        before, after = before.flatten(), after.flatten()
+    floats = pa.types.is_floating(after.type) and pa.types.is_floating(before.type)
+    if floats and pc.sum(pc.is_inf(after)).as_py() != pc.sum(pc.is_inf(before)).as_py():
+        raise pa.ArrowInvalid(f"a number is beyond {after.type}")
+    return made
 
 
 def _alike(one: pa.DataType, other: pa.DataType) -> bool:
@@ -95,12 +135,17 @@ def _alike(one: pa.DataType, other: pa.DataType) -> bool:
     if _is_list(one) and _is_list(other):
         return _alike(one.value_type, other.value_type)
     if pa.types.is_struct(one) and pa.types.is_struct(other):
-        return True
+        return all(_alike(field.type, other.field(field.name).type) for field in one if _has(other, field.name))
+    if pa.types.is_timestamp(one) and pa.types.is_timestamp(other):
+        return bool(one.tz == other.tz)
     number, text = (pa.types.is_integer, pa.types.is_floating), (pa.types.is_string, pa.types.is_large_string)
     binary = (pa.types.is_binary, pa.types.is_large_binary)
-    return any(
-        any(test(one) for test in tests) and any(test(other) for test in tests) for tests in (number, text, binary)
-    )
+    families = (number, text, binary, (pa.types.is_decimal,), (pa.types.is_duration,), (pa.types.is_time,))
+    return any(any(test(one) for test in tests) and any(test(other) for test in tests) for tests in families)
+
+
+def _has(kind: pa.DataType, name: str) -> bool:
+    return bool(kind.get_field_index(name) >= 0)
 
 
 def _is_list(kind: pa.DataType) -> bool:

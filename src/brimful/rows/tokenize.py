@@ -29,7 +29,7 @@ class Tokenize(Stage[Block]):
     max_workers: int = runtime(1)
 
     def __post_init__(self) -> None:
-        settle(self, "max_workers")
+        settle(self, "max_workers", most=1_024)
 
     def start(self, epoch: int) -> State:
         return self.upstream.start(epoch)

@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.errors import TALLY, OnError, StageError, Tally, name_of, skipped, where
+from brimful.core.fruitless import Waiting
 from brimful.core.once import once
 from brimful.core.stream import END, Stage, State, running
 from brimful.rows.blocks import KEY, Block, visible, with_origin
@@ -72,7 +73,9 @@ class ByFunction(Typed, Generic[Made]):
             schema = from_text(text) if text else vars(self).get("schema")
             if schema is None and self.types is None and before == self.upstream.start(0):
                 held = self._first(made)
-                schema = vars(self).setdefault("schema", self.types_of(_there(held.items)))
+                schema = self.types_of(_there(held.items))
+                if schema.names:  # of results, and not of a run that failed, or had none
+                    vars(self).setdefault("schema", schema)
             elif schema is None:
                 schema = self.schema
             text = text or as_text(schema)
@@ -88,11 +91,13 @@ class ByFunction(Typed, Generic[Made]):
     def _first(self, made: Iterator[tuple[Block, Made | None, State]]) -> _Held[Made]:
         """What the first 1,000 results came with; an error that came after them is raised in its turn."""
         items: list[tuple[Block, Made | None, State]] = []
-        count = 0
+        count, waiting = 0, Waiting()
         try:
             while count < SAMPLE_ROWS and (one := next(made, None)) is not None:
                 items.append(one)
-                count += 0 if one[1] is None else self.count(one[1])
+                own = 0 if one[1] is None else self.count(one[1])
+                waiting.got(own)
+                count += own
         except Exception as error:
             return _Held(items, error)
         return _Held(items, None)

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 
+from brimful.core.fruitless import Waiting
 from brimful.core.stream import END, Stage, State
 from brimful.rows.blocks import Block, Sample, check_replay, samples
 from brimful.rows.gathered import gathered
@@ -25,8 +26,10 @@ class Unbatch(Stage[Sample]):
 
     def items(self, at: State) -> Generator[tuple[Sample, State], None, None]:
         before, done, saved = at
+        waiting = Waiting()
         with closing(gathered(self.upstream, before)) as items:
             for block, after in items:
+                waiting.got(block.num_rows)
                 crc = fingerprint(block) if done or block.num_rows > 1 else 0
                 if done:
                     check_replay(self.upstream, crc, saved, f"{done:,} rows into a block")

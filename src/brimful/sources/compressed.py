@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import lzma
+import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol
@@ -20,7 +21,8 @@ class Decompressed(Bytes):
     """What a compressed file holds. It is read in steps of READ_BYTES from its beginning, also by a resume, so that one which
     is damaged breaks off at the same byte.
 
-    gzip, zstd and lz4 are Arrow's (gzip: 370 MB/s, Python's 280); its bz2 refuses an empty member, and it has no xz.
+    zstd and lz4 are Arrow's. Its bz2 refuses an empty member, it has no xz, and its gzip takes zeros at the end, which are
+    allowed, for damage, and rows along (370 MB/s; by members 350).
     """
 
     def __init__(self, file: Bytes, kind: str) -> None:
@@ -72,7 +74,7 @@ class Until:
 
 
 class Member(Protocol):
-    """One of bz2 or xz, as Python's decompressors take it."""
+    """One of gzip, bz2 or xz, as Python's decompressors take it."""
 
     @property
     def eof(self) -> bool: ...
@@ -111,7 +113,30 @@ class Members:
                 return data
 
 
+class GzipMember:
+    """zlib's decompressor, in the manner of those of bz2 and xz."""
+
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(16 + zlib.MAX_WBITS)
+
+    @property
+    def eof(self) -> bool:
+        return self._inflate.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._inflate.unconsumed_tail and not self._inflate.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inflate.unused_data
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes:
+        return self._inflate.decompress(self._inflate.unconsumed_tail + data, max(0, max_length))
+
+
 _MEMBERS: Final[dict[str, Callable[[], Member]]] = {
+    "gzip": GzipMember,
     "bz2": bz2.BZ2Decompressor,
     "xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ),
 }

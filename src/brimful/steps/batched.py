@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from brimful.core import random
 from brimful.core.errors import count, settle
+from brimful.core.fruitless import Waiting
 from brimful.core.stream import END, Stage, State, place, running
 from brimful.rows.blocks import check_replay
 from brimful.steps.batch import Batch
@@ -44,6 +45,7 @@ class Batched(Stage[Batch]):
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
         before, done, crc = at
         here = place(self)
+        waiting = Waiting()
         with running(self.upstream, before) as windows:
             for window, after in windows:
                 if done:
@@ -51,6 +53,7 @@ class Batched(Stage[Batch]):
                 key = random.key(self.seed, here, window.epoch, window.number)
                 batches = self.planner.batches(window, key, first=not done)
                 order = self._order(batches, after == END, key, first=not done)
+                waiting.got(len(order))
                 while done < len(order):
                     batch = batches[order[done]]
                     done += 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from brimful.core.errors import StageError, name_of, where
 from brimful.rows.blocks import samples
 from brimful.rows.ragged import gather, list_array
 from brimful.steps.batch import Batch
@@ -28,4 +29,12 @@ def by_function(batch: Batch, columns: Columns, collate_fn: Callable[[list[dict[
         else:
             assert isinstance(column, Objects)
             arrays.append(column.values.take(pa.array(column.rows[batch.numbers])))
-    return collate_fn(samples(pa.RecordBatch.from_arrays(arrays, [column.name for column in columns.all])))
+    chosen = samples(pa.RecordBatch.from_arrays(arrays, [column.name for column in columns.all]))
+    try:
+        return collate_fn(chosen)
+    except Exception as error:
+        first = where(batch.window.block, int(batch.window.rows[batch.numbers[0]]))
+        raise StageError(
+            f"collate_fn={name_of(collate_fn)} failed on {len(chosen):,} samples, the first of them {first}: "
+            f"{type(error).__name__}: {error}"
+        ) from error

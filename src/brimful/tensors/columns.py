@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from brimful.core.errors import HIDDEN, DataError, where
 from brimful.rows.ragged import Gaps, gather, is_ragged, numpy_of, pad, ragged
 from brimful.steps.batch import Batch
-from brimful.tensors.layouts import ColumnRules
+from brimful.tensors.layouts import TOKEN_COLUMNS, ColumnRules
 from brimful.windows.window import Window
 
 IntArray: TypeAlias = NDArray[np.int64]
@@ -23,18 +23,22 @@ PAD_VALUES: Final = {"labels": -100}
 """What padding holds where neither the user nor the tokenizer says it; 0 in every other column."""
 
 
+MADE: Final = (*TOKEN_COLUMNS, "lengths", "segment_ids", "sample_numbers")
+"""What there may be in a batch beside the columns."""
+
+
 class Type(NamedTuple):
     """The type of a column's tensors.
 
     Args:
         wanted: that type.
         made: the numpy type that they are made in: the same, or float32 for one that numpy has not.
-        limits: the least and greatest value, of an integer type that does not hold all that the column could.
+        limits: the least and greatest value, of a type that does not hold all that the column could.
     """
 
     wanted: torch.dtype
     made: np.dtype[Any]
-    limits: tuple[int, int] | None
+    limits: tuple[float, float] | None
 
     def tensor(self, values: NDArray[Any]) -> torch.Tensor:
         """Values that are padded, or that need no padding."""
@@ -44,7 +48,9 @@ class Type(NamedTuple):
         """Refuses values that the type does not hold."""
         if self.limits is None or not values.size:
             return
-        for value in (int(values.min()), int(values.max())):
+        if values.dtype.kind == "f":
+            values = values[np.isfinite(values)]
+        for value in (values.min().item(), values.max().item()) if values.size else ():
             if not self.limits[0] <= value <= self.limits[1]:
                 raise DataError(
                     f"column {name!r} holds {value:,}, which {_name_of(self.wanted)} does not; choose another of dtypes"
@@ -160,6 +166,7 @@ def columns_of(window: Window, rules: ColumnRules, as_tensors: bool = True) -> C
     Price: about 30 ns a sample and list column.
     """
     schema = window.block.schema
+    _check_names(schema, rules)
     given = rules.length_columns if set(rules.length_columns) <= set(schema.names) else ()
     if given:
         _check_token_columns(schema, rules)
@@ -178,6 +185,14 @@ def _column(
     if as_tensors and (_is_number(kind) or fixed or isinstance(kind, pa.FixedShapeTensorType)):
         return _stacked(window, field, rules)
     return Objects(name, window.block.column(name), window.rows)
+
+
+def _check_names(schema: pa.Schema, rules: ColumnRules) -> None:
+    names = [name for name in schema.names if not name.startswith(HIDDEN)]
+    if unknown := [name for name in rules.explicit if name not in names and name not in MADE]:
+        raise ValueError(
+            f"length_column, pad_values or dtypes name {unknown[0]!r}, but the columns are {', '.join(names) or 'none'}"
+        )
 
 
 def _check_token_columns(schema: pa.Schema, rules: ColumnRules) -> None:
@@ -289,8 +304,11 @@ def _type_of(name: str, source: np.dtype[Any], fill: float, dtypes: Mapping[str,
     plain = source.name if source.kind == "f" or (source.kind == "b" and fill in (0, 1)) else "int64"
     wanted = getattr(torch, dtypes.get(name, plain))
     made = np.dtype(_IN_NUMPY.get(wanted, np.float32))
-    limits = None
-    if made.kind != "f":
+    limits: tuple[float, float] | None = None
+    if wanted.is_floating_point:
+        most = torch.finfo(wanted).max
+        limits = None if source.kind in "bf" and (source.kind == "b" or np.finfo(source).max <= most) else (-most, most)
+    else:
         least, most = (0, 1) if made.kind == "b" else (int(np.iinfo(made).min), int(np.iinfo(made).max))
         if source.kind == "f":
             raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from brimful.core.errors import one_of
 from brimful.rows.blocks import Sample
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 TOKEN_COLUMNS: Final = ("attention_mask", "token_type_ids", "position_ids", "special_tokens_mask", "labels")
 """Those of these that there are go with the tokens, where the user names none."""
+OF_RANKS: Final = ("weight", "is_filler", "num_items_in_batch")
+"""What a data-parallel rank's batch has beside its columns."""
 SIGNED: Final = ("int8", "int16", "int32", "int64")
 DTYPES: Final = (
     *("bool", "uint8", "uint16", "uint32", "uint64", *SIGNED),
@@ -32,12 +34,14 @@ class ColumnRules:
         token_columns: lists that are cut, padded and packed with the first of those; None: of TOKEN_COLUMNS those there are.
         pad_values: what padding holds, by column.
         dtypes: types of tensors, by name, where they are not to be the usual ones.
+        explicit: of all these names those that the user gave, each of which there must be.
     """
 
     length_columns: tuple[str, ...]
     token_columns: tuple[str, ...] | None = None
     pad_values: Mapping[str, float] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict, metadata={"runtime": True})
+    explicit: tuple[str, ...] = field(default=(), metadata={"runtime": True})
 
     def __post_init__(self) -> None:
         for name, dtype in self.dtypes.items():
@@ -62,6 +66,9 @@ class ColumnRules:
 class Layout(ABC):
     """Abstract: how the samples of a batch lie in its tensors."""
 
+    makes: ClassVar[tuple[str, ...]] = ()
+    """What it puts into a batch by itself, which no column may be called."""
+
     @abstractmethod
     def item(self, batch: Batch, columns: Columns) -> Any:
         """What the training loop gets."""
@@ -85,6 +92,8 @@ class Padded(Layout):
         weighted: rows that fill a batch up to its static shape have weight 0.
     """
 
+    makes = ("lengths", "sample_weights")
+
     left: bool = False
     weighted: bool = False
 
@@ -97,6 +106,8 @@ class Padded(Layout):
 @dataclass(frozen=True)
 class Nested(Layout):
     """Nested tensors, without padding; see `nested.nested`."""
+
+    makes = ("lengths",)
 
     def item(self, batch: Batch, columns: Columns) -> Any:
         from brimful.tensors.nested import nested
@@ -111,6 +122,8 @@ class Nested(Layout):
 @dataclass(frozen=True)
 class PackedRows(Layout):
     """Rows of samples end to end; see `packed.packed`."""
+
+    makes = ("lengths", "sample_numbers", "segment_ids", "cu_seqlens", "max_seqlen")
 
     hf_flash_attention: bool = False
 

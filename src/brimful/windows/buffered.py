@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.core.errors import ORIGIN, settle
+from brimful.core.fruitless import Waiting
 from brimful.core.stream import BLOCK_ROWS, END, Stage, State, running, runtime
 from brimful.plan import Policy
 from brimful.plan.window import rest_rows, window_ends
@@ -50,11 +51,13 @@ class Buffered(Stage[Window]):
         held: deque[_Held] = deque()
         rows = 0
         ended = False
+        waiting = Waiting()
         with running(self.upstream, before) as items:
             while True:
                 while not ended and rows < (size + rest_rows(size) if size else BLOCK_ROWS):
                     block, after = next(items, (EMPTY, END))
                     ended = after == END
+                    waiting.got(block.num_rows)
                     if skip:
                         check_replay(self.upstream, fingerprint(block), crc, f"window {number}")
                     if block.num_rows > skip:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.core.errors import settle
+from brimful.core.fruitless import passed
 from brimful.core.once import once
 from brimful.core.stream import END, Stage, State, runtime
 from brimful.index.indexed import Indexed
@@ -56,6 +57,8 @@ class Planned(Stage[Window]):
             labels = index.num_labels_at if index.knows_labels else None
             window = Window(epoch, number, self._lengths(numbers), numbers, index.locate, num_labels_at=labels)
             number += 1
+            if count is None:
+                passed(self, (last - at[1] * size) // len(index))
             yield window, END if last == count else [epoch, number, size]
             first = last
 
