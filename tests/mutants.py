@@ -260,7 +260,7 @@ MUTANTS = [
         "rows/take.py",
         "block.slice(0, self.n - taken)",
         "block.slice(0, self.n)",
-        of("test_law", "test_blocks_never_change_what_a_stage_gives[rows.Take]"),
+        of("rows/test_take_skip_stride", "test_take_counts_over_blocks"),
     ),
     Mutant("a count begins anew", "rows/enumerate.py", "[after, number]", "[after, 0]", law("rows.Enumerate")),
     Mutant(

@@ -6,17 +6,15 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, get_args
 
 from numpy.typing import NDArray
 
-from brimful import algebra
-from brimful.batches import Batches, BatchOptions, PackOptions, known, packed_batches, padded_batches, sampled
+from brimful import algebra, batching
+from brimful.batches import sampled
 from brimful.core.errors import OnError, integer, one_of, positive
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stream import Stage, chain
-from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
-from brimful.plan.rounded import Rounding
 from brimful.rows.add_bos_eos import AddBosEos
 from brimful.rows.blocks import Block, Sample
 from brimful.rows.choice import Choice
@@ -35,7 +33,6 @@ from brimful.rows.pad import Pad
 from brimful.rows.rebatch import Rebatch
 from brimful.rows.row_keys import RowKeys
 from brimful.rows.tokenize import Tokenize
-from brimful.steps.planners import ByKey, ByPacking, ByPolicy
 
 
 @dataclass(frozen=True)
@@ -340,139 +337,10 @@ class Dataset:
 
     # -- batches ---------------------------------------------------------------------------------------------------------
 
-    def batch(
-        self,
-        size_or_policy: int | Policy,
-        *,
-        window: int | Literal["auto"] | None = None,
-        pad_to_multiple_of: int = 1,
-        buckets: Sequence[int] | None = None,
-        overlong: Overlong = "raise",
-        **options: Unpack[BatchOptions],
-    ) -> Batches:
-        """Batches of a fixed number of samples, or by a policy.
-
-        Args:
-            size_or_policy: an int: in arrival order, or with a window sorted by length inside it. A policy plans windows.
-            window: rows to plan over; "auto" (also None for a policy): as many as bring padding to about 1 %. Of streams they are
-                read before the first batch, 256 MB at most; a smaller number gives it sooner.
-            pad_to_multiple_of: round each padded length up; a policy's limits hold for the rounded shape.
-            buckets: or pad each batch to the smallest of these lengths that holds it.
-            overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a
-                batch of its own). Counted in `.stats`.
-            options: see BatchOptions.
-
-        >>> import brimful as bf
-        >>> samples = bf.from_sequence([{"input_ids": [1]}, {"input_ids": [2, 3]}, {"input_ids": [4]}])
-        >>> [batch["input_ids"].tolist() for batch in samples.batch(2)]
-        [[[1, 0], [2, 3]], [[4]]]
-        """
-        rounding = _rounding(pad_to_multiple_of, buckets)
-        if isinstance(size_or_policy, Policy):
-            return self._batched(size_or_policy, rounding, window or "auto", overlong=overlong, **options)
-        if not hasattr(size_or_policy, "__index__"):
-            raise TypeError(f"batch takes a number of samples or a policy (got {size_or_policy!r})")
-        policy = FixedSize(size_or_policy, sort=window is not None)
-        rows = policy.n * max(1, 1024 // policy.n) if window is None else window
-        return self._batched(policy, rounding, rows, overlong=overlong, **options)
-
-    def batch_by_tokens(
-        self,
-        max_tokens: int,
-        *,
-        window: int | Literal["auto"] = "auto",
-        pad_to_multiple_of: int = 1,
-        buckets: Sequence[int] | None = None,
-        overlong: Overlong = "raise",
-        **options: Unpack[BatchOptions],
-    ) -> Batches:
-        """Batches of at most `max_tokens` padded tokens: each window sorted by length and cut as full as that allows.
-
-        Args:
-            max_tokens: rows x padded length of a batch.
-            window: rows to plan over; "auto": as many as bring padding to about 1 %. Of streams they are read before the first
-                batch, 256 MB at most; a smaller number gives it sooner.
-            pad_to_multiple_of: round each padded length up.
-            buckets: or pad each batch to the smallest of these lengths that holds it.
-            overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a
-                batch of its own). Counted in `.stats`.
-            options: see BatchOptions.
-        Price: one and a half windows held and one made ahead; about 15 ns a token.
-        Source: infinibatch (sorted read-ahead), fairseq (token budgets).
-        """
-        rounded = None if buckets is None else tuple(buckets)
-        policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=rounded)
-        return self._batched(policy, None, window, overlong=overlong, **options)
-
-    def batch_by(
-        self,
-        batch_size: int | Callable[[Sample], int],
-        key: Callable[[Sample], Any],
-        *,
-        boundary_key: Callable[[Sample], Any] | None = None,
-        window: int = 10_000,
-        pad_to_multiple_of: int = 1,
-        buckets: Sequence[int] | None = None,
-        overlong: Literal["raise", "alone", "drop"] = "raise",
-        **options: Unpack[BatchOptions],
-    ) -> Batches:
-        """Batches by functions of the samples: each window sorted by `key`, largest first, and cut.
-
-        Args:
-            batch_size: samples a batch, or a function of the longest sample of the batch that says how many; where that is
-                less than 1, `overlong` says what becomes of the sample: "raise", "drop" or "alone".
-            key: what to sort by, usually the length.
-            boundary_key: a batch never spans two values of it.
-            window: rows to sort over.
-            pad_to_multiple_of: round each padded length up.
-            buckets: or pad each batch to the smallest of these lengths that holds it.
-            overlong: what becomes of a sample for which `batch_size` gives less than 1: "raise", "alone" (a batch of its own), or
-                "drop". Counted in `.stats`.
-            options: see BatchOptions.
-        Price: Python, two or three calls a sample.
-        Source: infinibatch's BucketedReadaheadBatchIterator.
-        """
-        one_of("overlong", overlong, "raise", "alone", "drop")
-        size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
-        planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
-        return padded_batches(self.stage, self.repeats, planner, window, **known("batch_by", options, BatchOptions))
-
-    def pack(
-        self,
-        row_length: int,
-        *,
-        rows: int = 1,
-        window: int | Literal["auto"] = "auto",
-        overlong: Literal["raise", "truncate", "drop", "split"] = "raise",
-        hf_flash_attention: bool = False,
-        **options: Unpack[PackOptions],
-    ) -> Batches:
-        """Rows of exactly `row_length` tokens, filled with whole samples by best fit: next to nothing is padded.
-
-        Args:
-            row_length: tokens in a row.
-            rows: rows in a batch.
-            window: samples to plan over; "auto": what fills 200 rows, where .3 % is wasted.
-            overlong: what becomes of a sample longer than a row: "raise", "truncate", "drop", or "split" (cut into pieces).
-            hf_flash_attention: name the boundaries as transformers' flash attention does.
-            options: see PackOptions.
-        Shapes: `input_ids`, `labels`, `position_ids`, `segment_ids` (rows, row_length) int64; `cu_seqlens` (n + 1,) int32;
-            `max_seqlen` int. Labels are not shifted: models do it;
-            the first one of each sample is -100. See `brimful.tensors.packed.packed`.
-        Source: best-fit decreasing in a window; no bin stays open from one to the next.
-
-        >>> import brimful as bf
-        >>> samples = bf.from_sequence([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6]}])
-        >>> next(iter(samples.pack(4)))["input_ids"].tolist()
-        [[1, 2, 3, 6]]
-        """
-        one_of("overlong", overlong, "raise", "truncate", "drop", "split")
-        planner = ByPacking(
-            Packed(row_length), integer("rows", rows, 1, "row"), overlong, options.get("shuffle_batches", True)
-        )
-        return packed_batches(
-            self.stage, self.repeats, planner, window, hf_flash_attention, **known("pack", options, PackOptions)
-        )
+    batch = batching.batch
+    batch_by_tokens = batching.batch_by_tokens
+    batch_by = batching.batch_by
+    pack = batching.pack
 
     # -- within ----------------------------------------------------------------------------------------------------------
 
@@ -482,19 +350,6 @@ class Dataset:
 
     def _add(self, stage: Stage[Block]) -> Dataset:
         return Dataset(Rebatch(stage) if stage.makes_long_blocks else stage, self.repeats)
-
-    def _batched(
-        self,
-        policy: Policy,
-        rounding: Rounding | None,
-        window: int | Literal["auto"],
-        *,
-        overlong: Overlong,
-        **options: Unpack[BatchOptions],
-    ) -> Batches:
-        one_of("overlong", overlong, *get_args(Overlong))
-        given = known("batch", options, BatchOptions)
-        return padded_batches(self.stage, self.repeats, ByPolicy(policy, overlong, rounding), window, **given)
 
     def _calling(
         self, fn: Callable[..., Any], seed: int | None, on_error: OnError
@@ -525,9 +380,3 @@ def _targets(names: str | Sequence[str]) -> tuple[str, ...]:
     if not columns:
         raise ValueError("target_columns must name at least one column (got none)")
     return columns
-
-
-def _rounding(pad_to_multiple_of: int, buckets: Sequence[int] | None) -> Rounding | None:
-    """None where nothing is rounded."""
-    rounding = Rounding(pad_to_multiple_of=pad_to_multiple_of, buckets=None if buckets is None else tuple(buckets))
-    return None if rounding == Rounding() else rounding

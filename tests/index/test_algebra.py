@@ -258,6 +258,8 @@ def test_a_concatenation_has_the_columns_of_all_in_every_row(streamed: bool) -> 
     assert {tuple(sample) for sample in data.shuffle(2)} == {("letter", "n")}
     (batch,) = data.batch(2, collate_fn=list)
     assert batch == rows
+    if not streamed:
+        assert (data[0], data[1]) == tuple(rows)
     with pytest.raises(bf.DataError, match=r"column 'n' is null \(sequence, row 1\)"):
         next(iter(data.batch(1)))
 

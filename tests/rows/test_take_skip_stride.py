@@ -7,8 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.core.stream import running
+from brimful.rows.take import Take
 from brimful.testing import assert_exact_resume
 from tests.samples import letters, spelled, streamed
+from tests.strategies import Blocks
 
 
 @given(st.integers(0, 600), st.integers(0, 700), st.integers(1, 5), st.integers(0, 4))
@@ -65,3 +68,9 @@ def test_settings_are_checked(kind: Any) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             wrong()
+
+
+def test_take_counts_over_blocks() -> None:
+    stage = Take(Blocks((1, 2, 3, 4, 5, 6), (2, 1)), 4)
+    with running(stage, stage.start(0)) as items:
+        assert [block.num_rows for block, _ in items] == [2, 1, 1]

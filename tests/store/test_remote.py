@@ -24,7 +24,8 @@ from brimful.cli import app
 from brimful.core.errors import ORIGIN, ORIGIN_TYPE
 from brimful.index import order
 from brimful.sources import objects
-from brimful.sources.objects import Object, Objects, Spans, merged, transient
+from brimful.sources.faults import transient
+from brimful.sources.objects import Object, Objects, Spans, merged
 from brimful.store import remote
 from brimful.store.index import StoreIndex
 from brimful.store.manifest import MANIFEST, Manifest

@@ -4,9 +4,8 @@ all along, and never waited for without an end."""
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from brimful.core.background import Workers
 from brimful.core.errors import DataError, logger
+from brimful.sources.faults import absent, may_have_changed, said, transient
 
 T = TypeVar("T")
 
@@ -37,20 +37,9 @@ CHECK_SECONDS: Final = 60.0
 
 _FILE_BITS: Final = 44  # of a key: files of up to 17 TB
 _PARTIAL: Final = 206
-_NOT_FOUND: Final = 404
-_PRECONDITION_FAILED: Final = 412
-_AGAIN: Final = (408, 425, 429, _PRECONDITION_FAILED)
-"""The last is said of what has changed, which is looked at first; or by a second server with another tag for the same."""
 _TAGS: Final = ("ETag", "etag", "generation", "Last-Modified", "LastModified", "mtime", "created")
 _S3_OPTIONS: Final = ("RequestPayer", "SSECustomerAlgorithm", "SSECustomerKey", "SSECustomerKeyMD5")
 """What a request of S3 must say again of what the file system was told for all."""
-_NETWORK: Final = (
-    ("aiohttp", "ClientError"),
-    ("botocore.exceptions", "HTTPClientError"),
-    ("botocore.exceptions", "ConnectionError"),
-    ("botocore.exceptions", "IncompleteReadError"),
-    ("http.client", "HTTPException"),
-)
 
 
 class RefusedError(DataError):
@@ -112,17 +101,17 @@ class Attempts:
             RefusedError: another attempt would fare no better.
             TimeoutError: no time is left.
         """
-        if _absent(error):
+        if absent(error):
             raise error
         if not transient(error):
-            raise RefusedError(f"{self._name} cannot be read: {_said(error)}") from error
+            raise RefusedError(f"{self._name} cannot be read: {said(error)}") from error
         wait = self._wait
         if time.monotonic() + wait >= self._until:
             raise TimeoutError(
                 f"nothing came from {self._name} within {self._timeout:g} seconds (attempts: {self._count}; the last: "
-                f"{_said(error)}); raise timeout_seconds or check the store"
+                f"{said(error)}); raise timeout_seconds or check the store"
             ) from error
-        logger.info("reading %s again: %s", self._name, _said(error))
+        logger.info("reading %s again: %s", self._name, said(error))
         self._wait, self._count = 2 * wait, self._count + 1
         return wait
 
@@ -284,7 +273,7 @@ class Objects:
         try:
             info = await self._call(workers, "info", one.path)
         except FileNotFoundError as error:
-            if one.size is None or not _absent(error):
+            if one.size is None or not absent(error):
                 raise
             raise DataError(f"{one.name} is missing from its store: the manifest says {one.size:,} bytes") from error
         size = info.get("size")
@@ -321,7 +310,7 @@ class Objects:
             except DataError:
                 raise
             except Exception as error:
-                if one is not None and _may_have_changed(error):
+                if one is not None and may_have_changed(error):
                     await self._tried(name, lambda: self._look(workers, one))
                 wait = attempts.failed(error)
             await asyncio.sleep(wait)
@@ -373,51 +362,6 @@ def merged(spans: Spans) -> tuple[Spans, NDArray[np.int64]]:
     which[order] = np.cumsum(new) - 1
     mask = (1 << _FILE_BITS) - 1
     return Spans(firsts[begins] >> _FILE_BITS, firsts[begins] & mask, reach[ends] & mask), which
-
-
-def transient(error: BaseException) -> bool:
-    """Whether another attempt may go better."""
-    status = _status(error)
-    if status:
-        return status >= 500 or status in _AGAIN
-    if isinstance(error, TimeoutError):
-        return True
-    known = tuple(getattr(sys.modules[module], name) for module, name in _NETWORK if module in sys.modules)
-    # Its cause may bear a status that nobody sent: aiohttp's 400 for a body that breaks off.
-    if isinstance(error, known) and not isinstance(error, ValueError):
-        return True
-    if error.__cause__ is not None:  # "not found" is what fsspec says of whatever goes wrong
-        return transient(error.__cause__)
-    if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError | ValueError):
-        return False
-    return isinstance(error, (OSError, EOFError))
-
-
-def _status(error: BaseException) -> int:
-    """The HTTP status of an error of aiohttp, gcsfs or botocore; 0 where there is none."""
-    reply = getattr(error, "response", None)
-    if isinstance(reply, Mapping):
-        return int(reply.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    status = error.status if hasattr(error, "status") else getattr(error, "code", 0)
-    return status if isinstance(status, int) else 0
-
-
-def _absent(error: BaseException) -> bool:
-    """Whether an object is not there; of other failures too fsspec says that it was not found."""
-    if not isinstance(error, FileNotFoundError) or transient(error):
-        return False
-    return error.__cause__ is None or _status(error.__cause__) in (0, _NOT_FOUND)
-
-
-def _may_have_changed(error: BaseException) -> bool:
-    """Whether an error is such as comes where an object was replaced."""
-    changed = isinstance(error, EOFError) or _status(error) == _PRECONDITION_FAILED or not transient(error)
-    return changed or (error.__cause__ is not None and _may_have_changed(error.__cause__))
-
-
-def _said(error: BaseException) -> str:
-    error = error.__cause__ or error if isinstance(error, FileNotFoundError) else error
-    return f"{type(error).__name__} {error}" if str(error) else type(error).__name__
 
 
 _ANEW: Final = "leave it as it is while it is read, and begin anew"
