@@ -437,7 +437,7 @@ def test_ranks_that_read_other_shards_are_told_so() -> None:
         (lambda: batches(UNEQUAL).shard(0, 2), "2 ranks that read streams must agree on where an epoch ends"),
         (
             lambda: (bf.from_files(UNEQUAL, streams=2) + bf.from_files(UNEQUAL)).batch(2),
-            r"the data sets of Concat must have equally many streams \(got 2, None\)",
+            r"the data sets of concat_datasets must have equally many streams \(got 2, None\)",
         ),
         (lambda: bf.from_files(UNEQUAL, streams=0).batch(2), r"streams must be at least 1 stream \(got 0\)"),
     ],
