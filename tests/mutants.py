@@ -310,7 +310,7 @@ MUTANTS = [
         "sources/lines.py",
         "self._skip = offset\n",
         "self._skip = offset + 1\n",
-        of("core/test_iterator", "test_resume_at_the_start_inside_at_the_end_and_after_it"),
+        law("sources.FromFiles"),
     ),
     Mutant(
         "prefetch hands out the state of what was read, not of what was taken",
@@ -338,7 +338,7 @@ MUTANTS = [
         "core/iterator.py",
         "self._state = before  # Ctrl-C",
         "pass  # Ctrl-C",
-        of("core/test_iterator", "test_ctrl_c_while_an_item_is_handed_out_loses_no_item"),
+        of("test_interrupt", "test_a_ctrl_c_at_any_place_loses_no_item_no_state_and_no_thread"),
     ),
     Mutant(
         "the state is that of an item before it is handed out",

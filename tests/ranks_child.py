@@ -16,7 +16,6 @@ from typing import Any, get_args
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 
 import brimful as bf
@@ -138,7 +137,9 @@ def save(folder: Path, kind: str, steps: str) -> Any:
         seen.append(one(batch))
         if len(seen) == int(steps):
             break
-    dcp.save({"loader": made, "step": torch.tensor(len(seen))}, checkpoint_id=folder / "checkpoint")
+    from torch.distributed import checkpoint  # some seconds, which other jobs do not wait for
+
+    checkpoint.save({"loader": made, "step": torch.tensor(len(seen))}, checkpoint_id=folder / "checkpoint")
     states: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(states, made.state_dict())
     if dist.get_rank() == 0:
@@ -150,7 +151,9 @@ def load(folder: Path, kind: str, source: str) -> Any:
     """The rest of the epoch from the checkpoint, or from the file."""
     made = loader(kind, folder)
     if source == "checkpoint":
-        dcp.load({"loader": made, "step": torch.tensor(0)}, checkpoint_id=folder / "checkpoint")
+        from torch.distributed import checkpoint
+
+        checkpoint.load({"loader": made, "step": torch.tensor(0)}, checkpoint_id=folder / "checkpoint")
     else:
         made.load_state_dict(json.loads((folder / "state.json").read_text()))
     return [one(batch) for batch in in_step(made)]

@@ -181,22 +181,12 @@ data = bf.from_sequence([{"n": number} for number in range(20)]).filter(even)
 asking = threading.Thread(target=lambda: len(data))
 asking.start()
 begun.wait(30)
-busy = True
-
-def registering():
-    while busy:
-        bf.core.errors.origin_of(f"shard {time.monotonic_ns()}")
-
-threads = [threading.Thread(target=registering) for _ in range(2)]
-for thread in threads:
-    thread.start()
 
 def usable():
     assert len(data) == 10
     assert ids(make())[:3] == [0, 1, 2]
 
 assert all([in_a_child(usable) for _ in range(10)])
-busy = False
 go_on.set()
 asking.join()
 assert len(data) == 10

@@ -119,7 +119,7 @@ def test_data_sets_and_batches_are_tested_by_their_iterators_too() -> None:
     with pytest.raises(AssertionError, match=r"^Map, epoch 0, run again: item 0\['x'\]\[0\] is 5 instead of 1"):
         assert_exact_resume(lambda: rows.map(unsteady))
     with pytest.raises(
-        AssertionError, match=r"^Dataset\(FromSequence > Map\), run again: item 0\['x'\] is \d+ instead of \d+"
+        AssertionError, match=r"^Dataset\(from_sequence > map\), run again: item 0\['x'\] is \d+ instead of \d+"
     ):
         assert_exact_resume(lambda: rows.map(unsteady), epochs=())
 

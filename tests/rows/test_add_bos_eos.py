@@ -22,7 +22,7 @@ def test_another_column_may_be_meant() -> None:
 
 
 def test_a_type_that_is_too_small_for_the_token_is_widened() -> None:
-    for kind, wide in ((pa.uint8(), "uint16"), (pa.uint16(), "uint16"), (pa.int8(), "int32"), (pa.int64(), "int64")):
+    for kind, wide in ((pa.uint8(), "int32"), (pa.uint16(), "int32"), (pa.int8(), "int32"), (pa.int64(), "int64")):
         data = bf.from_sequence(pa.table({"input_ids": pa.array([[7]], pa.list_(kind))})).add_bos_eos(None, 300)
         (sample,) = data
         assert (sample["input_ids"].tolist(), sample["input_ids"].dtype) == ([7, 300], wide)

@@ -581,7 +581,7 @@ def test_a_state_is_held_against_the_shards_by_name_and_size(tmp_path: Path) -> 
     next(it)
     state = it.state_dict()
     it.close()
-    message = r"^this state belongs to another pipeline: .*FromFiles\.urls.* was .* when it was saved and is .* here"
+    message = r"^this state belongs to another pipeline: .*from_files\.urls.* was .* when it was saved and is .* here"
     with pytest.raises(bf.StateError, match=message):
         bf.from_files(urls[:2]).iter(state)
     write(tmp_path / "1.jsonl", numbered(1, 6))
@@ -621,7 +621,7 @@ def test_settings_that_do_not_change_the_order_may_differ(tmp_path: Path) -> Non
         url, n_standby_shards=0, timeout_seconds=5, schema=SCHEMA, storage_options={"auto_mkdir": False}
     )
     assert ids(other)[1:] == [sample["id"] for sample in other.iter(it.state_dict())]
-    with pytest.raises(bf.StateError, match=r"FromFiles\.n_active_shards was 10 when it was saved and is 3 here"):
+    with pytest.raises(bf.StateError, match=r"from_files\.n_active_shards was 10 when it was saved and is 3 here"):
         bf.from_files(url, n_active_shards=3).iter(it.state_dict())
 
 

@@ -164,7 +164,7 @@ def test_a_state_of_another_store_is_refused(store: Path, tmp_path: Path) -> Non
     store_of(tmp_path / "other", blocks_of(LENGTHS[:-1], 100))
     it = bf.from_store(tmp_path / "other").iter()
     next(it)
-    with pytest.raises(bf.StateError, match=r"FromSequence.rows.rows was 2999 when it was saved and is 3000 here"):
+    with pytest.raises(bf.StateError, match=r"from_store\.rows\.rows was 2999 when it was saved and is 3000 here"):
         bf.from_store(store).iter(it.state_dict())
 
 

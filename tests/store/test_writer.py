@@ -287,11 +287,11 @@ def test_a_store_of_another_pipeline_is_refused_with_both_named(tmp_path: Path) 
             "1",
             r"tokenizers.input_ids was 'one \(\w+\)' when it was written and is 'other \(\w+\)' here",
         ),
-        (rows.tokenize(one).take(1), "1", "its last stage was Tokenize when it was written and is Take here"),
+        (rows.tokenize(one).take(1), "1", "its last stage was tokenize when it was written and is take here"),
         (
             bf.from_sequence(["a"]).tokenize(one),
             "1",
-            "Tokenize.FromSequence.rows.rows was 2 when it was written and is 1 here",
+            "tokenize.from_sequence.rows.rows was 2 when it was written and is 1 here",
         ),
     ]:
         with pytest.raises(bf.StateError, match=path_part + message):
