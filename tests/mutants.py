@@ -237,6 +237,27 @@ MUTANTS = [
         law("PackChunk"),
     ),
     Mutant(
+        "held rows are checked by the last block of them",
+        "rows/carried.py",
+        "found = _crc([held[-1]], found)",
+        "found = _crc([held[-1]])",
+        law("PackChunk"),
+    ),
+    Mutant(
+        "joined blocks are cut where they happen to lie in memory",
+        "rows/gathered.py",
+        "sum(map(_size, block.columns))",
+        "block.nbytes",
+        of("rows/test_gathered", "test_bytes_are_those_of_the_rows_alone"),
+    ),
+    Mutant(
+        "joined blocks have the state after the first of them",
+        "rows/gathered.py",
+        "rows + count, size + own, after",
+        "rows + count, size + own, state or after",
+        of("rows/test_gathered", "test_where_blocks_are_joined_depends_on_the_state_alone"),
+    ),
+    Mutant(
         "the rows that are held at the end are lost where upstream does not say that it ends",
         "rows/carried.py",
         "elif held and before != END:",
