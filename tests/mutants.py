@@ -223,13 +223,6 @@ MUTANTS = [
         law("Rebatch"),
     ),
     Mutant(
-        "the value at which a cut stands is forgotten where no row was finished",
-        "rows/carried.py",
-        "value = values_done if rows_done else value + values_done",
-        "value = values_done",
-        law("ConcatChunk"),
-    ),
-    Mutant(
         "one block too few is read again",
         "rows/carried.py",
         "len(held), found]",
@@ -247,7 +240,7 @@ MUTANTS = [
         "joined blocks are cut where they happen to lie in memory",
         "rows/gathered.py",
         "sum(map(_size, block.columns))",
-        "block.nbytes",
+        "pa.ipc.get_record_batch_size(block)",
         of("rows/test_gathered", "test_bytes_are_those_of_the_rows_alone"),
     ),
     Mutant(
