@@ -8,7 +8,7 @@ from typing import Final
 import pyarrow as pa
 
 from brimful.core.stream import BLOCK_BYTES, BLOCK_ROWS, Stage, State, running
-from brimful.rows.blocks import Block
+from brimful.rows.blocks import Block, visible
 from brimful.rows.ragged import concat, has_offsets, offsets_in
 
 GATHERED_ROWS: Final = 128
@@ -29,7 +29,7 @@ def gathered(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], N
         try:
             for block, after in items:
                 count = block.num_rows
-                own = sum(map(_size, block.columns)) if 0 < count < most else 0
+                own = sum(map(_size, visible(block).columns)) if 0 < count < most else 0
                 full = rows + count > most or size + own > BLOCK_BYTES
                 if held and count and (full or not block.schema.equals(held[0].schema)):
                     yield concat(held), state
@@ -50,6 +50,8 @@ def gathered(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], N
 def _size(array: pa.Array) -> int:
     """About how many bytes the rows of a column take, the same wherever they lie in memory: what Arrow says of them (`nbytes`,
     or of a message) goes by what lies beside them too."""
+    if pa.types.is_primitive(array.type):
+        return 8 * len(array)
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if isinstance(array, pa.StructArray):
