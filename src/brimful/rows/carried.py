@@ -67,9 +67,8 @@ class Carried(Stage[Block]):
                     continue
                 out = EMPTY
                 if tokens >= self.chunk_length or after == END:
-                    out, rows_done, values_done = self.cut(_rows_of(held), after == END)
-                    value = values_done if rows_done else value + values_done
-                    _drop_front(held, rows_done, values_done)
+                    out, done, value = self.cut(_rows_of(held), after == END)
+                    _drop_front(held, done, value)
                     tokens, found = sum(map(self._tokens_of, held)), _crc(held)
                 elif held:
                     found = _crc([held[-1]], found)

@@ -331,15 +331,16 @@ def fingerprint(block: pa.RecordBatch) -> int:
             if not values.null_count:
                 middles = (offsets[:-1] + sizes // 2)[sizes > 0]
                 crc = crc32(numpy_of(values)[middles].tobytes(), crc)
-        elif _has_offsets(array.type):
-            crc = crc32(np.diff(_offsets(array)).tobytes(), crc)
+        elif has_offsets(array.type):
+            crc = crc32(np.diff(offsets_in(array)).tobytes(), crc)
         elif pa.types.is_primitive(array.type):
             crc = crc32(array.is_valid().to_numpy(zero_copy_only=False).tobytes(), crc) if array.null_count else crc
             crc = crc32(np.ascontiguousarray(array.drop_null().to_numpy(zero_copy_only=False)).tobytes(), crc)
     return crc
 
 
-def _has_offsets(kind: pa.DataType) -> bool:
+def has_offsets(kind: pa.DataType) -> bool:
+    """Whether a column is of lists, texts or bytes of any length."""
     return any(
         test(kind)
         for test in (
@@ -353,7 +354,8 @@ def _has_offsets(kind: pa.DataType) -> bool:
     )
 
 
-def _offsets(array: pa.Array) -> NDArray[np.int64]:
+def offsets_in(array: pa.Array) -> NDArray[np.int64]:
+    """Where the values of each row of a list or text column begin, and where the last ends, int64 (n + 1,)."""
     wide = any(
         test(array.type) for test in (pa.types.is_large_string, pa.types.is_large_binary, pa.types.is_large_list)
     )

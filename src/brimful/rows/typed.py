@@ -86,7 +86,11 @@ class ByFunction(Typed, Generic[Made]):
     def first_types(self) -> pa.Schema:
         with closing(gathered(self.upstream, self.upstream.start(0))) as items:
             blocks = (block.slice(0, SAMPLE_ROWS) for block, _ in items if block.num_rows)
-            return self.types_of(_there(self._first((block, self.call(block), END) for block in blocks).items))
+            held = self._first((block, self.call(block), END) for block in blocks)
+            schema = self.types_of(_there(held.items))
+            if held.error is not None and not schema.names:
+                raise held.error
+            return schema
 
     def _first(self, made: Iterator[tuple[Block, Made | None, State]]) -> _Held[Made]:
         """What the first 1,000 results came with; an error that came after them is raised in its turn."""

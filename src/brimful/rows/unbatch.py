@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import closing
 from dataclasses import dataclass
 
 from brimful.core.fruitless import Waiting
-from brimful.core.stream import END, Stage, State
+from brimful.core.stream import END, Stage, State, running
 from brimful.rows.blocks import Block, Sample, check_replay, samples
-from brimful.rows.gathered import gathered
 from brimful.rows.ragged import fingerprint
 
 
@@ -27,7 +25,7 @@ class Unbatch(Stage[Sample]):
     def items(self, at: State) -> Generator[tuple[Sample, State], None, None]:
         before, done, saved = at
         waiting = Waiting()
-        with closing(gathered(self.upstream, before)) as items:
+        with running(self.upstream, before) as items:
             for block, after in items:
                 waiting.got(block.num_rows)
                 crc = fingerprint(block) if done or block.num_rows > 1 else 0
