@@ -95,8 +95,8 @@ MUTANTS = [
     Mutant(
         "a resumed index begins with the window before",
         "windows/planned.py",
-        "            number += 1\n            yield window, END if last == count else [epoch, number, size]\n",
-        "            yield window, END if last == count else [epoch, number, size]\n            number += 1\n",
+        "yield window, END if last == count else [epoch, number, size]",
+        "yield window, END if last == count else [epoch, number - 1, size]",
         law("windows.Planned"),
     ),
     Mutant(
@@ -668,7 +668,7 @@ MUTANTS = [
     ),
     Mutant(
         "a connection that breaks off is taken for a refusal",
-        "sources/objects.py",
+        "sources/faults.py",
         "    if isinstance(error, known) and not isinstance(error, ValueError):",
         "    if False:",
         of("sources/test_http", "test_a_server_that_resets_stalls_and_fails_gives_each_row_once_in_order"),
