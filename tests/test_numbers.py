@@ -134,7 +134,7 @@ def test_an_integer_of_any_type_counts_and_nothing_else_does(name: str, fits: in
         with pytest.raises(ValueError, match=rf"^{name} must be at least .* \(got {much:,}\)$"):
             call(much)
     for much in (MOST + 1, 2**63, 10**30):
-        with pytest.raises(ValueError, match=rf"^{name} must be at most {MOST:,} \(got {much:,}\)$"):
+        with pytest.raises(ValueError, match=rf"^{name} must be at most [\d,]+ \(got {much:,}\)$"):
             call(much)
 
 

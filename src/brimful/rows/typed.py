@@ -78,7 +78,10 @@ class ByFunction(Typed, Generic[Made]):
                     vars(self).setdefault("schema", schema)
             elif schema is None:
                 schema = self.schema
-            text = text or as_text(schema)
+            if not schema.names and not held.items and held.error is None:  # epoch 0 has no result: those of this run
+                held = self._first(made)
+                schema = self.types_of(_there(held.items))
+            text = text or (as_text(schema) if schema.names else "")
             for block, given, after in _all(held, made):
                 out = EMPTY if given is None else self.block_of(block, given, schema)
                 yield out, END if after == END else [after, text]
