@@ -317,8 +317,6 @@ def _rules(
     pad_values: Mapping[str, float] | None,
     dtypes: Mapping[str, Any] | None,
 ) -> ColumnRules:
-    if isinstance(token_columns, str):
-        token_columns = (token_columns,)
     lengths = names_of("length_column", length_column)
     tokens = None if token_columns is None else names_of("token_columns", token_columns)
     if not lengths:

@@ -12,16 +12,15 @@ from numpy.typing import NDArray
 
 from brimful import algebra, batching
 from brimful.batches import sampled
-from brimful.core.errors import OnError, integer, one_of, positive
+from brimful.core.errors import OnError, integer, names_of, one_of, positive
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stream import Stage, chain
-from brimful.rows.add_bos_eos import AddBosEos
 from brimful.rows.blocks import Block, Sample
+from brimful.rows.bos_eos import AddBosEos, EnsureBosEos
 from brimful.rows.choice import Choice
 from brimful.rows.chunk import Chunk
 from brimful.rows.concat_chunk import ConcatChunk
 from brimful.rows.encoders import bos_eos_of, encoder_for
-from brimful.rows.ensure_bos_eos import EnsureBosEos
 from brimful.rows.enumerate import Enumerate
 from brimful.rows.filter import Filter
 from brimful.rows.filter_map import FilterMap
@@ -241,11 +240,11 @@ class Dataset:
         >>> list(bf.from_sequence([{"id": 1, "text": "a"}]).select("text"))
         [{'text': 'a'}]
         """
-        return self._add(algebra.chosen(self.stage, Choice("select", _names(names))))
+        return self._add(algebra.chosen(self.stage, Choice("select", names_of("select", names))))
 
     def drop(self, names: str | Sequence[str]) -> Dataset:
         """The samples without these columns."""
-        return self._add(algebra.chosen(self.stage, Choice("drop", _names(names))))
+        return self._add(algebra.chosen(self.stage, Choice("drop", names_of("drop", names))))
 
     def rename(self, names: Mapping[str, str]) -> Dataset:
         """The samples with other names for some columns: {old: new}.
@@ -371,12 +370,8 @@ def stages_of(caller: str, datasets: Sequence[Dataset]) -> tuple[Stage[Block], .
     return tuple(dataset._endless for dataset in given)
 
 
-def _names(names: str | Sequence[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
 def _targets(names: str | Sequence[str]) -> tuple[str, ...]:
-    columns = _names(names)
+    columns = names_of("target_columns", names)
     if not columns:
         raise ValueError("target_columns must name at least one column (got none)")
     return columns

@@ -822,6 +822,8 @@ def test_a_column_does_not_give_way_to_what_a_batch_has_beside_it() -> None:
     for name in ("lengths", "sample_numbers", "segment_ids", "cu_seqlens", "max_seqlen"):
         with pytest.raises(bf.DataError, match=rf"^there is a column '{name}', "):
             next(iter(made(name).pack(4)))
+    with pytest.raises(bf.DataError, match=r"^there is a column 'cu_seq_lens_q', "):
+        next(iter(made("cu_seq_lens_q").pack(4, hf_flash_attention=True)))
     for layout in ("padded", "nested"):
         with pytest.raises(bf.DataError, match=r"^there is a column 'lengths', "):
             next(iter(made("lengths").batch(2, layout=layout)))

@@ -70,18 +70,16 @@ class ByFunction(Typed, Generic[Made]):
         with closing(gathered(self.upstream, before)) as items:
             made = ((block, self.call(block) if block.num_rows else None, after) for block, after in items)
             held = _Held[Made]([], None)
+            first = self.types is None and before == self.upstream.start(0)
             schema = from_text(text) if text else vars(self).get("schema")
-            if schema is None and self.types is None and before == self.upstream.start(0):
-                held = self._first(made)
-                schema = self.types_of(_there(held.items))
-                if schema.names:  # of results, and not of a run that failed, or had none
-                    vars(self).setdefault("schema", schema)
-            elif schema is None:
+            if schema is None and not first:
                 schema = self.schema
-            if not schema.names and not held.items and held.error is None:  # epoch 0 has no result: those of this run
+            if not schema:  # not known, or epoch 0 has no result: those of this run
                 held = self._first(made)
                 schema = self.types_of(_there(held.items))
-            text = text or (as_text(schema) if schema.names else "")
+                if schema:
+                    vars(self).setdefault("schema", schema)
+            text = text or (as_text(schema) if schema else "")
             for block, given, after in _all(held, made):
                 out = EMPTY if given is None else self.block_of(block, given, schema)
                 yield out, END if after == END else [after, text]

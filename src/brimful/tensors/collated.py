@@ -9,12 +9,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from brimful.core.errors import TALLY, DataError
+from brimful.core.errors import TALLY
 from brimful.core.stats import Made
 from brimful.core.stream import Stage, State, running, runtime
 from brimful.rows.ragged import LABELS, NOT_TRAINED_ON
 from brimful.steps.batch import Batch
-from brimful.tensors.layouts import OF_RANKS, SIGNED, ByFunction, ColumnRules, Layout
+from brimful.tensors.layouts import OF_RANKS, SIGNED, ByFunction, ColumnRules, Layout, refuse_taken
 from brimful.windows.window import Window
 
 if TYPE_CHECKING:
@@ -50,23 +50,14 @@ class Collated(Stage[Any]):
                 columns = known.get(batch.window)
                 if columns is None:
                     columns = known[batch.window] = columns_of(batch.window, self.rules, as_tensors)
-                    self._check_free(columns, batch.weight is not None)
+                    if batch.weight is not None and as_tensors:
+                        refuse_taken(OF_RANKS, [column.name for column in columns.all])
                 item = self.layout.item(batch, columns)
                 if batch.weight is not None:
                     item = weighed(item, batch.weight, columns, self._num_items(batch))
                 if tally is not None:
                     tally.made.append(self._counted(batch, item, columns))
                 yield item, after
-
-    def _check_free(self, columns: Columns, ranks: bool) -> None:
-        """Refuses a column of the user's that what a batch has beside its columns would take the place of."""
-        if isinstance(self.layout, ByFunction):
-            return
-        taken = (*(self.layout.makes if columns.given else ()), *(OF_RANKS if ranks else ()))
-        if clash := [column.name for column in columns.all if column.name in taken]:
-            raise DataError(
-                f"there is a column {clash[0]!r}, and batches hold something of that name beside the columns; rename or drop it"
-            )
 
     def _num_items(self, batch: Batch) -> int | None:
         """How many labels of a batch's step are trained on; None where it is not known, or padding may be taken for some."""

@@ -166,12 +166,14 @@ def columns_of(window: Window, rules: ColumnRules, as_tensors: bool = True) -> C
     Price: about 30 ns a sample and list column.
     """
     schema = window.block.schema
-    _check_names(schema, rules)
-    given = rules.length_columns if set(rules.length_columns) <= set(schema.names) else ()
+    fields = {one.name: one for one in schema if not one.name.startswith(HIDDEN)}
+    _check_names(fields, rules)
+    given = rules.length_columns if set(rules.length_columns) <= fields.keys() else ()
     if given:
-        _check_token_columns(schema, rules)
-    fields = [one for one in schema if not one.name.startswith(HIDDEN)]
-    found = (_column(window, one, rules, rules.follows(one.name) if given else None, as_tensors) for one in fields)
+        _check_token_columns(fields, rules)
+    found = (
+        _column(window, one, rules, rules.follows(one.name) if given else None, as_tensors) for one in fields.values()
+    )
     return Columns(window.lengths, given, tuple(found), rules)
 
 
@@ -187,21 +189,19 @@ def _column(
     return Objects(name, window.block.column(name), window.rows)
 
 
-def _check_names(schema: pa.Schema, rules: ColumnRules) -> None:
-    names = [name for name in schema.names if not name.startswith(HIDDEN)]
-    if unknown := [name for name in rules.explicit if name not in names and name not in MADE]:
+def _check_names(fields: Mapping[str, pa.Field], rules: ColumnRules) -> None:
+    if unknown := [name for name in rules.explicit if name not in fields and name not in MADE]:
         raise ValueError(
-            f"length_column, pad_values or dtypes name {unknown[0]!r}, but the columns are {', '.join(names) or 'none'}"
+            f"length_column, pad_values or dtypes name {unknown[0]!r}, but the columns are {', '.join(fields) or 'none'}"
         )
 
 
-def _check_token_columns(schema: pa.Schema, rules: ColumnRules) -> None:
-    names = [name for name in schema.names if not name.startswith(HIDDEN)]
+def _check_token_columns(fields: Mapping[str, pa.Field], rules: ColumnRules) -> None:
     for name in rules.token_columns or ():
-        if name not in names:
-            raise ValueError(f"token_columns names {name!r}, but the columns are {', '.join(names)}")
-        if not is_number_list(schema.field(name).type):
-            raise ValueError(f"token_columns names {name!r}, which is no list of numbers ({schema.field(name).type})")
+        if name not in fields:
+            raise ValueError(f"token_columns names {name!r}, but the columns are {', '.join(fields)}")
+        if not is_number_list(fields[name].type):
+            raise ValueError(f"token_columns names {name!r}, which is no list of numbers ({fields[name].type})")
 
 
 def _lists(window: Window, field: pa.Field, rules: ColumnRules, follows: int | None) -> Lists:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from brimful.core.errors import one_of
+from brimful.core.errors import DataError, one_of
 from brimful.rows.blocks import Sample
 from brimful.steps.batch import Batch, NumLabels
 
@@ -23,6 +23,24 @@ DTYPES: Final = (
     *("bool", "uint8", "uint16", "uint32", "uint64", *SIGNED),
     *("float16", "bfloat16", "float32", "float64"),
 )
+
+
+def put(out: MutableMapping[str, Any], **made: Any) -> None:
+    """Puts what is made of the plan into a batch, beside its columns.
+
+    Raises:
+        DataError: a column of the user's has that name.
+    """
+    refuse_taken(made, out)
+    out.update(made)
+
+
+def refuse_taken(made: Iterable[str], columns: Container[str]) -> None:
+    """Refuses a column of the user's that has the name of something which is made."""
+    if clash := [name for name in made if name in columns]:
+        raise DataError(
+            f"there is a column {clash[0]!r}, and batches hold something of that name beside the columns; rename or drop it"
+        )
 
 
 @dataclass(frozen=True)
@@ -66,9 +84,6 @@ class ColumnRules:
 class Layout(ABC):
     """Abstract: how the samples of a batch lie in its tensors."""
 
-    makes: ClassVar[tuple[str, ...]] = ()
-    """What it puts into a batch by itself, which no column may be called."""
-
     @abstractmethod
     def item(self, batch: Batch, columns: Columns) -> Any:
         """What the training loop gets."""
@@ -92,8 +107,6 @@ class Padded(Layout):
         weighted: rows that fill a batch up to its static shape have weight 0.
     """
 
-    makes = ("lengths", "sample_weights")
-
     left: bool = False
     weighted: bool = False
 
@@ -106,8 +119,6 @@ class Padded(Layout):
 @dataclass(frozen=True)
 class Nested(Layout):
     """Nested tensors, without padding; see `nested.nested`."""
-
-    makes = ("lengths",)
 
     def item(self, batch: Batch, columns: Columns) -> Any:
         from brimful.tensors.nested import nested
@@ -122,8 +133,6 @@ class Nested(Layout):
 @dataclass(frozen=True)
 class PackedRows(Layout):
     """Rows of samples end to end; see `packed.packed`."""
-
-    makes = ("lengths", "sample_numbers", "segment_ids", "cu_seqlens", "max_seqlen")
 
     hf_flash_attention: bool = False
 

@@ -9,6 +9,7 @@ import torch
 
 from brimful.steps.batch import Batch
 from brimful.tensors.columns import Columns, Lists
+from brimful.tensors.layouts import put
 
 
 def nested(batch: Batch, columns: Columns) -> dict[str, Any]:
@@ -41,5 +42,5 @@ def nested(batch: Batch, columns: Columns) -> dict[str, Any]:
             values, offsets, min_seqlen=int(own.min()), max_seqlen=int(own.max())
         )
     if sizes:
-        out["lengths"] = columns.made("lengths", sizes[0] if len(sizes) == 1 else np.stack(sizes, axis=1))
+        put(out, lengths=columns.made("lengths", sizes[0] if len(sizes) == 1 else np.stack(sizes, axis=1)))
     return out

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from brimful.steps.batch import Batch, Pieces
 from brimful.tensors.columns import Columns, Lists
+from brimful.tensors.layouts import put
 
 SEQLEN_STEP: Final = 128
 """`max_seqlen` is rounded up to a multiple of it: each new value may compile a kernel anew."""
@@ -71,15 +72,15 @@ def packed(batch: Batch, columns: Columns, hf_flash_attention: bool = False) -> 
     if tokenwise:
         out["labels"].view(-1)[torch.from_numpy(segments.bounds[:-1])] = ignored
     out["position_ids"] = columns.made("position_ids", places.reshape(shape))
-    out["segment_ids"] = columns.made("segment_ids", segment_ids)
+    put(out, segment_ids=columns.made("segment_ids", segment_ids))
     bounds = torch.from_numpy(segments.bounds.astype(np.int32))
     longest = min(-(-int(sizes.max()) // SEQLEN_STEP) * SEQLEN_STEP, shape[1])
     if hf_flash_attention:
-        out |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+        put(out, cu_seq_lens_q=bounds, cu_seq_lens_k=bounds, max_length_q=longest, max_length_k=longest)
     else:
-        out |= {"cu_seqlens": bounds, "max_seqlen": longest}
-    out["lengths"] = columns.made("lengths", pieces.lengths)
-    out["sample_numbers"] = columns.made("sample_numbers", batch.window.samples[numbers])
+        put(out, cu_seqlens=bounds, max_seqlen=longest)
+    put(out, lengths=columns.made("lengths", pieces.lengths))
+    put(out, sample_numbers=columns.made("sample_numbers", batch.window.samples[numbers]))
     return out
 
 

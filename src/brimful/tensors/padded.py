@@ -11,6 +11,7 @@ import torch
 from brimful.rows.ragged import attention_mask, gaps
 from brimful.steps.batch import Batch
 from brimful.tensors.columns import Columns, Lists
+from brimful.tensors.layouts import put
 from brimful.tensors.weights import unlabel
 
 
@@ -54,9 +55,9 @@ def padded(batch: Batch, columns: Columns, left: bool = False, weighted: bool = 
             out["attention_mask"] = columns.made("attention_mask", attention_mask(places[0], batch.widths[0]))
         elif isinstance(mask, torch.Tensor) and mask.shape == (len(numbers), batch.widths[0]):
             sizes[0] = (mask != 0).sum(1).numpy()
-        out["lengths"] = columns.made("lengths", sizes[0] if len(sizes) == 1 else np.stack(sizes, axis=1))
+        put(out, lengths=columns.made("lengths", sizes[0] if len(sizes) == 1 else np.stack(sizes, axis=1)))
     if weighted:
-        out["sample_weights"] = torch.ones(len(numbers))
+        put(out, sample_weights=torch.ones(len(numbers)))
         out["sample_weights"][real:] = 0
         unlabel(out, slice(real, None), columns)
     return out

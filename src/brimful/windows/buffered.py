@@ -10,21 +10,20 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core.errors import ORIGIN, settle
+from brimful.core.errors import ORIGIN
 from brimful.core.fruitless import Waiting
-from brimful.core.stream import BLOCK_ROWS, END, Stage, State, running, runtime
-from brimful.plan import Policy
+from brimful.core.stream import BLOCK_ROWS, END, Stage, State, running
 from brimful.plan.window import rest_rows, window_ends
 from brimful.rows.blocks import Block, check_replay, visible
 from brimful.rows.ragged import EMPTY, concat, fingerprint, token_counts
-from brimful.windows.window import Window, auto_rows
+from brimful.windows.window import Window, Windowed, auto_rows
 
 AUTO_BYTES: Final = 256 << 20
 """The most that the rows of one window may take where its size is chosen for the user."""
 
 
 @dataclass(frozen=True)
-class Buffered(Stage[Window]):
+class Buffered(Windowed):
     """Windows of `size` rows, in arrival order; a last one shorter than half joins the one before it.
 
     A size of 0 is resolved once, from the first rows of the epoch in which the stream began, to what `policy` needs for
@@ -32,16 +31,7 @@ class Buffered(Stage[Window]):
     their crc32 with the rest of that block, number of the window, size]. A resume reads the rows of the window again.
     """
 
-    verb = "window"
-
     upstream: Stage[Block]
-    size: int
-    length_columns: tuple[str, ...] = ()
-    lengths_required: bool = False
-    policy: Policy | None = runtime(None)
-
-    def __post_init__(self) -> None:
-        settle(self, "size", 0, "rows", "window")
 
     def start(self, epoch: int) -> State:
         return [epoch, self.upstream.start(epoch), 0, 0, 0, self.size]

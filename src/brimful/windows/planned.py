@@ -9,14 +9,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core.errors import settle
 from brimful.core.fruitless import passed
 from brimful.core.once import once
-from brimful.core.stream import END, Stage, State, runtime
+from brimful.core.stream import END, State
 from brimful.index.indexed import Indexed
-from brimful.plan import Policy
 from brimful.plan.window import window_ends
-from brimful.windows.window import Window, auto_rows
+from brimful.windows.window import Window, Windowed, auto_rows
 
 SAMPLE_ROWS: Final = 16_384
 """By whose lengths "auto" is judged: evenly spread ones of the index, or, where an epoch has other rows, in runs of epoch 0."""
@@ -24,22 +22,13 @@ SAMPLE_RUNS: Final = 64
 
 
 @dataclass(frozen=True)
-class Planned(Stage[Window]):
+class Planned(Windowed):
     """Windows of `size` rows of indexed data (0: what `policy` needs for 1 % padding, judged once).
 
     State: [epoch, number of the window, size].
     """
 
-    verb = "window"
-
     upstream: Indexed
-    size: int
-    length_columns: tuple[str, ...] = ()
-    lengths_required: bool = False
-    policy: Policy | None = runtime(None)
-
-    def __post_init__(self) -> None:
-        settle(self, "size", 0, "rows", "window")
 
     def start(self, epoch: int) -> State:
         return [epoch, 0, self.size or self._judged]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.core.errors import settle
 from brimful.core.once import once
+from brimful.core.stream import Stage, runtime
 from brimful.plan import Policy, window_rows
 from brimful.rows.blocks import Block
 from brimful.rows.ragged import Ragged, ragged
@@ -84,6 +86,22 @@ class Window:
     @once
     def _columns(self) -> dict[str, Ragged]:
         return {}
+
+
+@dataclass(frozen=True)
+class Windowed(Stage[Window]):
+    """What cuts rows into windows of `size`; 0: what `policy` needs for 1 % padding, judged once."""
+
+    verb = "window"
+
+    upstream: Stage[Any]
+    size: int
+    length_columns: tuple[str, ...] = ()
+    lengths_required: bool = False
+    policy: Policy | None = runtime(None)
+
+    def __post_init__(self) -> None:
+        settle(self, "size", 0, "rows", "window")
 
 
 def auto_rows(policy: Policy, lengths: NDArray[np.int64]) -> int:

@@ -1,4 +1,4 @@
-"""A token before each sample and one after it, where they are not there yet."""
+"""A token before each sample and one after it: always, or where they are not there yet."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from brimful.rows.ragged import Ragged, list_array, ragged, surround, with_colum
 
 
 @dataclass(frozen=True)
-class EnsureBosEos(Blockwise):
-    """Puts BOS before each sample that does not begin with it, and EOS after each that does not end with it (None: neither);
-    where both are one id, EOS after each that neither begins nor ends with it. Price: a copy of the tokens."""
+class AddBosEos(Blockwise):
+    """Puts `bos_token_id` before and `eos_token_id` after the tokens of each sample (None: nothing)."""
 
     bos_token_id: int | None
     eos_token_id: int | None
@@ -28,12 +27,24 @@ class EnsureBosEos(Blockwise):
                 settle(self, name)
 
     def apply(self, block: Block) -> Block:
-        tokens, bos, eos = ragged(block, self.column), self.bos_token_id, self.eos_token_id
+        tokens = self.added(ragged(block, self.column))
+        return with_column(block, self.column, list_array(tokens.values, tokens.offsets))
+
+    def added(self, tokens: Ragged) -> Ragged:
+        return surround(tokens, self.bos_token_id, self.eos_token_id)
+
+
+@dataclass(frozen=True)
+class EnsureBosEos(AddBosEos):
+    """Puts BOS before each sample that does not begin with it, and EOS after each that does not end with it (None: neither);
+    where both are one id, EOS after each that neither begins nor ends with it. Price: a copy of the tokens."""
+
+    def added(self, tokens: Ragged) -> Ragged:
+        bos, eos = self.bos_token_id, self.eos_token_id
         begins, ends = _is_at(tokens, tokens.offsets[:-1], bos), _is_at(tokens, tokens.offsets[1:] - 1, eos)
         if bos == eos:
             bos, ends = None, begins | ends
-        whole = surround(tokens, bos, eos, ~begins, ~ends)
-        return with_column(block, self.column, list_array(whole.values, whole.offsets))
+        return surround(tokens, bos, eos, ~begins, ~ends)
 
 
 def _is_at(tokens: Ragged, places: NDArray[np.int64], token: int | None) -> NDArray[np.bool_]:
