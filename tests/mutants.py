@@ -869,14 +869,14 @@ MUTANTS = [
     ),
     Mutant(
         "a second EOS where it is BOS too",
-        "rows/bos_eos.py",
+        "rows/ensure_bos_eos.py",
         "bos, ends = None, begins | ends",
         "bos, ends = None, ends",
         of("rows/test_ensure_bos_eos", "test_where_both_are_one_id_one_eos_is_added_and_never_a_second"),
     ),
     Mutant(
         "the end of an empty sample is that of the one before",
-        "rows/bos_eos.py",
+        "rows/ensure_bos_eos.py",
         "some = tokens.offsets[:-1] < tokens.offsets[1:]",
         "some = tokens.offsets[:-1] <= tokens.offsets[1:]",
         of("rows/test_ensure_bos_eos", "test_the_ends_of_each_sample_are_looked_at"),

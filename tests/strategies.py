@@ -44,14 +44,15 @@ from brimful.index.skip import Skip as IndexSkip
 from brimful.index.stride import Stride as IndexStride
 from brimful.index.take import Take as IndexTake
 from brimful.plan import CostBudget, FixedSize, Packed, Policy, StaticShapes, TokenBudget
+from brimful.rows.add_bos_eos import AddBosEos
 from brimful.rows.blocks import Block, Sample
-from brimful.rows.bos_eos import AddBosEos, EnsureBosEos
 from brimful.rows.choice import Choice
 from brimful.rows.choose import Choose
 from brimful.rows.chunk import Chunk
 from brimful.rows.concat import Concat
 from brimful.rows.concat_chunk import ConcatChunk
 from brimful.rows.encoders import encoder_for
+from brimful.rows.ensure_bos_eos import EnsureBosEos
 from brimful.rows.enumerate import Enumerate
 from brimful.rows.filter import Filter
 from brimful.rows.filter_map import FilterMap

@@ -15,12 +15,13 @@ from brimful.batches import sampled
 from brimful.core.errors import OnError, integer, names_of, one_of, positive
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stream import Stage, chain
+from brimful.rows.add_bos_eos import AddBosEos
 from brimful.rows.blocks import Block, Sample
-from brimful.rows.bos_eos import AddBosEos, EnsureBosEos
 from brimful.rows.choice import Choice
 from brimful.rows.chunk import Chunk
 from brimful.rows.concat_chunk import ConcatChunk
 from brimful.rows.encoders import bos_eos_of, encoder_for
+from brimful.rows.ensure_bos_eos import EnsureBosEos
 from brimful.rows.enumerate import Enumerate
 from brimful.rows.filter import Filter
 from brimful.rows.filter_map import FilterMap

@@ -12,8 +12,27 @@ from brimful.rows.choice import Choice
 
 
 @dataclass(frozen=True)
+class ChooseSource(Source):
+    """The samples of a source with the columns of a choice."""
+
+    upstream: Source
+    choice: Choice
+
+    @property
+    def verb(self) -> str:
+        return self.choice.verb
+
+    @once
+    def index(self) -> Index:
+        return ChosenIndex(self.upstream.index, self.choice)
+
+    def ordered(self, index: Index, epoch: int) -> RowNumbers:
+        return self.upstream.ordered(index, epoch)
+
+
+@dataclass(frozen=True)
 class Choose(Indexed):
-    """The samples of indexed data with the columns of a choice."""
+    """The samples of data that are joined or mixed, with the columns of a choice."""
 
     upstream: Indexed
     choice: Choice
@@ -35,13 +54,3 @@ class Choose(Indexed):
 
     def unshuffled(self) -> tuple[RowNumbers, int]:
         return self.upstream.unshuffled()
-
-
-@dataclass(frozen=True)
-class ChooseSource(Source, Choose):
-    """A choice of a source, which stays one."""
-
-    upstream: Source
-
-    def ordered(self, index: Index, epoch: int) -> RowNumbers:
-        return self.upstream.ordered(index, epoch)

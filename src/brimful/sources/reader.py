@@ -16,11 +16,12 @@ from brimful.rows.ragged import with_column
 
 Position: TypeAlias = tuple[int, ...]
 """A place in a shard, before a record: a few integers, as many as its format needs. The first says how much of the shard lies
-before it, as a rule in bytes (of the decompressed shard): blocks are cut by it. The last is the number of records before it."""
+before it, as a rule in bytes (of the decompressed shard): blocks are cut by it. The last says how many units (lines, rows) lie
+before it: a record may have several."""
 
 
 class PlacedRows(NamedTuple):
-    """PlacedRows of a shard, and the position after each, int64 (n, k)."""
+    """Rows of a shard, and the position after each, int64 (n, k)."""
 
     block: Block
     positions: NDArray[np.int64]
@@ -93,20 +94,20 @@ class Reader(ABC):
             return None
         parsed, positions = more
         records = parsed.records
+        before = np.concatenate((self.at[-1:], positions[:-1, -1]))
         for record, message in parsed.errors:
-            bad = DataError(f"{self.place(record)}: {message}")
+            bad = DataError(f"{self.place(int(before[record]))}: {message}")
             if self._on_error == "raise":
                 self._failure, records = bad, records[records < record]
                 break
             skipped(bad)
-        numbers = records + self.at[-1] + 1
-        origin = origins(f"shard {self._name}", numbers, self.unit)
+        origin = origins(f"shard {self._name}", before[records] + 1, self.unit)
         self.at = tuple(positions[-1].tolist())
         return PlacedRows(with_column(parsed.block.slice(0, len(records)), ORIGIN, origin), positions[records])
 
-    def place(self, record: int = 0) -> str:
-        """Where a record among the next ones is, in words."""
-        return f"shard {self._name}, {self.unit} {self.at[-1] + record + 1:,}"
+    def place(self, before: int | None = None) -> str:
+        """Where the record is that has so many units before it, or else the next one, in words."""
+        return f"shard {self._name}, {self.unit} {(self.at[-1] if before is None else before) + 1:,}"
 
     def located(self, error: Exception) -> Exception:
         """What reading the file raised, with the place. A fault of the store, which says nothing about the data, is no
