@@ -62,6 +62,7 @@ from brimful.rows.map import Map
 from brimful.rows.map_blocks import MapBlocks
 from brimful.rows.pack_chunk import PackChunk
 from brimful.rows.pad import Pad
+from brimful.rows.parallel import Parallel
 from brimful.rows.ragged import EMPTY
 from brimful.rows.rebatch import Rebatch
 from brimful.rows.row_keys import RowKeys
@@ -359,13 +360,22 @@ def on(cls: type[Any], **settings: Any) -> SearchStrategy[Link]:
 
 
 def keyed(cls: type[Any], plain: Any, seeded: Any, failing: Any = refuses_some) -> SearchStrategy[Link]:
-    """Stages that call a user's function: as it is, or with a generator keyed by the row."""
-    seeds = st.integers(0, 1)
+    """Stages that call a user's function: as it is, or with a generator keyed by the row; by themselves, or in threads."""
     return st.one_of(
-        *(on(cls, fn=fn, seeded=False) for fn in plain),
-        on(cls, fn=failing, seeded=False, on_error="skip"),
-        seeds.map(lambda seed: lambda upstream: cls(RowKeys(upstream, seed), seeded, True)),
+        *(on(cls, fn=fn, seeded=False, parallel=threads) for fn in plain),
+        on(cls, fn=failing, seeded=False, on_error="skip", parallel=threads),
+        st.builds(
+            lambda seed, own: lambda upstream: cls(RowKeys(upstream, seed), seeded, True, parallel=own),
+            st.integers(0, 1),
+            threads,
+        ),
     )
+
+
+threads = st.one_of(
+    st.just(Parallel()),
+    st.builds(Parallel, st.integers(0, 3), prefetch_factor=st.integers(1, 3), shares=st.booleans()),
+)
 
 
 few = st.integers(1, 5)
@@ -436,7 +446,7 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
     FlatMap: keyed(FlatMap, [copies], random_copies, refuses_some_of_many),
     RowKeys: on(RowKeys, seed=seeds),
     Map: keyed(Map, [longer], noisy),
-    MapBlocks: on(MapBlocks, fn=st.sampled_from([every_row_thrice, tokens_only, no_rows])),
+    MapBlocks: on(MapBlocks, fn=st.sampled_from([every_row_thrice, tokens_only, no_rows]), parallel=threads),
     PackChunk: on(PackChunk, target_columns=targets, chunk_length=few, discard_long_samples=st.booleans()),
     Pad: on(Pad, pad_values={"input_ids": 0}, chunk_length=3 * LONG),
     Rebatch: on(Rebatch),
@@ -448,7 +458,7 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
         encoder=encoder_for(letters),
         column="text",
         output=st.sampled_from(["input_ids", "tokens"]),
-        max_workers=st.integers(0, 2),
+        parallel=threads,
     ),
 }
 SEVERAL: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # several streams of rows to one
@@ -465,7 +475,8 @@ INDEXED: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # indexed data
     IndexChooseSource: on(IndexChooseSource, choice=choices),
     IndexRepeat: on(IndexRepeat),
     IndexFilter: st.one_of(
-        on(IndexFilter, fn=st.sampled_from([is_odd, never])), on(IndexFilter, fn=refuses_some, on_error="skip")
+        on(IndexFilter, fn=st.sampled_from([is_odd, never]), parallel=threads),
+        on(IndexFilter, fn=refuses_some, on_error="skip"),
     ),
     IndexShuffle: on(IndexShuffle, buffer_size=few, seed=seeds),
     IndexSkip: on(IndexSkip, n=count),

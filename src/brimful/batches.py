@@ -233,18 +233,6 @@ class Batches:
         return Repeat(self.stage) if self.repeats else self.stage
 
 
-def known(method: str, options: Any, kind: type[Any]) -> Any:
-    """The options that a method was given.
-
-    Raises:
-        TypeError: one is unknown; with those that there are.
-    """
-    names = kind.__annotations__
-    if unknown := [name for name in options if name not in names]:
-        raise TypeError(f"{method}() got an unknown option {unknown[0]!r} (options: {', '.join(names)})")
-    return options
-
-
 def padded_batches(
     stage: Stage[Block],
     repeats: bool,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, Unpack, get_args
 
-from brimful.batches import Batches, BatchOptions, PackOptions, known, packed_batches, padded_batches
-from brimful.core.errors import integer, one_of
+from brimful.batches import Batches, BatchOptions, PackOptions, packed_batches, padded_batches
+from brimful.core.errors import integer, known, one_of
 from brimful.core.stream import Stage
 from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
 from brimful.plan.rounded import Rounding
