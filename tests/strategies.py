@@ -631,11 +631,12 @@ def row_links(
 
 
 def rows() -> SearchStrategy[Make]:
-    """Chains that end in rows."""
+    """Chains that end in rows; those that are joined have the same numbers, none of which is null then."""
+    alike = st.builds(lambda make, links: chain(make, *links), sources(), row_links(without=frozenset({Enumerate})))
     straight = st.builds(lambda make, links: chain(make, *links), sources(), row_links())
     mixed = st.builds(
         lambda makes, link, links: chain(joined(makes, link), *links),
-        st.lists(straight, min_size=1, max_size=3),
+        st.lists(alike, min_size=1, max_size=3),
         st.one_of(*SEVERAL.values()),
         row_links(frozenset({*CUTTERS, Pad})),
     )

@@ -275,8 +275,12 @@ class Workers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self.close(kind is None or not issubclass(kind, TimeoutError))  # which says that a thread is stuck
+
+    def close(self, wait: bool = True) -> None:
+        """Stops them, and waits for those that are in the middle of something."""
         self.stop()
-        if kind is None or not issubclass(kind, TimeoutError):  # which says that a thread is stuck
+        if wait:
             _join(self.threads)
         _forget([self])
 

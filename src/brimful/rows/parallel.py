@@ -101,8 +101,8 @@ class Parallel:
             for block, after in items:
                 yield Called(block, fn(block, *more()) if block.num_rows else None, True, after)
             return
-        with self._workers(fn, name, shared) as (workers, remote):
-            call = fn if remote is None else remote
+        with self._workers(fn, name, shared) as pool:
+            call = fn if pool.remote is None else pool.remote
 
             def each(part: Block) -> tuple[Block, Made | None]:
                 try:
@@ -111,25 +111,37 @@ class Parallel:
                     raise StageError(f"{error}, with rows from {where(part, 0)} on") from None
 
             ahead = (1 + self.prefetch_factor) * self.max_workers
-            with closing(map_ahead(each, self._parts(items), workers, ahead)) as made:
+            with closing(map_ahead(each, self._parts(items), pool.workers, ahead)) as made:
                 for (part, given), (last, after) in made:
                     yield Called(part, given, last, after)
 
     @contextmanager
     def _workers(self, fn: Callable[..., Any], name: str, shared: bool) -> Iterator[_Pool]:
+        """Workers for as long as they are used; of a run they are in `pools` until the first of its streams has ended."""
         run = RUN.get() if shared else None
         if run is None:
             pool = self._pool(fn, name)
             with pool.workers:
                 yield pool
             return
-        pool = run.pools.get(id(self)) or run.pools.setdefault(id(self), self._pool(fn, name))
-        belongs(pool.workers)
-        yield pool
+        pools, own = run.pools, object()
+        while True:
+            pool = pools.get(id(self)) or pools.setdefault(id(self), self._pool(fn, name))
+            pool.users.add(own)
+            if pools.get(id(self)) is pool:
+                break
+            pool.leave(own)  # whose last user has just left
+        try:
+            yield pool
+        finally:
+            pools.pop(id(self), None)
+            pool.leave(own)
 
     def _pool(self, fn: Callable[..., Any], name: str) -> _Pool:
         remote = Remote(fn, name) if self.executor_type == "process" else None
-        return _Pool(Workers(self.max_workers, name.partition("(")[0], remote), remote)
+        workers = Workers(self.max_workers, name.partition("(")[0], remote)
+        belongs(workers)
+        return _Pool(workers, remote, set())
 
     def _parts(self, items: Iterator[tuple[Block, State]]) -> Iterator[tuple[Block, tuple[bool, State]]]:
         for block, after in items:
@@ -139,10 +151,16 @@ class Parallel:
 
 
 class _Pool(NamedTuple):
-    """Threads, and the function in the processes that they ask."""
+    """Threads, the function in the processes that they ask, and who uses them. (No lock: a Ctrl-C would leave it locked.)"""
 
     workers: Workers
     remote: Remote[Any] | None
+    users: set[object]
+
+    def leave(self, user: object) -> None:
+        self.users.discard(user)
+        if not self.users:
+            self.workers.close()
 
 
 SERIAL: Final = Parallel()

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.errors import TALLY, OnError, StageError, Tally, name_of, skipped, where
+from brimful.core.errors import TALLY, DataError, OnError, StageError, Tally, name_of, skipped, where
 from brimful.core.fruitless import Waiting
 from brimful.core.once import once
 from brimful.core.stream import END, Stage, State, running
@@ -254,8 +254,17 @@ def _schema_of(stage: Stage[Block]) -> pa.Schema:
 
 
 def conformed(block: Block, schema: pa.Schema) -> Block:
-    """A block in the columns and types of a schema, with its origins."""
+    """A block in the columns and types of a schema, with its origins; as it is where epoch 0 had no row to tell them.
+
+    Raises:
+        DataError: it has a column that the schema does not have: its data set had no row in epoch 0.
+    """
     rows = visible(block)
-    if rows.schema.equals(schema) and KEY not in block.schema.names:
+    if not schema.names or (rows.schema.equals(schema) and KEY not in block.schema.names):
         return block
+    if unknown := [name for name in rows.schema.names if name not in schema.names]:
+        raise DataError(
+            f"there is a column {unknown[0]!r} ({where(block, 0)}), and no data set had one in epoch 0, where this one had no "
+            "row; begin it with a row, or drop the column"
+        )
     return with_origin(fitted(rows, schema), block, np.arange(block.num_rows))
