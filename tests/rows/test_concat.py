@@ -69,6 +69,7 @@ def test_columns_of_data_that_are_empty_in_epoch_0_are_not_lost() -> None:
     beside = late(2) + bf.from_iterable([{"y": 1}])
     assert list(beside) == [{"y": 1}]
     with pytest.raises(
-        bf.DataError, match=r"^there is a column 'x' \(iterable, row 0\), and no data set had one in epoch 0, where this"
+        bf.DataError,
+        match=r"^there is a column 'x' \(iterable, row 0\), and no data set had one in epoch 0, where this",
     ):
         [list(beside) for _ in range(2)]

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 import brimful as bf
 from brimful.core import background
@@ -314,3 +315,39 @@ def test_output_of_a_function_is_seen(capfd: pytest.CaptureFixture[str]) -> None
 
     list(numbered(2).map(speak, max_workers=1, executor_type="process"))
     assert capfd.readouterr().out == "row 0\nrow 1\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("make", ["batch", "pack"])
+def test_a_collate_fn_makes_the_same_batches_in_order(kind: str, make: str) -> None:
+    def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"x": torch.tensor([row["x"] for row in rows]), "tokens": [row["input_ids"].tolist() for row in rows]}
+
+    def batches(**how: Any) -> bf.Batches:
+        return getattr(numbered(100).filter(lambda row: row["x"] % 5), make)(7, collate_fn=collate, **how)
+
+    serial = plain(batches())
+    assert plain(batches(max_workers=2, executor_type=kind)) == serial
+    with batches(max_workers=2, executor_type=kind).iter() as it:
+        begun = [next(it) for _ in range(3)]
+        state = it.state_dict()
+        assert it.stats["batches"] == 3
+    assert plain(begun) + plain(batches().iter(state)) == serial
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_collate_fn_that_fails_names_the_first_line(kind: str, tmp_path: Path) -> None:
+    def collate(rows: list[dict[str, Any]]) -> Any:
+        raise ValueError("no two alike")
+
+    shard = write(tmp_path / "a.jsonl", [{"input_ids": [x]} for x in range(9)])
+    message = r"^collate_fn=collate failed on 4 samples, the first of them shard .*a\.jsonl, line 1: ValueError: no two alike$"
+    with pytest.raises(bf.StageError, match=message):
+        next(iter(bf.from_files(shard).batch(4, collate_fn=collate, max_workers=2, executor_type=kind)))
+
+
+def test_workers_without_a_collate_fn_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"^max_workers and executor_type are for a collate_fn, of which there is none"
+    ):
+        numbered(1).batch(1, max_workers=2)

@@ -16,6 +16,7 @@ from brimful.rows.blocks import Block
 from brimful.rows.gathered import gathered
 from brimful.rows.ragged import concat
 
+T = TypeVar("T")
 Made = TypeVar("Made")
 """What a function gave for a block."""
 ExecutorType: TypeAlias = Literal["thread", "process"]
@@ -97,23 +98,38 @@ class Parallel:
         A function that goes to other processes is pickled, with what it needs. `shared`: the streams of an iterator have the
         same workers, which end with it.
         """
+        parts = self._parts(items) if self.max_workers else ((block, (True, after)) for block, after in items)
+        with closing(self.results(fn, parts, name, more, shared=shared)) as results:
+            for part, made, (last, after) in results:
+                yield Called(part, made, last, after)
+
+    def results(
+        self,
+        fn: Callable[..., Made],
+        blocks: Iterator[tuple[Block, T]],
+        name: str,
+        more: Callable[[], tuple[Any, ...]] = tuple,
+        *,
+        shared: bool = False,
+    ) -> Generator[tuple[Block, Made | None, T], None, None]:
+        """Each block, what `fn(block, *more())` gives for it (None where it has no row), and what came with it; see `called`."""
         if not self.max_workers:
-            for block, after in items:
-                yield Called(block, fn(block, *more()) if block.num_rows else None, True, after)
+            for block, mark in blocks:
+                yield block, fn(block, *more()) if block.num_rows else None, mark
             return
         with self._workers(fn, name, shared) as pool:
             call = fn if pool.remote is None else pool.remote
 
-            def each(part: Block) -> tuple[Block, Made | None]:
+            def each(block: Block) -> tuple[Block, Made | None]:
                 try:
-                    return part, call(part, *more()) if part.num_rows else None
+                    return block, call(block, *more()) if block.num_rows else None
                 except DiedError as error:
-                    raise StageError(f"{error}, with rows from {where(part, 0)} on") from None
+                    raise StageError(f"{error}, with rows from {where(block, 0)} on") from None
 
             ahead = (1 + self.prefetch_factor) * self.max_workers
-            with closing(map_ahead(each, self._parts(items), pool.workers, ahead)) as made:
-                for (part, given), (last, after) in made:
-                    yield Called(part, given, last, after)
+            with closing(map_ahead(each, blocks, pool.workers, ahead)) as made:
+                for (block, given), mark in made:
+                    yield block, given, mark
 
     @contextmanager
     def _workers(self, fn: Callable[..., Any], name: str, shared: bool) -> Iterator[_Pool]:
