@@ -881,6 +881,27 @@ MUTANTS = [
         "some = tokens.offsets[:-1] <= tokens.offsets[1:]",
         of("rows/test_ensure_bos_eos", "test_the_ends_of_each_sample_are_looked_at"),
     ),
+    Mutant(
+        "workers hand on results as they are cut, not as they were asked for",
+        "rows/parallel.py",
+        "        if last:\n            yield (blocks[0] if len(blocks) == 1 else concat(blocks)), after",
+        "        if last:\n            yield (blocks[0] if len(blocks) == 1 else concat(blocks[::-1])), after",
+        of("rows/test_parallel", "test_the_results_are_those_of_one_worker_in_order"),
+    ),
+    Mutant(
+        "what another process leaves out is not counted",
+        "core/processes.py",
+        "        add_counts(reply.counts)\n",
+        "",
+        of("rows/test_parallel", "test_what_is_left_out_is_counted_and_logged_here"),
+    ),
+    Mutant(
+        "columns that no data set had in epoch 0 are lost",
+        "rows/typed.py",
+        "    if unknown := [name for name in rows.schema.names if name not in schema.names]:",
+        "    if unknown := [name for name in () if name not in schema.names]:",
+        of("rows/test_concat", "test_columns_of_data_that_are_empty_in_epoch_0_are_not_lost"),
+    ),
 ]
 
 

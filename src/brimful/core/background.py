@@ -269,9 +269,13 @@ class Workers:
         for _ in range(self._number):
             self._tasks.put(None)
 
-    def __enter__(self) -> Workers:
+    def belong(self) -> None:
+        """Has them stopped with the iterator for which they run."""
         self._shared = False
         belongs(self)
+
+    def __enter__(self) -> Workers:
+        self.belong()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, cast, get_args
 
-from brimful.core.background import RUN, Workers, belongs, map_ahead
+from brimful.core.background import RUN, Workers, map_ahead
 from brimful.core.errors import OnError, StageError, known, one_of, settle, where
 from brimful.core.processes import DiedError, Remote
 from brimful.core.stream import Stage, State
@@ -156,7 +156,7 @@ class Parallel:
     def _pool(self, fn: Callable[..., Any], name: str) -> _Pool:
         remote = Remote(fn, name) if self.executor_type == "process" else None
         workers = Workers(self.max_workers, name.partition("(")[0], remote)
-        belongs(workers)
+        workers.belong()
         return _Pool(workers, remote, set())
 
     def _parts(self, items: Iterator[tuple[Block, State]]) -> Iterator[tuple[Block, tuple[bool, State]]]:
