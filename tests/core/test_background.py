@@ -226,8 +226,8 @@ class Slow:
     def __del__(self, sleep=time.sleep):
         sleep(0.5)
 
-workers = Workers(40, "test")
-futures = [workers.submit(task) for _ in range(40)]
+workers = Workers(12, "test")
+futures = [workers.submit(task) for _ in range(12)]
 while not futures[-1].running():
     pass
 slow = Slow()  # the last to go
