@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -99,7 +100,7 @@ class ColumnarRows(Reader):
                 yield _nothing(self.at)
                 continue
             columns = columns or Columns(found, schema, closed)  # a shard without rows may have any
-            rows, size = unit.batch.num_rows, unit.batch.nbytes
+            rows = unit.batch.num_rows
             before = 0 if reached else skip - unit.first
             if not reached and (unit.place != place or (before >= rows and unit.after is not None)):
                 break
@@ -107,7 +108,8 @@ class ColumnarRows(Reader):
                 yield _nothing(self.at)
                 continue
             reached = True
-            bad = faults(unit.batch)
+            bad = faults(unit.batch)  # before anything is asked of it that damage would make a crash
+            size = unit.batch.nbytes
             passed, number = self.at[0] - size * before // rows, self.at[-1] - before
             step = max(1, min(ROWS, rows * BUFFER_BYTES // max(1, size)))
             for first in range(before, rows, step):
@@ -126,7 +128,7 @@ class ColumnarRows(Reader):
                 Held(self._file).look()
         if self._file.failure is not None:
             return self.located(self._file.failure)
-        if isinstance(error, DataError | StateError | MemoryError):
+        if isinstance(error, DataError | StateError) or (isinstance(error, MemoryError) and not _absurd(error)):
             return self.located(error)
         if isinstance(error, NotImplementedError):
             return DataError(f"{self.place()}: cannot be read: {error}")
@@ -137,6 +139,13 @@ class ColumnarRows(Reader):
 
 DAMAGED: Final = (pa.ArrowException, OSError, ValueError, OverflowError, KeyError, struct.error)
 """What Arrow, and a look at a few bytes, raise over a damaged shard."""
+_NO_MACHINE_HAS: Final = 1 << 46
+
+
+def _absurd(error: MemoryError) -> bool:
+    """Whether more memory was asked for than any machine has: by a number that is damaged."""
+    size = re.search(r"of size (\d+)", str(error))
+    return size is not None and int(size[1]) >= _NO_MACHINE_HAS
 
 
 def _nothing(at: Position) -> Piece:

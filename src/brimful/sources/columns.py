@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from brimful.core.errors import DataError
 from brimful.rows.blocks import Block
-from brimful.rows.ragged import concat
+from brimful.rows.ragged import array_of, concat
 from brimful.rows.schema import UNFIT, fits, fitted, named, settled
 from brimful.sources.reader import Parsed
 
@@ -46,7 +46,7 @@ class Columns:
         pending = [_without(batch.num_rows, bad)]
         while pending:
             rows = pending.pop()
-            part = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
+            part = batch if len(rows) == batch.num_rows else batch.take(array_of(rows))
             try:
                 blocks.append(self._block(part))
             except UNFIT as error:
@@ -174,15 +174,18 @@ def faults(batch: pa.RecordBatch) -> dict[int, str]:
     try:
         batch.validate(full=True)
         return {}
-    except pa.ArrowInvalid:
-        columns = [column.view(_bytes(column.type)) for column in batch.columns]
-        pa.RecordBatch.from_arrays(columns, batch.schema.names).validate(full=True)
+    except pa.ArrowInvalid as error:
+        try:
+            columns = [column.view(_bytes(column.type)) for column in batch.columns]
+            pa.RecordBatch.from_arrays(columns, batch.schema.names).validate(full=True)
+        except pa.ArrowException:
+            raise error from None
     wrong: dict[int, str] = {}
     pending = [np.arange(batch.num_rows)]
     while pending:  # a slice would share with others what lies inside of a list
         rows = pending.pop()
         try:
-            batch.take(pa.array(rows)).validate(full=True)
+            batch.take(array_of(rows)).validate(full=True)
         except pa.ArrowInvalid as error:
             if len(rows) == 1:
                 wrong[int(rows[0])] = str(error).removesuffix(" at string index 0")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, final
 
 import pyarrow as pa
@@ -74,12 +76,25 @@ class ParquetRows(ColumnarRows):
             raise StateError(
                 f"row {row:,} is not row {within:,} of row group {place:,}, as in this state: the shard was edited"
             )
+        prefixes = tuple(f"{name}." for name in names)
+        paths = [self._opened.schema.column(number).path for number in range(len(self._opened.schema))]
+        leaves = [number for number, path in enumerate(paths) if f"{path}.".startswith(prefixes)]
         for group in range(place, len(self._rows)):
-            chunks = self._chunks(group, names)
+            self._look_at(group, names)
+            found = self._opened.metadata.row_group(group)
+            chunks = [found.column(number) for number in leaves]
             self._held.hold(map(_span, chunks))
             while self._held.step():
                 yield None
             yield from self._decoded(group, names, sum(chunk.total_uncompressed_size for chunk in chunks))
+
+    def _look_at(self, group: int, names: list[str]) -> None:
+        """Has Arrow look where the columns of a row group are, before pyarrow is asked: of damage one raises, by the other the
+        process would end."""
+        source = pa.PythonFile(_Refusing(self._held.size), mode="r")
+        looking = pa.parquet.ParquetFile(source, metadata=self._opened.metadata, pre_buffer=True)
+        with suppress(_RefusedError):
+            next(looking.iter_batches(1, row_groups=[group], columns=names, use_threads=False), None)
 
     def _decoded(self, group: int, names: list[str], size: int) -> Iterator[Unit]:
         rows, first = self._rows[group], 0
@@ -95,13 +110,6 @@ class ParquetRows(ColumnarRows):
                 f"row group {group:,} has {first:,} rows, and its footer says {rows:,}; the shard is damaged"
             )
 
-    def _chunks(self, group: int, names: list[str]) -> list[Any]:
-        """The parts of some columns that are in a row group."""
-        found = self._opened.metadata.row_group(group)
-        chunks = map(found.column, range(found.num_columns))
-        prefixes = tuple(f"{name}." for name in names)
-        return [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(prefixes)]
-
 
 def _span(chunk: Any) -> tuple[int, int]:
     first = chunk.data_page_offset
@@ -114,3 +122,29 @@ def _opened(file: Held) -> Any:
     """Read in this thread alone, and nothing ahead: what is wanted is held."""
     source = pa.PythonFile(file, mode="r")
     return pa.parquet.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
+
+
+class _RefusedError(Exception):
+    """A file would be read."""
+
+
+class _Refusing:
+    """A file that is not read."""
+
+    closed = False
+
+    def __init__(self, size: int) -> None:
+        self._size, self._at = size, 0
+
+    def read(self, size: int) -> bytes:
+        raise _RefusedError
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        """There is nothing to close."""
