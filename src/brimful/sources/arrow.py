@@ -91,32 +91,56 @@ class Messages:
             raise DataError("it is a Feather file of version 1; write it anew with pyarrow.feather.write_feather")
         begin = 0
         if head.startswith(_MAGIC):
-            begin = 8
-            tail = bytes(file.bytes(max(8, file.size - _TAIL.size), _TAIL.size))
-            if len(tail) == _TAIL.size and tail.endswith(_MAGIC):
-                footer, _ = _TAIL.unpack(tail)
-                self._footer = 0 <= footer <= file.size - 8 - _TAIL.size
-                self._end -= (_TAIL.size + footer) * self._footer
-        message = self._at(begin)
+            begin = len(head)
+            tail = bytes(file.bytes(max(begin, file.size - _TAIL.size), _TAIL.size))
+            size = _TAIL.unpack(tail)[0] if len(tail) == _TAIL.size and tail.endswith(_MAGIC) else -1
+            self._footer = 0 <= size <= file.size - begin - _TAIL.size
+            self._end -= (_TAIL.size + size) * self._footer
+        self.metadata, self.first = self._schema(begin)
+        self.schema = pa.ipc.read_schema(pa.py_buffer(self.metadata))
+
+    def _schema(self, begin: int) -> tuple[bytes, int]:
+        """The message that has the schema, and where it ends. (polars writes it to files without its head.)"""
+        if self._footer and bytes(self._file.bytes(begin, 4)) != _HEAD.pack(_MARK, 0)[:4]:
+            end = min(self._in_footer(2) + self._in_footer(3), default=self._end - _HEAD.size)
+            if not begin <= end <= begin + self._file.size - self._end + _ALIGNED:
+                raise DataError(f"no message begins at byte {begin:,}, where one should; the shard is damaged")
+            return _HEAD.pack(_MARK, end - begin) + bytes(self._file.bytes(begin, end - begin)), end
+        message = self.at(begin)
         if message is None:
             raise DataError("it has no schema; the shard is damaged")
-        self.metadata = bytes(file.bytes(begin, message.end - begin))
-        self.schema = pa.ipc.read_schema(pa.py_buffer(self.metadata))
-        self.first = message.end
+        return bytes(self._file.bytes(begin, message.end - begin)), message.end
+
+    @property
+    def dictionaries(self) -> list[int] | None:
+        """Where those of a file begin, which may stand behind the rows; None: where they are met."""
+        return self._in_footer(2) if self._footer else None
+
+    def _in_footer(self, number: int) -> list[int]:
+        """Where the messages begin that a field of the footer lists."""
+        footer = self._file.bytes(self._end, self._file.size - self._end - _TAIL.size)
+        place = _field(footer, _table(footer, 0), number)
+        if place is None:
+            return []
+        place = _table(footer, place)
+        (count,) = struct.unpack_from("<I", footer, place)
+        return [first for first, *_ in _BLOCK.iter_unpack(footer[place + 4 : place + 4 + count * _BLOCK.size])]
 
     def read(self, begin: int) -> Iterator[Message]:
         """Those from an offset on."""
-        while (message := self._at(begin)) is not None:
+        while (message := self.at(begin)) is not None:
             yield message
             begin = message.end
 
-    def _at(self, begin: int) -> Message | None:
+    def at(self, begin: int) -> Message | None:
         """The message that begins there; None at the end."""
         if begin == self._end:
             if self._footer:
                 return None
             raise DataError("it ends without the mark of its end: its writer was stopped, or it was cut off")
-        mark, size = _HEAD.unpack(self._file.bytes(begin, min(_HEAD.size, self._end - begin)))
+        if begin > self._end - _HEAD.size:
+            raise DataError(f"it ends at byte {self._end:,}, within a message: it was cut off")
+        mark, size = _HEAD.unpack(self._file.bytes(begin, _HEAD.size))
         body = begin + _HEAD.size + size
         if mark != _MARK or not 0 <= size <= self._end - begin - _HEAD.size:
             raise DataError(f"no message begins at byte {begin:,}, where one should; the shard is damaged")
@@ -137,7 +161,7 @@ class Messages:
         if kind != _DICTIONARY and first is not None:
             (big,) = struct.unpack_from("<h", data, first)
             if big != (sys.byteorder == "big"):
-                raise DataError("it was written by a machine of another byte order; write it anew")
+                raise DataError("it was written by a machine of another byte order; write it anew on this one")
         return Message(begin, body, end, kind, 0)
 
     def _check_rest(self, end: int) -> None:
@@ -167,15 +191,20 @@ class ArrowRows(ColumnarRows):
         wanted = [schema.get_field_index(name) for name in names] or list(range(len(schema)))  # which have the rows
         dictionary = any(_has_dictionary(schema.field(place).type) for place in wanted)
         whole = dictionary or len(wanted) == len(schema)
-        decode = _InTurn(self._held, self._messages) if whole else _Alone(self._held, schema, wanted)
-        for message in self._messages.read(first if dictionary else max(first, at[1])):
+        stream = _InTurn(self._held, self._messages)
+        decode = stream if whole else _Alone(self._held, schema, wanted)
+        known = self._messages.dictionaries if dictionary else []
+        for message in filter(None, map(self._messages.at, known or ())):
+            yield from self._hold(message)
+            stream.put(message)
+        for message in self._messages.read(first if known is None else max(first, at[1])):
             if message.kind == _ROWS and message.begin >= at[1]:
                 if whole:
                     yield from self._hold(message)
                 yield Unit(decode.batch(message).select(names), message.begin, 0, message.end)
-            elif message.kind == _DICTIONARY and isinstance(decode, _InTurn):
+            elif message.kind == _DICTIONARY and known is None:
                 yield from self._hold(message)
-                decode.put(message)
+                stream.put(message)
             elif message.kind not in (_DICTIONARY, _ROWS):
                 raise DataError(
                     f"the message at byte {message.begin:,} is of kind {message.kind}; the shard is damaged"

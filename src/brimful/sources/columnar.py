@@ -116,7 +116,10 @@ class ColumnarRows(Reader):
                 piece = unit.batch.slice(first, step)
                 errors = {row - first: bad[row] for row in bad if first <= row < first + piece.num_rows}
                 done = first + 1 + np.arange(piece.num_rows)
-                yield columns.parsed(piece, errors), _positions(unit, done, passed, size, number)
+                parsed = columns.parsed(piece, errors)
+                if parsed.errors:
+                    held.look()  # it may be that the file changed
+                yield parsed, _positions(unit, done, passed, size, number)
         if not reached:
             raise StateError(f"the shard has not the {saved:,} rows after which this state was saved: it was edited")
         held.look()
@@ -128,7 +131,7 @@ class ColumnarRows(Reader):
                 Held(self._file).look()
         if self._file.failure is not None:
             return self.located(self._file.failure)
-        if isinstance(error, DataError | StateError) or (isinstance(error, MemoryError) and not _absurd(error)):
+        if isinstance(error, DataError | StateError) or (isinstance(error, MemoryError) and not absurd(error)):
             return self.located(error)
         if isinstance(error, NotImplementedError):
             return DataError(f"{self.place()}: cannot be read: {error}")
@@ -142,7 +145,7 @@ DAMAGED: Final = (pa.ArrowException, OSError, ValueError, OverflowError, KeyErro
 _NO_MACHINE_HAS: Final = 1 << 46
 
 
-def _absurd(error: MemoryError) -> bool:
+def absurd(error: MemoryError) -> bool:
     """Whether more memory was asked for than any machine has: by a number that is damaged."""
     size = re.search(r"of size (\d+)", str(error))
     return size is not None and int(size[1]) >= _NO_MACHINE_HAS

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from brimful.core.errors import DataError
 from brimful.rows.blocks import Block
-from brimful.rows.ragged import array_of, concat
+from brimful.rows.ragged import array_of, concat, list_array, numpy_of, offsets_of
 from brimful.rows.schema import UNFIT, fits, fitted, named, settled
 from brimful.sources.reader import Parsed
 
@@ -59,10 +59,15 @@ class Columns:
         return Parsed(block, good, sorted(errors.items()))
 
     def _block(self, batch: Block) -> Block:
-        fields = [self._plain.field(name) for name in batch.schema.names]
-        arrays = [_as(batch.column(place), field.type) for place, field in enumerate(fields)]
-        block = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch
-        return fitted(block, self._schema)
+        fields, arrays = [self._plain.field(name) for name in batch.schema.names], []
+        for field, array in zip(fields, batch.columns):
+            try:
+                arrays.append(_as(array, field.type))
+            except NotImplementedError as error:
+                raise DataError(
+                    f"column {field.name!r} is {named(array.type)}, which cannot be read; {_LEAVE_OUT}"
+                ) from error
+        return fitted(pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch, self._schema)
 
     def _reason(self, row: Block, error: Exception) -> str:
         for name in row.schema.names:
@@ -83,7 +88,7 @@ def _without(rows: int, bad: dict[int, str]) -> NDArray[np.int64]:
 
 
 def schema_of(found: pa.Schema, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
-    """What a shard's columns are to the stages after it; None where it has some that cannot be read.
+    """What a shard's columns are to the stages after it; None where it has two of a name.
 
     Raises:
         DataError: it has not all of `columns`.
@@ -103,7 +108,7 @@ def plain_schema(found: pa.Schema) -> pa.Schema:
     """The columns of a shard without what is peculiar to how they were stored.
 
     Raises:
-        DataError: there are two of a name, or one that cannot be read.
+        DataError: there are two of a name.
 
     >>> plain_schema(pa.schema([("a", pa.dictionary(pa.int32(), pa.large_string()))]))
     a: string
@@ -113,12 +118,6 @@ def plain_schema(found: pa.Schema) -> pa.Schema:
             raise DataError(
                 f"there are two columns {field.name!r}; rename one when the shard is written, or {_LEAVE_OUT}"
             )
-        try:
-            _as(pa.schema([field]).empty_table().column(0).combine_chunks(), plain(field.type))
-        except pa.ArrowException as error:
-            raise DataError(
-                f"column {field.name!r} is {named(field.type)}, which cannot be read; {_LEAVE_OUT}"
-            ) from error
     return pa.schema([(field.name, plain(field.type)) for field in found])
 
 
@@ -158,7 +157,12 @@ def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_run_end_encoded(array.type):
         return _as(pc.run_end_decode(array), kind)
     if pa.types.is_dictionary(array.type):
-        return _as(array.dictionary_decode(), kind)
+        return pa.DictionaryArray.from_arrays(array.indices, _as(array.dictionary, kind)).dictionary_decode()
+    if pa.types.is_list_view(array.type) or pa.types.is_large_list_view(
+        array.type
+    ):  # a cast makes an array of it that is none
+        offsets = offsets_of(numpy_of(pc.list_value_length(array).fill_null(0)))
+        return list_array(_as(array.flatten(), kind.value_type), offsets, np.asarray(array.is_null()))
     return array.cast(kind)
 
 

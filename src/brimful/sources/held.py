@@ -83,7 +83,7 @@ class Held:
         return memoryview(data)
 
     def look(self) -> None:
-        """A last look at the file, which has to be what it was.
+        """Looks at the file, which has to be what it was.
 
         Raises:
             DataError: it is not.
