@@ -763,7 +763,7 @@ MUTANTS = [
         "sources/arrow.py",
         "            if self._footer:\n                return None\n",
         "            return None\n",
-        of("sources/test_columnar", "test_a_shard_that_is_cut_off_anywhere_gives_rows_and_then_an_error"),
+        of("sources/test_arrow", "test_a_stream_without_the_mark_of_its_end_gives_its_rows_and_then_an_error"),
     ),
     Mutant(
         "what follows the mark of the end is not looked at",

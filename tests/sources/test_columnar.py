@@ -116,6 +116,8 @@ def test_a_resume_at_every_row_gives_the_rows_after_it(tmp_path: Path, kind: str
         assert rows_of(bf.from_files(url)) == table.to_pylist()
         assert_exact_resume(lambda: bf.from_files(url), max_resumes=24)
         assert_exact_resume(lambda: bf.from_files([url, url], n_active_shards=2, columns=["kind"]), max_resumes=4)
+    with small(100, 60):  # blocks are cut by bytes
+        assert_exact_resume(lambda: bf.from_files(url, n_active_shards=1).stage, max_resumes=8)
 
 
 @kinds

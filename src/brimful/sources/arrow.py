@@ -72,8 +72,9 @@ class Message(NamedTuple):
 
 
 class Messages:
-    """The messages of a file or a stream, which lie end to end from the schema to the mark of the end (also in a file, of
-    which a footer repeats where they are: what it says is taken only where older writers left out the mark).
+    """The messages of a file or a stream, which lie end to end from the schema to the mark of the end. Also in a file: its
+    footer is asked for what cannot be had otherwise, where dictionaries are, where a schema of polars ends, and where the
+    messages do if older writers left out the mark.
 
     A stream that ends without the mark is taken for one whose writer was stopped, although Arrow allows it: its rows come, then
     an error. pyarrow, polars and Hugging Face's `datasets` all write it.
@@ -175,8 +176,8 @@ class Messages:
 class ArrowRows(ColumnarRows):
     """The rows of an Arrow file or stream. Position: [bytes, offset of the record batch, row in it, row].
 
-    A resume reads on from the record batch in which it lies; where a column is encoded by dictionaries it reads these first,
-    and of the record batches before it where they are: a small read each.
+    A resume reads on from the record batch in which it lies. Where a column is encoded by dictionaries it reads these first;
+    of a stream, whose dictionaries lie between its record batches, it also reads how long each of those before it is.
 
     Price: a record batch is in memory at a time, as it is stored and decoded; those that Hugging Face's `datasets` write have
     1,000 rows. It is read whole where all columns are wanted, or one has a dictionary.

@@ -52,8 +52,8 @@ class Parquet(Format):
 class ParquetRows(ColumnarRows):
     """The rows of a parquet file. Position: [bytes, row group, row in it, row].
 
-    A resume opens the row group in which it lies alone, and decodes and drops the rows of it that come before: at worst a
-    row group's, 1 s of 10^6 short texts.
+    A resume opens the row group in which it lies alone, and decodes and drops the rows of it that come before: at worst all
+    of it, .5 s for 10^6 short texts.
 
     Price: the bytes of the columns wanted of a row group, as they are stored, are in memory while it is read, and about 1 MB
     of rows. Checksums of pages are held against them where there are any.
