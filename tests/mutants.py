@@ -731,6 +731,13 @@ MUTANTS = [
         of("sources/test_compressed", "test_all_members_are_read_empty_ones_too"),
     ),
     Mutant(
+        "of an object more is asked for than is wanted",
+        "sources/bytes.py",
+        "if self.until is not None and first < self.until:",
+        "if False:",
+        of("sources/test_http", "test_of_a_parquet_file_far_away_the_columns_wanted_are_asked_for_alone"),
+    ),
+    Mutant(
         "rows of the row group before the position come again",
         "sources/columnar.py",
         "            before = 0 if reached else skip - unit.first\n",
