@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import fsspec
 import pyarrow as pa
+import pyarrow.parquet
 from fsspec.implementations.local import LocalFileSystem
 
 from brimful.sources.compressed import COMPRESSIONS
@@ -35,6 +36,18 @@ def write(path: Path, lines: bytes | Iterable[Any]) -> str:
     data = lines if isinstance(lines, bytes) else b"".join(json.dumps(line).encode() + b"\n" for line in lines)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(compressed(data, path.suffix))
+    return str(path)
+
+
+def write_table(path: Path, table: pa.Table, rows: int = 1_000, **options: Any) -> str:
+    """A table in row groups or record batches of some rows: a parquet file, an Arrow file (.arrow, .feather) or an Arrow stream
+    (.ipc)."""
+    if path.suffix == ".parquet":
+        pa.parquet.write_table(table, path, row_group_size=rows, **options)
+    else:
+        new = pa.ipc.new_stream if path.suffix == ".ipc" else pa.ipc.new_file
+        with new(path, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+            writer.write_table(table, max_chunksize=rows)
     return str(path)
 
 

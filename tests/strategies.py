@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -212,6 +214,22 @@ def json_lines(samples: list[Sample], blank: int = 0, newline: str = "\n", last_
     return text.encode()
 
 
+def by_columns(samples: list[Sample], extension: str, token: pa.DataType, rows: int) -> bytes:
+    """Samples as a parquet file (.parquet), an Arrow file (.arrow) or stream (.ipc), in row groups or record batches of some
+    rows; texts in dictionaries where the rows are odd in number."""
+    table = pa.Table.from_pylist(samples, schema(token))
+    if rows % 2:
+        table = table.set_column(1, "text", table["text"].dictionary_encode())
+    sink = io.BytesIO()
+    if extension == ".parquet":
+        pa.parquet.write_table(table, sink, row_group_size=rows, write_page_checksum=True)
+    else:
+        new = pa.ipc.new_file if extension == ".arrow" else pa.ipc.new_stream
+        with new(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=rows)
+    return sink.getvalue()
+
+
 def read_json(file: BinaryIO) -> Iterator[Sample]:
     """A format of a user's own."""
     for line in file.read().splitlines():
@@ -219,12 +237,24 @@ def read_json(file: BinaryIO) -> Iterator[Sample]:
             yield json.loads(line)
 
 
+LINES: Final = [".jsonl", ".jsonl.gz", ".jsonl.zst"]
+BY_COLUMNS: Final = [".parquet", ".arrow", ".ipc"]
+
+
 @st.composite
 def files(draw: st.DrawFn, streams: bool = False) -> Make:
-    """Shards of JSON lines: empty ones, blank lines, compressed, with bad lines that are skipped; in streams."""
+    """Shards of JSON lines: empty ones, blank lines, compressed, with bad lines that are skipped; or by columns, parquet and
+    Arrow; or of both; in streams."""
     urls, number = [], 0
     bad = draw(st.booleans())
+    kinds = draw(st.sampled_from([LINES, LINES, BY_COLUMNS, [*LINES, *BY_COLUMNS]]))
     for counts in draw(st.lists(lengths, min_size=1, max_size=5)):
+        extension = draw(st.sampled_from(kinds))
+        if extension in BY_COLUMNS:
+            token, rows = draw(st.sampled_from([pa.int32(), pa.int64()])), draw(st.sampled_from([1, 2, 5, 100]))
+            urls.append(shard(by_columns(samples_of(counts, number), extension, token, rows), extension))
+            number += len(counts)
+            continue
         text = json_lines(
             samples_of(counts, number),
             draw(st.integers(0, 3)),
@@ -232,12 +262,14 @@ def files(draw: st.DrawFn, streams: bool = False) -> Make:
             draw(st.booleans()),
         )
         text = draw(st.sampled_from([b"{bad\n", b"\xff\n\n"])) + text if bad and draw(st.booleans()) else text
-        urls.append(shard(text, draw(st.sampled_from([".jsonl", ".jsonl.gz", ".jsonl.zst"]))))
+        urls.append(shard(text, extension))
         number += len(counts)
     settings: dict[str, Any] = draw(
         st.fixed_dictionaries(
             {
-                "format": st.sampled_from(["auto", "jsonl"] if bad else ["auto", "jsonl", read_json]),
+                "format": st.sampled_from(
+                    ["auto", "jsonl", *([] if bad else [read_json])] if kinds is LINES else ["auto"]
+                ),
                 "columns": st.sampled_from([None, ("text", "input_ids")]),
                 "shuffle_shards": st.booleans(),
                 "n_active_shards": st.integers(1, 4),

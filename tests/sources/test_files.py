@@ -70,7 +70,7 @@ def test_a_format_that_is_given_goes_before_the_extension(tmp_path: Path) -> Non
 
 def test_an_extension_that_says_nothing_is_refused_before_the_first_row(tmp_path: Path) -> None:
     urls = [write(tmp_path / "a.jsonl", numbered(0, 5)), write(tmp_path / "b.data.gz", b"")]
-    message = r"^the format of .*/b\.data\.gz cannot be told from its name; give format= \(jsonl, text, or a function"
+    message = r"^the format of .*/b\.data\.gz cannot be told from its name; give format= \(jsonl, text, parquet, arrow, or a f"
     with pytest.raises(ValueError, match=message):
         next(bf.from_files(urls, n_active_shards=1, n_standby_shards=0).iter())
 
@@ -89,8 +89,8 @@ def test_settings_are_checked_at_construction() -> None:
         ({"n_standby_shards": -1}, "^n_standby_shards must be at least 0 shards (got -1)$"),
         ({"on_error": "ignore"}, "^on_error must be one of raise, skip (got 'ignore')$"),
         (
-            {"format": "parquet"},
-            "^format must be one of auto, jsonl, text, or a function of the open file (got 'parquet')$",
+            {"format": "tar"},
+            "^format must be one of auto, jsonl, text, parquet, arrow, or a function of the open file (got 'tar')$",
         ),
         ({"columns": ["b"], "schema": {"a": pa.int64()}}, "^columns= names 'b', but schema= has a$"),
         (

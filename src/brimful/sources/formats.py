@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from typing import Final
 
+from brimful.sources.arrow import Arrow
 from brimful.sources.compressed import COMPRESSIONS
 from brimful.sources.format import Format
 from brimful.sources.jsonl import Jsonl
+from brimful.sources.parquet import Parquet
 from brimful.sources.text import Text
 
-FORMATS: Final[dict[str, Format]] = {form.name: form for form in (Jsonl(), Text())}
+FORMATS: Final[dict[str, Format]] = {form.name: form for form in (Jsonl(), Text(), Parquet(), Arrow())}
 
 
 def format_of(url: str) -> Format | None:
