@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from typing import Final
 
+from brimful.sources.cbor import Cbor
 from brimful.sources.compressed import COMPRESSIONS
+from brimful.sources.csv import Csv, Tsv
 from brimful.sources.format import Format
 from brimful.sources.jsonl import Jsonl
 from brimful.sources.text import Text
 
-FORMATS: Final[dict[str, Format]] = {form.name: form for form in (Jsonl(), Text())}
+FORMATS: Final[dict[str, Format]] = {form.name: form for form in (Jsonl(), Text(), Csv(), Tsv(), Cbor())}
 
 
 def format_of(url: str) -> Format | None:
