@@ -64,7 +64,9 @@ def test_a_schema_has_all_keys_of_the_first_rows_or_the_columns_asked_for() -> N
 
 
 def test_a_column_that_never_occurs_is_refused() -> None:
-    message = r"^there is no column 'c' in the first 2 rows \(shard x; keys: a, b\); correct columns=, or give schema=$"
+    message = (
+        r"^there is no column 'c' in the first 2 rows \(shard x; keys: a, b\); correct columns=, or say its type in"
+    )
     with pytest.raises(DataError, match=message):
         infer([{"a": 1}, {"b": 2}], ("a", "c"), "shard x")
 
@@ -93,7 +95,7 @@ def test_a_row_fits_its_schema(row: dict[str, Any]) -> None:
     assert block_of([row], SCHEMA).schema == SCHEMA
 
 
-REMEDY = "; give schema=, or convert it when the shard is written"
+REMEDY = "; say its type in schema=, or leave the column out with columns="
 
 
 @pytest.mark.parametrize(
@@ -111,12 +113,13 @@ REMEDY = "; give schema=, or convert it when the shard is written"
         ),
         (
             {"s": {"c": 1}},
-            "key 'c' of column 's' is not in the schema (struct<b: int64, l: list<item: string>>); give schema=",
+            "key 'c' of column 's' is not in the schema (struct<b: int64, l: list<item: string>>); "
+            "name it in schema=, or leave the column out with columns=",
         ),
         (
             {"z": 1},
             "key 'z' is not in the schema (a, f, t, s), which the first 1,000 rows decide where none is given; "
-            "give schema=, or columns= to leave it out",
+            "name it in schema=, or leave the column out with columns=",
         ),
     ],
 )

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.sources.formats import FORMATS
 from brimful.sources.jsonl import JsonLines
 from brimful.sources.lines import Lines
 from brimful.sources.reader import Parsed
@@ -70,7 +71,7 @@ def test_a_format_that_is_given_goes_before_the_extension(tmp_path: Path) -> Non
 
 def test_an_extension_that_says_nothing_is_refused_before_the_first_row(tmp_path: Path) -> None:
     urls = [write(tmp_path / "a.jsonl", numbered(0, 5)), write(tmp_path / "b.data.gz", b"")]
-    message = r"^the format of .*/b\.data\.gz cannot be told from its name; give format= \(jsonl, text, or a function"
+    message = r"^the format of .*/b\.data\.gz cannot be told from its name; give format= \(jsonl, text, "
     with pytest.raises(ValueError, match=message):
         next(bf.from_files(urls, n_active_shards=1, n_standby_shards=0).iter())
 
@@ -89,8 +90,8 @@ def test_settings_are_checked_at_construction() -> None:
         ({"n_standby_shards": -1}, "^n_standby_shards must be at least 0 shards (got -1)$"),
         ({"on_error": "ignore"}, "^on_error must be one of raise, skip (got 'ignore')$"),
         (
-            {"format": "parquet"},
-            "^format must be one of auto, jsonl, text, or a function of the open file (got 'parquet')$",
+            {"format": "excel"},
+            f"^format must be one of auto, {', '.join(FORMATS)}, or a function of the open file (got 'excel')$",
         ),
         ({"columns": ["b"], "schema": {"a": pa.int64()}}, "^columns= names 'b', but schema= has a$"),
         (
@@ -166,7 +167,7 @@ BAD = [
     (b'{"id": 2, "text"', "invalid JSON: Expecting ':' delimiter at column 17"),
     (b'{"id": 2}{"id": 3}', "invalid JSON: Extra data at column 10"),
     (b"null", "a line must hold an object (got NoneType)"),
-    (b'{"id": "2"}', "column 'id' is int64 by the schema but string here; give schema="),
+    (b'{"id": "2"}', "column 'id' is int64 by the schema but string here; say its type in schema=, or"),
     (b'{"id": 2, "text": "\\ud800"}', "column 'text' is string by the schema but str that no column can hold here"),
     (
         b'{"id": 2, "new": 1}',

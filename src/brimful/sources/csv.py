@@ -54,8 +54,17 @@ class Delimited(Format):
     schema = None
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
-        if schema is not None:
-            RecordRows(tuple(schema.names), schema, self.delimiter)  # has types that text can give, or says so
+        if schema is not None and schema.names:
+            try:
+                _read(
+                    b",".join([b'""'] * len(schema)),
+                    schema.names,
+                    schema.names,
+                    dict(zip(schema.names, schema.types)),
+                    ",",
+                )
+            except NotImplementedError as error:
+                raise ValueError(f"schema= has a type that text cannot give: {error} ({url})") from error
 
     def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
         reader = RecordReader(file, self.delimiter)
@@ -63,6 +72,8 @@ class Delimited(Format):
             header = reader.header()
             names = _names(header[0], self.delimiter) if header is not None else ()
         except DataError:  # which is one again when the shard is read
+            names = ()
+        if not names:
             return None
         texts = list(islice(_good(reader, names, columns, self.delimiter), SAMPLE_ROWS))
         if not texts:
@@ -164,12 +175,6 @@ class RecordRows:
     names: tuple[str, ...]
     schema: pa.Schema
     delimiter: str
-
-    def __post_init__(self) -> None:
-        try:
-            self._read(self.delimiter.join(['""'] * len(self.names)).encode())
-        except NotImplementedError as error:
-            raise ValueError(f"schema= has a type that text cannot give: {error}") from error
 
     def parse(self, records: Records) -> Parsed:
         """Never raises for what a record holds, but says which gave no row."""

@@ -11,7 +11,7 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class Forward:
-    """`data`: what has been read and not yet cut off, the first of it the byte `offset` of the file.
+    """`data`: what has been read and not yet cut off, the first of it the byte `offset` of the file; `ended`: nothing follows it.
 
     What lies before a place that is looked for is skipped (decompressed, where it must be) without a look at what it says.
 
@@ -25,12 +25,7 @@ class Forward:
         self.data = bytearray()
         self.error: Exception | None = None
         self._skip = 0
-        self._ended = False
-
-    @property
-    def ended(self) -> bool:
-        """Whether the data are all that there is."""
-        return self._ended
+        self.ended = False
 
     def fill(self, size: int) -> None:
         """Reads on until there are so many bytes, or the end or an error comes."""
@@ -39,13 +34,13 @@ class Forward:
 
     def grow(self) -> bool:
         """Reads on; False at the end, and at an error."""
-        while not self._ended and self.error is None:
+        while not self.ended and self.error is None:
             try:
                 more = self._file.read(READ_BYTES) or b""
             except Exception as error:
                 self.error = error
                 break
-            self._ended = not more
+            self.ended = not more
             skipped = min(self._skip, len(more))
             self._skip -= skipped
             if skipped < len(more):
@@ -79,7 +74,7 @@ class Forward:
         if self.data.startswith(_BYTE_ORDER_MARK):
             self.cut(len(_BYTE_ORDER_MARK))
 
-    def pass_newline(self, offset: int, newlines: bytes = b"\n") -> None:
+    def pass_newline(self, offset: int, *newlines: bytes) -> None:
         """Goes on to a later byte that a line begins at, or the end.
 
         Raises:
@@ -87,7 +82,8 @@ class Forward:
         """
         self.seek(offset - 1)
         self.fill(2)
-        if (self.data and self.data[0] in newlines) or (len(self.data) == 1 and self._ended):
+        begins = self.data[:1] in newlines and self.data[:2] != b"\r\n"
+        if begins or (len(self.data) == 1 and self.ended):
             self.cut(1)
         elif self.error is None:
             raise StateError(f"no line begins at byte {offset:,}, where this state goes on: the shard was edited")

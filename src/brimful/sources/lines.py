@@ -71,7 +71,7 @@ class LineReader:
         if not self._at:
             self._bytes.pass_mark()
         else:
-            self._bytes.pass_newline(self._at)
+            self._bytes.pass_newline(self._at, b"\n")
 
     def _cut(self, size: int) -> Lines:
         offset, data = self._bytes.offset, self._bytes.cut(size)

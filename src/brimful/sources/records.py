@@ -94,7 +94,7 @@ class RecordReader:
         if offset < self.offset:
             raise StateError(f"no line begins at byte {offset:,}, where this state goes on: the shard was edited")
         if offset > self.offset:
-            self._bytes.pass_newline(offset, b"\r\n")
+            self._bytes.pass_newline(offset, b"\n", b"\r")
 
     def read(self) -> Records | None:
         """The next records; None at the end.
@@ -124,8 +124,8 @@ class RecordReader:
                 return Records(ahead.offset, data[: int(ends[-1])], ends)
             if last and not data:
                 return None
-            if (last or len(data) >= RECORD_BYTES) and (line := _first_line(data, last)):
-                within = f"within {RECORD_BYTES:,} bytes" if len(data) >= RECORD_BYTES else "before the shard ends"
+            if (last or len(data) > RECORD_BYTES) and (line := _first_line(data, last)):
+                within = f"within {RECORD_BYTES:,} bytes" if len(data) > RECORD_BYTES else "before the shard ends"
                 why = f"a quoted field begins here and does not end {within}; close it, or double the quotes in it"
                 return Records(ahead.offset, data[:line], np.array([line]), why)
             if all_read and ahead.error is not None:
