@@ -159,7 +159,7 @@ CYCLE.append(CYCLE)
         (b"\xa1\x61a\xc0\x61x", "error decoding string-form datetime: "),
         (b"\xa1\x61a" + b"\x81" * 500 + b"\x01", "maximum container nesting depth (400) exceeded"),
         (items({"a": cbor2.CBORTag(0, "9999-12-31T23:59:59-12:00")}), "9999-12-31 23:59:59-12:00 is beyond the times"),
-        (items({"a": cbor2.CBORTag(0, "2020-01-02T03:04:05")}), "2020-01-02 03:04:05 has no time zone, which a time must have"),
+        (items({"a": cbor2.CBORTag(0, "2020-01-02T03:04:05")}), "error decoding string-form datetime: "),
     ],
 )  # fmt: skip
 def test_a_bad_row_is_told_why_and_leaves_its_neighbours(tmp_path: Path, item: bytes, message: str) -> None:

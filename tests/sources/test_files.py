@@ -271,7 +271,7 @@ def test_the_schema_is_that_of_the_first_rows_in_list_order_in_every_epoch_and_r
 def test_lines_of_text_have_one_column(tmp_path: Path) -> None:
     url = write(tmp_path / "a.txt", b"x")
     assert list(bf.from_files(url, columns=["text"])) == [{"text": "x"}]
-    for wrong in ({"columns": ["id"]}, {"schema": {"text": pa.string()}}):
+    for wrong in ({"columns": ["id"]}, {"schema": {"text": pa.binary()}}):
         with pytest.raises(
             ValueError, match=r"^columns= and schema= do not apply to lines of text, the one column 'text' "
         ):
@@ -281,6 +281,47 @@ def test_lines_of_text_have_one_column(tmp_path: Path) -> None:
 def test_text_and_json_lines_may_be_mixed(tmp_path: Path) -> None:
     urls = [write(tmp_path / "a.txt", b"one\n"), write(tmp_path / "b.jsonl", [{"text": "two"}])]
     assert list(bf.from_files(urls)) == [{"text": "one"}, {"text": "two"}]
+
+
+def test_shards_of_several_formats_have_one_schema(tmp_path: Path) -> None:
+    urls = [
+        write(tmp_path / "0.csv", b"text,id\n"),
+        write(tmp_path / "1.txt", b"zero\n"),
+        write(tmp_path / "2.jsonl", b'{"text": "one"}\n{"text": "two"}\n'),
+        write(tmp_path / "3.csv.gz", b'text\n"three\n"\n007\n'),
+        write(tmp_path / "4.cbor.zst", b"\xa1\x64text\x64five"),
+        write(tmp_path / "5.tsv", b"text\n6\n"),
+    ]
+
+    def make() -> bf.Dataset:
+        return bf.from_files(urls[1:], n_active_shards=1)
+
+    whole = ["zero", "one", "two", "three\n", "007", "five", "6"]
+    assert [sample["text"] for sample in make()] == whole
+    assert_exact_resume(make)
+    assert_exact_resume(lambda: bf.from_files(urls[1:], n_active_shards=3, shuffle_shards=True))
+    it = bf.from_files(urls[1:], n_active_shards=1, columns=["text"]).iter()
+    assert len(list(it)) == 7
+    typed = [*urls[2:4], write(tmp_path / "6.cbor", b"\xa2\x64text\x61x\x62id\x01")]
+    with pytest.raises(
+        bf.DataError, match=r"^shard 6\.cbor, row 1: key 'id' is not in the schema \(text\), which the first"
+    ):
+        list(bf.from_files(typed))
+    message = (
+        r"^shard 1\.txt has the columns text \(string\), the others have text \(string\), x \(int64\); read them by "
+        r"themselves and join them \(concat_datasets, interleave_datasets\), or leave columns out with columns=$"
+    )
+    mixed = [urls[1], write(tmp_path / "9.csv", b"text,x\nnine,9\n")]
+    with pytest.raises(bf.DataError, match=message):
+        list(bf.from_files(mixed))
+    assert [sample["text"] for sample in bf.from_files(mixed, columns=["text"])] == ["zero", "nine"]
+    assert sorted(sample["text"] for sample in bf.from_files(urls[1:], streams=2)) == sorted(whole)
+    assert list(bf.from_files([urls[1], write(tmp_path / "a.csv", b"n\n")])) == [{"text": "zero"}]
+    numbers = [write(tmp_path / "7.csv", b"n\n1\n"), write(tmp_path / "8.jsonl", b'{"n": 2}\n{"n": "3"}\n')]
+    with pytest.raises(
+        bf.DataError, match=r"^shard 8\.jsonl, line 2: column 'n' is int64 by the schema but string here; say"
+    ):
+        list(bf.from_files(numbers))
 
 
 # -- damage ----------------------------------------------------------------------------------------------------------------

@@ -255,8 +255,6 @@ def _plain(value: Any) -> Any:
             raise DataError(f"keys must be strings (got {odd[0]!r})")
         return {key: _plain(inner) for key, inner in value.items()}
     if kind is datetime:
-        if value.tzinfo is None:
-            raise DataError(f"{value} has no time zone, which a time must have")
         try:
             return value.astimezone(UTC)
         except OverflowError as error:
