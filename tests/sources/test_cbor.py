@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 import cbor2
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import brimful as bf
@@ -220,6 +220,7 @@ values = st.sampled_from(
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("ab"), values, max_size=2), min_size=1, max_size=6))
+@example([{"a": 0.5}, {"a": True}])
 @examples(150)
 def test_what_an_item_gives_does_not_depend_on_the_items_around_it(written: list[dict[str, Any]]) -> None:
     schema = infer([{"a": 0.5}, *written[:2]])
