@@ -34,14 +34,12 @@ class Records(NamedTuple):
     def split(self) -> list[bytes]:
         return [self.data[start:end] for start, end in pairwise([0, *self.ends.tolist()])]
 
-    def filled(self) -> dict[int, bytes]:
-        """Those that are not blank, by their numbers."""
-        return {number: text for number, text in enumerate(self.split()) if text not in _BLANK}
-
-    def num_filled(self) -> int:
-        short = np.flatnonzero(np.diff(self.ends, prepend=0) <= len(b"\r\n"))
-        starts = np.concatenate(([0], self.ends))[short]
-        return len(self.ends) - sum(self.data[start:end] in _BLANK for start, end in zip(starts, self.ends[short]))
+    def filled(self) -> NDArray[np.int64]:
+        """The numbers of those that are not blank."""
+        starts = np.concatenate(([0], self.ends[:-1]))
+        short = np.flatnonzero(self.ends - starts <= len(b"\r\n"))
+        blank = [number for number in short.tolist() if self.data[starts[number] : self.ends[number]] in _BLANK]
+        return np.delete(np.arange(len(self.ends)), blank)
 
     def num_lines(self) -> NDArray[np.int64]:
         """How many lines each has: its newlines, or 1."""
@@ -76,13 +74,13 @@ class RecordReader:
         while (records := self._next(READ_BYTES)) is not None:
             if records.unclosed is not None:
                 raise DataError(f"this shard has no header: {records.unclosed}")
-            number = next(iter(records.filled()), len(records.ends) - 1)
-            last = int(records.ends[number])
-            text = self._bytes.cut(last)[int(records.ends[number - 1]) if number else 0 :]
+            filled = records.filled()
+            number = int(filled[0]) if len(filled) else len(records.ends) - 1
+            self._bytes.cut(int(records.ends[number]))
             self.offset = self._bytes.offset
             lines += int(records.num_lines()[: number + 1].sum())
-            if text not in _BLANK:
-                return text, lines
+            if len(filled):
+                return records.split()[number], lines
         return None
 
     def seek(self, offset: int) -> None:
@@ -148,7 +146,7 @@ def _by_quotes(data: bytes, delimiter: str, last: bool) -> NDArray[np.int64] | N
     """Records end with the newlines that have an even number of quotes before them: where each quote that opens something
     stands first in a field, or after one that closes something, so that both are one in a text. None where one does not, or
     where a CR ends a record."""
-    if data.count(b"\r") != data.count(b"\r\n"):
+    if b"\r" in data and data.count(b"\r") != data.count(b"\r\n"):
         return None
     values = np.frombuffer(data, dtype=np.uint8)
     newlines, quotes = np.flatnonzero(values == ord("\n")), np.flatnonzero(values == ord('"'))
