@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import lzma
 import threading
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet
 from fsspec.implementations.local import LocalFileSystem
 
+from brimful.sources.bytes import Bytes
 from brimful.sources.compressed import COMPRESSIONS
 
 
@@ -49,6 +51,23 @@ def write_table(path: Path, table: pa.Table, rows: int = 1_000, **options: Any) 
         with new(path, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
             writer.write_table(table, max_chunksize=rows)
     return str(path)
+
+
+class Memory(Bytes):
+    """Bytes at hand, as a file or as one that can only be read forward."""
+
+    def __init__(self, data: bytes, forward_only: bool = False) -> None:
+        self._data, self._forward_only = io.BytesIO(data), forward_only
+
+    def fill(self, buffer: memoryview) -> int:
+        return self._data.readinto(buffer)
+
+    def seekable(self) -> bool:
+        return not self._forward_only
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        assert not self._forward_only
+        return self._data.seek(offset, whence)
 
 
 class Watched(LocalFileSystem):  # type: ignore[misc]

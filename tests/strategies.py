@@ -5,6 +5,7 @@ A new stage gets one line, under what it reads; `test_law.py` does the rest.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
 import io
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias, TypeVar
 from unittest.mock import patch
 
+import cbor2
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
@@ -94,6 +96,7 @@ Link: TypeAlias = Callable[..., Stage[Any]]
 # -- data ----------------------------------------------------------------------------------------------------------------
 
 LONG: Final = 12
+BOM: Final = b"\xef\xbb\xbf"
 lengths = st.sampled_from([0, 1, 3, 8, 13]).flatmap(
     lambda count: st.lists(st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7, LONG]), min_size=count, max_size=count)
 )
@@ -230,6 +233,29 @@ def by_columns(samples: list[Sample], extension: str, token: pa.DataType, rows: 
     return sink.getvalue()
 
 
+def cbor_items(samples: list[Sample]) -> bytes:
+    return b"".join(map(cbor2.dumps, samples))
+
+
+def records(samples: list[Sample], names: list[str], delimiter: str) -> bytes:
+    """Samples as records of text under a header; in each second text a quote, a delimiter and a newline."""
+    file = io.StringIO()
+    writer = csv.writer(file, delimiter=delimiter)
+    writer.writerow(names)
+    for one in samples:
+        odd = {"text": f'"{delimiter}\n' + one["text"]} if one["id"] % 2 else {}
+        tokens = {name: " ".join(map(str, one[name])) for name in ("input_ids", "labels")}
+        writer.writerow([(one | tokens | odd)[name] for name in names])
+    return file.getvalue().encode()
+
+
+def without_words(sample: Sample) -> Sample:
+    """What `records` wrote, as it was."""
+    for name in {"input_ids", "labels"} & set(sample):
+        sample[name] = np.array(sample[name].split(), dtype=np.int32)
+    return {**sample, "text": sample["text"].rpartition("\n")[2]}
+
+
 def read_json(file: BinaryIO) -> Iterator[Sample]:
     """A format of a user's own."""
     for line in file.read().splitlines():
@@ -238,32 +264,31 @@ def read_json(file: BinaryIO) -> Iterator[Sample]:
 
 
 LINES: Final = [".jsonl", ".jsonl.gz", ".jsonl.zst"]
+ITEMS_OF_CBOR: Final = [".cbor", ".cbor.gz"]
 BY_COLUMNS: Final = [".parquet", ".arrow", ".ipc"]
 
 
 @st.composite
 def files(draw: st.DrawFn, streams: bool = False) -> Make:
-    """Shards of JSON lines: empty ones, blank lines, compressed, with bad lines that are skipped; or by columns, parquet and
-    Arrow; or of both; in streams."""
+    """Shards of JSON lines and CBOR: empty ones, blank lines, compressed, with bad records that are skipped; or by columns,
+    parquet and Arrow; or of all of these; in streams."""
     urls, number = [], 0
     bad = draw(st.booleans())
-    kinds = draw(st.sampled_from([LINES, LINES, BY_COLUMNS, [*LINES, *BY_COLUMNS]]))
+    kinds = draw(st.sampled_from([LINES, LINES, [*LINES, *ITEMS_OF_CBOR], BY_COLUMNS, [*LINES, *BY_COLUMNS]]))
     for counts in draw(st.lists(lengths, min_size=1, max_size=5)):
         extension = draw(st.sampled_from(kinds))
+        samples, number = samples_of(counts, number), number + len(counts)
         if extension in BY_COLUMNS:
             token, rows = draw(st.sampled_from([pa.int32(), pa.int64()])), draw(st.sampled_from([1, 2, 5, 100]))
-            urls.append(shard(by_columns(samples_of(counts, number), extension, token, rows), extension))
-            number += len(counts)
+            urls.append(shard(by_columns(samples, extension, token, rows), extension))
             continue
-        text = json_lines(
-            samples_of(counts, number),
-            draw(st.integers(0, 3)),
-            draw(st.sampled_from(["\n", "\r\n"])),
-            draw(st.booleans()),
-        )
-        text = draw(st.sampled_from([b"{bad\n", b"\xff\n\n"])) + text if bad and draw(st.booleans()) else text
+        text, worse = cbor_items(samples), [b"\x07", b"\xa1\x61a\x61\xff"]
+        if extension in LINES:
+            ends = draw(st.sampled_from(["\n", "\r\n"]))
+            text = json_lines(samples, draw(st.integers(0, 3)), ends, draw(st.booleans()))
+            worse = [b"{bad\n", b"\xff\n\n"]
+        text = draw(st.sampled_from(worse)) + text if bad and draw(st.booleans()) else text
         urls.append(shard(text, extension))
-        number += len(counts)
     settings: dict[str, Any] = draw(
         st.fixed_dictionaries(
             {
@@ -281,6 +306,36 @@ def files(draw: st.DrawFn, streams: bool = False) -> Make:
         )
     )
     return lambda: bf.from_files(urls, schema=schema(pa.int64()), **settings).stage
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Make:
+    """Shards of CSV and TSV, tokens as words: columns in another order, newlines in quotes, bad records that are skipped."""
+    urls, number = [], 0
+    bad = draw(st.booleans())
+    names = ["id", "text", "input_ids", "labels"]
+    for counts in draw(st.lists(lengths, min_size=1, max_size=5)):
+        ending = draw(st.sampled_from([".csv", ".tsv", ".csv.gz", ".tsv.zst"]))
+        text = records(samples_of(counts, number), draw(st.permutations(names)), "\t" if ".tsv" in ending else ",")
+        text = draw(st.sampled_from([b"", b"\n", BOM])) + text.replace(
+            b"\r\n", draw(st.sampled_from([b"\r\n", b"\n", b"\r"]))
+        )
+        text += draw(st.sampled_from([b"few,\tfields\n", b'"never closed\n\n'])) if bad and draw(st.booleans()) else b""
+        urls.append(shard(text, ending))
+        number += len(counts)
+    settings: dict[str, Any] = draw(
+        st.fixed_dictionaries(
+            {
+                "columns": st.sampled_from([None, ("text", "input_ids")]),
+                "shuffle_shards": st.booleans(),
+                "n_active_shards": st.integers(1, 4),
+                "n_standby_shards": st.integers(0, 2),
+                "on_error": st.just("skip" if bad else "raise"),
+            }
+        )
+    )
+    words = pa.schema([("id", pa.int64()), *((name, pa.string()) for name in names[1:])])
+    return lambda: bf.from_files(urls, schema=words, **settings).map(without_words).stage
 
 
 def store(lengths: tuple[int, ...]) -> str:
@@ -441,7 +496,7 @@ windowed: dict[str, Any] = {"size": few, "length_columns": ("input_ids",), "leng
 automatic: dict[str, Any] = windowed | {"size": 0, "policy": FixedSize(1)}
 
 SOURCES: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {
-    FromFiles: files(),
+    FromFiles: st.one_of(files(), files(), tables()),
     FromIterable: lengths.map(lambda counts: lambda: bf.from_iterable(samples_of(counts)).stage),
     FromSequence: st.one_of(
         st.builds(

@@ -11,7 +11,7 @@ import torch
 
 import brimful as bf
 from brimful.core.errors import DataError
-from brimful.rows.schema import block_of, infer, misfit
+from brimful.rows.schema import block_of, fitting, infer, misfit
 
 INT, FLOAT, TEXT = pa.int64(), pa.float64(), pa.string()
 
@@ -64,7 +64,9 @@ def test_a_schema_has_all_keys_of_the_first_rows_or_the_columns_asked_for() -> N
 
 
 def test_a_column_that_never_occurs_is_refused() -> None:
-    message = r"^there is no column 'c' in the first 2 rows \(shard x; keys: a, b\); correct columns=, or give schema=$"
+    message = (
+        r"^there is no column 'c' in the first 2 rows \(shard x; keys: a, b\); correct columns=, or say its type in"
+    )
     with pytest.raises(DataError, match=message):
         infer([{"a": 1}, {"b": 2}], ("a", "c"), "shard x")
 
@@ -93,7 +95,7 @@ def test_a_row_fits_its_schema(row: dict[str, Any]) -> None:
     assert block_of([row], SCHEMA).schema == SCHEMA
 
 
-REMEDY = "; give schema=, or convert it when the shard is written"
+REMEDY = "; say its type in schema=, or leave the column out with columns="
 
 
 @pytest.mark.parametrize(
@@ -111,12 +113,13 @@ REMEDY = "; give schema=, or convert it when the shard is written"
         ),
         (
             {"s": {"c": 1}},
-            "key 'c' of column 's' is not in the schema (struct<b: int64, l: list<item: string>>); give schema=",
+            "key 'c' of column 's' is not in the schema (struct<b: int64, l: list<item: string>>); "
+            "name it in schema=, or leave the column out with columns=",
         ),
         (
             {"z": 1},
             "key 'z' is not in the schema (a, f, t, s), which the first 1,000 rows decide where none is given; "
-            "give schema=, or columns= to leave it out",
+            "name it in schema=, or leave the column out with columns=",
         ),
     ],
 )
@@ -191,3 +194,21 @@ def test_what_no_column_can_hold_is_an_error_with_its_place_and_may_be_skipped(o
 def test_numbers_and_tensors_without_a_dimension_make_one_column() -> None:
     rows = [{"x": 1}, {"x": torch.tensor(2)}, {"x": np.int64(3)}]
     assert [sample["x"] for sample in bf.from_iterable(rows)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([b"b", "a"], pa.binary()),
+        ([0.5, True], FLOAT),
+        ([[0.5], [np.True_]], pa.list_(FLOAT)),
+        ([[[b"b"]], [["a"]]], pa.list_(pa.list_(pa.binary()))),
+        ([{"p": 0.5}, {"p": True}], pa.struct([("p", FLOAT)])),
+    ],
+)
+def test_a_value_that_does_not_fit_alone_does_not_fit_beside_others(values: list[Any], kind: pa.DataType) -> None:
+    schema = pa.schema([("a", kind)])
+    for order in (values, values[::-1]):
+        rows = [{"a": value} for value in order]
+        assert fitting(rows, schema) is None
+        assert [fitting([row], schema) is None for row in rows] == [value is values[1] for value in order]

@@ -56,7 +56,7 @@ def test_columns_and_schema_apply_to_a_function_too(tmp_path: Path) -> None:
     assert next(bf.from_files(url, format=values, schema=schema).iter()) == {"a": 1.0, "b": "x", "c": None}
 
 
-REMEDY = "; give schema=, or convert it when the shard is written"
+REMEDY = "; say its type in schema=, or leave the column out with columns="
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ REMEDY = "; give schema=, or convert it when the shard is written"
         ({"a": 1.5}, "column 'a' is int64 by the schema but double here" + REMEDY),
         (
             {"b": 1},
-            "key 'b' is not in the schema (a), which the first 1,000 rows decide where none is given; give schema=",
+            "key 'b' is not in the schema (a), which the first 1,000 rows decide where none is given; name it",
         ),
     ],
 )

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.sources.formats import FORMATS
 from brimful.sources.jsonl import JsonLines
 from brimful.sources.lines import Lines
 from brimful.sources.reader import Parsed
@@ -70,7 +71,7 @@ def test_a_format_that_is_given_goes_before_the_extension(tmp_path: Path) -> Non
 
 def test_an_extension_that_says_nothing_is_refused_before_the_first_row(tmp_path: Path) -> None:
     urls = [write(tmp_path / "a.jsonl", numbered(0, 5)), write(tmp_path / "b.data.gz", b"")]
-    message = r"^the format of .*/b\.data\.gz cannot be told from its name; give format= \(jsonl, text, parquet, arrow, or a f"
+    message = r"^the format of .*/b\.data\.gz cannot be told from its name; give format= \(jsonl, text, "
     with pytest.raises(ValueError, match=message):
         next(bf.from_files(urls, n_active_shards=1, n_standby_shards=0).iter())
 
@@ -89,8 +90,8 @@ def test_settings_are_checked_at_construction() -> None:
         ({"n_standby_shards": -1}, "^n_standby_shards must be at least 0 shards (got -1)$"),
         ({"on_error": "ignore"}, "^on_error must be one of raise, skip (got 'ignore')$"),
         (
-            {"format": "tar"},
-            "^format must be one of auto, jsonl, text, parquet, arrow, or a function of the open file (got 'tar')$",
+            {"format": "excel"},
+            f"^format must be one of auto, {', '.join(FORMATS)}, or a function of the open file (got 'excel')$",
         ),
         ({"columns": ["b"], "schema": {"a": pa.int64()}}, "^columns= names 'b', but schema= has a$"),
         (
@@ -166,7 +167,7 @@ BAD = [
     (b'{"id": 2, "text"', "invalid JSON: Expecting ':' delimiter at column 17"),
     (b'{"id": 2}{"id": 3}', "invalid JSON: Extra data at column 10"),
     (b"null", "a line must hold an object (got NoneType)"),
-    (b'{"id": "2"}', "column 'id' is int64 by the schema but string here; give schema="),
+    (b'{"id": "2"}', "column 'id' is int64 by the schema but string here; say its type in schema=, or"),
     (b'{"id": 2, "text": "\\ud800"}', "column 'text' is string by the schema but str that no column can hold here"),
     (
         b'{"id": 2, "new": 1}',
@@ -270,7 +271,7 @@ def test_the_schema_is_that_of_the_first_rows_in_list_order_in_every_epoch_and_r
 def test_lines_of_text_have_one_column(tmp_path: Path) -> None:
     url = write(tmp_path / "a.txt", b"x")
     assert list(bf.from_files(url, columns=["text"])) == [{"text": "x"}]
-    for wrong in ({"columns": ["id"]}, {"schema": {"text": pa.string()}}):
+    for wrong in ({"columns": ["id"]}, {"schema": {"text": pa.binary()}}):
         with pytest.raises(
             ValueError, match=r"^columns= and schema= do not apply to lines of text, the one column 'text' "
         ):
@@ -280,6 +281,47 @@ def test_lines_of_text_have_one_column(tmp_path: Path) -> None:
 def test_text_and_json_lines_may_be_mixed(tmp_path: Path) -> None:
     urls = [write(tmp_path / "a.txt", b"one\n"), write(tmp_path / "b.jsonl", [{"text": "two"}])]
     assert list(bf.from_files(urls)) == [{"text": "one"}, {"text": "two"}]
+
+
+def test_shards_of_several_formats_have_one_schema(tmp_path: Path) -> None:
+    urls = [
+        write(tmp_path / "0.csv", b"text,id\n"),
+        write(tmp_path / "1.txt", b"zero\n"),
+        write(tmp_path / "2.jsonl", b'{"text": "one"}\n{"text": "two"}\n'),
+        write(tmp_path / "3.csv.gz", b'text\n"three\n"\n007\n'),
+        write(tmp_path / "4.cbor.zst", b"\xa1\x64text\x64five"),
+        write(tmp_path / "5.tsv", b"text\n6\n"),
+    ]
+
+    def make() -> bf.Dataset:
+        return bf.from_files(urls[1:], n_active_shards=1)
+
+    whole = ["zero", "one", "two", "three\n", "007", "five", "6"]
+    assert [sample["text"] for sample in make()] == whole
+    assert_exact_resume(make)
+    assert_exact_resume(lambda: bf.from_files(urls[1:], n_active_shards=3, shuffle_shards=True))
+    it = bf.from_files(urls[1:], n_active_shards=1, columns=["text"]).iter()
+    assert len(list(it)) == 7
+    typed = [*urls[2:4], write(tmp_path / "6.cbor", b"\xa2\x64text\x61x\x62id\x01")]
+    with pytest.raises(
+        bf.DataError, match=r"^shard 6\.cbor, row 1: key 'id' is not in the schema \(text\), which the first"
+    ):
+        list(bf.from_files(typed))
+    message = (
+        r"^shard 1\.txt has the columns text \(string\), the others have text \(string\), x \(int64\); read them by "
+        r"themselves and join them \(concat_datasets, interleave_datasets\), or leave columns out with columns=$"
+    )
+    mixed = [urls[1], write(tmp_path / "9.csv", b"text,x\nnine,9\n")]
+    with pytest.raises(bf.DataError, match=message):
+        list(bf.from_files(mixed))
+    assert [sample["text"] for sample in bf.from_files(mixed, columns=["text"])] == ["zero", "nine"]
+    assert sorted(sample["text"] for sample in bf.from_files(urls[1:], streams=2)) == sorted(whole)
+    assert list(bf.from_files([urls[1], write(tmp_path / "a.csv", b"n\n")])) == [{"text": "zero"}]
+    numbers = [write(tmp_path / "7.csv", b"n\n1\n"), write(tmp_path / "8.jsonl", b'{"n": 2}\n{"n": "3"}\n')]
+    with pytest.raises(
+        bf.DataError, match=r"^shard 8\.jsonl, line 2: column 'n' is int64 by the schema but string here; say"
+    ):
+        list(bf.from_files(numbers))
 
 
 # -- damage ----------------------------------------------------------------------------------------------------------------

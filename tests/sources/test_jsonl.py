@@ -15,6 +15,7 @@ from brimful.rows.schema import infer
 from brimful.sources.jsonl import JsonLines, decode
 from brimful.sources.lines import Lines
 
+ADD = "name it in schema=, or leave the column out with columns="
 INT, FLOAT, TEXT = pa.int64(), pa.float64(), pa.string()
 
 
@@ -122,7 +123,7 @@ def same(made: Any, given: Any) -> None:
         (b'{"a": true}', "column 'a' is int64 by the schema but bool here"),
         (b'{"a": 9223372036854775808}', "column 'a' is int64 by the schema but int that no column can hold here"),
         (b'{"t": 1}', "column 't' is string by the schema but int64 here"),
-        (b'{"s": {"p": 1, "z": 2}}', "key 'z' of column 's' is not in the schema (struct<p: int64>); give schema="),
+        (b'{"s": {"p": 1, "z": 2}}', "key 'z' of column 's' is not in the schema (struct<p: int64>); name it in"),
         (b'{"z": 1}', "key 'z' is not in the schema (a, t, s), which the first 1,000 rows decide"),
         (
             b'{"a": ' + b"9" * 5_000 + b"}",
@@ -146,7 +147,7 @@ def test_keys_inside_of_a_column_are_never_left_out_silently() -> None:
     data = b'{"s": [{"p": 1}], "other": {"x": 1}}\n{"s": [{"p": 1, "q": 2}]}\n'
     parsed, records, errors = parse(data, schema, closed=False)
     assert (parsed, records) == ([{"s": [{"p": 1}]}], [0])
-    assert errors == [(1, "key 'q' of column 's[]' is not in the schema (struct<p: int64>); give schema=")]
+    assert errors == [(1, "key 'q' of column 's[]' is not in the schema (struct<p: int64>); " + ADD)]
 
 
 def test_blank_lines_give_no_rows_and_keep_their_numbers() -> None:

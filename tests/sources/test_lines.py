@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 
 import pytest
@@ -8,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brimful.core.errors import StateError
-from brimful.sources.bytes import Bytes
 from brimful.sources.lines import BUFFER_BYTES, LineReader
+from tests.shards import Memory
 
 BOM = b"\xef\xbb\xbf"
 
@@ -18,23 +17,6 @@ def every(reader: LineReader) -> Iterator[tuple[int, bytes]]:
     """(the offset after it, its bytes) of each line."""
     while (lines := reader.read()) is not None:
         yield from zip((lines.offset + lines.ends).tolist(), lines.split())
-
-
-class Memory(Bytes):
-    """Bytes at hand, as a file or as one that can only be read forward."""
-
-    def __init__(self, data: bytes, forward_only: bool = False) -> None:
-        self._data, self._forward_only = io.BytesIO(data), forward_only
-
-    def fill(self, buffer: memoryview) -> int:
-        return self._data.readinto(buffer)
-
-    def seekable(self) -> bool:
-        return not self._forward_only
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        assert not self._forward_only
-        return self._data.seek(offset, whence)
 
 
 def read(data: bytes, offset: int = 0, forward_only: bool = False) -> list[tuple[int, bytes]]:

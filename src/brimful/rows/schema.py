@@ -10,6 +10,7 @@ import base64
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +22,8 @@ from brimful.core.errors import DataError
 from brimful.rows.ragged import list_array, numpy_of
 
 SAMPLE_ROWS: Final = 1000
-OF_FILES: Final = "give schema=, or convert it when the shard is written"
+OF_FILES: Final = "say its type in schema=, or leave the column out with columns="
+UNKNOWN: Final = "name it in schema=, or leave the column out with columns="
 UNFIT: Final = (pa.ArrowException, OverflowError, UnicodeEncodeError)
 """What Arrow raises where values fit no type, or not the one that is wanted."""
 
@@ -78,11 +80,34 @@ def _plain(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
         kinds = {(type(value), getattr(value, "tzinfo", None) is None) for value in values if value is not None}
         if len(kinds) > 1:
             raise pa.ArrowTypeError("times of several kinds")
+    if _mixed(values, own.type):
+        raise pa.ArrowTypeError("values of several kinds")
     if kind is None or own.type == kind:
         return own
     if _loses(own.type, kind) or not _alike(own.type, kind):
         raise pa.ArrowTypeError(f"{own.type} is not {kind}")
     return _checked(own, pa.array(values, kind) if pa.types.is_nested(kind) else own.cast(kind))
+
+
+def _mixed(values: Iterable[Any], kind: pa.DataType) -> bool:
+    """Whether Arrow made bytes of strings, or numbers of bools: it does so only beside others that are such, but what a value
+    becomes must not depend on its neighbours."""
+    there = [value for value in values if value is not None]
+    if pa.types.is_binary(kind):
+        return str in set(map(type, there))
+    if pa.types.is_floating(kind):
+        return not {bool, np.bool_}.isdisjoint(map(type, there))
+    if _is_list(kind):
+        return _may_mix(kind) and _mixed(chain.from_iterable(there), kind.value_type)
+    if pa.types.is_struct(kind):
+        return any(_may_mix(one.type) and _mixed((value.get(one.name) for value in there), one.type) for one in kind)
+    return False
+
+
+def _may_mix(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_may_mix(one.type) for one in kind)
+    return _may_mix(kind.value_type) if _is_list(kind) else pa.types.is_binary(kind) or pa.types.is_floating(kind)
 
 
 def _lists(arrays: Sequence[NDArray[Any] | None], kind: pa.DataType | None) -> pa.Array:
@@ -180,7 +205,7 @@ def infer(rows: Sequence[Mapping[str, Any]], columns: tuple[str, ...] | None = N
         if rows and name not in names:
             raise DataError(
                 f"there is no column {name!r} in the first {len(rows):,} rows ({where}; "
-                f"keys: {', '.join(names)}); correct columns=, or give schema="
+                f"keys: {', '.join(names)}); correct columns=, or say its type in schema="
             )
     return settled(pa.schema([(name, _common([row.get(name) for row in rows])) for name in columns or names]))
 
@@ -300,11 +325,13 @@ def misfit(row: Mapping[str, Any], schema: pa.Schema, closed: bool, remedy: str 
     if closed and (unknown := next((name for name in row if name not in schema.names), None)):
         return (
             f"key {unknown!r} is not in the schema ({', '.join(schema.names)}), which the first {SAMPLE_ROWS:,} rows "
-            f"decide where none is given; {_EVERY if remedy != OF_FILES else 'give schema=, or columns= to leave it out'}"
+            f"decide where none is given; {_known(remedy)}"
         )
     for field in schema:
         value = row.get(field.name)
-        if message := unknown_key(field.name, value, field.type) or _unfit(field.name, value, field.type, remedy):
+        if message := unknown_key(field.name, value, field.type, remedy) or _unfit(
+            field.name, value, field.type, remedy
+        ):
             return message
     return None
 
@@ -313,15 +340,20 @@ OF_RESULTS: Final = "return one type in every sample"
 _EVERY: Final = "return it in every sample, None where there is nothing to say"
 
 
-def unknown_key(name: str, value: Any, kind: pa.DataType) -> str | None:
+def _known(remedy: str) -> str:
+    """How a key comes to be known to those who are told this remedy for a type."""
+    return UNKNOWN if remedy == OF_FILES else _EVERY
+
+
+def unknown_key(name: str, value: Any, kind: pa.DataType, remedy: str = OF_FILES) -> str | None:
     """A key inside of a value that its column's type does not know and would drop."""
     if pa.types.is_list(kind) and isinstance(value, list) and pa.types.is_nested(kind.value_type):
-        return next(filter(None, (unknown_key(f"{name}[]", inner, kind.value_type) for inner in value)), None)
+        return next(filter(None, (unknown_key(f"{name}[]", inner, kind.value_type, remedy) for inner in value)), None)
     if pa.types.is_struct(kind) and isinstance(value, dict):
         for key, inner in value.items():
             if kind.get_field_index(key) < 0:
-                return f"key {key!r} of column {name!r} is not in the schema ({kind}); give schema="
-            if message := unknown_key(f"{name}.{key}", inner, kind.field(key).type):
+                return f"key {key!r} of column {name!r} is not in the schema ({kind}); {_known(remedy)}"
+            if message := unknown_key(f"{name}.{key}", inner, kind.field(key).type, remedy):
                 return message
     return None
 

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from brimful.core import random
 from brimful.core.background import Workers
-from brimful.core.errors import OnError, StateError, settle
+from brimful.core.errors import DataError, OnError, StateError, settle
 from brimful.core.once import once
 from brimful.core.stream import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, place, runtime, share
 from brimful.rows.blocks import Block
 from brimful.rows.ragged import EMPTY
-from brimful.rows.schema import infer
+from brimful.rows.schema import infer, named
 from brimful.sources.called import Called, ShardFunction
 from brimful.sources.compressed import COMPRESSIONS
 from brimful.sources.format import Format
@@ -169,7 +169,15 @@ class FromFiles(Stage[Block]):
     @once
     def _schema(self) -> pa.Schema:
         schema = self.schema if self.schema is not None else self._inferred()
-        return schema if self.columns is None else pa.schema([schema.field(name) for name in self.columns])
+        schema = schema if self.columns is None else pa.schema([schema.field(name) for name in self.columns])
+        for shard in self.urls.listed:
+            own = self._format(shard).schema
+            if own is not None and not own.equals(schema):
+                raise DataError(
+                    f"shard {self.urls.name(shard)} has the columns {_words(own)}, the others have {_words(schema)}; read them "
+                    "by themselves and join them (concat_datasets, interleave_datasets), or leave columns out with columns="
+                )
+        return schema
 
     def _inferred(self) -> pa.Schema:
         """The schema of the first 1,000 rows of the first shard that has rows, whatever the epoch or the place of a resume."""
@@ -181,8 +189,13 @@ class FromFiles(Stage[Block]):
                     schema = arrived(found, shard.url, self.urls.timeout_seconds, f"{form.unit} 1")
                     if schema is not None:
                         return schema
-        return infer([], self.columns, "no shard")
+        own = (form.schema for shard in self.urls.listed if (form := self._format(shard)).schema is not None)
+        return next(own, infer([], self.columns, "no shard"))
 
     def _schema_of(self, shard: Shard, form: Format) -> pa.Schema | None:
         with closing(self.urls.open(shard)) as file:
             return form.infer(file, self.columns, f"shard {self.urls.name(shard)}")
+
+
+def _words(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} ({named(field.type)})" for field in schema) or "none"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -21,6 +21,7 @@ from brimful.rows.ragged import concat
 from brimful.rows.schema import SAMPLE_ROWS, block_of, infer, misfit, unknown_key
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format
+from brimful.sources.halved import halved
 from brimful.sources.lines import LineReader, Lines, ParsedLines
 from brimful.sources.reader import Parsed, Reader, Wanted
 
@@ -87,22 +88,14 @@ class JsonLines:
     def _halved(self, texts: dict[int, bytes]) -> Parsed:
         """The rows of some lines, by their numbers."""
         errors = self._lost_keys(texts) if self._may_lose_keys else {}
-        blocks: list[Block] = []
-        pending = [[number for number in texts if number not in errors]]
-        while pending:
-            part = pending.pop()
-            block = self._joined([texts[number] for number in part])
-            if block is not None:
-                blocks.append(block)
-            elif len(part) == 1:
-                errors[part[0]] = self._reason(texts[part[0]])
-            else:
-                pending += [part[len(part) // 2 :], part[: len(part) // 2]]
+        whole = {number: text for number, text in texts.items() if number not in errors}
+        blocks, refused = halved(whole, self._joined, self._reason)
+        errors |= refused
         good = [number for number in texts if number not in errors]
         block = concat(blocks) if self.schema.names else block_of([{}] * len(good), self.schema)
         return Parsed(block, np.array(good, dtype=np.int64), sorted(errors.items()))
 
-    def _joined(self, texts: list[bytes]) -> Block | None:
+    def _joined(self, texts: Sequence[bytes]) -> Block | None:
         whole = all(text.startswith(b"{") and text.endswith(b"}") for text in texts)
         return self._block(b"\n".join(texts), len(texts)) if whole else None
 

@@ -8,12 +8,11 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core.errors import StateError
-from brimful.sources.bytes import READ_BYTES, Bytes
+from brimful.sources.bytes import Bytes
+from brimful.sources.forward import Forward
 from brimful.sources.reader import Parsed, Reader, Wanted
 
 BUFFER_BYTES: Final = 1 << 18
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class Lines(NamedTuple):
@@ -37,11 +36,8 @@ class LineReader:
     """
 
     def __init__(self, file: Bytes, offset: int) -> None:
-        self._file, self._offset = file, offset
-        self._skip = 0
-        self._tail = bytearray()
-        self._error: Exception | None = None
-        self._begun = self._ended = False
+        self._bytes, self._at = Forward(file), offset
+        self._begun = False
 
     def read(self) -> Lines | None:
         """The next lines; None at the end.
@@ -53,64 +49,32 @@ class LineReader:
         """
         if not self._begun:
             self._begin()
-        seen = len(self._tail)
-        while self._grow():
-            if len(self._tail) >= BUFFER_BYTES and self._tail.find(b"\n", seen) >= 0:
-                return self._cut(self._tail.rfind(b"\n") + 1)
-            seen = len(self._tail)
-        if self._error is not None:
-            whole = self._tail.rfind(b"\n") + 1
+        ahead = self._bytes
+        seen = len(ahead.data)
+        while ahead.grow():
+            if len(ahead.data) >= BUFFER_BYTES and ahead.data.find(b"\n", seen) >= 0:
+                return self._cut(ahead.data.rfind(b"\n") + 1)
+            seen = len(ahead.data)
+        if ahead.error is not None:
+            whole = ahead.data.rfind(b"\n") + 1
             if whole:
                 return self._cut(whole)
-            raise self._error
-        return self._cut(len(self._tail)) if self._tail else None
+            raise ahead.error
+        return self._cut(len(ahead.data)) if ahead.data else None
 
     def close(self) -> None:
-        self._file.close()
+        self._bytes.close()
 
     def _begin(self) -> None:
         """Passes over a byte order mark; on a resume, over the end of the line before, which must be there."""
         self._begun = True
-        before = max(0, self._offset - 1)
-        if before:
-            self._seek(before)
-        while len(self._tail) < len(_BYTE_ORDER_MARK) and self._grow():
-            pass
-        if not self._offset:
-            if self._tail.startswith(_BYTE_ORDER_MARK):
-                self._offset = len(_BYTE_ORDER_MARK)
-                del self._tail[: self._offset]
-        elif self._tail[:1] == b"\n" or (len(self._tail) == 1 and self._ended):
-            del self._tail[:1]
-        elif self._error is None:
-            raise StateError(f"no line begins at byte {self._offset:,}, where this state goes on: the shard was edited")
-
-    def _seek(self, offset: int) -> None:
-        if self._file.seekable():
-            self._file.seek(offset)
+        if not self._at:
+            self._bytes.pass_mark()
         else:
-            self._skip = offset
-
-    def _grow(self) -> bool:
-        """Reads on; False at the end, and at an error, which is kept."""
-        while not self._ended and self._error is None:
-            try:
-                data = self._file.read(READ_BYTES) or b""
-            except Exception as error:
-                self._error = error
-                break
-            self._ended = not data
-            skipped = min(self._skip, len(data))
-            self._skip -= skipped
-            if skipped < len(data):
-                self._tail += data[skipped:]
-                return True
-        return False
+            self._bytes.pass_newline(self._at, b"\n")
 
     def _cut(self, size: int) -> Lines:
-        offset, data = self._offset, bytes(self._tail[:size])
-        del self._tail[:size]
-        self._offset += size
+        offset, data = self._bytes.offset, self._bytes.cut(size)
         ends = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n")) + 1
         return Lines(offset, data, ends if data.endswith(b"\n") else np.append(ends, size))
 

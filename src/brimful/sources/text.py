@@ -25,7 +25,7 @@ class Text(Format):
     schema = SCHEMA
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
-        if schema is not None or columns not in (None, ("text",)):
+        if schema not in (None, SCHEMA) or columns not in (None, ("text",)):
             raise ValueError(f"columns= and schema= do not apply to lines of text, the one column 'text' ({url})")
 
     def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str) -> pa.Schema:

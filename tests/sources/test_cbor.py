@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+import datetime
+import decimal
+import io
+import math
+import random
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import cbor2
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import brimful as bf
+from brimful.core.errors import DataError
+from brimful.rows.schema import infer
+from brimful.sources.cbor import item_end
+from brimful.sources.formats import FORMATS
+from brimful.testing import assert_exact_resume
+from tests.damage import Outcome, damaged, outcome
+from tests.effort import examples, times
+from tests.shards import Memory, compressed, write
+from tests.strategies import small
+
+CBOR = FORMATS["cbor"]
+INT, TEXT = pa.int64(), pa.string()
+AB = pa.schema([("a", INT), ("b", TEXT)])
+UTC = datetime.UTC
+DAY = datetime.datetime(2020, 1, 2, 3, 4, tzinfo=UTC)
+
+
+def items(*values: Any, **options: Any) -> bytes:
+    return b"".join(cbor2.dumps(value, **options) for value in values)
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------------
+
+texts = st.text(st.sampled_from("a\x00é😀\n"), max_size=300)
+whole = st.integers(-(2**63), 2**63 - 1) | st.integers(-9, 9)
+rows = st.fixed_dictionaries(
+    {"a": whole, "t": st.lists(whole, max_size=30)},
+    optional={
+        "b": texts,
+        "c": st.binary(max_size=20),
+        "d": st.none() | st.floats(allow_nan=False),
+        "e": st.fixed_dictionaries(
+            {"f": st.booleans()}, optional={"g": st.lists(st.lists(texts, max_size=2), max_size=2)}
+        ),
+        "h": st.datetimes(
+            timezones=st.sampled_from([UTC, ZoneInfo("Asia/Kolkata")]), min_value=datetime.datetime(1800, 1, 1)
+        ),
+        "i": st.dates(),
+    },
+)
+SCHEMA = pa.schema(
+    [
+        ("a", INT),
+        ("t", pa.list_(INT)),
+        ("b", TEXT),
+        ("c", pa.binary()),
+        ("d", pa.float64()),
+        ("e", pa.struct([("f", pa.bool_()), ("g", pa.list_(pa.list_(TEXT)))])),
+        ("h", pa.timestamp("us", "UTC")),
+        ("i", pa.date32()),
+    ]
+)
+
+
+@given(st.lists(rows, max_size=8), st.booleans(), st.sampled_from([4, 64, 1 << 20]))
+@examples(60)
+def test_rows_are_what_cbor2_wrote_whatever_the_buffers_and_wherever_reading_goes_on(
+    written: list[dict[str, Any]], indefinite: bool, size: int
+) -> None:
+    data = items(*written, indefinite_containers=indefinite)
+    with small(4, size):
+        found = outcome(CBOR, data, SCHEMA, "raise")
+        assert (found.skipped, found.error) == (0, None)
+        for row, wrote in zip(found.rows, written, strict=True):
+            inner = {"e": {"g": None, **wrote["e"]}} if "e" in wrote else {}
+            assert row == {**dict.fromkeys(SCHEMA.names), **wrote, **inner}
+        for number, at in enumerate(found.positions):
+            resumed = outcome(CBOR, data, SCHEMA, "raise", at, forward_only=number % 2 == 0)
+            assert resumed == Outcome(found.rows[number + 1 :], found.positions[number + 1 :], 0, None)
+
+
+@pytest.mark.parametrize("ending", [".cbor", ".cbor.gz", ".cbor.zst", ".cbor.bz2", ".cbor.lz4", ".cbor.xz"])
+def test_shards_are_read_by_their_extension_and_resumed_at_every_row(tmp_path: Path, ending: str) -> None:
+    written = [{"id": number, "input_ids": [number] * (number % 5), "text": f"text {number}"} for number in range(30)]
+    write(tmp_path / f"a{ending}", items(*written[:20]))
+    write(tmp_path / f"b{ending}", b"")
+    write(tmp_path / f"c{ending}", items(*written[20:]))
+
+    def make() -> bf.Dataset:
+        return bf.from_files(f"{tmp_path}/*", n_active_shards=1)
+
+    assert [{**row, "input_ids": row["input_ids"].tolist()} for row in make()] == written
+    assert_exact_resume(make)
+    assert list(bf.from_files(f"{tmp_path}/a*", columns=["id"])) == [{"id": number} for number in range(20)]
+
+
+def test_a_row_larger_than_all_buffers_is_a_row() -> None:
+    data = items({"a": 1, "b": "x" * 3_000_000}, {"a": 2, "b": "y"})
+    assert [len(row["b"]) for row in outcome(CBOR, data, AB, "raise").rows] == [3_000_000, 1]
+
+
+@pytest.mark.parametrize(
+    ("value", "found", "kind"),
+    [
+        (b"\x00\xff", b"\x00\xff", pa.binary()),
+        (DAY, DAY, pa.timestamp("us", "UTC")),
+        (cbor2.CBORTag(1, 1577934240), DAY, pa.timestamp("us", "UTC")),
+        (datetime.date(2020, 1, 2), datetime.date(2020, 1, 2), pa.date32()),
+        (cbor2.undefined, None, pa.null()),
+        (1.5, 1.5, pa.float64()),
+        (2**63 - 1, 2**63 - 1, INT),
+        ([[1], []], [[1], []], pa.list_(pa.list_(INT))),
+        ({"x": [{"y": b"z"}]}, {"x": [{"y": b"z"}]}, pa.struct([("x", pa.list_(pa.struct([("y", pa.binary())])))])),
+    ],
+)
+def test_values_are_those_of_arrow(value: Any, found: Any, kind: pa.DataType) -> None:
+    data = items({"a": value}, {})
+    schema = CBOR.infer(Memory(data), None, "shard x")
+    assert schema == pa.schema([("a", kind)])
+    assert outcome(CBOR, data, schema, "raise").rows == [{"a": found}, {"a": None}]
+
+
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (items(7), "a row must be a map (got int)"),
+        (items([{"a": 1}]), "a row must be a map (got list)"),
+        (items({1: 2}), "keys must be strings (got 1)"),
+        (items({"a": {b"b": 2}}), "keys must be strings (got b'b')"),
+        (items({"a": "x"}), "column 'a' is int64 by the schema but string here; say its type in schema=, or leave the column"),
+        (items({"a": 1.5}), "column 'a' is int64 by the schema but double here"),
+        (items({"a": True}), "column 'a' is int64 by the schema but bool here"),
+        (items({"a": 2**63}), "column 'a' is int64 by the schema but int that no column can hold here"),
+        (items({"b": b"x"}), "column 'b' is string by the schema but binary here"),
+        (items({"z": 1}), "key 'z' is not in the schema (a, b), which the first 1,000 rows decide where none is given; name it"),
+        (items({"a": decimal.Decimal("1.5")}), "a Decimal is no value of a row; write strings, bytes, numbers, times, lists"),
+        (items({"a": uuid.UUID(int=1)}), "a UUID is no value of a row"),
+        (items({"a": {1, 2}}), "a set is no value of a row"),
+        (items({"a": cbor2.CBORTag(4711, 1)}), "a CBORTag is no value of a row"),
+        (items({"a": cbor2.CBORSimpleValue(99)}), "a CBORSimpleValue is no value of a row"),
+        (items({"a": CYCLE}, value_sharing=True), "error decoding semantic tag 29: values that stand in several places"),
+        (b"\xa1\x61a\x61\xff", "error decoding text string: 'utf-8' codec can't decode byte 0xff"),
+        (b"\xa2\x61a\x01\x61a\x02", "error decoding map: Duplicate map key: 'a'"),
+        (b"\xa1\x61a\xc0\x61x", "error decoding string-form datetime: "),
+        (b"\xa1\x61a" + b"\x81" * 500 + b"\x01", "maximum container nesting depth (400) exceeded"),
+        (items({"a": cbor2.CBORTag(0, "9999-12-31T23:59:59-12:00")}), "9999-12-31 23:59:59-12:00 is beyond the times"),
+        (items({"a": cbor2.CBORTag(0, "2020-01-02T03:04:05")}), "error decoding string-form datetime: "),
+    ],
+)  # fmt: skip
+def test_a_bad_row_is_told_why_and_leaves_its_neighbours(tmp_path: Path, item: bytes, message: str) -> None:
+    url = write(tmp_path / "a.cbor", items({"a": 1, "b": "x"}) + item + items({"b": "y"}))
+    schema = {"a": INT, "b": TEXT}
+    it = bf.from_files(url, schema=schema).iter()
+    assert next(it) == {"a": 1, "b": "x"}
+    with pytest.raises(bf.DataError) as error:
+        next(it)
+    assert str(error.value).startswith(f"shard a.cbor, row 2: {message}")
+    with pytest.raises(bf.DataError, match=r"^shard a\.cbor, row 2: "):
+        next(bf.from_files(url, schema=schema).iter(it.state_dict()))
+    it = bf.from_files(url, schema=schema, on_error="skip").iter()
+    assert list(it) == [{"a": 1, "b": "x"}, {"a": None, "b": "y"}]
+    assert it.stats["skipped"] == 1
+
+
+def test_a_column_that_must_not_be_null_refuses_a_null() -> None:
+    schema = pa.schema([pa.field("a", INT, nullable=False), ("b", INT)])
+    found = outcome(CBOR, items({"a": 1}, {"b": 2}, {"a": 3, "b": 4}), schema)
+    assert (found.rows, found.skipped) == ([{"a": 1, "b": None}, {"a": 3, "b": 4}], 1)
+    found = outcome(CBOR, items({"b": 2}), schema, "raise")
+    assert found.error == "shard x, row 1: column 'a' is null here, which the schema does not allow"
+
+
+def test_columns_leave_out_what_they_do_not_name(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.cbor", items({"a": 1, "b": uuid.UUID(int=1).bytes}, {"c": 1}))
+    assert list(bf.from_files(url, columns=["a"])) == [{"a": 1}, {"a": None}]
+    with pytest.raises(
+        bf.DataError, match=r"^there is no column 'd' in the first 2 rows \(shard a\.cbor; keys: a, b, c\)"
+    ):
+        list(bf.from_files(url, columns=["d"]))
+
+
+values = st.sampled_from(
+    [
+        None,
+        True,
+        1,
+        2**53 + 1,
+        0.5,
+        math.inf,
+        "a",
+        b"a",
+        DAY,
+        DAY.date(),
+        [],
+        [1],
+        [0.5],
+        [True],
+        ["a"],
+        [b"a"],
+        {},
+        {"p": 1},
+        {"q": "x"},
+    ]
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("ab"), values, max_size=2), min_size=1, max_size=6))
+@example([{"a": 0.5}, {"a": True}])
+@examples(150)
+def test_what_an_item_gives_does_not_depend_on_the_items_around_it(written: list[dict[str, Any]]) -> None:
+    schema = infer([{"a": 0.5}, *written[:2]])
+    together = outcome(CBOR, items(*written), schema)
+    alone = [outcome(CBOR, items(row), schema) for row in written]
+    assert repr(together.rows) == repr([row for one in alone for row in one.rows])
+    assert together.skipped == sum(one.skipped for one in alone)
+
+
+def test_without_cbor2_the_extra_is_named_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cbor2", None)
+    message = r"^CBOR needs cbor2 of version 6 or later: pip install 'brimful\[cbor\]' \(a\.cbor\)$"
+    with pytest.raises(ImportError, match=message):
+        bf.from_files("a.cbor")
+
+
+# -- damage ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_shard_that_breaks_off_is_an_error_after_its_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first, last = items({"a": 1, "b": "x"}), items({"a": 2, "b": "y" * 30})
+    for size in range(1, len(last)):
+        found = outcome(CBOR, first + last[:size], AB, "raise")
+        assert (found.rows, found.error) == (
+            [{"a": 1, "b": "x"}],
+            f"shard x, row 2: the shard ends within the row that begins at byte {len(first)}, after {size} bytes of it; "
+            "it was not written to its end, or is damaged",
+        )
+    urls = [write(tmp_path / "a.cbor", first + last[:9]), write(tmp_path / "b.cbor", last)]
+    it = bf.from_files(urls, n_active_shards=1, on_error="skip").iter()
+    assert [sample["a"] for sample in it] == [1, 2]
+    assert it.stats["skipped"] == 1
+    assert "skipped: shard a.cbor, row 2: the shard ends within the row" in caplog.text
+
+
+@pytest.mark.parametrize("head", [b"\x5b", b"\x7b", b"\x9b", b"\xbb"])
+def test_a_length_beyond_all_data_is_an_error_and_not_held_in_memory(
+    head: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = items({"a": 1, "b": "x"}) + b"\xa1\x61b" + head + (2**60).to_bytes(8, "big") + items(*[{"a": 1}] * 9_000)
+    found = outcome(CBOR, data, AB, "raise")
+    assert found.error is not None
+    assert found.error.startswith("shard x, row 2: the shard ends within the row that begins at byte 8, after ")
+    monkeypatch.setattr("brimful.sources.cbor.ITEM_BYTES", 5_000)
+    for size in (16, 4_000, 1 << 20):
+        monkeypatch.setattr("brimful.sources.cbor.BUFFER_BYTES", size)
+        found = outcome(CBOR, data, AB, "raise")
+        assert (found.rows, found.error) == (
+            [{"a": 1, "b": "x"}],
+            "shard x, row 2: no item ends within 5,000 bytes of byte 8; the shard is damaged, "
+            "and nothing after this can be found",
+        )
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (b"\x1c", "0x1c begins no item"),
+        (b"\xff", "a break where an item must be"),
+        (b"\xbf\x61a\xff", "a break where an item must be"),
+        (b"\x7f\x41a\xff", "0x41 begins no item here"),
+        (b"\xf8\x01", "0xf8 begins no item here"),
+        (b"\xdf", "0xdf begins no item"),
+    ],
+)
+def test_after_a_damaged_item_nothing_can_be_found(damage: bytes, why: str) -> None:
+    first = items({"a": 1, "b": "x"}, {"a": 2, "b": "y"})
+    for on_error in ("raise", "skip"):
+        found = outcome(CBOR, first + damage + first, AB, on_error)  # type: ignore[arg-type]
+        assert [row["a"] for row in found.rows] == [1, 2]
+        message = f"shard x, row 3: {why} at byte 16; the shard is damaged, and nothing after this can be found"
+        assert (found.error, found.skipped) == ((message, 0) if on_error == "raise" else (None, 1))
+
+
+WRITTEN = [
+    {
+        "a": 7 * number,
+        "b": "é" * number,
+        "t": list(range(number)),
+        "s": {"p": 0.5, "q": [b"x" * number]},
+        "d": DAY,
+        "n": None,
+    }
+    for number in range(9)
+]
+WHOLE = items(*WRITTEN[:6]) + items(*WRITTEN[6:], indefinite_containers=True) + b"\xa1\x61b\x7f\x61x\x61y\xff"
+FIRST = [sum(len(items(row)) for row in WRITTEN[:count]) for count in range(6)]
+FULL = infer(WRITTEN)
+
+
+def ends(data: bytes) -> Iterator[int]:
+    place = 0
+    while place < len(data):
+        end = item_end(data, place)
+        if end is None:
+            raise DataError("it breaks off")
+        yield (place := end)
+
+
+def test_of_damaged_shards_each_item_is_a_row_or_is_skipped_and_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("CRITICAL", "brimful")
+    rng = random.Random(7)
+    clean = outcome(CBOR, WHOLE, FULL, "raise").rows
+    assert len(clean) == 10
+    broken = 0
+    for number in range(times(2_000, 100_000)):
+        monkeypatch.setattr("brimful.sources.cbor.BUFFER_BYTES", (16, 1 << 20, 100, 1 << 20)[number % 4])
+        data = damaged(WHOLE, rng, b"\xa1\x61a\x9f\xff\xc0\xdb\x5b\x00\xf7\x82")
+        count, whole = 0, True
+        try:
+            for _ in ends(data):
+                count += 1
+        except DataError:
+            whole = False
+        broken += not whole
+        found = outcome(CBOR, data, FULL)
+        assert found.error is None
+        assert len(found.rows) + found.skipped == count + (not whole)
+        same = sum(data[:end] == WHOLE[:end] for end in FIRST[1:])
+        assert repr(found.rows[:same]) == repr(clean[:same])
+        if number % 4 == 1:
+            first = outcome(CBOR, data, FULL, "raise")
+            assert repr(first.rows) == repr(found.rows[: len(first.rows)])
+            assert (first.error is not None) == (found.skipped > 0)
+            assert first.error is None or first.error.startswith("shard x, row ")
+        if found.positions and number % 4 == 3:  # goes on exactly after any row
+            after = rng.randrange(len(found.positions))
+            resumed = outcome(CBOR, data, FULL, at=found.positions[after], forward_only=number % 8 == 3)
+            assert repr(resumed.rows) == repr(found.rows[after + 1 :])
+            assert resumed.error is None
+    assert broken > 500
+
+
+def test_an_item_ends_where_cbor2_says_that_it_does() -> None:
+    rng = random.Random(7)
+    taken = 0
+    for number in range(times(5_000, 200_000)):
+        data = damaged(WHOLE[FIRST[number % 6] :], rng, b"\x9f\xff\xc1\x1b")[: rng.randrange(1, 200)]
+        file = io.BytesIO(data)
+        try:
+            cbor2.CBORDecoder(file).decode()
+            said: int | None = file.tell()
+            taken += 1
+        except cbor2.CBORDecodeEOF:
+            said = None
+        except cbor2.CBORError:  # of how it is built, or of what it means
+            continue
+        assert item_end(data, 0) == said
+    assert taken > 500
+
+
+def test_a_truncated_archive_is_an_error_after_its_whole_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.cbor.gz"
+    path.write_bytes(compressed(items(*({"a": n, "b": str(n * 7919)} for n in range(20_000))), ".gz")[:-9_000])
+    it = bf.from_files(path).iter()
+    seen: list[int] = []
+    with pytest.raises(bf.DataError) as error:
+        seen.extend(sample["a"] for sample in it)
+    assert 1_000 < len(seen) < 20_000
+    assert seen == list(range(len(seen)))
+    place = f"shard a.cbor.gz, row {len(seen) + 1:,}"
+    assert str(error.value) == f"{place}: cannot be read on: Truncated compressed stream; the shard is damaged"
+
+
+def test_an_edited_shard_is_refused_where_it_has_no_such_byte() -> None:
+    message = r"^shard x, row 3: there is no byte 99, where this state goes on: the shard was edited$"
+    with pytest.raises(bf.StateError, match=message):
+        outcome(CBOR, items({"a": 1, "b": "x"}), AB, at=(99, 2))

@@ -1,0 +1,455 @@
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+import json
+import math
+import random
+from collections.abc import Sequence
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import brimful as bf
+from brimful.sources.formats import FORMATS
+from brimful.testing import assert_exact_resume
+from tests.damage import Outcome, damaged, outcome
+from tests.effort import examples, times
+from tests.shards import Memory, watched, write
+from tests.sources.test_records import expected
+from tests.strategies import small
+
+CSV = FORMATS["csv"]
+BOM = b"\xef\xbb\xbf"
+INT, FLOAT, TEXT = pa.int64(), pa.float64(), pa.string()
+AB = pa.schema([("a", INT), ("b", TEXT)])
+
+
+def table(rows: Sequence[Sequence[Any]], **options: Any) -> bytes:
+    """What Python's csv module writes."""
+    file = io.StringIO()
+    csv.writer(file, **options).writerows(rows)
+    return file.getvalue().encode()
+
+
+def values(data: bytes, **options: Any) -> list[dict[str, Any]]:
+    """Rows by the schema of the first ones."""
+    schema = CSV.infer(Memory(data), None, "shard x")
+    return outcome(CSV, data, pa.schema([]) if schema is None else schema, "raise", **options).rows
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------------
+
+words = st.text(st.sampled_from('az"",\n\r\té😀\x00\ufeff '), max_size=6)
+dialects = st.fixed_dictionaries(
+    {
+        "lineterminator": st.sampled_from(["\r\n", "\n", "\r"]),
+        "quoting": st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC]),
+    }
+)
+
+
+@given(
+    st.lists(st.tuples(st.integers(-9, 9) | st.none(), words, words), max_size=8),
+    dialects,
+    st.sampled_from([4, 16, 1 << 20]),
+)
+@examples(150)
+def test_rows_are_what_pythons_csv_wrote_whatever_the_buffers_and_wherever_reading_goes_on(
+    rows: list[tuple[int | None, str, str]], dialect: dict[str, Any], size: int
+) -> None:
+    schema = pa.schema([("n", INT), ("é, 1", TEXT), ("b", TEXT)])
+    always = {
+        **dialect,
+        "quoting": csv.QUOTE_ALL,
+    }  # before 3.13 a lone CR or LF goes without quotes where it ends no line
+    for name, delimiter in (("csv", ","), ("tsv", "\t")):
+        options = always if any("\r" in text or "\n" in text for _, *texts in rows for text in texts) else dialect
+        data = table([schema.names, *rows], delimiter=delimiter, **options)
+        with small(4, size):
+            found = outcome(FORMATS[name], data, schema, "raise")
+            assert [tuple(row.values()) for row in found.rows] == rows
+            for number, at in enumerate(found.positions):
+                resumed = outcome(FORMATS[name], data, schema, "raise", at, forward_only=number % 2 == 0)
+                assert resumed == Outcome(found.rows[number + 1 :], found.positions[number + 1 :], 0, None)
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".csv.gz", ".tsv.zst", ".csv.bz2", ".csv.lz4", ".csv.xz"])
+def test_shards_are_read_by_their_extension_and_resumed_at_every_row(tmp_path: Path, ending: str) -> None:
+    delimiter = "\t" if ".tsv" in ending else ","
+    rows = [[number, f'text "{number}"\n, \t', number / 2] for number in range(25)]
+    write(tmp_path / f"a{ending}", BOM + table([["id", "text", "half"], *rows], delimiter=delimiter))
+    write(tmp_path / f"b{ending}", table([["half", "id", "text"], [0.5, -1, ""]], delimiter=delimiter))
+    write(tmp_path / f"c{ending}", b"")
+
+    def make() -> bf.Dataset:
+        return bf.from_files(f"{tmp_path}/*", n_active_shards=2)
+
+    whole = [dict(zip(("id", "text", "half"), row)) for row in rows]
+    assert list(make()) == [whole[0], {"id": -1, "text": "", "half": 0.5}, *whole[1:]]
+    assert_exact_resume(make)
+    assert list(bf.from_files(tmp_path / f"a{ending}", columns=["half"])) == [{"half": row[2]} for row in rows]
+
+
+def test_a_format_that_is_given_goes_before_the_extension(tmp_path: Path) -> None:
+    path = tmp_path / "a.dat"
+    path.write_bytes(b"a\tb,c\n1\t2,3\n")
+    assert list(bf.from_files(path, format="tsv")) == [{"a": 1, "b,c": "2,3"}]
+    assert list(bf.from_files(path, format="csv")) == [{"a\tb": "1\t2", "c": 3}]
+
+
+def test_data_without_rows_end(tmp_path: Path) -> None:
+    urls = [
+        write(tmp_path / f"{n}.csv", data) for n, data in enumerate([b"", b"a,b\n", b"\n\r\n", BOM, b"\nc", b"a,b\n\n"])
+    ]
+    for repeat in (False, True):
+        assert list(bf.from_files(urls, repeat=repeat)) == []
+    assert list(bf.from_files([*urls, write(tmp_path / "x.csv", b"a\n1")])) == [{"a": 1}]
+
+
+def test_blank_lines_are_passed_over_and_lines_counted(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.csv", b'\n\na,b\n\r\n1,"x\n\ny"\n\n2,z\nbad\n')
+    it = bf.from_files(url).iter()
+    assert [next(it), next(it)] == [{"a": 1, "b": "x\n\ny"}, {"a": 2, "b": "z"}]
+    with pytest.raises(
+        bf.DataError, match=r"^shard a\.csv, line 10: 1 field under a header of 2 \(a, b\); quote fields"
+    ):
+        next(it)
+    with pytest.raises(bf.StageError, match=r"failed at shard a\.csv, line 5: "):
+        next(bf.from_files(url).map(lambda sample: 1 // 0).iter())
+
+
+def test_a_single_empty_field_between_quotes_is_a_row() -> None:
+    assert values(b'a\n""\n\nx\n') == [{"a": ""}, {"a": "x"}]
+
+
+def test_columns_are_told_by_name_in_any_order(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", b"x,y\n1,one\n")
+    write(tmp_path / "b.csv", b"y,x\ntwo,2\n")
+    assert list(bf.from_files(f"{tmp_path}/*")) == [{"x": 1, "y": "one"}, {"x": 2, "y": "two"}]
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (b"a", r"there is no column 'b' in the header \(a\); correct columns= or schema=, or the header"),
+        (b"a,b,c", r"column 'c' of the header is not in the schema \(a, b\), which the first 1,000 rows decide where none is "
+                   r"given; name it in schema=, or leave the column out with columns="),
+        (b"a,b,a", r"the header names 'a' twice \(a, b, a\); rename one of them"),
+        (b"a,b\xff", r"the header is no UTF-8: byte 0xff in a name"),
+        (b'a,"b', r"this shard has no header: a quoted field begins here and does not end before the shard ends; close it, or "
+                  r"double the quotes in it"),
+    ],
+)  # fmt: skip
+def test_a_header_that_does_not_fit_is_an_error_or_its_shard_is_skipped(
+    tmp_path: Path, header: bytes, message: str
+) -> None:
+    urls = [write(tmp_path / "a.csv", b"a,b\n1,x\n"), write(tmp_path / "b.csv", b"\n" + header + b"\n2,y,z\n")]
+    urls.append(write(tmp_path / "c.csv", b"b,a\nz,3\n"))
+    it = bf.from_files(urls, n_active_shards=1).iter()
+    assert next(it) == {"a": 1, "b": "x"}
+    with pytest.raises(bf.DataError, match=rf"^shard b\.csv, line \d: {message}$"):
+        next(it)
+    it = bf.from_files(urls, n_active_shards=1, on_error="skip").iter()
+    assert [sample["a"] for sample in it] == [1, 3]
+    assert it.stats["skipped"] == 1
+
+
+def test_a_bad_header_of_the_first_shard_leaves_the_schema_to_the_next(tmp_path: Path) -> None:
+    urls = [write(tmp_path / "a.csv", b"a,a\n1,2\n"), write(tmp_path / "b.csv", b"a,b\n1,2\n")]
+    assert list(bf.from_files(urls, on_error="skip")) == [{"a": 1, "b": 2}]
+    with pytest.raises(bf.DataError, match=r"^shard a\.csv, line 1: the header names 'a' twice"):
+        list(bf.from_files(urls))
+
+
+def test_columns_leave_out_what_they_do_not_name(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.csv", b"a,b,c\n1,\xff,x\n2,\xff,y\n")  # which may be anything
+    assert list(bf.from_files(url, columns=["c", "a"])) == [{"c": "x", "a": 1}, {"c": "y", "a": 2}]
+    assert list(bf.from_files(url, columns=[])) == [{}, {}]
+    with pytest.raises(bf.DataError, match=r"^shard a\.csv: there is no column 'd' in the header \(a, b, c\); correct"):
+        list(bf.from_files(url, columns=["d"]))
+
+
+# -- types -----------------------------------------------------------------------------------------------------------------
+
+DAY = datetime.datetime(2020, 1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        (["1", "-2", ""], [1, -2, None]),
+        (["1", "2.5", "", "1e3"], [1.0, 2.5, None, 1000.0]),
+        (["0", "0.5", "-0.25"], [0.0, 0.5, -0.25]),
+        (["1", "NA", "N/A", "null", "NULL"], [1, None, None, None, None]),
+        (["1.5", "nan", "-inf"], [1.5, math.nan, -math.inf]),
+        (["true", "False", ""], [True, False, None]),
+        (["2020-01-02"], [DAY.date()]),
+        (["2020-01-02 03:04", ""], [DAY, None]),
+        (["2020-01-02T03:04Z"], [DAY.replace(tzinfo=ZoneInfo("UTC"))]),
+        (["a", "", "NA", "null", " b "], ["a", "", "NA", "null", " b "]),
+        (["NA", ""], ["NA", ""]),
+        (["", ""], ["", ""]),
+        (["1", "x"], ["1", "x"]),
+        (["12", "007"], ["12", "007"]),
+        (["-01"], ["-01"]),
+        (["00.5", "1.5"], ["00.5", "1.5"]),
+        (["0x1f"], ["0x1f"]),
+        (["+4930"], ["+4930"]),
+        (["12345678901234567890"], ["12345678901234567890"]),
+        (["1.5", "12345678901234567"], ["1.5", "12345678901234567"]),
+        (["9223372036854775807"], [2**63 - 1]),
+        (["1 000"], ["1 000"]),
+    ],
+)  # fmt: skip
+def test_types_are_seen_in_the_first_rows_and_nothing_that_is_written_is_lost(
+    texts: list[str], found: list[Any]
+) -> None:
+    assert repr(values(table([["a", "b"], *([text, "x"] for text in texts)]))) == repr(
+        [{"a": one, "b": "x"} for one in found]
+    )
+
+
+def test_the_types_of_the_first_thousand_good_rows_hold_for_all_later_ones(tmp_path: Path) -> None:
+    url = write(
+        tmp_path / "a.csv",
+        table([["id", "n"], ["\x00", "bad", "row"], *([n, n] for n in range(1_000)), [1_000, 0.5], [1_001, 7]]),
+    )
+    it = bf.from_files(url, on_error="skip").iter()
+    assert [sample["id"] for sample in it] == [*range(1_000), 1_001]
+    assert it.stats["skipped"] == 2
+    message = (
+        r"^shard a\.csv, line 1,003: column 'n' is int64 by the schema but '0\.5' here; "
+        r"say its type in schema=, or leave the column out with columns=$"
+    )
+    url = write(tmp_path / "b.csv", table([["id", "n"], ["", ""], *([n, n] for n in range(1_000)), [1_000, 0.5]]))
+    it = bf.from_files(tmp_path / "b.csv").iter()
+    list(islice(it, 1_001))
+    with pytest.raises(bf.DataError, match=message.replace("a", "b", 1).replace("shbrd a", "shard b")):
+        next(it)
+    assert len(list(bf.from_files(url, columns=["id"]))) == 1_002
+    assert list(bf.from_files(url, schema={"id": INT, "n": FLOAT}))[-1] == {"id": 1_000, "n": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (pa.int8(), "5", 5),
+        (pa.float32(), "0.5", 0.5),
+        (pa.float32(), "-inf", -math.inf),
+        (pa.string(), "007", "007"),
+        (pa.large_string(), "NA", "NA"),
+        (pa.binary(), "x", b"x"),
+        (pa.bool_(), "1", True),
+        (pa.int64(), "007", 7),
+        (pa.decimal128(5, 2), "1.25", pa.scalar("1.25").cast(pa.decimal128(5, 2)).as_py()),
+        (pa.timestamp("us"), "2020-01-02 03:04:00.0", DAY),
+    ],
+)
+def test_a_given_type_is_taken(kind: pa.DataType, text: str, value: Any) -> None:
+    schema = pa.schema([("a", kind)])
+    found = outcome(CSV, f'a\n{text}\n"{text}"\n'.encode(), schema, "raise").rows
+    assert found == [{"a": value}] * 2
+    if not pa.types.is_string(kind) and not pa.types.is_large_string(kind) and kind != pa.binary():
+        assert outcome(CSV, b'a\nNA\n""\n', schema, "raise").rows == [{"a": None}] * 2
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (b"1", "1 field under a header of 2 (a, b); quote fields that hold a delimiter"),
+        (b"1,x,y", "3 fields under a header of 2 (a, b); quote fields that hold a delimiter"),
+        (b"x,y", "column 'a' is int64 by the schema but 'x' here; say its type in schema=, or leave"),
+        (b"1.0,y", "column 'a' is int64 by the schema but '1.0' here; say its type"),
+        (b"nan,y", "column 'a' is int64 by the schema but 'nan' here; say its type"),
+        (b"9223372036854775808,y", "column 'a' is int64 by the schema but '9223372036854775808' here; say its type"),
+        (b'"' + b"x" * 99 + b'",y', f"column 'a' is int64 by the schema but '{'x' * 40}...' here; say its type"),
+        (b"1,a\xffb", "invalid UTF-8: byte 0xff at byte 1 of column 'b'"),
+    ],
+)  # fmt: skip
+def test_a_bad_record_is_told_why_and_leaves_its_neighbours(tmp_path: Path, record: bytes, message: str) -> None:
+    url = write(tmp_path / "a.csv", b'a,b\n1,"\nx"\n' + record + b"\n3,z\n")
+    schema = {field.name: field.type for field in AB}
+    it = bf.from_files(url, schema=schema).iter()
+    assert next(it) == {"a": 1, "b": "\nx"}
+    with pytest.raises(bf.DataError) as error:
+        next(it)
+    assert str(error.value).startswith(f"shard a.csv, line 4: {message}")
+    with pytest.raises(bf.DataError, match=r"^shard a\.csv, line 4: "):
+        next(bf.from_files(url, schema=schema).iter(it.state_dict()))
+    it = bf.from_files(url, schema=schema, on_error="skip").iter()
+    assert [sample["a"] for sample in it] == [1, 3]
+    assert it.stats["skipped"] == 1
+
+
+def test_a_number_beyond_its_type_is_no_infinity() -> None:
+    for kind, text in ((FLOAT, "1e400"), (pa.float32(), "-1e300")):
+        found = outcome(CSV, f"a,b\n{text},x\ninf,x\n1,inf\n".encode(), pa.schema([("a", kind), ("b", TEXT)]))
+        assert (found.rows, found.skipped) == ([{"a": math.inf, "b": "x"}, {"a": 1, "b": "inf"}], 1)
+
+
+def test_a_column_that_must_not_be_null_refuses_a_null() -> None:
+    schema = pa.schema([pa.field("a", INT, nullable=False), ("b", INT)])
+    found = outcome(CSV, b"a,b\n1,\n,2\n3,4\n", schema)
+    assert (found.rows, found.skipped) == ([{"a": 1, "b": None}, {"a": 3, "b": 4}], 1)
+    found = outcome(CSV, b"a,b\n1,\n,2\n", schema, "raise")
+    assert found.error == "shard x, line 3: column 'a' is null here, which the schema does not allow"
+
+
+def test_a_type_that_text_cannot_give_is_refused_at_construction() -> None:
+    message = (
+        r"^schema= has a type that text cannot give: CSV conversion to list<item: int64> is not supported \(a\.csv\)$"
+    )
+    with pytest.raises(ValueError, match=message):
+        bf.from_files("a.csv", schema={"a": pa.list_(INT)})
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.sampled_from(["1", "07", "x", "", "NA", "1e999", "\ufeff1", '"q"', "a\nb", "é"]), min_size=1, max_size=3
+        ),
+        max_size=6,
+    )
+)
+@example([["x", "1"], ["\ufeffx", "1"]])
+@examples(100)
+def test_what_a_record_gives_does_not_depend_on_the_records_around_it(rows: list[list[str]]) -> None:
+    schema = pa.schema([("a", FLOAT), ("b", TEXT)])
+    together = outcome(CSV, table([["b", "a"], *rows]), schema)
+    alone = [outcome(CSV, table([["b", "a"], row]), schema) for row in rows]
+    assert repr(together.rows) == repr([row for one in alone for row in one.rows])
+    assert together.skipped == sum(one.skipped for one in alone)
+
+
+# -- damage ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_field_that_is_never_closed_costs_its_line_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    url = write(tmp_path / "a.csv", b'a,b\n1,x\n2,"y\n3,z\n')
+    it = bf.from_files(url).iter()
+    assert next(it)["a"] == 1
+    message = (
+        r"^shard a\.csv, line 3: a quoted field begins here and does not end before the shard ends; "
+        r"close it, or double the quotes in it$"
+    )
+    with pytest.raises(bf.DataError, match=message):
+        next(it)
+    it = bf.from_files(url, on_error="skip").iter()
+    assert [sample["a"] for sample in it] == [1, 3]
+    assert it.stats["skipped"] == 1
+    assert_exact_resume(lambda: bf.from_files(url, on_error="skip"))
+    long = b'a,b\n1,"' + b"y\n2," * 5_000_000
+    found = outcome(CSV, long, AB, "raise")
+    assert found.error == (
+        "shard x, line 2: a quoted field begins here and does not end within 16,777,216 bytes; "
+        "close it, or double the quotes in it"
+    )
+
+
+ROWS = [[number, f'a "{number}", é\n\r\n b' if number % 3 else f"plain {number}", "z"] for number in range(12)]
+WHOLE = table([["a", "b", "c"], *ROWS])
+ABC = pa.schema([("a", INT), ("b", TEXT), ("c", TEXT)])
+
+
+@cache
+def as_integer(text: str) -> list[int | None]:
+    """What a text alone is as an integer; nothing where it is none."""
+    found = outcome(CSV, b"a\n" + table([[text]], quoting=csv.QUOTE_ALL), pa.schema([("a", INT)]))
+    return [row["a"] for row in found.rows]
+
+
+def told(data: bytes, longest: int) -> tuple[list[list[str]], int]:
+    """The rows that a damaged shard has left, and how many records are bad."""
+    records = [
+        found for _, text, found in expected(data.removeprefix(BOM), longest) if text not in (b"\n", b"\r\n", b"\r")
+    ]
+    good: list[list[str]] = []
+    if not records[1:]:
+        return good, int(records[:1] == [None])
+    if records[0] is None or sorted(records[0]) != [b"a", b"b", b"c"]:
+        return good, 1
+    for found in records[1:]:
+        try:
+            assert found is not None and len(found) == 3  # noqa: PT018
+            texts = dict(zip(records[0], (field.decode() for field in found)))
+        except (AssertionError, UnicodeDecodeError):
+            continue
+        if number := as_integer(texts[b"a"]):
+            good.append([*number, texts[b"b"], texts[b"c"]])
+    return good, len(records) - 1 - len(good)
+
+
+def test_of_damaged_shards_each_record_is_a_row_or_is_skipped_and_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("CRITICAL", "brimful")
+    monkeypatch.setattr("brimful.sources.records.RECORD_BYTES", 64)
+    rng = random.Random(7)
+    names = ("a", "b", "c")
+    some_bad = 0
+    for number in range(times(2_000, 100_000)):
+        monkeypatch.setattr("brimful.sources.records.BUFFER_BYTES", (16, 1 << 20, 100, 1 << 20)[number % 4])
+        data = damaged(WHOLE, rng, b'",\n\r')
+        rows, bad = told(data, 64)
+        found = outcome(CSV, data, ABC)
+        assert ([list(map(row.get, names)) for row in found.rows], found.skipped, found.error) == (rows, bad, None)
+        some_bad += bad > 0
+        if number % 4 == 1:
+            first = outcome(CSV, data, ABC, "raise")
+            assert (first.error is not None) == (bad > 0)
+            assert first.rows == found.rows[: len(first.rows)]
+            assert first.error is None or first.error.startswith("shard x, line ")
+        if found.positions and number % 4 == 3:  # goes on exactly after any row
+            after = rng.randrange(len(found.positions))
+            resumed = outcome(CSV, data, ABC, at=found.positions[after], forward_only=number % 8 == 3)
+            assert (resumed.rows, resumed.error) == (found.rows[after + 1 :], None)
+    assert some_bad > 1_000
+
+
+def test_a_truncated_archive_is_an_error_after_its_whole_records(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv.gz"
+    write(path, table([["a", "b"], *([number, f'"{number * 7919}"\n'] for number in range(9_000))]))
+    path.write_bytes(path.read_bytes()[:-2_000])
+    it = bf.from_files(path).iter()
+    seen: list[int] = []
+    with pytest.raises(bf.DataError) as error:
+        seen.extend(sample["a"] for sample in it)
+    assert 1_000 < len(seen) < 9_000
+    assert seen == list(range(len(seen)))
+    place = f"shard a.csv.gz, line {2 * len(seen) + 2:,}"
+    assert str(error.value) == f"{place}: cannot be read on: Truncated compressed stream; the shard is damaged"
+    it = bf.from_files(path, on_error="skip").iter()
+    assert ([sample["a"] for sample in it], it.stats["skipped"]) == (seen, 1)
+
+
+def test_a_resume_reads_the_header_and_what_follows(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.csv", table([["id", "text"], *([number, "x" * 50] for number in range(40_000))]))
+    dataset = bf.from_files(f"watched://{url}", schema={"id": INT, "text": TEXT})
+    with watched() as files:
+        it = dataset.iter()
+        list(islice(it, 35_000))
+        state = json.loads(json.dumps(it.state_dict()))
+        it.close()
+        files.read_bytes.clear()
+        assert [sample["id"] for sample in dataset.iter(state)] == list(range(35_000, 40_000))
+        rest = Path(url).stat().st_size - state["position"][0][2][0][1]
+        assert sum(files.read_bytes.values()) < rest + (1 << 18)
+
+
+def test_an_edited_shard_is_refused_where_no_line_begins() -> None:
+    for at in ((3, 2), (5, 2), (8, 2), (99, 2)):
+        with pytest.raises(
+            bf.StateError, match=rf"^shard x, line 3: no line begins at byte {at[0]}, where this state goes on"
+        ):
+            outcome(CSV, b"a,b\n1,x\r\n2,y\n", AB, at=at)
+    with pytest.raises(bf.StateError, match=r"^shard x, line 3: no line begins at byte 4"):
+        outcome(CSV, b"", AB, at=(4, 2))
