@@ -11,7 +11,7 @@ from brimful.core.once import once
 from brimful.core.stream import describe
 from brimful.index.index import Index
 from brimful.index.indexed import RowNumbers, Source
-from brimful.index.some_rows import SelectedIndex
+from brimful.index.some_rows import FilteredIndex
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,12 @@ class Filter(Source):
     on_error: OnError = "raise"
 
     @once
-    def index(self) -> SelectedIndex:
-        return SelectedIndex(self.upstream.index, self.fn, self.on_error)
+    def index(self) -> FilteredIndex:
+        return FilteredIndex(self.upstream.index, self.fn, self.on_error)
+
+    @property
+    def plain(self) -> bool:
+        return self.upstream.plain
 
     def ordered(self, index: Index, epoch: int) -> RowNumbers:
         return self.upstream.ordered(index, epoch)

@@ -1,8 +1,9 @@
-"""Those rows of an index for which a user's function is true, found once."""
+"""Some rows of an index: those for which a user's function is true, or those of one side of a split; found once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,33 +15,22 @@ from numpy.typing import NDArray
 
 from brimful.core.errors import OnError, logger, name_of
 from brimful.core.once import once
-from brimful.core.stream import BLOCK_ROWS
+from brimful.core.stream import BLOCK_ROWS, describe
 from brimful.index.index import Index, RowSet
 from brimful.rows.blocks import Block, tried
+from brimful.rows.sides import Side, Split
 
 
 @dataclass(frozen=True, eq=False)
 class SelectedIndex(Index):
-    """The rows of `base` for which `fn(sample)` is true.
-
-    Price: at the first use, in each process, all rows are read once and `fn` is called once a sample; 8 bytes a row kept.
-    """
+    """Abstract: some rows of `base`. Price: 8 bytes a row kept."""
 
     base: Index
-    fn: Callable[..., bool]
-    on_error: OnError = "raise"
 
-    @once
+    @property
+    @abstractmethod
     def numbers(self) -> NDArray[np.int64]:
-        """The rows of `base` that are kept, ascending."""
-        count, pieces = len(self.base), [np.zeros(0, dtype=np.int64)]
-        for first in range(0, count, BLOCK_ROWS):
-            block = self.base.take(np.arange(first, min(first + BLOCK_ROWS, count)))
-            found = tried("filter", self.fn, block, False, self.on_error, bool)
-            pieces.append(first + np.array([row for row, keep in found if keep], dtype=np.int64))
-        kept = np.concatenate(pieces)
-        logger.info("filter(%s) keeps %s of %s samples", name_of(self.fn), f"{len(kept):,}", f"{count:,}")
-        return kept
+        """The rows of `base` that are kept, ascending, the same object each time."""
 
     @once
     def crc32(self) -> int:
@@ -83,9 +73,68 @@ class SelectedIndex(Index):
     def expect(self, sets: Sequence[RowSet]) -> None:
         self.base.expect([RowSet((self.crc32, one.name), one.num_rows, partial(self._of_base, one)) for one in sets])
 
+    def _of_base(self, wanted: RowSet) -> NDArray[np.int64]:
+        return self.numbers[wanted.rows()]
+
+
+@dataclass(frozen=True, eq=False)
+class FilteredIndex(SelectedIndex):
+    """The rows of `base` for which `fn(sample)` is true.
+
+    Price: at the first use, in each process, all rows are read once and `fn` is called once a sample.
+    """
+
+    fn: Callable[..., bool]
+    on_error: OnError = "raise"
+
+    @once
+    def numbers(self) -> NDArray[np.int64]:
+        pieces = [np.zeros(0, dtype=np.int64)]
+        for first, block in _blocks(self.base):
+            found = tried("filter", self.fn, block, False, self.on_error, bool)
+            pieces.append(first + np.array([row for row, keep in found if keep], dtype=np.int64))
+        kept = np.concatenate(pieces)
+        logger.info("filter(%s) keeps %s of %s samples", name_of(self.fn), f"{len(kept):,}", f"{len(self.base):,}")
+        return kept
+
     def fingerprint(self) -> dict[str, Any]:
         kept = {"fn": name_of(self.fn), "kept": len(self), "crc32": self.crc32}
         return {"base": self.base.fingerprint(), **kept}
 
-    def _of_base(self, wanted: RowSet) -> NDArray[np.int64]:
-        return self.numbers[wanted.rows()]
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """On which side of a split each row of `base` lies: asked once for both of them.
+
+    Price: at the first use, in each process, all rows are read once, of a store with a `key` that column alone; 1 byte a row.
+    """
+
+    base: Index
+    split: Split
+
+    @once
+    def valid(self) -> NDArray[np.bool_]:
+        base = self.base if self.split.key is None or not len(self.base) else self.base.only([self.split.key])
+        return np.concatenate([np.zeros(0, dtype=bool), *(self.split.valid(block) for _, block in _blocks(base))])
+
+
+@dataclass(frozen=True, eq=False)
+class SideIndex(SelectedIndex):
+    """The rows of `base` on one side of a split."""
+
+    sides: Sides
+    side: Side
+
+    @once
+    def numbers(self) -> NDArray[np.int64]:
+        return np.flatnonzero(self.sides.valid == (self.side == "valid"))
+
+    def fingerprint(self) -> dict[str, Any]:
+        kept = {"kept": len(self), "crc32": self.crc32}
+        return {"base": self.base.fingerprint(), "split": describe(self.sides.split), "side": self.side, **kept}
+
+
+def _blocks(base: Index) -> Iterator[tuple[int, Block]]:
+    """All rows in blocks, with the number of the first row of each."""
+    for first in range(0, len(base), BLOCK_ROWS):
+        yield first, base.take(np.arange(first, min(first + BLOCK_ROWS, len(base))))

@@ -63,14 +63,13 @@ class ByFunction(Typed, Generic[Made]):
     upstream: Stage[Block]
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), ""]
+        return [self.begin(epoch), ""]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         before, text = at
-        with closing(gathered(self.upstream, before)) as items:
-            made = ((block, self.call(block) if block.num_rows else None, after) for block, after in items)
+        with closing(self.made(before)) as made:
             held = _Held[Made]([], None)
-            first = self.types is None and before == self.upstream.start(0)
+            first = self.types is None and before == self.begin(0)
             schema = from_text(text) if text else vars(self).get("schema")
             if schema is None and not first:
                 schema = self.schema
@@ -85,9 +84,8 @@ class ByFunction(Typed, Generic[Made]):
                 yield out, END if after == END else [after, text]
 
     def first_types(self) -> pa.Schema:
-        with closing(gathered(self.upstream, self.upstream.start(0))) as items:
-            blocks = (block.slice(0, SAMPLE_ROWS) for block, _ in items if block.num_rows)
-            held = self._first((block, self.call(block), END) for block in blocks)
+        with closing(self.made(self.begin(0), SAMPLE_ROWS)) as made:
+            held = self._first(made)
             schema = self.types_of(_there(held.items))
             if held.error is not None and not schema.names:
                 raise held.error
@@ -108,8 +106,16 @@ class ByFunction(Typed, Generic[Made]):
         return _Held(items, None)
 
     @abstractmethod
-    def call(self, block: Block) -> Made:
-        """What the function gives for a block that has a row."""
+    def begin(self, epoch: int) -> State:
+        """The place before the first block of an epoch."""
+
+    @abstractmethod
+    def made(self, at: State, most: int | None = None) -> Generator[tuple[Block, Made | None, State], None, None]:
+        """The blocks that follow a place, what the function gives for each (None: it has no row), and the place after it.
+
+        Args:
+            most: rows that the function is called for at a time, where the places after them are of no use.
+        """
 
     @abstractmethod
     def count(self, given: Made) -> int:
@@ -144,6 +150,31 @@ def _there(items: Sequence[tuple[Block, Made | None, State]]) -> list[Made]:
     return [given for _, given, _ in items if given is not None]
 
 
+@dataclass(frozen=True)
+class ByBlock(ByFunction[Made]):
+    """Abstract: the function is called for each block by itself."""
+
+    def begin(self, epoch: int) -> State:
+        return self.upstream.start(epoch)
+
+    def made(self, at: State, most: int | None = None) -> Generator[tuple[Block, Made | None, State], None, None]:
+        with closing(gathered(self.upstream, at)) as items:
+            for block, after in pieces(items, most):
+                yield block, self.call(block) if block.num_rows else None, after
+
+    @abstractmethod
+    def call(self, block: Block) -> Made:
+        """What the function gives for a block that has a row."""
+
+
+def pieces(items: Iterator[tuple[Block, State]], most: int | None) -> Iterator[tuple[Block, State]]:
+    """Blocks as they are, or in pieces of at most so many rows, each with the state after the block."""
+    for block, after in items:
+        step = most or max(block.num_rows, 1)
+        for first in range(0, max(block.num_rows, 1), step):
+            yield block.slice(first, step), after
+
+
 class Results(NamedTuple):
     """The samples that a function gave for a block, and the row that each of them comes from, int64 (n,)."""
 
@@ -152,7 +183,7 @@ class Results(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SampleFunction(ByFunction[Results]):
+class SampleFunction(ByBlock[Results]):
     """Abstract: a user's function of samples, `fn`."""
 
     fn: Callable[..., Any]
@@ -163,46 +194,58 @@ class SampleFunction(ByFunction[Results]):
         return len(given.samples)
 
     def types_of(self, given: Sequence[Results]) -> pa.Schema:
-        samples = (sample for results in given for sample in results.samples if _is_sample(sample))
-        return infer(list(islice(samples, SAMPLE_ROWS)))
+        return types_of_results(given)
 
     def block_of(self, block: Block, given: Results, schema: pa.Schema) -> Block:
-        samples, parents = given
-        out = fitting(samples, schema) if all(map(_is_sample, samples)) else None
+        return block_of_results(f"{self.verb}({name_of(self.fn)})", block, given, schema, self.on_error)
+
+
+def types_of_results(given: Sequence[Results]) -> pa.Schema:
+    """The types of the first 1,000 samples among these."""
+    samples = (sample for results in given for sample in results.samples if _is_sample(sample))
+    return infer(list(islice(samples, SAMPLE_ROWS)))
+
+
+def block_of_results(called: str, block: Block, given: Results, schema: pa.Schema, on_error: OnError) -> Block:
+    """What a function gave for a block, in the columns and types of a schema.
+
+    Raises:
+        StageError: naming what was `called`, at a result that is no sample of that schema; "skip" leaves it out.
+    """
+    samples, parents = given
+    out = fitting(samples, schema) if all(map(_is_sample, samples)) else None
+    if out is None:
+        samples, parents = _those_that_fit(called, block, given, schema, on_error)
+        out = fitting(samples, schema)
         if out is None:
-            samples, parents = self._those_that_fit(block, given, schema)
-            out = fitting(samples, schema)
-            if out is None:
-                raise self._failed(block, int(parents[0]), "the results from this row on fit one by one only")
-        return with_origin(out, block, parents) if len(samples) else EMPTY
+            raise _failed(called, block, int(parents[0]), "the results from this row on fit one by one only")
+    return with_origin(out, block, parents) if len(samples) else EMPTY
 
-    def _those_that_fit(self, block: Block, given: Results, schema: pa.Schema) -> Results:
-        """The results less those that are no samples of these columns and types: an error each, or left out and counted."""
-        kept = []
-        for number, (row, sample) in enumerate(zip(given.parents.tolist(), given.samples)):
-            if not isinstance(sample, dict):
-                words = f"{self._called} must return dicts (got {type(sample).__name__}; {where(block, row)})"
-                error: StageError | None = StageError(words)
-            elif not _is_sample(sample):
-                odd = next(name for name in sample if not isinstance(name, str))
-                error = self._failed(block, row, f"the keys of a sample must be strings (got {odd!r})")
-            else:
-                message = misfit(sample, schema, closed=True, remedy=OF_RESULTS)
-                error = None if message is None else self._failed(block, row, message)
-            if error is None:
-                kept.append(number)
-            elif self.on_error == "raise":
-                raise error
-            else:
-                skipped(error)
-        return Results([given.samples[number] for number in kept], given.parents[kept])
 
-    @property
-    def _called(self) -> str:
-        return f"{self.verb}({name_of(self.fn)})"
+def _those_that_fit(called: str, block: Block, given: Results, schema: pa.Schema, on_error: OnError) -> Results:
+    """The results less those that are no samples of these columns and types: an error each, or left out and counted."""
+    kept = []
+    for number, (row, sample) in enumerate(zip(given.parents.tolist(), given.samples)):
+        if not isinstance(sample, dict):
+            words = f"{called} must return dicts (got {type(sample).__name__}; {where(block, row)})"
+            error: StageError | None = StageError(words)
+        elif not _is_sample(sample):
+            odd = next(name for name in sample if not isinstance(name, str))
+            error = _failed(called, block, row, f"the keys of a sample must be strings (got {odd!r})")
+        else:
+            message = misfit(sample, schema, closed=True, remedy=OF_RESULTS)
+            error = None if message is None else _failed(called, block, row, message)
+        if error is None:
+            kept.append(number)
+        elif on_error == "raise":
+            raise error
+        else:
+            skipped(error)
+    return Results([given.samples[number] for number in kept], given.parents[kept])
 
-    def _failed(self, block: Block, row: int, message: str) -> StageError:
-        return StageError(f"{self._called} failed at {where(block, row)}: {message}")
+
+def _failed(called: str, block: Block, row: int, message: str) -> StageError:
+    return StageError(f"{called} failed at {where(block, row)}: {message}")
 
 
 def _is_sample(result: Any) -> bool:
