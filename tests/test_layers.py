@@ -16,34 +16,14 @@ ROOMS = {  # in the order in which data flow, from below; a module imports from 
 }  # fmt: skip
 SHARED = {  # what the stages of a room are made of; a stage does not import another
     "rows": {
-        "beside",
-        "blocks",
-        "blockwise",
-        "carried",
-        "choice",
-        "cursor",
-        "encoders",
-        "gathered",
-        "hashes",
-        "ragged",
-        "schema",
-        "sides",
-        "typed",
+        "beside", "blocks", "blockwise", "bos_eos", "carried", "choice", "cursor", "encoders", "gathered", "hashes", "ragged",
+        "schema", "sides", "typed",
     },
     "index": {
-        "index",
-        "indexed",
-        "lengths",
-        "order",
-        "sequence",
-        "several",
-        "side_by_side",
-        "slice",
-        "some_columns",
-        "some_rows",
+        "index", "indexed", "lengths", "order", "sequence", "several", "side_by_side", "slice", "some_columns", "some_rows",
     },
     "integrations": set[str](),
-}
+}  # fmt: skip
 TORCH = {"cli", "demo", "integrations", "loader", "steps", "tensors"}
 MOST_AT_THE_TOP = 10
 

@@ -129,13 +129,14 @@ def test_each_make_has_its_fast_way() -> None:
         ),
         (
             make.tiktoken_bytes(),
-            {"truncation": True},
-            "unknown tokenizer_kwargs for tiktoken.Encoding: truncation (it takes allowed_special, disallowed_special)",
+            {"stride": 1},
+            "unknown tokenizer_kwargs for tiktoken.Encoding: stride (it takes add_special_tokens, allowed_special, "
+            "disallowed_special, max_length, truncation)",
         ),
         (
             make.bpe(),
             {"truncation": True},
-            "truncation needs max_length, in tokens: tokenizer_kwargs={'max_length': 512, ...}",
+            "truncation needs max_length, in tokens: tokenize(..., truncation=True, max_length=512)",
         ),
         (make.gpt2(), {"truncation": True}, "truncation needs max_length, in tokens"),
         (make.bert(), {"max_length": 1}, "max_length must be at least 2 tokens (got 1)"),

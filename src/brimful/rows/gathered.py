@@ -56,6 +56,9 @@ def bytes_in(array: pa.Array) -> int:
         array = array.storage
     if isinstance(array, pa.StructArray):
         return sum(map(bytes_in, array.flatten()))
+    if isinstance(array, pa.MapArray):
+        first, last = offsets_in(array)[[0, -1]]
+        return 8 * len(array) + bytes_in(array.keys[first:last]) + bytes_in(array.items[first:last])
     if pa.types.is_nested(array.type):
         return 8 * len(array) + bytes_in(array.flatten())
     if has_offsets(array.type):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from brimful.core import random
 from brimful.core.errors import DataError, where
+from brimful.rows.blocks import visible
 from brimful.rows.ragged import column_of, has_offsets, numpy_of, offsets_in, offsets_of
 
 _NULL: Final = 0
@@ -34,7 +35,7 @@ def row_hashes(block: pa.RecordBatch) -> NDArray[np.uint64]:
     True
     """
     out = np.zeros(block.num_rows, dtype=np.uint64)
-    for name in block.schema.names:
+    for name in visible(block).schema.names:
         out += _under(name, column_hashes(block, name))
     return random.mixed(out)
 
@@ -80,6 +81,11 @@ def _hashes(array: pa.Array) -> NDArray[np.uint64]:
         size, first = kind.list_size, array.offset * kind.list_size
         inner = _hashes(array.values[first : first + len(array) * size])
         found = _joined(inner, np.arange(len(array) + 1) * size, np.full(len(array), size))
+    elif pa.types.is_map(kind):
+        bounds = offsets_in(array)
+        keys, items = (_hashes(part[bounds[0] : bounds[-1]]) for part in (array.keys, array.items))
+        entries = random.mixed(_under("key", keys) + _under("value", items))
+        found = _joined(entries, bounds - bounds[0], np.diff(bounds))
     elif has_offsets(kind):
         found = _of_any_length(array)
     else:

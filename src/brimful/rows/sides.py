@@ -48,7 +48,7 @@ class Split:
         return np.concatenate([self._valid(piece) for piece in pieces])
 
     def _valid(self, block: Block) -> NDArray[np.bool_]:
-        hashes = row_hashes(visible(block)) if self.key is None else column_hashes(block, self.key)
+        hashes = row_hashes(block) if self.key is None else column_hashes(block, self.key)
         below: NDArray[np.bool_] = random.mixed(hashes ^ np.uint64(random.key(self.seed))) < np.uint64(
             int(self.valid_share * 2.0**64)
         )

@@ -258,7 +258,7 @@ def union_of(stages: Sequence[Stage[Block]], what: str) -> pa.Schema:
     Raises:
         DataError: a column has two types that nothing unites.
     """
-    return united((_schema_of(stage) for stage in stages), what)
+    return united(((number, _schema_of(stage)) for number, stage in enumerate(stages)), what)
 
 
 def _schema_of(stage: Stage[Block]) -> pa.Schema:
