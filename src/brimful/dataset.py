@@ -299,7 +299,7 @@ class Dataset:
             seed: another one, another split.
         Raises:
             DataError: (when run) there is no such column, or one whose values have no hash.
-        Price: 20 ns a number and 5 ns a byte of text. Sources of indexed data stay indexed (see `filter`): when the first side
+        Price: 40 ns a number and 5 ns a byte of text. Sources of indexed data stay indexed (see `filter`): when the first side
             is used, in each process, all are read once for both, of a store with a key that column alone; 9 bytes a sample.
 
         >>> import brimful as bf

@@ -75,7 +75,7 @@ def tokenize(
     pairs = len(columns) == 2 and len(made) == 1
     if not columns or (len(columns) != len(made) and not pairs):
         raise ValueError(
-            f"tokenize makes an output of each column, or one of two columns (got {len(columns)} columns and {len(made)} outputs)"
+            f"tokenize makes an output of each column, or one of two columns (got column={columns} and output={made})"
         )
     if more and len(made) > 1:
         raise ValueError("tokenize: outputs= would be those of several columns; tokenize the columns one by one")

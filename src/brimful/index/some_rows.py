@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.errors import OnError, logger, name_of
-from brimful.core.once import once
+from brimful.core.once import once, settings_of
 from brimful.core.stream import BLOCK_ROWS, describe
 from brimful.index.index import Index, RowSet
 from brimful.rows.blocks import Block, tried
@@ -111,6 +111,9 @@ class Sides:
 
     base: Index
     split: Split
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
 
     @once
     def valid(self) -> NDArray[np.bool_]:

@@ -374,7 +374,7 @@ def _refuse_unknown(name: str, settings: dict[str, Any], known: set[str]) -> Non
 
 def _refuse_outputs(name: str, outputs: tuple[str, ...], known: Mapping[str, str]) -> None:
     if unknown := [output for output in outputs if output not in known]:
-        raise ValueError(f"{name} has no output {unknown[0]!r} (it has {', '.join(known) or 'tokens alone'})")
+        raise ValueError(f"{name} has no output {unknown[0]!r} (it has {', '.join([*known][1:]) or 'tokens alone'})")
 
 
 def _called(kwargs: Mapping[str, Any]) -> str:
