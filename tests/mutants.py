@@ -563,11 +563,11 @@ MUTANTS = [
         law("rows.Window"),
     ),
     Mutant(
-        "where the pieces of a window are cut depends on where it was resumed",
+        "blocks without rows between those of a window are not counted",
         "rows/window.py",
-        "first - first % step + step",
-        "first + step",
-        of("rows/test_window", "test_resume_is_exact_at_every_sample"),
+        "sum(one.blocks for one in held)",
+        "len(held)",
+        law("rows.Window"),
     ),
     Mutant(
         "what the longer of two data sets side by side has more is lost without a word",

@@ -131,18 +131,18 @@ def rows_of(tokens: Any) -> list[list[int]]:
         {},
         {"add_special_tokens": False},
         {"truncation": True, "max_length": 9},
-        {"truncation": "only_first", "max_length": 60},
-        {"truncation": "only_second", "max_length": 60},
+        {"truncation": "only_first", "max_length": 12},
+        {"truncation": "only_second", "max_length": 12},
         {"truncation": True},
     ],
     ids=str,
 )
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_pairs_and_further_outputs(tokenizer: Callable[..., Any], kwargs: dict[str, Any], side: str) -> None:
-    if "only" in str(kwargs.get("truncation")):
-        pairs = [(first, second) for first, second in PAIRS if len(first) < 60 and len(second) < 60] * 2
-    else:
-        pairs = PAIRS
+    longer, shorter = "9#9#9#9#", "9#9#9#"  # the one that longest_first would leave alone is cut
+    pairs = {"only_first": [(shorter, longer)] * 2, "only_second": [(longer, shorter)]}.get(
+        str(kwargs.get("truncation")), PAIRS
+    )
 
     def own() -> Any:
         return tokenizer(model_max_length=19, truncation_side=side)

@@ -3,7 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pytest
 
+import brimful as bf
 from tests.samples import letters, spelled
 
 
@@ -30,7 +33,7 @@ def test_types_are_those_of_the_first_thousand_results_of_whichever_rows() -> No
     def half(sample: dict[str, int]) -> dict[str, float] | None:
         return None if sample["x"] % 2 else {"x": sample["x"] if sample["x"] < 2_000 else 0.5}
 
-    data = bf.from_iterable([{"x": number} for number in range(6_000)]).filter_map(half)
+    data = bf.from_sequence([{"x": number} for number in range(6_000)]).filter_map(half)
     assert data.stage.schema.field("x").type == pa.int64()  # type: ignore[attr-defined]
-    with pytest.raises(bf.StageError, match=r"row 2000: column 'x' is int64 by the schema but double here"):
+    with pytest.raises(bf.StageError, match=r"row 2,000: column 'x' is int64 by the schema but double here"):
         list(data)

@@ -68,13 +68,13 @@ class Window(Stage[Block]):
 
     def _counts(self, block: Block, earlier: int) -> list[int]:
         """Of how many windows each piece is: of those that begin in the `earlier` rows that are held, and in a block, and end
-        in the block. Where it is cut depends on the block alone, so that a resume cuts it there too."""
+        in the block. How long they are depends on the block alone, so that a resume after one of them cuts the same ones."""
         if not block.num_rows:
             return []
         size = sum(map(bytes_in, visible(block).columns)) // block.num_rows
         step = min(BLOCK_ROWS, max(1, BLOCK_BYTES // (self.width * max(1, size))))
         first = max(0, self.width - 1 - earlier)  # the row in which the next window ends
-        ends = [*range(first - first % step + step, block.num_rows, step), block.num_rows]
+        ends = [*range(first + step, block.num_rows, step), block.num_rows]
         return np.diff([first, *ends]).tolist() if first < block.num_rows else []
 
     def _windows(self, rows: Block, count: int) -> Block:
