@@ -682,14 +682,16 @@ def row_links(
     return links
 
 
-def rows() -> SearchStrategy[Make]:
-    """Chains that end in rows."""
+def rows(*, alike: bool = False) -> SearchStrategy[Make]:
+    """Chains that end in rows; `alike`: none has a column that is null because a data set beside its own has it."""
+    tokens = [on(Choose, choice=Choice("select", targets))] if alike else []
     straight = st.builds(lambda make, links: chain(make, *links), sources(), row_links())
     mixed = st.builds(
-        lambda makes, link, links: chain(joined(makes, link), *links),
+        lambda makes, link, links, *tokens: chain(joined(makes, link), *tokens, *links),
         st.lists(straight, min_size=1, max_size=3),
         st.one_of(*SEVERAL.values()),
         row_links(frozenset({*CUTTERS, Pad})),
+        *tokens,
     )
     return st.one_of(straight, straight, mixed)
 
@@ -704,19 +706,20 @@ def in_streams() -> SearchStrategy[Make]:
     )
 
 
-def windows() -> SearchStrategy[Make]:
+def windows(*, alike: bool = False) -> SearchStrategy[Make]:
     """Chains that end in windows."""
     return st.one_of(
-        st.builds(chain, rows(), WINDOWS[Buffered]),
+        st.builds(chain, rows(alike=alike), WINDOWS[Buffered]),
         st.builds(chain, indexed(), WINDOWS[Planned]),
     )
 
 
 def batches() -> SearchStrategy[Make]:
     """Chains that end in batches: of integers, or of tensors."""
-    planned = st.builds(chain, windows(), BATCHES[Batched])
+    planned, tokens = (st.builds(chain, windows(alike=alike), BATCHES[Batched]) for alike in (False, True))
     shared = st.one_of(planned, planned, st.builds(chain, planned, SHARES[Sharded]))
-    return st.one_of(shared, st.builds(chain, shared, TENSORS[Collated]))
+    of_tokens = st.one_of(tokens, tokens, st.builds(chain, tokens, SHARES[Sharded]))
+    return st.one_of(shared, st.builds(chain, of_tokens, TENSORS[Collated]))
 
 
 def alone(cls: type[Stage[Any]]) -> SearchStrategy[Make]:

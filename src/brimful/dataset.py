@@ -303,9 +303,9 @@ class Dataset:
             is used, in each process, all are read once for both, of a store with a key that column alone; 9 bytes a sample.
 
         >>> import brimful as bf
-        >>> train, valid = bf.from_sequence([{"n": n} for n in range(1_000)]).train_valid_split(0.1)
+        >>> train, valid = bf.from_sequence([{"n": n} for n in range(10_000)]).train_valid_split(0.05)
         >>> len(train), len(valid)
-        (898, 102)
+        (9486, 514)
         """
         train, valid = algebra.split(self.stage, Split(valid_share, key, seed))
         return Dataset(train, self.repeats), Dataset(valid, self.repeats)
