@@ -105,8 +105,8 @@ def test_removed_columns_are_gone_once_they_are_tokens(tmp_path: Path) -> None:
         ({}, {"max_length": 3}, r"encoder was 'WordPiece of \d+ tokens \(\w+\)' when .* and is 'WordPiece of \d+ tokens, cut"),
         ({}, {"add_special_tokens": False}, "encoder was 'WordPiece"),
         ({"outputs": "attention_mask"}, {"outputs": "token_type_ids"}, r"outputs\[0\] was 'attention_mask' when it was saved"),
-        ({}, {"remove_columns": "id"}, r"remove_columns was \[\] when it was saved and is \['id'\] here"),
-        ({"column": "source"}, {}, r"column was \['source'\] when it was saved and is \['source', 'target'\] here"),
+        ({}, {"remove_columns": "id"}, r"remove_columns was None when it was saved and is \['id'\] here"),
+        ({"column": "source"}, {}, r"column was 'source' when it was saved and is \['source', 'target'\] here"),
         ({"truncation": "only_first", "max_length": 9}, {"truncation": True, "max_length": 9}, "encoder was 'WordPiece"),
     ],
 )  # fmt: skip

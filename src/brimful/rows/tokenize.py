@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from brimful.core.background import map_ahead
 from brimful.core.errors import HIDDEN, DataError, StageError, settle, where
-from brimful.core.stream import Stage, State, runtime
+from brimful.core.stream import Stage, State, describe, runtime
 from brimful.rows.blocks import Block
 from brimful.rows.encoders import Encoder, Texts
 from brimful.rows.gathered import gathered
@@ -38,6 +39,21 @@ class Tokenize(Stage[Block]):
 
     def __post_init__(self) -> None:
         settle(self, "max_workers", most=1_024)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """One name stands by itself, and what was not asked for not at all, as in states and stores of before there was more."""
+        names = {"column": self.column, "output": self.output}
+        one = {setting: name[0] if len(name) == 1 else [*name] for setting, name in names.items()}
+        asked = {
+            setting: [*getattr(self, setting)] for setting in ("outputs", "remove_columns") if getattr(self, setting)
+        }
+        return {
+            "type": self.verb,
+            "upstream": describe(self.upstream),
+            "encoder": describe(self.encoder),
+            **one,
+            **asked,
+        }
 
     def start(self, epoch: int) -> State:
         return self.upstream.start(epoch)
