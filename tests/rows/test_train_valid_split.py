@@ -166,7 +166,7 @@ def test_another_split_is_another_pipeline(source: Any) -> None:
 def test_resume_is_exact_at_every_sample(source: Any) -> None:
     with small(3):
         for side in (0, 1):
-            assert_exact_resume(lambda: source(documents(30), repeat=True).train_valid_split(0.4)[side].take(40))  # noqa: B023
+            assert_exact_resume(lambda: source(documents(12), repeat=True).train_valid_split(0.4)[side].take(12))  # noqa: B023
 
 
 # -- hashes --------------------------------------------------------------------------------------------------------------
