@@ -23,6 +23,7 @@ from unittest.mock import patch
 import cbor2
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -45,8 +46,11 @@ from brimful.index.repeat import Repeat as IndexRepeat
 from brimful.index.sequence import FromSequence
 from brimful.index.shuffle import Shuffle as IndexShuffle
 from brimful.index.skip import Skip as IndexSkip
+from brimful.index.some_rows import Sides
 from brimful.index.stride import Stride as IndexStride
 from brimful.index.take import Take as IndexTake
+from brimful.index.train_valid_split import TrainValidSplit as IndexTrainValidSplit
+from brimful.index.zip import Zip as IndexZip
 from brimful.plan import CostBudget, FixedSize, Packed, Policy, StaticShapes, TokenBudget
 from brimful.rows.add_bos_eos import AddBosEos
 from brimful.rows.blocks import Block, Sample
@@ -70,11 +74,16 @@ from brimful.rows.parallel import Parallel
 from brimful.rows.ragged import EMPTY
 from brimful.rows.rebatch import Rebatch
 from brimful.rows.row_keys import RowKeys
+from brimful.rows.scan import Scan
+from brimful.rows.sides import Split
 from brimful.rows.skip import Skip
 from brimful.rows.stride import Stride
 from brimful.rows.take import Take
 from brimful.rows.tokenize import Tokenize
+from brimful.rows.train_valid_split import TrainValidSplit
 from brimful.rows.unbatch import Unbatch
+from brimful.rows.window import Window
+from brimful.rows.zip import Zip
 from brimful.sources.files import FromFiles
 from brimful.sources.iterable import FromIterable
 from brimful.steps.batched import Batched
@@ -401,6 +410,19 @@ def random_copies(sample: Sample, rng: np.random.Generator) -> list[Sample]:
     return [{**sample, "copy": copy} for copy in range(rng.integers(4))]
 
 
+def counted(carry: Any, sample: Sample) -> tuple[Any, Sample]:
+    """Changes what it is handed."""
+    carry["count"] += 1
+    carry["sizes"] = [*carry["sizes"][-2:], len(sample["input_ids"])]
+    return carry, {**sample, "count": carry["count"], "sizes": carry["sizes"]}
+
+
+def last_of_each(block: Block) -> Block:
+    """Of windows, the samples that are last in them."""
+    columns = [pc.list_element(column, len(column[0]) - 1) for column in block.columns]
+    return pa.RecordBatch.from_arrays(columns, block.schema.names)
+
+
 def every_row_thrice(block: Block) -> Block:
     return block.take(pa.array(np.repeat(np.arange(block.num_rows), 3)))
 
@@ -431,6 +453,11 @@ def first_letter(sample: Sample) -> str:
 
 def letters(texts: list[str]) -> list[list[int]]:
     return [list(text.encode()) for text in texts]
+
+
+def letters_of_two(texts: list[str], others: list[str]) -> dict[str, list[list[int]]]:
+    rows = [list(text.encode()) + list(other.encode()) for text, other in zip(texts, others)]
+    return {"input_ids": rows, "sides": [[len(text)] for text in texts]}
 
 
 def tagged(item: Any) -> Any:
@@ -472,6 +499,20 @@ targets = ("input_ids",)
 weights = st.lists(st.sampled_from([1, 1.5, 2, 7.0]), min_size=3, max_size=3)
 stops = st.sampled_from(["first", "all", "all_repeat"])
 tokenwise = st.sampled_from([None, "input_ids"])
+
+
+def beside_its_numbers(upstream: Stage[Any], size: int, seed: int) -> Stage[Any]:
+    """Rows side by side with numbers that come in other blocks."""
+    numbered = Enumerate(Shuffle(Buffered(upstream, size, (), False), seed), "number")
+    return Zip((upstream, Choose(numbered, Choice("select", ("number",)))))
+
+
+def beside_other_ids(upstream: Any, size: int, seed: int) -> Stage[Any]:
+    """Rows of an index side by side with the ids of others."""
+    ids = IndexChoose(IndexShuffle(upstream, size, seed), Choice("select", ("id",)))
+    return IndexZip((upstream, IndexChoose(ids, Choice("rename", ("id",), ("other",)))))
+
+
 policies: SearchStrategy[Policy] = st.one_of(
     st.builds(FixedSize, few, sort=st.booleans()),
     st.builds(TokenBudget, st.integers(4, 20), pad_to_multiple_of=st.integers(1, 4)),
@@ -491,6 +532,8 @@ planners = st.one_of(
     st.builds(ByKey, st.sampled_from([1, 3, by_length]), st.just(length), st.sampled_from([None, first_letter])),
     st.builds(ByKey, st.just(none_of_long), st.just(length), st.none(), st.sampled_from(["drop", "alone"])),
 )
+splits = st.builds(Split, st.sampled_from([0.3, 0.7]), st.sampled_from([None, "input_ids"]), seeds)
+sides = st.sampled_from(["train", "valid"])
 choices = st.sampled_from([Choice("drop", ("text",)), Choice("rename", ("text",), ("words",))])
 windowed: dict[str, Any] = {"size": few, "length_columns": ("input_ids",), "lengths_required": True}
 automatic: dict[str, Any] = windowed | {"size": 0, "policy": FixedSize(1)}
@@ -537,16 +580,30 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
     PackChunk: on(PackChunk, target_columns=targets, chunk_length=few, discard_long_samples=st.booleans()),
     Pad: on(Pad, pad_values={"input_ids": 0}, chunk_length=3 * LONG),
     Rebatch: on(Rebatch),
+    Scan: on(Scan, fn=counted, initial=st.just({"count": 0, "sizes": []})),
     Skip: on(Skip, n=count),
     Stride: st.one_of(on(Stride, interval=3, offset=st.integers(0, 2)), on(Stride, interval=1, offset=0)),
     Take: on(Take, n=count),
-    Tokenize: on(
-        Tokenize,
-        encoder=encoder_for(letters),
-        column="text",
-        output=st.sampled_from(["input_ids", "tokens"]),
-        parallel=threads,
+    Tokenize: st.one_of(
+        on(
+            Tokenize,
+            encoder=encoder_for(letters),
+            column=("text",),
+            output=st.sampled_from([("input_ids",), ("tokens",)]),
+            parallel=threads,
+        ),
+        on(
+            Tokenize,
+            encoder=encoder_for(letters_of_two),
+            column=("text", "text"),
+            output=("input_ids",),
+            outputs=("sides",),
+            parallel=threads,
+        ),
     ),
+    TrainValidSplit: on(TrainValidSplit, split=splits, side=sides),
+    Window: on(Window, width=few),
+    Zip: st.builds(lambda size, seed: lambda upstream: beside_its_numbers(upstream, size, seed), few, seeds),
 }
 SEVERAL: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # several streams of rows to one
     Concat: st.just(lambda *upstreams: Concat(upstreams)),
@@ -569,6 +626,10 @@ INDEXED: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # indexed data
     IndexSkip: on(IndexSkip, n=count),
     IndexStride: on(IndexStride, interval=st.just(3), offset=st.integers(0, 2)),
     IndexTake: on(IndexTake, n=count),
+    IndexTrainValidSplit: st.builds(
+        lambda split, side: lambda source: IndexTrainValidSplit(source, Sides(source.index, split), side), splits, sides
+    ),
+    IndexZip: st.builds(lambda size, seed: lambda upstream: beside_other_ids(upstream, size, seed), few, seeds),
 }
 SEVERAL_INDEXED: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # several of them to one
     IndexConcat: st.just(lambda *upstreams: IndexConcat(upstreams)),
@@ -642,7 +703,7 @@ STAGES: Final[set[type[Stage[Any]]]] = {
 }
 CUTTERS: Final[set[type[Stage[Any]]]] = {Choose, Chunk, ConcatChunk, PackChunk, MapBlocks}
 """After these a sample may have no text."""
-COUNTING: Final[set[type[Stage[Any]]]] = {Enumerate, Skip, Stride, Take}
+COUNTING: Final[set[type[Stage[Any]]]] = {Enumerate, Scan, Skip, Stride, Take, Window, Zip}
 """What rows in several streams are refused by."""
 
 
@@ -705,11 +766,13 @@ def row_links(
     classes: list[type[Stage[Any]]] = [*({*ROWS, Shuffle, Ahead, Repeat} - without)]
     classes.sort(key=lambda cls: cls.__name__)
     for cls in draw(st.lists(st.sampled_from(classes), max_size=4)):
-        if (cls in (Tokenize, Choose) and seen & CUTTERS) or (cls in (Pad, Stride) and cls in seen):
+        if (cls in (Tokenize, Choose) and seen & CUTTERS) or (cls in (Pad, Stride, Zip) and cls in seen):
             continue
         seen |= {cls}
         if cls is Shuffle:
             links += [draw(WINDOWS[Buffered]), draw(SHUFFLES[Shuffle])]
+        elif cls is Window:
+            links += [draw(ROWS[Window]), lambda upstream: MapBlocks(upstream, last_of_each)]
         elif cls is Repeat:
             links += [draw(ITEMS[Repeat]), draw(ROWS[Take])]
         else:
@@ -717,15 +780,16 @@ def row_links(
     return links
 
 
-def rows() -> SearchStrategy[Make]:
-    """Chains that end in rows; those that are joined have the same numbers, none of which is null then."""
-    alike = st.builds(lambda make, links: chain(make, *links), sources(), row_links(without=frozenset({Enumerate})))
+def rows(*, alike: bool = False) -> SearchStrategy[Make]:
+    """Chains that end in rows; `alike`: none has a column that is null because a data set beside its own has it."""
+    tokens = [on(Choose, choice=Choice("select", targets))] if alike else []
     straight = st.builds(lambda make, links: chain(make, *links), sources(), row_links())
     mixed = st.builds(
-        lambda makes, link, links: chain(joined(makes, link), *links),
-        st.lists(alike, min_size=1, max_size=3),
+        lambda makes, link, links, *tokens: chain(joined(makes, link), *tokens, *links),
+        st.lists(straight, min_size=1, max_size=3),
         st.one_of(*SEVERAL.values()),
         row_links(frozenset({*CUTTERS, Pad})),
+        *tokens,
     )
     return st.one_of(straight, straight, mixed)
 
@@ -740,19 +804,20 @@ def in_streams() -> SearchStrategy[Make]:
     )
 
 
-def windows() -> SearchStrategy[Make]:
+def windows(*, alike: bool = False) -> SearchStrategy[Make]:
     """Chains that end in windows."""
     return st.one_of(
-        st.builds(chain, rows(), WINDOWS[Buffered]),
+        st.builds(chain, rows(alike=alike), WINDOWS[Buffered]),
         st.builds(chain, indexed(), WINDOWS[Planned]),
     )
 
 
 def batches() -> SearchStrategy[Make]:
     """Chains that end in batches: of integers, or of tensors."""
-    planned = st.builds(chain, windows(), BATCHES[Batched])
+    planned, tokens = (st.builds(chain, windows(alike=alike), BATCHES[Batched]) for alike in (False, True))
     shared = st.one_of(planned, planned, st.builds(chain, planned, SHARES[Sharded]))
-    return st.one_of(shared, st.builds(chain, shared, TENSORS[Collated]))
+    of_tokens = st.one_of(tokens, tokens, st.builds(chain, tokens, SHARES[Sharded]))
+    return st.one_of(shared, st.builds(chain, of_tokens, TENSORS[Collated]))
 
 
 def alone(cls: type[Stage[Any]]) -> SearchStrategy[Make]:
@@ -765,7 +830,7 @@ def alone(cls: type[Stage[Any]]) -> SearchStrategy[Make]:
         return st.builds(joined, st.lists(blocks, min_size=1, max_size=3), SEVERAL[cls])
     if cls in SEVERAL_INDEXED:
         return st.builds(joined, st.lists(indexed_sources(), min_size=1, max_size=3), SEVERAL_INDEXED[cls])
-    if cls in (IndexFilter, IndexChooseSource):
+    if cls in (IndexFilter, IndexChooseSource, IndexTrainValidSplit):
         return st.builds(chain, SOURCES[FromSequence], INDEXED[cls])
     if cls in INDEXED:
         return st.builds(chain, indexed_sources(), INDEXED[cls])

@@ -10,29 +10,21 @@ from pathlib import Path
 
 ROOMS = {  # in the order in which data flow, from below; a module imports from its own room and from those with smaller numbers
     "core": 0, "plan": 1, "rows": 2, "sources": 3, "index": 4, "store": 5, "windows": 6, "steps": 7, "tensors": 8,
-    "algebra": 9, "loader": 9, "batches": 10, "batching": 11, "dataset": 12,
+    "algebra": 9, "loader": 9, "batches": 10, "batching": 11, "tokenizing": 11, "dataset": 12,
     "read": 13, "testing": 13, "integrations": 13, "__init__": 14,
     "report": 15, "demo": 15, "cli": 16, "__main__": 17,
 }  # fmt: skip
 SHARED = {  # what the stages of a room are made of; a stage does not import another
     "rows": {
-        *(
-            "blocks",
-            "blockwise",
-            "bos_eos",
-            "carried",
-            "choice",
-            "cursor",
-            "encoders",
-            "gathered",
-            "parallel",
-            "ragged",
-        ),
-        *("schema", "typed"),
+        "beside", "blocks", "blockwise", "bos_eos", "carried", "choice", "cursor", "encoders", "gathered", "hashes",
+        "parallel", "ragged",
+        "schema", "sides", "typed",
     },
-    "index": {"index", "indexed", "lengths", "order", "sequence", "several", "slice", "some_columns", "some_rows"},
+    "index": {
+        "index", "indexed", "lengths", "order", "sequence", "several", "side_by_side", "slice", "some_columns", "some_rows",
+    },
     "integrations": set[str](),
-}
+}  # fmt: skip
 TORCH = {"cli", "demo", "integrations", "loader", "steps", "tensors"}
 MOST_AT_THE_TOP = 10
 

@@ -46,10 +46,12 @@ def bpe() -> Tokenizer:
 
 
 def wordpiece() -> Tokenizer:
-    """As bert: [CLS] before, [SEP] after."""
+    """As bert: [CLS] before, [SEP] after; of pairs one after each."""
     tokenizer = Tokenizer.from_str(_trained("wordpiece"))
     ids = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ids)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ids
+    )
     return tokenizer
 
 

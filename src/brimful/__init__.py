@@ -36,7 +36,15 @@ from brimful.plan import (
     quantile_buckets,
     uniform_buckets,
 )
-from brimful.read import concat_datasets, from_files, from_iterable, from_sequence, from_store, interleave_datasets
+from brimful.read import (
+    concat_datasets,
+    from_files,
+    from_iterable,
+    from_sequence,
+    from_store,
+    interleave_datasets,
+    zip_datasets,
+)
 from brimful.steps.sampler import BatchSampler
 
 if TYPE_CHECKING:
@@ -79,6 +87,7 @@ __all__ = [
     "quantile_buckets",
     "token_mean",
     "uniform_buckets",
+    "zip_datasets",
 ]
 
 _WITH_TORCH = {"attention": "brimful.tensors.attention", "token_mean": "brimful.tensors.loss"}

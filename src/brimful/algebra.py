@@ -26,8 +26,11 @@ from brimful.index.sequence import CachedIndex, FromSequence
 from brimful.index.shuffle import Shuffle as IndexShuffle
 from brimful.index.skip import Skip as IndexSkip
 from brimful.index.slice import Slice
+from brimful.index.some_rows import Sides
 from brimful.index.stride import Stride as IndexStride
 from brimful.index.take import Take as IndexTake
+from brimful.index.train_valid_split import TrainValidSplit as IndexTrainValidSplit
+from brimful.index.zip import Zip as IndexZip
 from brimful.plan import Policy
 from brimful.plan.mix import Stop
 from brimful.rows.blocks import Block, Sample, samples
@@ -39,10 +42,13 @@ from brimful.rows.filter import Filter
 from brimful.rows.interleave import Interleave
 from brimful.rows.parallel import Parallel
 from brimful.rows.row_keys import RowKeys
+from brimful.rows.sides import Side, Split
 from brimful.rows.skip import Skip
 from brimful.rows.stride import Stride
 from brimful.rows.take import Take
 from brimful.rows.tokenize import Tokenize
+from brimful.rows.train_valid_split import TrainValidSplit
+from brimful.rows.zip import Zip
 from brimful.store.index import stored
 from brimful.windows.buffered import Buffered
 from brimful.windows.planned import Planned
@@ -75,18 +81,34 @@ def shuffled(stage: Stage[Block], buffer_size: int, seed: int) -> Stage[Block]:
 def filtered(stage: Stage[Block], fn: Callable[..., bool], on_error: OnError, parallel: Parallel) -> Stage[Block]:
     """Of sources, by way of concatenations and shuffles, by a pass over all of them; what slices and mixtures would have
     left may differ from epoch to epoch, so there it streams."""
-    return _selected(stage, fn, on_error, parallel) or Filter(stage, fn, False, on_error, parallel=parallel)
+    return _selected(stage, lambda source: IndexFilter(source, fn, on_error, parallel)) or Filter(
+        stage, fn, False, on_error, parallel=parallel
+    )
 
 
-def _selected(stage: Stage[Block], fn: Callable[..., bool], on_error: OnError, parallel: Parallel) -> Indexed | None:
+def split(stage: Stage[Block], how: Split) -> tuple[Stage[Block], Stage[Block]]:
+    """For training and for validation: indexed where a filter is, by one pass over each source for both."""
+    known: dict[int, Sides] = {}
+
+    def one(side: Side) -> Stage[Block]:
+        def of(source: Source) -> Indexed:
+            sides = known.setdefault(id(source), Sides(source.index, how))
+            return IndexTrainValidSplit(source, sides, side)
+
+        return _selected(stage, of) or TrainValidSplit(stage, how, side)
+
+    return one("train"), one("valid")
+
+
+def _selected(stage: Stage[Block], some_of: Callable[[Source], Indexed]) -> Indexed | None:
     match stage:
         case Source():
-            return IndexFilter(stage, fn, on_error, parallel)
+            return some_of(stage)
         case IndexShuffle():
-            below = _selected(stage.upstream, fn, on_error, parallel)
+            below = _selected(stage.upstream, some_of)
             return None if below is None else IndexShuffle(below, stage.buffer_size, stage.seed)
         case IndexConcat():
-            parts = tuple(_selected(upstream, fn, on_error, parallel) for upstream in stage.upstreams)
+            parts = tuple(_selected(upstream, some_of) for upstream in stage.upstreams)
             return IndexConcat(parts) if _all_indexed(parts) else None
     return None
 
@@ -123,6 +145,16 @@ def concatenated(stages: tuple[Stage[Block], ...]) -> Stage[Block]:
         part for stage in stages for part in (stage.upstreams if isinstance(stage, IndexConcat | Concat) else (stage,))
     )
     return IndexConcat(parts) if _all_indexed(parts) else Concat(parts)
+
+
+def zipped(stages: tuple[Stage[Block], ...]) -> Stage[Block]:
+    endless = [goes_on(stage) for stage in stages]
+    if len(set(endless)) > 1:
+        raise ValueError(
+            f"data set {endless.index(True)} repeats without end and data set {endless.index(False)} does not; take some of "
+            "the first, or repeat all of them"
+        )
+    return IndexZip(stages) if _all_indexed(stages) else Zip(stages)
 
 
 def interleaved(
@@ -240,7 +272,7 @@ def padding_of(stage: Stage[Any]) -> dict[str, Padding]:
     if isinstance(stage, IndexChoose | IndexChooseSource | Choose):
         found = stage.choice.renamed(found)
     if isinstance(stage, Tokenize) and stage.encoder.padding is not None:
-        found |= {stage.output: stage.encoder.padding}
+        found |= dict.fromkeys(stage.output, stage.encoder.padding)
     return found
 
 

@@ -10,18 +10,15 @@ from typing import Any, Unpack
 
 from numpy.typing import NDArray
 
-from brimful import algebra, batching
+from brimful import algebra, batching, tokenizing
 from brimful.batches import sampled
 from brimful.core.errors import integer, names_of, positive
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stream import Stage, chain
-from brimful.rows.add_bos_eos import AddBosEos
 from brimful.rows.blocks import Block, Sample
 from brimful.rows.choice import Choice
 from brimful.rows.chunk import Chunk
 from brimful.rows.concat_chunk import ConcatChunk
-from brimful.rows.encoders import bos_eos_of, encoder_for
-from brimful.rows.ensure_bos_eos import EnsureBosEos
 from brimful.rows.enumerate import Enumerate
 from brimful.rows.filter import Filter
 from brimful.rows.filter_map import FilterMap
@@ -33,7 +30,9 @@ from brimful.rows.pad import Pad
 from brimful.rows.parallel import CallOptions, ExecutorType, Parallel, called
 from brimful.rows.rebatch import Rebatch
 from brimful.rows.row_keys import RowKeys
-from brimful.rows.tokenize import Tokenize
+from brimful.rows.scan import Scan
+from brimful.rows.sides import Split
+from brimful.rows.window import Window
 
 
 @dataclass(frozen=True)
@@ -141,6 +140,40 @@ class Dataset:
         """All samples of `fn(sample)` in place of each; with a seed `fn(sample, rng)`. `options`: see CallOptions."""
         return self._calling(FlatMap, "flat_map", fn, options)
 
+    def scan(self, fn: Callable[[Any, Sample], tuple[Any, Sample]], initial: Any) -> Dataset:
+        """`fn(carry, sample)` gives (carry, sample), as of jax.lax.scan: a sample for each, and what the next call is handed.
+
+        Args:
+            fn: the carry comes first, and goes first.
+            initial: the carry of the first call of each epoch. All of them are plain JSON: None, bool, int, finite float, str,
+                lists and dicts of these. The state holds one: keep it small.
+        Raises:
+            TypeError: `initial` is something else.
+            ValueError: the samples are in several streams.
+            StageError: (when run) `fn` raised, or returned something else; with file and line.
+        State: [upstream's state, the carry]. Price: Python, once a sample, and a copy of the carry.
+
+        >>> import brimful as bf
+        >>> def running_total(total, sample): return total + sample["x"], {"total": total + sample["x"]}
+        >>> list(bf.from_sequence([{"x": 1}, {"x": 2}, {"x": 4}]).scan(running_total, 0))
+        [{'total': 1}, {'total': 3}, {'total': 7}]
+        """
+        return self._add(Scan(self.stage, fn, initial))
+
+    def window(self, width: int) -> Dataset:
+        """`width` neighbours in one sample, each column a list of theirs; of n samples of an epoch n - width + 1, or none.
+
+        A sample is said to come from where its first one does. Of several streams it is refused.
+
+        State: [upstream's state, samples, blocks, crc32]; a resume reads the last width - 1 samples again.
+        Price: they are held; memory and time are `width` times those of the samples, 1 MB or so at a time.
+
+        >>> import brimful as bf
+        >>> list(bf.from_sequence(["a", "b", "c"]).window(2))
+        [{'text': ['a', 'b']}, {'text': ['b', 'c']}]
+        """
+        return self._add(Window(self.stage, width))
+
     def map_blocks(
         self,
         fn: Callable[[Block], Block],
@@ -157,54 +190,9 @@ class Dataset:
         parallel = Parallel(max_workers, executor_type, prefetch_factor, shares=False)
         return self._add(MapBlocks(self.stage, fn, parallel=parallel))
 
-    def tokenize(
-        self,
-        tokenizer: Any,
-        *,
-        column: str = "text",
-        output: str = "input_ids",
-        tokenizer_kwargs: Mapping[str, Any] | None = None,
-        max_workers: int = 1,
-        executor_type: ExecutorType = "thread",
-    ) -> Dataset:
-        """Adds the tokens of a text column, int32, whole blocks at a time, ahead of use.
-
-        Args:
-            tokenizer: a tokenizers.Tokenizer, a transformers tokenizer, a tiktoken.Encoding, or a callable
-                list[str] -> list[list[int]]. It is never changed: threads work on clones.
-            tokenizer_kwargs: of a transformers call: truncation, max_length, add_special_tokens ...
-            max_workers: blocks tokenised at a time. A fast tokenizer uses all cores for one. 0: in the caller's thread.
-            executor_type: "process": for a slow tokenizer, in Python; see CallOptions.
-        Raises:
-            DataError: at a null, naming file and line.
-        Price: the tokenizer's own speed; up to 3 max_workers blocks (of 4,096 rows or 1 MB) held.
-        """
-        parallel = Parallel(max_workers, executor_type, prefetch_factor=2, shares=executor_type == "process")
-        encoder = encoder_for(tokenizer, tokenizer_kwargs)
-        return self._add(Tokenize(self.stage, encoder, column, output, parallel=parallel))
-
-    def add_bos_eos(
-        self, bos_token_id: int | None, eos_token_id: int | None, *, target_column: str = "input_ids"
-    ) -> Dataset:
-        """Puts a token before and one after the tokens of each sample (None: nothing).
-
-        >>> import brimful as bf
-        >>> list(bf.from_sequence([{"input_ids": [5, 6]}]).add_bos_eos(1, None))[0]["input_ids"].tolist()
-        [1, 5, 6]
-        """
-        return self._add(AddBosEos(self.stage, bos_token_id, eos_token_id, target_column))
-
-    def ensure_bos_eos(self, tokenizer: Any, *, target_column: str = "input_ids") -> Dataset:
-        """The tokenizer's BOS before each sample that does not begin with it, and its EOS after each that does not end with it.
-
-        Each sample is looked at, whatever the tokenizer was told to add: done twice it adds nothing. A lone BOS gets an
-        EOS, an empty sample both. Where BOS and EOS are one id, a sample that neither begins nor ends with it gets one EOS,
-        and never a second. Of a tokenizer that has only one of the two, that one.
-
-        Raises:
-            TypeError, ValueError: the tokenizer does not name them, or has neither.
-        """
-        return self._add(EnsureBosEos(self.stage, *bos_eos_of(tokenizer), target_column))
+    tokenize = tokenizing.tokenize
+    add_bos_eos = tokenizing.add_bos_eos
+    ensure_bos_eos = tokenizing.ensure_bos_eos
 
     def chunk(
         self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",), drop_remainder: bool = True
@@ -311,6 +299,31 @@ class Dataset:
         """Adds the number of each sample in the stream, from 0, as a column; it goes on over epochs."""
         return Dataset(Enumerate(self._endless, count_column))
 
+    def train_valid_split(
+        self, valid_share: float, *, key: str | None = None, seed: int = 42
+    ) -> tuple[Dataset, Dataset]:
+        """Two data sets: the samples for training, and about a share of `valid_share` for validation.
+
+        A sample's side follows from what is in it: data that grow move none across, equal samples are on one side, and of a
+        greater share the samples for validation are those of a smaller one and more.
+
+        Args:
+            valid_share: above 0 and below 1.
+            key: a column: samples that have one value in it (a document's id) stay together. None: all columns count.
+            seed: another one, another split.
+        Raises:
+            DataError: (when run) there is no such column, or one whose values have no hash.
+        Price: 40 ns a number and 5 ns a byte of text. Sources of indexed data stay indexed (see `filter`): when the first side
+            is used, in each process, all are read once for both, of a store with a key that column alone; 9 bytes a sample.
+
+        >>> import brimful as bf
+        >>> train, valid = bf.from_sequence([{"n": n} for n in range(10_000)]).train_valid_split(0.05)
+        >>> len(train), len(valid)
+        (9486, 514)
+        """
+        train, valid = algebra.split(self.stage, Split(valid_share, key, seed))
+        return Dataset(train, self.repeats), Dataset(valid, self.repeats)
+
     def cache(
         self,
         path: str | os.PathLike[str] | None = None,
@@ -376,8 +389,8 @@ class Dataset:
         return self._add(kind(stage, fn, seed is not None, on_error, parallel=parallel))
 
 
-def stages_of(caller: str, datasets: Sequence[Dataset]) -> tuple[Stage[Block], ...]:
-    """What some data sets run, epoch after epoch where they repeat."""
+def stages_of(caller: str, datasets: Sequence[Dataset], *, once: bool = False) -> tuple[Stage[Block], ...]:
+    """What some data sets run, epoch after epoch where they repeat; `once`: one epoch."""
     given: tuple[Any, ...] = tuple(datasets)
     if not given:
         raise ValueError(f"{caller} needs at least one data set (got none)")
@@ -385,7 +398,7 @@ def stages_of(caller: str, datasets: Sequence[Dataset]) -> tuple[Stage[Block], .
         if not isinstance(dataset, Dataset):
             kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
             raise TypeError(f"{caller}: data set {number} is a {kind}; make it one by from_sequence or from_iterable")
-    return tuple(dataset._endless for dataset in given)
+    return tuple(dataset.stage if once else dataset._endless for dataset in given)
 
 
 def _targets(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -264,16 +265,25 @@ def test_a_concatenation_has_the_columns_of_all_in_every_row(streamed: bool) -> 
         next(iter(data.batch(1)))
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_concatenation_of_columns_that_nothing_unites_is_refused(streamed: bool) -> None:
-    one, two = letters("ab"), bf.from_sequence([{"letter": [1]}])
-    data = one.map(dict) + two.map(dict) if streamed else one + two
+@pytest.mark.parametrize("value", [[1], 1, b"a", None, {"a": 1}], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("streamed", [(), (0,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("verb", [bf.concat_datasets, bf.interleave_datasets])
+def test_columns_that_nothing_unites_are_refused_wherever_they_are_joined(
+    verb: Any, streamed: tuple[int, ...], value: Any
+) -> None:
+    one, two = letters("ab"), bf.from_sequence([{"letter": value}])
+    data = verb([part.map(dict) if number in streamed else part for number, part in enumerate((one, one, two))])
+    if value is None:
+        assert list(data.filter(lambda sample: sample["letter"] is None)) == [{"letter": None}]
+        return
+    kind = str(pa.array([value]).type)
     message = (
-        r"column 'letter' is list<(item|element): int64> in data set 1 and string in those before it; convert it, or rename "
+        f"{verb.__name__}: column 'letter' is {kind} in data set 2 and string in those before it; convert it (map), or rename "
         "or drop it in one of them"
     )
-    with pytest.raises(bf.DataError, match=message):
+    with pytest.raises(bf.DataError) as error:
         list(data)
+    assert str(error.value) == message
 
 
 @pytest.mark.parametrize("kind", ["indexed", "streamed"])
@@ -365,7 +375,7 @@ def test_a_window_of_joined_indexes_takes_from_large_blocks_what_it_needs() -> N
 
 def test_lengths_of_joined_indexes() -> None:
     one, two = LengthIndex(np.arange(5)), LengthIndex(np.arange(10, 13))
-    index: Index = JoinedIndex((one, two))
+    index: Index = JoinedIndex((one, two), "concat_datasets", (0, 1))
     assert index.lengths(("x",), True).tolist() == [0, 1, 2, 3, 4, 10, 11, 12]
     assert index.lengths_at(np.array([6, 0, 7, 4]), ("x",), True).tolist() == [11, 0, 12, 4]
     pairs = bf.from_sequence([{"a": [1], "b": [1, 2]}, {"a": [], "b": [3]}])

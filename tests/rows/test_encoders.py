@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -114,6 +115,150 @@ def test_each_make_has_its_fast_way() -> None:
         assert type(encoder_for(tokenizer, kwargs)) is kind
 
 
+OTHERS = TEXTS[3:] + TEXTS[:3]
+PAIRS = list(zip(TEXTS, OTHERS))
+OUTPUTS = ("token_type_ids", "attention_mask", "special_tokens_mask")
+
+
+def rows_of(tokens: Any) -> list[list[int]]:
+    return [tokens.values[start:end].tolist() for start, end in zip(tokens.offsets, tokens.offsets[1:])]
+
+
+@pytest.mark.parametrize("tokenizer", TRANSFORMERS)
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"add_special_tokens": False},
+        {"truncation": True, "max_length": 9},
+        {"truncation": "only_first", "max_length": 12},
+        {"truncation": "only_second", "max_length": 12},
+        {"truncation": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_pairs_and_further_outputs(tokenizer: Callable[..., Any], kwargs: dict[str, Any], side: str) -> None:
+    longer, shorter = "9#9#9#9#", "9#9#9#"  # the one that longest_first would leave alone is cut
+    pairs = {"only_first": [(shorter, longer)] * 2, "only_second": [(longer, shorter)]}.get(
+        str(kwargs.get("truncation")), PAIRS
+    )
+
+    def own() -> Any:
+        return tokenizer(model_max_length=19, truncation_side=side)
+
+    more = {f"return_{name}": True for name in OUTPUTS}
+    expected = own()([first for first, _ in pairs], [second for _, second in pairs], **kwargs, **more)
+    encoder = encoder_for(own(), None, kwargs, pairs=True, outputs=OUTPUTS)
+    found = encoder.with_outputs(pairs, OUTPUTS)
+    assert [rows_of(tokens) for tokens in found] == [expected["input_ids"], *(expected[name] for name in OUTPUTS)]
+    assert rows_of(encoder(pairs)) == expected["input_ids"]
+
+
+@pytest.mark.parametrize("tokenizer", TRANSFORMERS)
+def test_further_outputs_of_single_texts(tokenizer: Callable[..., Any]) -> None:
+    expected = tokenizer()(TEXTS, **{f"return_{name}": True for name in OUTPUTS})
+    found = encoder_for(tokenizer(), outputs=OUTPUTS).with_outputs(TEXTS, OUTPUTS)
+    assert [rows_of(tokens) for tokens in found] == [expected["input_ids"], *(expected[name] for name in OUTPUTS)]
+
+
+def test_a_tokenizers_tokenizer_makes_rows_of_pairs() -> None:
+    tokenizer = make.wordpiece()
+    tokenizer.enable_truncation(12, strategy="only_second", direction="left")
+    pairs = [("the dog", second) for second in TEXTS]
+    expected = tokenizer.encode_batch(pairs)
+    assert rows_of(encoder_for(tokenizer, pairs=True)(pairs)) == [encoding.ids for encoding in expected]
+    types = encoder_for(tokenizer, pairs=True).with_outputs(pairs, ("token_type_ids",))[1]
+    assert rows_of(types) == [encoding.type_ids for encoding in expected]
+    tokenizer.enable_truncation(12, strategy="longest_first", direction="left")
+    asked = encoder_for(tokenizer, None, {"truncation": True, "max_length": 12}, pairs=True)
+    assert rows_of(asked(PAIRS)) == [encoding.ids for encoding in tokenizer.encode_batch(PAIRS)]
+
+
+def test_tiktoken_is_cut_by_us() -> None:
+    encoding = make.tiktoken_bytes()
+    for asked in ({"max_length": 3}, {"truncation": True, "max_length": 3, "add_special_tokens": False}):
+        encoder = encoder_for(encoding, None, asked)
+        assert rows_of(encoder(TEXTS)) == [encoding.encode_ordinary(text)[:3] for text in TEXTS]
+        assert encoder.depends_on() != encoder_for(encoding).depends_on()
+    assert rows_of(encoder_for(encoding, None, {"truncation": False, "max_length": 3})(TEXTS)) == encoded(encoding)
+
+
+def test_a_callable_gets_pairs_as_two_lists_and_may_give_a_dict() -> None:
+    def both(first: list[str], second: list[str], more: int = 0) -> dict[str, Any]:
+        sizes = [[len(one), len(other), more] for one, other in zip(first, second)]
+        return {"input_ids": sizes, "sides": [[0, 1, 1]] * len(first)}
+
+    encoder = encoder_for(both, {"more": 7}, pairs=True, outputs=("sides",))
+    tokens, sides = encoder.with_outputs([("a", "bc"), ("", "d")], ("sides",))
+    assert (rows_of(tokens), rows_of(sides)) == ([[1, 2, 7], [0, 1, 7]], [[0, 1, 1]] * 2)
+    with pytest.raises(ValueError, match=r"^the tokenizer returned no 'x' \(it returned input_ids, sides\)$"):
+        encoder.with_outputs([("a", "b")], ("x",))
+    with pytest.raises(TypeError, match=r"^the tokenizer must return a dict of input_ids, x \(got list\)$"):
+        encoder_for(characters, outputs=("x",)).with_outputs(["a"], ("x",))
+    with pytest.raises(TypeError, match=r"^the tokenizer must return integers \(got float\)$"):
+        encoder_for(lambda texts: {"input_ids": [[1]], "x": [[0.5]]}).with_outputs(["a"], ("x",))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "asked", "options", "message"),
+    [
+        (
+            characters,
+            {"max_length": 5, "add_special_tokens": False},
+            {},
+            "tokenize: max_length, add_special_tokens cannot be seen to for a callable, which alone knows what it adds to the "
+            "texts; let it do that itself (tokenizer_kwargs go to it)",
+        ),
+        (
+            make.bpe(),
+            {"truncation": "first", "max_length": 4},
+            {},
+            "truncation must be True, False or one of longest_first, only_first, only_second, do_not_truncate (got 'first')",
+        ),
+        (
+            make.byt5(),
+            {"truncation": "only_second", "max_length": 4},
+            {},
+            "truncation='only_second' cuts the second text of a pair; here each row is made of one text",
+        ),
+        (make.byt5(), {"truncation": True}, {}, "truncation needs max_length, in tokens: tokenize(..., truncation=True, max_"),
+        (make.tiktoken_bytes(), {"truncation": True}, {}, "truncation needs max_length, in tokens"),
+        (make.tiktoken_bytes(), {"max_length": 0}, {}, "max_length must be at least 1 token (got 0)"),
+        (make.bert(), {"max_length": 2}, {"pairs": True}, "max_length must be at least 3 tokens (got 2)"),
+        (
+            make.tiktoken_bytes(),
+            {},
+            {"pairs": True},
+            "tiktoken.Encoding makes no row of a pair of texts; give each column an output of its own",
+        ),
+        (
+            make.tiktoken_bytes(),
+            {},
+            {"outputs": ("attention_mask",)},
+            "tiktoken.Encoding has no output 'attention_mask' (it has tokens alone)",
+        ),
+        (
+            make.bpe(),
+            {},
+            {"outputs": ("offset_mapping",)},
+            "tokenizers.Tokenizer has no output 'offset_mapping' (it has attention_mask, token_type_ids, special_tokens_mask)",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_tokenizer_cannot_do_is_refused_at_construction(
+    tokenizer: Any, asked: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        encoder_for(tokenizer, None, asked, **options)
+
+
+def test_what_is_said_twice_is_refused() -> None:
+    message = r"^tokenize: max_length is given twice, as an argument and in tokenizer_kwargs; give it once$"
+    with pytest.raises(ValueError, match=message):
+        encoder_for(make.bpe(), {"max_length": 5}, {"max_length": 5})
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------------
 
 
@@ -129,13 +274,14 @@ def test_each_make_has_its_fast_way() -> None:
         ),
         (
             make.tiktoken_bytes(),
-            {"truncation": True},
-            "unknown tokenizer_kwargs for tiktoken.Encoding: truncation (it takes allowed_special, disallowed_special)",
+            {"stride": 1},
+            "unknown tokenizer_kwargs for tiktoken.Encoding: stride (it takes add_special_tokens, allowed_special, "
+            "disallowed_special, max_length, truncation)",
         ),
         (
             make.bpe(),
             {"truncation": True},
-            "truncation needs max_length, in tokens: tokenizer_kwargs={'max_length': 512, ...}",
+            "truncation needs max_length, in tokens: tokenize(..., truncation=True, max_length=512)",
         ),
         (make.gpt2(), {"truncation": True}, "truncation needs max_length, in tokens"),
         (make.bert(), {"max_length": 1}, "max_length must be at least 2 tokens (got 1)"),

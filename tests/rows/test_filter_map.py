@@ -3,7 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pytest
 
+import brimful as bf
 from tests.samples import letters, spelled
 
 
@@ -22,3 +25,15 @@ def test_with_a_seed_it_gets_a_generator() -> None:
     data = letters("abcdefghijklmnopqrst").filter_map(some, seed=2)
     assert 0 < len(spelled(data)) < 20
     assert spelled(data) == spelled(data)
+
+
+def test_types_are_those_of_the_first_thousand_results_of_whichever_rows() -> None:
+    """They used to be looked for in the first 1,000 rows of each block, and found in others than a run from the start has."""
+
+    def half(sample: dict[str, int]) -> dict[str, float] | None:
+        return None if sample["x"] % 2 else {"x": sample["x"] if sample["x"] < 2_000 else 0.5}
+
+    data = bf.from_sequence([{"x": number} for number in range(6_000)]).filter_map(half)
+    assert data.stage.schema.field("x").type == pa.int64()  # type: ignore[attr-defined]
+    with pytest.raises(bf.StageError, match=r"row 2,000: column 'x' is int64 by the schema but double here"):
+        list(data)

@@ -94,6 +94,7 @@ def test_bytes_are_those_of_the_rows_alone() -> None:
         "tokens": pa.array([[1, 2], None, [], [3]] * 8),
         "tensors": tensors(np.zeros((32, 2, 3), np.float32)),
         "nested": pa.array([[["a"], []], None, [], [None]] * 8),
+        "map": pa.array([[("a", 1)], None, [], [("b", None), ("c", 2)]] * 8, pa.map_(pa.string(), pa.int64())),
         "struct": pa.array([{"x": "a", "y": [1]}, None, {"x": None, "y": None}, {"x": "b", "y": []}] * 8),
     }
     block = pa.RecordBatch.from_pydict(columns)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,133 @@ def test_columns_can_be_named_also_several_times() -> None:
     data = bf.from_sequence(rows).tokenize(letters, column="source").tokenize(letters, column="target", output="labels")
     assert (ids(data), ids(data, "labels")) == ([[97]], [[98, 99]])
     assert ids(bf.from_sequence(["a"]).tokenize(letters, output="text"), "text") == [[97]]
+
+
+def two(first: list[str], second: list[str]) -> dict[str, Any]:
+    rows = list(zip(letters(first), letters(second)))
+    return {
+        "input_ids": [[*a, 0, *b] for a, b in rows],
+        "token_type_ids": [[0] * (1 + len(a)) + [1] * len(b) for a, b in rows],
+    }
+
+
+ROWS = [{"source": "a", "target": "bc", "id": 1}, {"source": "", "target": "d", "id": 2}]
+
+
+def test_several_columns_are_each_tokenised_by_themselves() -> None:
+    data = bf.from_sequence(ROWS).tokenize(letters, column=("source", "target"), output=("input_ids", "labels"))
+    assert (ids(data), ids(data, "labels")) == ([[97], []], [[98, 99], [100]])
+    assert [*data.peek(1)[0]] == ["source", "target", "id", "input_ids", "labels"]
+    (batch,) = data.batch(2, length_column=("input_ids", "labels"))
+    assert batch["labels"].tolist() == [[98, 99], [100, -100]]
+
+
+def test_two_columns_and_one_output_are_pairs_with_what_else_the_tokenizer_says() -> None:
+    data = bf.from_sequence(ROWS).tokenize(two, column=["source", "target"], outputs="token_type_ids")
+    assert (ids(data), ids(data, "token_type_ids")) == ([[97, 0, 98, 99], [0, 100]], [[0, 0, 1, 1], [0, 1]])
+    bert = make.bert()
+    data = bf.from_sequence(ROWS).tokenize(
+        bert, column=("source", "target"), outputs=("token_type_ids",), truncation="only_second", max_length=5
+    )
+    expected = bert(["a", ""], ["bc", "d"], truncation="only_second", max_length=5, return_token_type_ids=True)
+    assert (ids(data), ids(data, "token_type_ids")) == (expected["input_ids"], expected["token_type_ids"])
+    (batch,) = data.select(["input_ids", "token_type_ids"]).batch(2)
+    padded = bert.pad({name: expected[name] for name in ("input_ids", "token_type_ids")}, return_tensors="pt")
+    assert {name: batch[name].tolist() for name in padded} == {name: value.tolist() for name, value in padded.items()}
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [make.bpe(), make.bert(), make.byt5(), make.tiktoken_bytes()], ids=lambda one: type(one).__name__
+)
+def test_settings_say_the_same_as_the_keywords_of_a_call(tokenizer: Any) -> None:
+    def tokens(**options: Any) -> list[list[int]]:
+        return ids(bf.from_sequence(TEXTS).tokenize(tokenizer, **options))
+
+    whole = tokens()
+    for settings in ({"truncation": True, "max_length": 4}, {"max_length": 4}):
+        cut = tokens(**settings)
+        assert cut == tokens(tokenizer_kwargs=settings)
+        assert max(map(len, cut)) == 4 < max(map(len, whole))
+    assert tokens(truncation=False, max_length=4) == whole
+    assert tokens(add_special_tokens=False) == tokens(tokenizer_kwargs={"add_special_tokens": False})
+
+
+def test_removed_columns_are_gone_once_they_are_tokens(tmp_path: Path) -> None:
+    data = bf.from_sequence(ROWS)
+    for removed in (("source", "id"), ["id", "source"]):
+        assert [*next(iter(data.tokenize(letters, column="source", remove_columns=removed)))] == ["target", "input_ids"]
+    assert [*next(iter(data.tokenize(letters, column="target", remove_columns="id")))] == [
+        "source",
+        "target",
+        "input_ids",
+    ]
+    with pytest.raises(bf.DataError) as error:
+        list(shard(tmp_path, [{"text": "x"}]).tokenize(letters, remove_columns="texts"))
+    assert str(error.value) == (
+        "tokenize: there is no column 'texts' to remove (columns: text, input_ids; shard a.jsonl, line 1)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        ({}, {"max_length": 3}, r"encoder was 'WordPiece of \d+ tokens \(\w+\)' when .* and is 'WordPiece of \d+ tokens, cut"),
+        ({}, {"add_special_tokens": False}, "encoder was 'WordPiece"),
+        ({"outputs": "attention_mask"}, {"outputs": "token_type_ids"}, r"outputs\[0\] was 'attention_mask' when it was saved"),
+        ({}, {"remove_columns": "id"}, r"remove_columns was None when it was saved and is \['id'\] here"),
+        ({"column": "source"}, {}, r"column was 'source' when it was saved and is \['source', 'target'\] here"),
+        ({"truncation": "only_first", "max_length": 9}, {"truncation": True, "max_length": 9}, "encoder was 'WordPiece"),
+    ],
+)  # fmt: skip
+def test_other_settings_are_another_pipeline(one: dict[str, Any], other: dict[str, Any], message: str) -> None:
+    def data(**options: Any) -> bf.Dataset:
+        return bf.from_sequence(ROWS).tokenize(make.bert(), **{"column": ("source", "target"), **options})
+
+    it = data(**one).iter()
+    next(it)
+    next(data(**one).iter(it.state_dict()))
+    with pytest.raises(bf.StateError, match=rf"tokenize\.{message}"):
+        data(**other).iter(it.state_dict())
+
+
+def test_an_error_of_a_pair_names_its_row(tmp_path: Path) -> None:
+    data = shard(tmp_path, [{"a": "x", "b": "y"}, {"a": "x", "b": "word " * 9}])
+    pairs = data.tokenize(make.wordpiece(), column=("a", "b"), truncation="only_first", max_length=9)
+    with pytest.raises(bf.StageError, match=r"^tokenize failed at shard a\.jsonl, line 2: "):
+        list(pairs)
+
+
+ONE_OF_EACH = "tokenize makes an output of each column, or one of two columns"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"column": ("a", "b", "c")}, f"{ONE_OF_EACH} (got column=('a', 'b', 'c') and output=('input_ids',))"),
+        ({"column": "a", "output": ("x", "y")}, f"{ONE_OF_EACH} (got column=('a',) and output=('x', 'y'))"),
+        ({"column": ()}, f"{ONE_OF_EACH} (got column=() and output=('input_ids',))"),
+        (
+            {"column": ("a", "b"), "output": ("x", "y"), "outputs": "attention_mask"},
+            "tokenize: outputs= would be those of several columns; tokenize the columns one by one",
+        ),
+        ({"outputs": "input_ids"}, "tokenize names 'input_ids' twice"),
+        ({"output": "text", "remove_columns": "text"}, "tokenize makes the column 'text' that remove_columns leaves out"),
+    ],
+)  # fmt: skip
+def test_columns_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        bf.from_sequence(ROWS).tokenize(letters, **options)
+
+
+def test_a_store_knows_the_tokenizer_of_each_output(tmp_path: Path) -> None:
+    bert = make.bert()
+    data = bf.from_sequence(ROWS).tokenize(bert, column=("source", "target"), output=("input_ids", "labels"))
+    len(data.cache(tmp_path / "store"))
+    stored = bf.from_store(tmp_path / "store")
+    assert (ids(stored), ids(stored, "labels")) == (ids(data), ids(data, "labels"))
+    (batch,) = stored.batch(2, length_column=("input_ids", "labels"))
+    assert batch["input_ids"].min() == bert.pad_token_id == 0
+    assert stored.stage.index.schema.field("labels").type.value_type == pa.uint8()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("max_workers", [0, 1, 4])

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from brimful import Dataset
 
 
-@dataclass(frozen=True)
-class Truncate:
-    """Cuts the tokens of a block's rows: a function for `map_blocks`, compared by its settings on resume."""
-
-    max_length: int
-
-    def __call__(self, block: pa.RecordBatch) -> pa.RecordBatch:
-        column = block.schema.get_field_index("input_ids")
-        return block.set_column(column, "input_ids", pc.list_slice(block.column(column), 0, self.max_length))
-
-
 def tokenized(dataset: Dataset, tokenizer: Any, column: str, max_length: int) -> Dataset:
     """The tokens of a text column, at most `max_length` a sample (0: all), by whatever `load_tokenizer` returned."""
-    if hasattr(tokenizer, "encode_ordinary_batch"):  # tiktoken has no truncation of its own
-        tokens = dataset.tokenize(tokenizer, column=column)
-        return tokens.map_blocks(Truncate(max_length)) if max_length else tokens
-    truncation = {"truncation": True, "max_length": max_length} if max_length else {"truncation": False}
-    return dataset.tokenize(tokenizer, column=column, tokenizer_kwargs=truncation)
+    return dataset.tokenize(tokenizer, column=column, truncation=max_length > 0, max_length=max_length or None)
 
 
 def load_tokenizer(name: str) -> Any:

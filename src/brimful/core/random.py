@@ -39,8 +39,13 @@ def hashes(key: int, count: int, first: int = 0) -> NDArray[np.uint64]:
 
     Price: about 5 ns a hash, vectorised.
     """
+    return mixed(np.arange(first, first + count, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key))
+
+
+def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A 64-bit hash of each of some 64-bit values, shape (n,). Price: about 5 ns a value, vectorised."""
     with np.errstate(over="ignore"):
-        x = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key)
+        x = values + np.uint64(_GOLDEN)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2)
         return x ^ (x >> np.uint64(31))

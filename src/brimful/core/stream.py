@@ -236,17 +236,20 @@ def num_streams(stage: Stage[Any]) -> int | None:
     return counts[0]
 
 
-def refuse_streams(stage: Stage[Any], method: str) -> None:
-    """Refuses what counts the rows of a chain in one order, where they are in several streams.
+def refuse_streams(stage: Stage[Any], method: str, does: str = "counts") -> None:
+    """Refuses what goes through the rows of a chain in one order, where they are in several streams.
 
+    Args:
+        does: what the method does to the rows.
     Raises:
         ValueError: naming the method and the ways out.
     """
     count = num_streams(stage)
     if count is not None and count > 1:
+        instead = "count batches instead (Batches.take, Batches.enumerate), filter the rows by what is in them, or "
         raise ValueError(
-            f"{method} counts the rows of all {count} streams, which are read apart and end apart: count batches instead "
-            "(Batches.take, Batches.enumerate), filter the rows by what is in them, or read them without streams="
+            f"{method} {does} the rows of all {count} streams, which are read apart and end apart: "
+            f"{instead if does == 'counts' else ''}read them without streams="
         )
 
 

@@ -26,6 +26,10 @@ class ChooseSource(Source):
     def index(self) -> Index:
         return ChosenIndex(self.upstream.index, self.choice)
 
+    @property
+    def plain(self) -> bool:
+        return self.upstream.plain
+
     def ordered(self, index: Index, epoch: int) -> RowNumbers:
         return self.upstream.ordered(index, epoch)
 

@@ -44,7 +44,7 @@ class Concat(Indexed):
 
     @once
     def _joined(self) -> tuple[Index, list[int]]:
-        return joined([upstream.index for upstream in self.upstreams])
+        return joined([upstream.index for upstream in self.upstreams], self.verb)
 
     @once
     def _starts(self) -> list[int]:

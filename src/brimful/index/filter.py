@@ -11,7 +11,7 @@ from brimful.core.once import once
 from brimful.core.stream import describe, runtime
 from brimful.index.index import Index
 from brimful.index.indexed import RowNumbers, Source
-from brimful.index.some_rows import SelectedIndex
+from brimful.index.some_rows import FilteredIndex
 from brimful.rows.parallel import SERIAL, Parallel
 
 
@@ -28,8 +28,12 @@ class Filter(Source):
     parallel: Parallel = runtime(SERIAL)
 
     @once
-    def index(self) -> SelectedIndex:
-        return SelectedIndex(self.upstream.index, self.fn, self.on_error, self.parallel)
+    def index(self) -> FilteredIndex:
+        return FilteredIndex(self.upstream.index, self.fn, self.on_error, self.parallel)
+
+    @property
+    def plain(self) -> bool:
+        return self.upstream.plain
 
     def ordered(self, index: Index, epoch: int) -> RowNumbers:
         return self.upstream.ordered(index, epoch)

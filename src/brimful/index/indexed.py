@@ -92,6 +92,11 @@ class Source(Indexed):
         """The order of an epoch of an index: of ours, or of those rows of it that a filter keeps."""
 
     @property
+    @abstractmethod
+    def plain(self) -> bool:
+        """Whether row i of the index stands at place i, in every epoch."""
+
+    @property
     def count(self) -> int:
         return len(self.index)
 

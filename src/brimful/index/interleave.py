@@ -71,7 +71,7 @@ class Interleave(Indexed):
 
     @once
     def _joined(self) -> tuple[Index, list[int]]:
-        return joined([upstream.index for upstream in self.upstreams])
+        return joined([upstream.index for upstream in self.upstreams], self.verb)
 
     @once
     def _weights(self) -> NDArray[np.float64]:

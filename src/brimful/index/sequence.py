@@ -93,6 +93,10 @@ class FromSequence(Source):
     def index(self) -> Index:
         return self.rows
 
+    @property
+    def plain(self) -> bool:
+        return not self.shuffle
+
     def ordered(self, index: Index, epoch: int) -> RowNumbers:
         order = Order(len(index), random.key(self.seed, place(self), epoch) if self.shuffle else None)
         return partial(_announced, order, index) if index.expects else order.rows

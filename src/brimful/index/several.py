@@ -18,12 +18,18 @@ from brimful.rows.schema import united
 from brimful.rows.typed import conformed
 
 
-def joined(indexes: Sequence[Index]) -> tuple[Index, list[int]]:
-    """One index for several, in which each object is once; and what to add to the row numbers of each of them."""
-    unique = list({id(index): index for index in indexes}.values())
+def joined(indexes: Sequence[Index], what: str) -> tuple[Index, list[int]]:
+    """One index for several, in which each object is once; and what to add to the row numbers of each of them.
+
+    `what` joins them, for the message of an error.
+    """
+    numbers: dict[int, int] = {}
+    for number, index in enumerate(indexes):
+        numbers.setdefault(id(index), number)
+    unique = [indexes[number] for number in numbers.values()]
     if len(unique) == 1:
         return unique[0], [0] * len(indexes)
-    whole = JoinedIndex(tuple(unique))
+    whole = JoinedIndex(tuple(unique), what, tuple(numbers.values()))
     starts = {id(index): int(start) for index, start in zip(unique, whole.starts)}
     return whole, [starts[id(index)] for index in indexes]
 
@@ -32,10 +38,15 @@ def joined(indexes: Sequence[Index]) -> tuple[Index, list[int]]:
 class JoinedIndex(Index):
     """The rows of the first, then those of the second, and so on.
 
+    Args:
+        what: joins them.
+        numbers: of the data sets that they are of.
     Price: what each of them costs; rows of several of them at once are copied once more.
     """
 
     parts: tuple[Index, ...]
+    what: str
+    numbers: tuple[int, ...]
 
     @once
     def starts(self) -> NDArray[np.int64]:
@@ -79,7 +90,7 @@ class JoinedIndex(Index):
     @once
     def schema(self) -> pa.Schema:
         """The columns of all parts; of a sample of a part that has not one of them, it is null."""
-        return united((part.schema for part in self.parts), "data sets that are joined")
+        return united(((number, part.schema) for number, part in zip(self.numbers, self.parts)), self.what)
 
     @once
     def list_columns(self) -> Sequence[str]:

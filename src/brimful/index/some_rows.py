@@ -1,8 +1,9 @@
-"""Those rows of an index for which a user's function is true, found once."""
+"""Some rows of an index: those for which a user's function is true, or those of one side of a split; found once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -14,51 +15,24 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.errors import OnError, logger, name_of
-from brimful.core.once import once
-from brimful.core.stream import BLOCK_ROWS
+from brimful.core.once import once, settings_of
+from brimful.core.stream import BLOCK_ROWS, describe
 from brimful.index.index import Index, RowSet
 from brimful.rows.blocks import Block, tried
 from brimful.rows.parallel import SERIAL, Parallel
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """Which rows of a block a function is true for, bool (n,)."""
-
-    fn: Callable[..., bool]
-    on_error: OnError
-
-    def __call__(self, block: Block) -> NDArray[np.bool_]:
-        kept = np.zeros(block.num_rows, dtype=bool)
-        for row, keep in tried("filter", self.fn, block, False, self.on_error, bool):
-            kept[row] = keep
-        return kept
+from brimful.rows.sides import Side, Split
 
 
 @dataclass(frozen=True, eq=False)
 class SelectedIndex(Index):
-    """The rows of `base` for which `fn(sample)` is true.
-
-    Price: at the first use, in each process, all rows are read once and `fn` is called once a sample; 8 bytes a row kept.
-    """
+    """Abstract: some rows of `base`. Price: 8 bytes a row kept."""
 
     base: Index
-    fn: Callable[..., bool]
-    on_error: OnError = "raise"
-    parallel: Parallel = SERIAL
 
-    @once
+    @property
+    @abstractmethod
     def numbers(self) -> NDArray[np.int64]:
-        """The rows of `base` that are kept, ascending."""
-        count, kept_in = len(self.base), _Kept(self.fn, self.on_error)
-        blocks = (
-            (self.base.take(np.arange(first, min(first + BLOCK_ROWS, count))), None)
-            for first in range(0, count, BLOCK_ROWS)
-        )
-        with closing(self.parallel.called(kept_in, blocks, f"filter({name_of(self.fn)})")) as calls:
-            kept = np.flatnonzero(np.concatenate([np.zeros(0, dtype=bool), *(one.made for one in calls)]))
-        logger.info("filter(%s) keeps %s of %s samples", name_of(self.fn), f"{len(kept):,}", f"{count:,}")
-        return kept
+        """The rows of `base` that are kept, ascending, the same object each time."""
 
     @once
     def crc32(self) -> int:
@@ -101,9 +75,85 @@ class SelectedIndex(Index):
     def expect(self, sets: Sequence[RowSet]) -> None:
         self.base.expect([RowSet((self.crc32, one.name), one.num_rows, partial(self._of_base, one)) for one in sets])
 
+    def _of_base(self, wanted: RowSet) -> NDArray[np.int64]:
+        return self.numbers[wanted.rows()]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Which rows of a block a function is true for, bool (n,)."""
+
+    fn: Callable[..., bool]
+    on_error: OnError
+
+    def __call__(self, block: Block) -> NDArray[np.bool_]:
+        kept = np.zeros(block.num_rows, dtype=bool)
+        for row, keep in tried("filter", self.fn, block, False, self.on_error, bool):
+            kept[row] = keep
+        return kept
+
+
+@dataclass(frozen=True, eq=False)
+class FilteredIndex(SelectedIndex):
+    """The rows of `base` for which `fn(sample)` is true.
+
+    Price: at the first use, in each process, all rows are read once and `fn` is called once a sample.
+    """
+
+    fn: Callable[..., bool]
+    on_error: OnError = "raise"
+    parallel: Parallel = SERIAL
+
+    @once
+    def numbers(self) -> NDArray[np.int64]:
+        blocks = ((block, None) for _, block in _blocks(self.base))
+        asked = self.parallel.called(_Asked(self.fn, self.on_error), blocks, f"filter({name_of(self.fn)})")
+        with closing(asked) as answers:
+            kept = np.flatnonzero(np.concatenate([np.zeros(0, dtype=bool), *(one.made for one in answers)]))
+        logger.info("filter(%s) keeps %s of %s samples", name_of(self.fn), f"{len(kept):,}", f"{len(self.base):,}")
+        return kept
+
     def fingerprint(self) -> dict[str, Any]:
         kept = {"fn": name_of(self.fn), "kept": len(self), "crc32": self.crc32}
         return {"base": self.base.fingerprint(), **kept}
 
-    def _of_base(self, wanted: RowSet) -> NDArray[np.int64]:
-        return self.numbers[wanted.rows()]
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """On which side of a split each row of `base` lies: asked once for both of them.
+
+    Price: at the first use, in each process, all rows are read once, of a store with a `key` that column alone; 1 byte a row.
+    """
+
+    base: Index
+    split: Split
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
+
+    @once
+    def valid(self) -> NDArray[np.bool_]:
+        base = self.base if self.split.key is None or not len(self.base) else self.base.only([self.split.key])
+        return np.concatenate([np.zeros(0, dtype=bool), *(self.split.valid(block) for _, block in _blocks(base))])
+
+
+@dataclass(frozen=True, eq=False)
+class SideIndex(SelectedIndex):
+    """The rows of `base` on one side of a split."""
+
+    sides: Sides
+    side: Side
+
+    @once
+    def numbers(self) -> NDArray[np.int64]:
+        return np.flatnonzero(self.sides.valid == (self.side == "valid"))
+
+    def fingerprint(self) -> dict[str, Any]:
+        kept = {"kept": len(self), "crc32": self.crc32}
+        return {"base": self.base.fingerprint(), "split": describe(self.sides.split), "side": self.side, **kept}
+
+
+def _blocks(base: Index) -> Iterator[tuple[int, Block]]:
+    """All rows in blocks, with the number of the first row of each."""
+    for first in range(0, len(base), BLOCK_ROWS):
+        yield first, base.take(np.arange(first, min(first + BLOCK_ROWS, len(base))))

@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -19,6 +19,9 @@ from brimful.core.errors import integer
 from brimful.core.once import once, settings_of
 from brimful.core.stream import describe
 from brimful.rows.ragged import Ragged
+
+Texts: TypeAlias = "list[str] | list[tuple[str, str]]"
+"""Texts, or pairs of them that a tokenizer makes one row of each."""
 
 
 class Padding(NamedTuple):
@@ -39,8 +42,12 @@ class Encoder(ABC):
     padding: Padding | None = field(default=None, kw_only=True)
 
     @abstractmethod
-    def encode(self, texts: list[str]) -> Iterable[Sequence[int]]:
+    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
         """The tokens of each text."""
+
+    def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
+        """The tokens of each text, and what else the tokenizer says of them, by name; where `encoder_for` lets it be asked."""
+        raise NotImplementedError
 
     @abstractmethod
     def depends_on(self) -> tuple[Any, ...]:
@@ -76,18 +83,42 @@ class Encoder(ABC):
     def __getstate__(self) -> dict[str, Any]:
         return settings_of(self)
 
-    def __call__(self, texts: list[str]) -> Ragged:
+    def __call__(self, texts: Texts) -> Ragged:
         """The tokens of each text, int32, flat.
 
         Price: the tokenizer's own, and about 25 ns a token to copy them out of Python lists.
         """
-        rows = list(self.encode(texts))
-        if len(rows) != len(texts):
-            raise ValueError(f"the tokenizer returned {len(rows):,} results for {len(texts):,} texts")
-        counts = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-        flat = itertools.chain.from_iterable(rows)
-        return Ragged(np.fromiter(flat, dtype=np.int32, count=int(offsets[-1])), offsets)
+        return _flat(self.encode(texts), len(texts))
+
+    def with_outputs(self, texts: Texts, outputs: tuple[str, ...]) -> list[Ragged]:
+        """The tokens of each text, and what else the tokenizer says of them, all int32, flat."""
+        found = self.encode_with(texts, outputs) if outputs else [self.encode(texts)]
+        return [_flat(rows, len(texts)) for rows in found]
+
+
+def _flat(given: Iterable[Sequence[int]], count: int) -> Ragged:
+    rows = list(given)
+    if len(rows) != count:
+        raise ValueError(f"the tokenizer returned {len(rows):,} results for {count:,} texts")
+    counts = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    flat = itertools.chain.from_iterable(rows)
+    return Ragged(np.fromiter(flat, dtype=np.int32, count=int(offsets[-1])), offsets)
+
+
+def _sides(texts: Texts) -> tuple[list[str], ...]:
+    """Texts as a tokenizer that is called takes them: pairs as two lists."""
+    return tuple(map(list, zip(*texts))) if texts and isinstance(texts[0], tuple) else (cast("list[str]", texts),)
+
+
+def _named(answer: Any, outputs: tuple[str, ...]) -> list[Iterable[Sequence[int]]]:
+    """The tokens, and other outputs, of what a tokenizer returned."""
+    names = ("input_ids", *outputs)
+    if not isinstance(answer, Mapping):
+        raise TypeError(f"the tokenizer must return a dict of {', '.join(names)} (got {type(answer).__name__})")
+    if missing := [name for name in names if name not in answer]:
+        raise ValueError(f"the tokenizer returned no {missing[0]!r} (it returned {', '.join(answer)})")
+    return [answer[name] for name in names]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,9 +134,16 @@ class FastEncoder(Encoder):
     def _prepared(self) -> str:
         return _serialized(self.serialized, self.truncation)
 
-    def encode(self, texts: list[str]) -> Iterable[Sequence[int]]:
+    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
+        return [encoding.ids for encoding in self._encodings(texts)]
+
+    def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
+        encodings = self._encodings(texts)
+        return [[getattr(one, _OUTPUTS[name]) for one in encodings] for name in ("input_ids", *outputs)]
+
+    def _encodings(self, texts: Texts) -> list[Any]:
         clone = self._clone(self._make)
-        return [encoding.ids for encoding in clone.encode_batch_fast(texts, add_special_tokens=self.add_special_tokens)]
+        return list(clone.encode_batch_fast(texts, add_special_tokens=self.add_special_tokens))
 
     def depends_on(self) -> tuple[Any, ...]:
         return self._prepared, self.add_special_tokens, self.split_special_tokens
@@ -128,9 +166,13 @@ class TransformersEncoder(Encoder):
     tokenizer: Any
     kwargs: dict[str, Any]
 
-    def encode(self, texts: list[str]) -> Iterable[Sequence[int]]:
+    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
+        return self.encode_with(texts, ())[0]
+
+    def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
         clone = self._clone(lambda: copy.deepcopy(self.tokenizer))
-        return cast(Iterable[Sequence[int]], clone(texts, **self.kwargs)["input_ids"])
+        wanted = {f"return_{name}": True for name in outputs if name in _OUTPUTS}
+        return _named(clone(*_sides(texts), **self.kwargs | wanted), outputs)
 
     def depends_on(self) -> tuple[Any, ...]:
         tokenizer = self.tokenizer
@@ -149,22 +191,29 @@ class TransformersEncoder(Encoder):
 
 @dataclass(frozen=True, eq=False)
 class TiktokenEncoder(Encoder):
-    """A `tiktoken.Encoding`, on all cores. Text that looks like a special token is text, unless the keywords say else."""
+    """A `tiktoken.Encoding`, on all cores. Text that looks like a special token is text, unless the keywords say else.
+
+    It adds no special tokens, so that truncation leaves out the last tokens, as it does elsewhere.
+    """
 
     tokenizer: Any
     kwargs: dict[str, Any]
+    max_length: int | None = None
 
-    def encode(self, texts: list[str]) -> Iterable[Sequence[int]]:
+    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
         encode = self.tokenizer.encode_batch if self.kwargs else self.tokenizer.encode_ordinary_batch
-        return cast(Iterable[Sequence[int]], encode(texts, num_threads=os.cpu_count() or 1, **self.kwargs))
+        rows = cast(Iterable[Sequence[int]], encode(texts, num_threads=os.cpu_count() or 1, **self.kwargs))
+        return rows if self.max_length is None else [row[: self.max_length] for row in rows]
 
     def depends_on(self) -> tuple[Any, ...]:
         tokenizer = self.tokenizer  # tiktoken's README builds on these three
         ranks, special = sorted(tokenizer._mergeable_ranks.items()), sorted(tokenizer._special_tokens.items())
-        return tokenizer._pat_str, ranks, special, describe(self.kwargs)
+        cut = () if self.max_length is None else (self.max_length,)
+        return tokenizer._pat_str, ranks, special, describe(self.kwargs), *cut
 
     def words(self) -> str:
-        return f"{self.tokenizer.name} of {self.tokenizer.n_vocab:,} tokens{_called(self.kwargs)}"
+        cut = "" if self.max_length is None else f", cut to {self.max_length:,}"
+        return f"{self.tokenizer.name} of {self.tokenizer.n_vocab:,} tokens{_called(self.kwargs)}{cut}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,13 +223,12 @@ class CallableEncoder(Encoder):
     fn: Callable[..., Any]
     kwargs: dict[str, Any]
 
-    def encode(self, texts: list[str]) -> Iterable[Sequence[int]]:
-        answer = self.fn(texts, **self.kwargs)
-        rows = list(answer["input_ids"] if isinstance(answer, Mapping) else answer)
-        for row in rows:
-            if len(row) and not hasattr(row[0], "__index__"):  # a float would be cut off to an integer
-                raise TypeError(f"the tokenizer must return integers (got {type(row[0]).__name__})")
-        return rows
+    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
+        answer = self.fn(*_sides(texts), **self.kwargs)
+        return _integers(answer["input_ids"] if isinstance(answer, Mapping) else answer)
+
+    def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
+        return [_integers(rows) for rows in _named(self.fn(*_sides(texts), **self.kwargs), outputs)]
 
     def depends_on(self) -> tuple[Any, ...]:
         return self.words(), describe(self.kwargs)
@@ -189,19 +237,47 @@ class CallableEncoder(Encoder):
         return getattr(self.fn, "__name__", type(self.fn).__name__)
 
 
+def _integers(rows: Iterable[Sequence[int]]) -> list[Sequence[int]]:
+    found = list(rows)
+    for row in found:
+        if len(row) and not hasattr(row[0], "__index__"):  # a float would be cut off to an integer
+            raise TypeError(f"the tokenizer must return integers (got {type(row[0]).__name__})")
+    return found
+
+
+_OUTPUTS: Final = {
+    "input_ids": "ids",
+    "attention_mask": "attention_mask",
+    "token_type_ids": "type_ids",
+    "special_tokens_mask": "special_tokens_mask",
+}
+"""What an encoding calls them."""
+_STRATEGIES: Final = ("longest_first", "only_first", "only_second", "do_not_truncate")
 _FAST: Final = {"truncation", "max_length", "add_special_tokens", "split_special_tokens"}
-_TIKTOKEN: Final = {"allowed_special", "disallowed_special"}
+_TIKTOKEN: Final = {"allowed_special", "disallowed_special", "truncation", "max_length", "add_special_tokens"}
 _NO_LIMIT: Final = 10**9
 
 
-def encoder_for(tokenizer: Any, kwargs: Mapping[str, Any] | None = None) -> Encoder:
+def encoder_for(
+    tokenizer: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    asked: Mapping[str, Any] | None = None,
+    *,
+    pairs: bool = False,
+    outputs: tuple[str, ...] = (),
+) -> Encoder:
     """The encoder for a tokenizer: `tokenizers`, fast or slow `transformers`, `tiktoken`, or any callable.
 
     Keywords are those of a transformers call. Padding belongs to the batch and is refused here.
 
+    Args:
+        asked: truncation, max_length and add_special_tokens, where they are not for the tokenizer's call but to be seen to.
+        pairs: it is for pairs of texts.
+        outputs: what it is asked for beside the tokens.
     Raises:
         TypeError: for anything else.
-        ValueError: for a keyword that the tokenizer does not take, for padding, and for truncation to no length.
+        ValueError: for a keyword that the tokenizer does not take, for padding, for truncation to no length, and for what it
+            cannot do.
 
     >>> encoder_for(lambda texts: [[len(text)] for text in texts])(["a", "bc"]).values.tolist()
     [1, 2]
@@ -209,25 +285,39 @@ def encoder_for(tokenizer: Any, kwargs: Mapping[str, Any] | None = None) -> Enco
     settings = dict(kwargs or {})
     if settings.pop("padding", None):
         raise ValueError("padding belongs to the batch: leave it out of tokenizer_kwargs")
+    if twice := sorted(settings.keys() & (asked or {}).keys()):
+        raise ValueError(f"tokenize: {twice[0]} is given twice, as an argument and in tokenizer_kwargs; give it once")
+    settings |= asked or {}
     if isinstance(tokenizer, Tokenizer):
         _refuse_unknown("tokenizers.Tokenizer", settings, _FAST)
+        _refuse_outputs("tokenizers.Tokenizer", outputs, _OUTPUTS)
         own = tokenizer.truncation
         side = own["direction"].lower() if own else "right"
         pads = tokenizer.padding
         padding = None if pads is None else Padding(pads["pad_id"], pads["direction"].lower())
-        return _fast(tokenizer, settings, own, side, None, tokenizer.encode_special_tokens, padding)
+        return _fast(tokenizer, settings, own, side, None, tokenizer.encode_special_tokens, padding, pairs)
     if hasattr(tokenizer, "model_max_length"):  # transformers
         backend = getattr(tokenizer, "backend_tokenizer", None)
         padding = Padding(tokenizer.pad_token_id, tokenizer.padding_side)
-        if not isinstance(backend, Tokenizer) or settings.keys() - _FAST:
-            return TransformersEncoder(copy.deepcopy(tokenizer), settings, padding=padding)
         limit = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
+        if not isinstance(backend, Tokenizer) or settings.keys() - _FAST or set(outputs) - _OUTPUTS.keys():
+            _truncated(settings, limit, 1, pairs)
+            return TransformersEncoder(copy.deepcopy(tokenizer), settings, padding=padding)
         split = tokenizer.split_special_tokens
-        return _fast(backend, settings, None, tokenizer.truncation_side, limit, split, padding)
+        return _fast(backend, settings, None, tokenizer.truncation_side, limit, split, padding, pairs)
     if hasattr(tokenizer, "encode_ordinary_batch"):
         _refuse_unknown("tiktoken.Encoding", settings, _TIKTOKEN)
-        return TiktokenEncoder(tokenizer, settings)
+        _refuse_outputs("tiktoken.Encoding", outputs, {})
+        if pairs:
+            raise ValueError("tiktoken.Encoding makes no row of a pair of texts; give each column an output of its own")
+        own_kwargs = {name: value for name, value in settings.items() if name not in _FAST}
+        return TiktokenEncoder(tokenizer, own_kwargs, _truncated(settings, None, 1, pairs)[0])
     if callable(tokenizer):
+        if asked:
+            raise ValueError(
+                f"tokenize: {', '.join(asked)} cannot be seen to for a callable, which alone knows what it adds to the texts; "
+                "let it do that itself (tokenizer_kwargs go to it)"
+            )
         return CallableEncoder(tokenizer, settings)
     raise TypeError(
         "a tokenizer must be from tokenizers, transformers or tiktoken, or a callable list[str] -> list[list[int]] "
@@ -243,23 +333,36 @@ def _fast(
     limit: int | None,
     split: bool,
     padding: Padding | None,
+    pairs: bool,
 ) -> FastEncoder:
-    """With transformers' rules of truncation: a max_length alone asks for it; without one it is the model's `limit`."""
     special = settings.get("add_special_tokens", True)
-    wanted, max_length = settings.get("truncation"), settings.get("max_length")
-    if wanted is None and max_length is None:
+    least = max(1, tokenizer.num_special_tokens_to_add(pairs)) if special else 1
+    max_length, strategy = _truncated(settings, limit, least, pairs)
+    truncation: dict[str, Any] | None = None
+    if max_length is not None:
+        truncation = {"max_length": max_length, "direction": side} | ({"strategy": strategy} if pairs else {})
+    elif settings.get("truncation") is None:
         truncation = own
-    elif wanted is False or getattr(wanted, "value", wanted) == "do_not_truncate":
-        truncation = None
-    else:
-        max_length = limit if max_length is None else max_length
-        if max_length is None:
-            raise ValueError("truncation needs max_length, in tokens: tokenizer_kwargs={'max_length': 512, ...}")
-        least = max(1, tokenizer.num_special_tokens_to_add(False)) if special else 1
-        max_length = integer("max_length", max_length, least, "token" if least == 1 else "tokens")
-        truncation = {"max_length": max_length, "direction": side}
     split = settings.get("split_special_tokens", split)
     return FastEncoder(tokenizer.to_str(), truncation, special, split, padding=padding)
+
+
+def _truncated(settings: Mapping[str, Any], limit: int | None, least: int, pairs: bool) -> tuple[int | None, str]:
+    """To how many tokens rows are cut (None: not at all, or not said), and in which text of a pair; by transformers' rules: a
+    max_length alone asks for it, and without one it is the model's `limit`."""
+    wanted, max_length = settings.get("truncation"), settings.get("max_length")
+    named = {True: "longest_first", False: "do_not_truncate", None: "longest_first"}
+    strategy = named[wanted] if wanted is None or isinstance(wanted, bool) else getattr(wanted, "value", wanted)
+    if strategy not in _STRATEGIES:
+        raise ValueError(f"truncation must be True, False or one of {', '.join(_STRATEGIES)} (got {wanted!r})")
+    if strategy == "only_second" and not pairs:
+        raise ValueError("truncation='only_second' cuts the second text of a pair; here each row is made of one text")
+    if strategy == "do_not_truncate" or (wanted is None and max_length is None):
+        return None, strategy
+    max_length = limit if max_length is None else max_length
+    if max_length is None:
+        raise ValueError("truncation needs max_length, in tokens: tokenize(..., truncation=True, max_length=512)")
+    return integer("max_length", max_length, least, "token" if least == 1 else "tokens"), strategy
 
 
 def _refuse_unknown(name: str, settings: dict[str, Any], known: set[str]) -> None:
@@ -267,6 +370,11 @@ def _refuse_unknown(name: str, settings: dict[str, Any], known: set[str]) -> Non
         raise ValueError(
             f"unknown tokenizer_kwargs for {name}: {', '.join(unknown)} (it takes {', '.join(sorted(known))})"
         )
+
+
+def _refuse_outputs(name: str, outputs: tuple[str, ...], known: Mapping[str, str]) -> None:
+    if unknown := [output for output in outputs if output not in known]:
+        raise ValueError(f"{name} has no output {unknown[0]!r} (it has {', '.join([*known][1:]) or 'tokens alone'})")
 
 
 def _called(kwargs: Mapping[str, Any]) -> str:
@@ -283,24 +391,3 @@ def _serialized(tokenizer: str, truncation: dict[str, Any] | None) -> str:
     if truncation is not None:
         clone.enable_truncation(**truncation)
     return str(clone.to_str())
-
-
-def bos_eos_of(tokenizer: Any) -> tuple[int | None, int | None]:
-    """The BOS and EOS ids of a transformers tokenizer; None for one that it does not have.
-
-    Raises:
-        TypeError: the tokenizer does not say which its BOS and EOS tokens are.
-        ValueError: it has neither.
-    """
-    if not hasattr(tokenizer, "bos_token_id") or not hasattr(tokenizer, "eos_token_id"):
-        raise TypeError(
-            f"ensure_bos_eos needs a tokenizer with bos_token_id and eos_token_id (got {type(tokenizer).__name__}); "
-            "name the ids with add_bos_eos"
-        )
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    if bos is None and eos is None:
-        raise ValueError(
-            f"ensure_bos_eos needs a tokenizer with a BOS or an EOS token ({type(tokenizer).__name__} has neither); "
-            "name the ids with add_bos_eos"
-        )
-    return bos, eos

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,3 +31,24 @@ def _is_at(tokens: Ragged, places: NDArray[np.int64], token: int | None) -> NDAr
     some = tokens.offsets[:-1] < tokens.offsets[1:]
     out[some] = tokens.values[places[some]] == token
     return out
+
+
+def bos_eos_of(tokenizer: Any) -> tuple[int | None, int | None]:
+    """The BOS and EOS ids of a transformers tokenizer; None for one that it does not have.
+
+    Raises:
+        TypeError: the tokenizer does not say which its BOS and EOS tokens are.
+        ValueError: it has neither.
+    """
+    if not hasattr(tokenizer, "bos_token_id") or not hasattr(tokenizer, "eos_token_id"):
+        raise TypeError(
+            f"ensure_bos_eos needs a tokenizer with bos_token_id and eos_token_id (got {type(tokenizer).__name__}); "
+            "name the ids with add_bos_eos"
+        )
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if bos is None and eos is None:
+        raise ValueError(
+            f"ensure_bos_eos needs a tokenizer with a BOS or an EOS token ({type(tokenizer).__name__} has neither); "
+            "name the ids with add_bos_eos"
+        )
+    return bos, eos

@@ -29,7 +29,7 @@ def gathered(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], N
         try:
             for block, after in items:
                 count = block.num_rows
-                own = sum(map(_size, visible(block).columns)) if 0 < count < most else 0
+                own = sum(map(bytes_in, visible(block).columns)) if 0 < count < most else 0
                 full = rows + count > most or size + own > BLOCK_BYTES
                 if held and count and (full or not block.schema.equals(held[0].schema)):
                     yield concat(held), state
@@ -47,7 +47,7 @@ def gathered(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], N
             yield concat(held), state
 
 
-def _size(array: pa.Array) -> int:
+def bytes_in(array: pa.Array) -> int:
     """About how many bytes the rows of a column take, the same wherever they lie in memory: what Arrow says of them (`nbytes`,
     or of a message) goes by what lies beside them too."""
     if pa.types.is_primitive(array.type):
@@ -55,9 +55,12 @@ def _size(array: pa.Array) -> int:
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if isinstance(array, pa.StructArray):
-        return sum(map(_size, array.flatten()))
+        return sum(map(bytes_in, array.flatten()))
+    if isinstance(array, pa.MapArray):
+        first, last = offsets_in(array)[[0, -1]]
+        return 8 * len(array) + bytes_in(array.keys[first:last]) + bytes_in(array.items[first:last])
     if pa.types.is_nested(array.type):
-        return 8 * len(array) + _size(array.flatten())
+        return 8 * len(array) + bytes_in(array.flatten())
     if has_offsets(array.type):
         offsets = offsets_in(array)
         return 8 * len(array) + int(offsets[-1] - offsets[0])

@@ -13,11 +13,11 @@ from brimful.core.errors import StageError, name_of, where
 from brimful.rows.blocks import Block, visible, with_origin
 from brimful.rows.ragged import EMPTY
 from brimful.rows.schema import fitted, named, settled
-from brimful.rows.typed import ByFunction
+from brimful.rows.typed import ByBlock
 
 
 @dataclass(frozen=True)
-class MapBlocks(ByFunction[Block]):
+class MapBlocks(ByBlock[Block]):
     """`fn(block)` in place of each block of rows; where it keeps the number of rows, they keep their origin."""
 
     makes_long_blocks = True

@@ -169,7 +169,7 @@ def _alike(one: pa.DataType, other: pa.DataType) -> bool:
     return any(any(test(one) for test in tests) and any(test(other) for test in tests) for tests in families)
 
 
-def _has(kind: pa.DataType, name: str) -> bool:
+def _has(kind: pa.DataType | pa.Schema, name: str) -> bool:
     return bool(kind.get_field_index(name) >= 0)
 
 
@@ -230,31 +230,38 @@ def settled(schema: pa.Schema) -> pa.Schema:
     return schema
 
 
-def united(schemas: Iterable[pa.Schema], what: str) -> pa.Schema:
+def united(schemas: Iterable[tuple[int, pa.Schema]], what: str) -> pa.Schema:
     """All columns of several schemas, numbers widened.
 
+    Args:
+        schemas: with the number of the data set that has each.
+        what: joins them.
     Raises:
         DataError: a column has two types that nothing unites.
     """
     whole = pa.schema([])
-    for number, schema in enumerate(schemas):
-        try:
-            whole = pa.unify_schemas([whole, schema.remove_metadata()], promote_options="permissive")
-        except pa.ArrowException:
-            name = next(field.name for field in schema if _apart(whole, field))
+    for number, schema in schemas:
+        if name := next((field.name for field in schema if _apart(whole, field)), None):
             raise DataError(
                 f"{what}: column {name!r} is {named(schema.field(name).type)} in data set {number} and "
-                f"{named(whole.field(name).type)} in those before it; convert it, or rename or drop it in one of them"
-            ) from None
+                f"{named(whole.field(name).type)} in those before it; convert it (map), or rename or drop it in one of them"
+            )
+        whole = pa.unify_schemas([whole, schema.remove_metadata()], promote_options="permissive")
     return whole
 
 
 def _apart(schema: pa.Schema, field: pa.Field) -> bool:
+    """Whether a column of this name has another type there, to which values of both cannot be cast without a change."""
+    if not _has(schema, field.name):
+        return False
+    kinds = schema.field(field.name).type, field.type
+    if kinds[0] == kinds[1]:
+        return False
     try:
-        pa.unify_schemas([schema, pa.schema([field])], promote_options="permissive")
+        both = pa.unify_schemas([pa.schema([("", kind)]) for kind in kinds], promote_options="permissive").field(0).type
     except pa.ArrowException:
         return True
-    return False
+    return not all(_alike(kind, both) for kind in kinds)
 
 
 def as_text(schema: pa.Schema) -> str:

@@ -3,49 +3,91 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from brimful.core.errors import DataError, StageError, where
+from brimful.core.errors import HIDDEN, DataError, StageError, where
+from brimful.core.stream import describe
 from brimful.rows.blocks import Block
-from brimful.rows.encoders import Encoder
+from brimful.rows.encoders import Encoder, Texts
 from brimful.rows.parallel import BlockFunction
 from brimful.rows.ragged import column_of, list_array, with_column
 
 
 @dataclass(frozen=True)
 class Tokenize(BlockFunction):
-    """Adds the tokens (int32) of a text column; the state is passed on. One clone of the tokenizer a thread."""
+    """Adds the tokens (int32) of text columns; the state is passed on. One clone of the tokenizer a thread.
+
+    Args:
+        column, output: as many of one as of the other: each by itself; or two columns and one output: pairs of texts.
+        outputs: what else the tokenizer says of them, each in a column of that name.
+        remove_columns: columns that are left out then.
+    """
 
     encoder: Encoder
-    column: str
-    output: str
+    column: tuple[str, ...]
+    output: tuple[str, ...]
+    outputs: tuple[str, ...] = ()
+    remove_columns: tuple[str, ...] = ()
+
+    def fingerprint(self) -> dict[str, Any]:
+        """One name stands by itself, and what was not asked for not at all, as in states and stores of before there was more."""
+        names = {"column": self.column, "output": self.output}
+        one = {setting: name[0] if len(name) == 1 else [*name] for setting, name in names.items()}
+        asked = {
+            setting: [*getattr(self, setting)] for setting in ("outputs", "remove_columns") if getattr(self, setting)
+        }
+        return {
+            "type": self.verb,
+            "upstream": describe(self.upstream),
+            "encoder": describe(self.encoder),
+            **one,
+            **asked,
+        }
 
     @property
     def called_as(self) -> str:
         return "tokenize"
 
     def apply(self, block: Block) -> Block:
-        texts = column_of(block, self.column)
+        columns = [self._texts(block, name) for name in self.column]
+        rows: list[Texts] = [*columns] if len(self.output) == len(self.column) else [list(zip(*columns))]
+        out = block
+        for texts, output in zip(rows, self.output):
+            try:
+                found = self.encoder.with_outputs(texts, self.outputs)
+            except Exception as error:
+                place = self._culprit(block, texts) or f"near {where(block, 0)}"
+                raise StageError(f"tokenize failed {place}: {type(error).__name__}: {error}") from error
+            for name, tokens in zip((output, *self.outputs), found):
+                out = with_column(out, name, list_array(tokens.values, tokens.offsets))
+        return self._without(out)
+
+    def _texts(self, block: Block, column: str) -> list[str]:
+        texts = column_of(block, column)
         if texts.null_count:
             row = int(np.flatnonzero(texts.is_null().to_numpy(zero_copy_only=False))[0])
-            raise DataError(f"tokenize: column {self.column!r} is null ({where(block, row)}); filter it out or fill it")
+            raise DataError(f"tokenize: column {column!r} is null ({where(block, row)}); filter it out or fill it")
         if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
-            raise DataError(f"tokenize: column {self.column!r} must be text (got {texts.type}; {where(block, 0)})")
-        rows = texts.to_pylist()
-        try:
-            tokens = self.encoder(rows)
-        except Exception as error:
-            place = self._culprit(block, rows) or f"near {where(block, 0)}"
-            raise StageError(f"tokenize failed {place}: {type(error).__name__}: {error}") from error
-        return with_column(block, self.output, list_array(tokens.values, tokens.offsets))
+            raise DataError(f"tokenize: column {column!r} must be text (got {texts.type}; {where(block, 0)})")
+        rows: list[str] = texts.to_pylist()
+        return rows
 
-    def _culprit(self, block: Block, texts: list[str]) -> str | None:
+    def _without(self, block: Block) -> Block:
+        if missing := [name for name in self.remove_columns if name not in block.schema.names]:
+            names = ", ".join(name for name in block.schema.names if not name.startswith(HIDDEN))
+            raise DataError(
+                f"tokenize: there is no column {missing[0]!r} to remove (columns: {names}; {where(block, 0)})"
+            )
+        return block.drop_columns(list(self.remove_columns)) if self.remove_columns else block
+
+    def _culprit(self, block: Block, texts: Texts) -> str | None:
         """The first row that fails alone too; None where it takes several."""
-        for row, text in enumerate(texts):
+        for row in range(len(texts)):
             try:
-                self.encoder([text])
+                self.encoder.with_outputs(texts[row : row + 1], self.outputs)
             except Exception:
                 return f"at {where(block, row)}"
         return None

@@ -58,21 +58,17 @@ class ByFunction(Typed, Generic[Made]):
     """
 
     upstream: Stage[Block]
-    parallel: Parallel = field(default=SERIAL, kw_only=True, metadata={"runtime": True})
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), ""]
+        return [self.begin(epoch), ""]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         before, text = at
-        first = self.types is None and before == self.upstream.start(0)
+        first = self.types is None and before == self.begin(0)
         schema = from_text(text) if text else vars(self).get("schema")
         if schema is None and not first:
             schema = self.schema
-        with (
-            closing(gathered(self.upstream, before)) as items,
-            closing(self._called(items, lambda: schema or None, shared=True)) as calls,
-        ):
+        with closing(self.calls(before, lambda: schema or None)) as calls:
             held = _Held[Made]([], None)
             if not schema:  # not known, or epoch 0 has no result: those of this run
                 held = self._first(calls)
@@ -85,34 +81,21 @@ class ByFunction(Typed, Generic[Made]):
                 yield out, END if after == END else [after, text]
 
     def first_types(self) -> pa.Schema:
-        with closing(gathered(self.upstream, self.upstream.start(0))) as items:
-            blocks = ((block.slice(0, SAMPLE_ROWS), END) for block, _ in items if block.num_rows)
-            with closing(self._called(blocks, lambda: None)) as calls:
-                held = self._first(calls)
+        with closing(self.calls(self.begin(0), lambda: None, SAMPLE_ROWS)) as calls:
+            held = self._first(calls)
             schema = self.types_of(_there(held.calls))
             if held.error is not None and not schema.names:
                 raise held.error
             return schema
 
-    def _called(
-        self, items: Iterator[tuple[Block, State]], schema: Callable[[], pa.Schema | None], *, shared: bool = False
-    ) -> Generator[Called[Made | _Fitted], None, None]:
-        """What the function gives; in the columns and types of the schema, as soon as that is known."""
-        alone = replace(self, upstream=NOTHING, types=None)
-        return self.parallel.called(alone.made, items, self.called_as, lambda: (schema(),), shared=shared)
-
-    def made(self, block: Block, schema: pa.Schema | None) -> Made | _Fitted:
-        given = self.call(block)
-        return given if schema is None else _Fitted(self.block_of(block, given, schema))
-
-    def _fitted(self, one: Called[Made | _Fitted], schema: pa.Schema) -> Block:
+    def _fitted(self, one: Called[Made | Fitted], schema: pa.Schema) -> Block:
         if one.made is None:
             return EMPTY
-        return one.made.block if isinstance(one.made, _Fitted) else self.block_of(one.block, one.made, schema)
+        return one.made.block if isinstance(one.made, Fitted) else self.block_of(one.block, one.made, schema)
 
-    def _first(self, calls: Iterator[Called[Made | _Fitted]]) -> _Held[Made]:
+    def _first(self, calls: Iterator[Called[Made | Fitted]]) -> _Held[Made]:
         """What the first 1,000 results came with; an error that came after them is raised in its turn."""
-        items: list[Called[Made | _Fitted]] = []
+        items: list[Called[Made | Fitted]] = []
         count, waiting = 0, Waiting()
         try:
             while count < SAMPLE_ROWS and (one := next(calls, None)) is not None:
@@ -124,14 +107,20 @@ class ByFunction(Typed, Generic[Made]):
             return _Held(items, error)
         return _Held(items, None)
 
-    @property
     @abstractmethod
-    def called_as(self) -> str:
-        """What the user knows the call by."""
+    def begin(self, epoch: int) -> State:
+        """The place before the first block of an epoch."""
 
     @abstractmethod
-    def call(self, block: Block) -> Made:
-        """What the function gives for a block that has a row."""
+    def calls(
+        self, at: State, schema: Callable[[], pa.Schema | None], most: int | None = None
+    ) -> Generator[Called[Made | Fitted], None, None]:
+        """What the function gives for the blocks that follow a place, and the place after each.
+
+        Args:
+            schema: what it may be fitted to, as soon as that is known.
+            most: rows that the function is called for at a time, where the places after them are of no use.
+        """
 
     @abstractmethod
     def count(self, given: Made) -> int:
@@ -146,7 +135,7 @@ class ByFunction(Typed, Generic[Made]):
         """What a block becomes, in the columns and types of a schema."""
 
 
-class _Fitted(NamedTuple):
+class Fitted(NamedTuple):
     """Results in the columns and types of the schema."""
 
     block: Block
@@ -155,19 +144,64 @@ class _Fitted(NamedTuple):
 class _Held(NamedTuple, Generic[Made]):
     """What a function gave, not yet handed on, and the error that came after it."""
 
-    calls: list[Called[Made | _Fitted]]
+    calls: list[Called[Made | Fitted]]
     error: Exception | None
 
 
-def _all(held: _Held[Made], calls: Iterator[Called[Made | _Fitted]]) -> Iterator[Called[Made | _Fitted]]:
+def _all(held: _Held[Made], calls: Iterator[Called[Made | Fitted]]) -> Iterator[Called[Made | Fitted]]:
     yield from held.calls
     if held.error is not None:
         raise held.error
     yield from calls
 
 
-def _there(calls: Sequence[Called[Made | _Fitted]]) -> list[Made]:
-    return [one.made for one in calls if one.made is not None and not isinstance(one.made, _Fitted)]
+def _there(calls: Sequence[Called[Made | Fitted]]) -> list[Made]:
+    return [one.made for one in calls if one.made is not None and not isinstance(one.made, Fitted)]
+
+
+@dataclass(frozen=True)
+class ByBlock(ByFunction[Made]):
+    """Abstract: the function is called for each block by itself, by workers if need be."""
+
+    parallel: Parallel = field(default=SERIAL, kw_only=True, metadata={"runtime": True})
+
+    def begin(self, epoch: int) -> State:
+        return self.upstream.start(epoch)
+
+    def calls(
+        self, at: State, schema: Callable[[], pa.Schema | None], most: int | None = None
+    ) -> Generator[Called[Made | Fitted], None, None]:
+        alone = replace(self, upstream=NOTHING, types=None)
+        with (
+            closing(gathered(self.upstream, at)) as items,
+            closing(
+                self.parallel.called(
+                    alone.made, pieces(items, most), self.called_as, lambda: (schema(),), shared=most is None
+                )
+            ) as calls,
+        ):
+            yield from calls
+
+    def made(self, block: Block, schema: pa.Schema | None) -> Made | Fitted:
+        given = self.call(block)
+        return given if schema is None else Fitted(self.block_of(block, given, schema))
+
+    @property
+    @abstractmethod
+    def called_as(self) -> str:
+        """What the user knows the call by."""
+
+    @abstractmethod
+    def call(self, block: Block) -> Made:
+        """What the function gives for a block that has a row."""
+
+
+def pieces(items: Iterator[tuple[Block, State]], most: int | None) -> Iterator[tuple[Block, State]]:
+    """Blocks as they are, or in pieces of at most so many rows, each with the state after the block."""
+    for block, after in items:
+        step = most or max(block.num_rows, 1)
+        for first in range(0, max(block.num_rows, 1), step):
+            yield block.slice(first, step), after
 
 
 class Results(NamedTuple):
@@ -178,7 +212,7 @@ class Results(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SampleFunction(ByFunction[Results]):
+class SampleFunction(ByBlock[Results]):
     """Abstract: a user's function of samples, `fn`."""
 
     fn: Callable[..., Any]
@@ -189,46 +223,62 @@ class SampleFunction(ByFunction[Results]):
         return len(given.samples)
 
     def types_of(self, given: Sequence[Results]) -> pa.Schema:
-        samples = (sample for results in given for sample in results.samples if _is_sample(sample))
-        return infer(list(islice(samples, SAMPLE_ROWS)))
+        return types_of_results(given)
 
     def block_of(self, block: Block, given: Results, schema: pa.Schema) -> Block:
-        samples, parents = given
-        out = fitting(samples, schema) if all(map(_is_sample, samples)) else None
-        if out is None:
-            samples, parents = self._those_that_fit(block, given, schema)
-            out = fitting(samples, schema)
-            if out is None:
-                raise self._failed(block, int(parents[0]), "the results from this row on fit one by one only")
-        return with_origin(out, block, parents) if len(samples) else EMPTY
-
-    def _those_that_fit(self, block: Block, given: Results, schema: pa.Schema) -> Results:
-        """The results less those that are no samples of these columns and types: an error each, or left out and counted."""
-        kept = []
-        for number, (row, sample) in enumerate(zip(given.parents.tolist(), given.samples)):
-            if not isinstance(sample, dict):
-                words = f"{self.called_as} must return dicts (got {type(sample).__name__}; {where(block, row)})"
-                error: StageError | None = StageError(words)
-            elif not _is_sample(sample):
-                odd = next(name for name in sample if not isinstance(name, str))
-                error = self._failed(block, row, f"the keys of a sample must be strings (got {odd!r})")
-            else:
-                message = misfit(sample, schema, closed=True, remedy=OF_RESULTS)
-                error = None if message is None else self._failed(block, row, message)
-            if error is None:
-                kept.append(number)
-            elif self.on_error == "raise":
-                raise error
-            else:
-                skipped(error)
-        return Results([given.samples[number] for number in kept], given.parents[kept])
+        return block_of_results(self.called_as, block, given, schema, self.on_error)
 
     @property
     def called_as(self) -> str:
         return f"{self.verb}({name_of(self.fn)})"
 
-    def _failed(self, block: Block, row: int, message: str) -> StageError:
-        return StageError(f"{self.called_as} failed at {where(block, row)}: {message}")
+
+def types_of_results(given: Sequence[Results]) -> pa.Schema:
+    """The types of the first 1,000 samples among these."""
+    samples = (sample for results in given for sample in results.samples if _is_sample(sample))
+    return infer(list(islice(samples, SAMPLE_ROWS)))
+
+
+def block_of_results(called: str, block: Block, given: Results, schema: pa.Schema, on_error: OnError) -> Block:
+    """What a function gave for a block, in the columns and types of a schema.
+
+    Raises:
+        StageError: naming what was `called`, at a result that is no sample of that schema; "skip" leaves it out.
+    """
+    samples, parents = given
+    out = fitting(samples, schema) if all(map(_is_sample, samples)) else None
+    if out is None:
+        samples, parents = _those_that_fit(called, block, given, schema, on_error)
+        out = fitting(samples, schema)
+        if out is None:
+            raise _failed(called, block, int(parents[0]), "the results from this row on fit one by one only")
+    return with_origin(out, block, parents) if len(samples) else EMPTY
+
+
+def _those_that_fit(called: str, block: Block, given: Results, schema: pa.Schema, on_error: OnError) -> Results:
+    """The results less those that are no samples of these columns and types: an error each, or left out and counted."""
+    kept = []
+    for number, (row, sample) in enumerate(zip(given.parents.tolist(), given.samples)):
+        if not isinstance(sample, dict):
+            words = f"{called} must return dicts (got {type(sample).__name__}; {where(block, row)})"
+            error: StageError | None = StageError(words)
+        elif not _is_sample(sample):
+            odd = next(name for name in sample if not isinstance(name, str))
+            error = _failed(called, block, row, f"the keys of a sample must be strings (got {odd!r})")
+        else:
+            message = misfit(sample, schema, closed=True, remedy=OF_RESULTS)
+            error = None if message is None else _failed(called, block, row, message)
+        if error is None:
+            kept.append(number)
+        elif on_error == "raise":
+            raise error
+        else:
+            skipped(error)
+    return Results([given.samples[number] for number in kept], given.parents[kept])
+
+
+def _failed(called: str, block: Block, row: int, message: str) -> StageError:
+    return StageError(f"{called} failed at {where(block, row)}: {message}")
 
 
 def _is_sample(result: Any) -> bool:
@@ -241,7 +291,7 @@ def union_of(stages: Sequence[Stage[Block]], what: str) -> pa.Schema:
     Raises:
         DataError: a column has two types that nothing unites.
     """
-    return united((_schema_of(stage) for stage in stages), what)
+    return united(((number, _schema_of(stage)) for number, stage in enumerate(stages)), what)
 
 
 def _schema_of(stage: Stage[Block]) -> pa.Schema:

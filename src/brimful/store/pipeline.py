@@ -60,7 +60,9 @@ def _tokenizers(stage: Stage[Any]) -> dict[str, str]:
     for below in all_below(stage):
         found |= _tokenizers(below)
     encoder = getattr(stage, "encoder", None)
-    return found | {vars(stage)["output"]: encoder.fingerprint()} if isinstance(encoder, Encoder) else found
+    return (
+        found | dict.fromkeys(vars(stage)["output"], encoder.fingerprint()) if isinstance(encoder, Encoder) else found
+    )
 
 
 def _functions(stage: Stage[Any]) -> Iterator[str]:

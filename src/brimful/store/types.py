@@ -33,7 +33,7 @@ def _vocabularies(stage: Stage[Any]) -> Iterator[tuple[str, int]]:
         yield from _vocabularies(below)
     encoder = getattr(stage, "encoder", None)
     if isinstance(encoder, Encoder) and (size := _num_ids(encoder)):
-        yield str(vars(stage)["output"]), size
+        yield from ((name, size) for name in vars(stage)["output"])
 
 
 def _num_ids(encoder: Encoder) -> int:

@@ -1,0 +1,38 @@
+"""One side of a split of a source: the rows for training, or those for validation, found once for both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from brimful.core.once import once
+from brimful.core.stream import describe
+from brimful.index.index import Index
+from brimful.index.indexed import RowNumbers, Source
+from brimful.index.some_rows import SideIndex, Sides
+from brimful.rows.sides import Side
+
+
+@dataclass(frozen=True)
+class TrainValidSplit(Source):
+    """The samples of a source on one side of a split, in the order, or shuffle, of that source."""
+
+    upstream: Source
+    sides: Sides
+    side: Side
+
+    @once
+    def index(self) -> SideIndex:
+        return SideIndex(self.upstream.index, self.sides, self.side)
+
+    @property
+    def plain(self) -> bool:
+        return self.upstream.plain
+
+    def ordered(self, index: Index, epoch: int) -> RowNumbers:
+        return self.upstream.ordered(index, epoch)
+
+    def fingerprint(self) -> dict[str, Any]:
+        kept = {"kept": self.count, "crc32": self.index.crc32}
+        split = {"split": describe(self.sides.split), "side": self.side}
+        return {"type": self.verb, "upstream": describe(self.upstream), **split, **kept}

@@ -1,0 +1,95 @@
+"""A user's function on each sample and what it carries from one to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from brimful.core.errors import StageError, name_of, where
+from brimful.core.stream import END, State, refuse_streams
+from brimful.rows.blocks import Block, samples
+from brimful.rows.gathered import gathered
+from brimful.rows.parallel import Called
+from brimful.rows.typed import ByFunction, Fitted, Results, block_of_results, pieces, types_of_results
+
+
+@dataclass(frozen=True)
+class Scan(ByFunction[Results]):
+    """`fn(carry, sample)` gives (carry, sample): the sample takes the place of that one, the carry goes to the next call.
+
+    The carry is plain JSON, copied after each call and for each state: what a function does to it changes neither.
+
+    State: [[upstream's state, the carry], the types as text].
+    """
+
+    fn: Callable[[Any, dict[str, Any]], tuple[Any, dict[str, Any]]]
+    initial: Any
+
+    def __post_init__(self) -> None:
+        refuse_streams(self.upstream, "scan", "follows")
+        try:
+            object.__setattr__(self, "initial", _plain(self.initial, "initial"))
+        except _NotPlainError as error:
+            raise TypeError(f"scan carries plain JSON from row to row: {error}") from None
+
+    def begin(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), self.initial]
+
+    def calls(
+        self, at: State, schema: Callable[[], pa.Schema | None], most: int | None = None
+    ) -> Generator[Called[Results | Fitted], None, None]:
+        before, carry = at[0], _plain(at[1], "carry")
+        with closing(gathered(self.upstream, before)) as items:
+            for block, after in pieces(items, most):
+                given = []
+                for row, sample in enumerate(samples(block)):
+                    carry, made = self._called(block, row, carry, sample)
+                    given.append(made)
+                results = Results(given, np.arange(len(given))) if given else None
+                yield Called(block, results, True, END if after == END else [after, _plain(carry, "carry")])
+
+    def count(self, given: Results) -> int:
+        return len(given.samples)
+
+    def types_of(self, given: Sequence[Results]) -> pa.Schema:
+        return types_of_results(given)
+
+    def block_of(self, block: Block, given: Results, schema: pa.Schema) -> Block:
+        return block_of_results(f"scan({name_of(self.fn)})", block, given, schema, "raise")
+
+    def _called(self, block: Block, row: int, carry: Any, sample: dict[str, Any]) -> tuple[Any, Any]:
+        try:
+            pair = self.fn(carry, sample)
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise _NotPlainError(f"it must return (carry, sample) (got {type(pair).__name__})")
+            return _plain(pair[0], "carry"), pair[1]
+        except Exception as error:
+            words = str(error) if isinstance(error, _NotPlainError) else f"{type(error).__name__}: {error}"
+            raise StageError(f"scan({name_of(self.fn)}) failed at {where(block, row)}: {words}") from error
+
+
+class _NotPlainError(Exception):
+    """What a state could not hold, or not give back as it was."""
+
+
+def _plain(value: Any, name: str) -> Any:
+    """A copy of plain JSON, which is the same once it was written down and read again."""
+    kind = type(value)
+    if value is None or kind in (bool, int, str) or (kind is float and isfinite(value)):
+        return value
+    if kind is list:
+        return [_plain(inner, f"{name}[{number}]") for number, inner in enumerate(value)]
+    if kind is dict:
+        if odd := [key for key in value if type(key) is not str]:
+            raise _NotPlainError(f"the keys of {name} must be strings (got {odd[0]!r})")
+        return {key: _plain(inner, f"{name}[{key!r}]") for key, inner in value.items()}
+    what = str(value) if kind is float else f"a {kind.__module__}.{kind.__qualname__}".replace(" builtins.", " ")
+    raise _NotPlainError(
+        f"{name} must be plain JSON: None, bool, int, finite float, str, or lists and dicts of these (got {what}); convert it"
+    )

@@ -1,0 +1,116 @@
+"""The methods of a data set that make tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, replace
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from brimful.core.errors import names_of
+from brimful.core.stream import Stage
+from brimful.rows.add_bos_eos import AddBosEos
+from brimful.rows.blocks import Block
+from brimful.rows.encoders import encoder_for
+from brimful.rows.ensure_bos_eos import EnsureBosEos, bos_eos_of
+from brimful.rows.parallel import ExecutorType, Parallel
+from brimful.rows.tokenize import Tokenize
+
+
+class Rows(Protocol):
+    """A data set: a frozen dataclass with a stage."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def stage(self) -> Stage[Block]: ...
+
+
+R = TypeVar("R", bound=Rows)
+
+
+def tokenize(
+    self: R,
+    tokenizer: Any,
+    *,
+    column: str | Sequence[str] = "text",
+    output: str | Sequence[str] = "input_ids",
+    truncation: bool | str | None = None,
+    max_length: int | None = None,
+    add_special_tokens: bool = True,
+    remove_columns: str | Sequence[str] = (),
+    outputs: str | Sequence[str] = (),
+    tokenizer_kwargs: Mapping[str, Any] | None = None,
+    max_workers: int = 1,
+    executor_type: ExecutorType = "thread",
+) -> R:
+    """Adds the tokens of a text column, int32, whole blocks at a time, ahead of use.
+
+    Args:
+        tokenizer: a tokenizers.Tokenizer, a transformers tokenizer, a tiktoken.Encoding, or a callable
+            list[str] -> list[list[int]]. It is never changed: threads work on clones.
+        column: of text. Of several, as many as there are in `output`, each is tokenised by itself (an encoder's input and a
+            decoder's labels); of two with one output, pairs of texts make one row (a cross-encoder's): transformers'
+            `tokenizer(a, b)`; a callable gets two lists.
+        output: the column, or columns, of tokens.
+        truncation: True, or which text of a pair is cut: "longest_first" (what True means), "only_first", "only_second". None:
+            as the tokenizer is set, or to `max_length` where that is given. False: not at all.
+        max_length: tokens of a row at most, special ones included; without it that of a transformers tokenizer's model.
+        add_special_tokens: those that the tokenizer puts around texts (tiktoken: none).
+        remove_columns: leave these out: the text, once it is tokens.
+        outputs: what else the tokenizer says of each row, as columns: "token_type_ids", "attention_mask",
+            "special_tokens_mask"; of a callable, what its dicts have.
+        tokenizer_kwargs: other keywords of a transformers call, of tiktoken's, of the callable.
+        max_workers: blocks tokenised at a time. A fast tokenizer uses all cores for one. 0: in the caller's thread.
+        executor_type: "process": for a slow tokenizer, in Python; see CallOptions.
+    Raises:
+        ValueError: it is something that the tokenizer cannot do: a callable, for one, must cut texts itself.
+        DataError: at a null, naming file and line.
+    Price: the tokenizer's own speed; up to 3 max_workers blocks (of 4,096 rows or 1 MB) held.
+
+    >>> import brimful as bf
+    >>> def tokenizer(texts): return [list(text.encode()) for text in texts]
+    >>> pairs = bf.from_sequence([{"source": "ab", "target": "c"}])
+    >>> list(pairs.tokenize(tokenizer, column=("source", "target"), output=("input_ids", "labels"), remove_columns="source"))
+    [{'target': 'c', 'input_ids': array([97, 98], dtype=int32), 'labels': array([99], dtype=int32)}]
+    """
+    columns, made = names_of("column", column), names_of("output", output)
+    more, removed = names_of("outputs", outputs), names_of("remove_columns", remove_columns)
+    pairs = len(columns) == 2 and len(made) == 1
+    if not columns or (len(columns) != len(made) and not pairs):
+        raise ValueError(
+            f"tokenize makes an output of each column, or one of two columns (got column={columns} and output={made})"
+        )
+    if more and len(made) > 1:
+        raise ValueError("tokenize: outputs= would be those of several columns; tokenize the columns one by one")
+    names_of("tokenize", (*made, *more))
+    if kept := [name for name in removed if name in (*made, *more)]:
+        raise ValueError(f"tokenize makes the column {kept[0]!r} that remove_columns leaves out")
+    asked: dict[str, Any] = {"truncation": truncation, "max_length": max_length}
+    asked |= {"add_special_tokens": None if add_special_tokens else False}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    encoder = encoder_for(tokenizer, tokenizer_kwargs, asked, pairs=pairs, outputs=more)
+    parallel = Parallel(max_workers, executor_type, prefetch_factor=2, shares=executor_type == "process")
+    return replace(self, stage=Tokenize(self.stage, encoder, columns, made, more, removed, parallel=parallel))
+
+
+def add_bos_eos(self: R, bos_token_id: int | None, eos_token_id: int | None, *, target_column: str = "input_ids") -> R:
+    """Puts a token before and one after the tokens of each sample (None: nothing).
+
+    >>> import brimful as bf
+    >>> list(bf.from_sequence([{"input_ids": [5, 6]}]).add_bos_eos(1, None))[0]["input_ids"].tolist()
+    [1, 5, 6]
+    """
+    return replace(self, stage=AddBosEos(self.stage, bos_token_id, eos_token_id, target_column))
+
+
+def ensure_bos_eos(self: R, tokenizer: Any, *, target_column: str = "input_ids") -> R:
+    """The tokenizer's BOS before each sample that does not begin with it, and its EOS after each that does not end with it.
+
+    Each sample is looked at, whatever the tokenizer was told to add: done twice it adds nothing. A lone BOS gets an
+    EOS, an empty sample both. Where BOS and EOS are one id, a sample that neither begins nor ends with it gets one EOS,
+    and never a second. Of a tokenizer that has only one of the two, that one.
+
+    Raises:
+        TypeError, ValueError: the tokenizer does not name them, or has neither.
+    """
+    return replace(self, stage=EnsureBosEos(self.stage, *bos_eos_of(tokenizer), target_column))
