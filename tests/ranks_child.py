@@ -1,6 +1,7 @@
-"""One of several data-parallel processes: `python -m tests.ranks_child JOB FOLDER ...`, with RANK and WORLD_SIZE set.
+"""Data-parallel processes. `python -m tests.ranks_child` reads lines of JSON, [environment of each rank, [JOB, FOLDER, ...]], and
+answers each when all of its ranks have ended: forks of this one, which has imported torch for all of them.
 
-Writes what it saw to FOLDER/JOB-world_size-rank.json.
+A rank writes what it saw to FOLDER/JOB-world_size-rank.json.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
@@ -137,7 +140,7 @@ def save(folder: Path, kind: str, steps: str) -> Any:
         seen.append(one(batch))
         if len(seen) == int(steps):
             break
-    from torch.distributed import checkpoint  # some seconds, which other jobs do not wait for
+    from torch.distributed import checkpoint
 
     checkpoint.save({"loader": made, "step": torch.tensor(len(seen))}, checkpoint_id=folder / "checkpoint")
     states: list[Any] = [None] * dist.get_world_size()
@@ -162,13 +165,30 @@ def load(folder: Path, kind: str, source: str) -> Any:
 JOBS: dict[str, Callable[..., Any]] = {job.__name__: job for job in (validate, killed, ends, stuck, save, load)}
 
 
-def main() -> None:
-    job, folder, *arguments = sys.argv[1:]
+def rank(job: str, folder: str, *arguments: str) -> None:
     dist.init_process_group("gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    number, world_size = dist.get_rank(), dist.get_world_size()
     saw = JOBS[job](Path(folder), *arguments)
-    (Path(folder) / f"{job}-{world_size}-{rank}.json").write_text(json.dumps(saw))
-    os._exit(0)  # without waiting for a rank that was killed
+    (Path(folder) / f"{job}-{world_size}-{number}.json").write_text(json.dumps(saw))
+
+
+def main() -> None:
+    import_module("torch.distributed.checkpoint")  # some seconds, once
+    for line in sys.stdin:
+        environments, arguments = json.loads(line)
+        ranks = []
+        for environment in environments:
+            ranks.append(os.fork())
+            if not ranks[-1]:
+                os.environ |= environment
+                try:
+                    rank(*arguments)
+                except Exception:
+                    traceback.print_exc()
+                os._exit(0)  # without waiting for a rank that was killed
+        for process in ranks:
+            os.waitpid(process, 0)
+        print(json.dumps(arguments), flush=True)
 
 
 if __name__ == "__main__":

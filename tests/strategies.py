@@ -23,6 +23,7 @@ from unittest.mock import patch
 import cbor2
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -65,6 +66,7 @@ from brimful.rows.map import Map
 from brimful.rows.map_blocks import MapBlocks
 from brimful.rows.pack_chunk import PackChunk
 from brimful.rows.pad import Pad
+from brimful.rows.parallel import Parallel
 from brimful.rows.ragged import EMPTY
 from brimful.rows.rebatch import Rebatch
 from brimful.rows.row_keys import RowKeys
@@ -238,6 +240,22 @@ def without_words(sample: Sample) -> Sample:
     return {**sample, "text": sample["text"].rpartition("\n")[2]}
 
 
+def by_columns(samples: list[Sample], extension: str, token: pa.DataType, rows: int) -> bytes:
+    """Samples as a parquet file (.parquet), an Arrow file (.arrow) or stream (.ipc), in row groups or record batches of some
+    rows; texts in dictionaries where the rows are odd in number."""
+    table = pa.Table.from_pylist(samples, schema(token))
+    if rows % 2:
+        table = table.set_column(1, "text", table["text"].dictionary_encode())
+    sink = io.BytesIO()
+    if extension == ".parquet":
+        pa.parquet.write_table(table, sink, row_group_size=rows, write_page_checksum=True)
+    else:
+        new = pa.ipc.new_file if extension == ".arrow" else pa.ipc.new_stream
+        with new(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=rows)
+    return sink.getvalue()
+
+
 def read_json(file: BinaryIO) -> Iterator[Sample]:
     """A format of a user's own."""
     for line in file.read().splitlines():
@@ -245,15 +263,27 @@ def read_json(file: BinaryIO) -> Iterator[Sample]:
             yield json.loads(line)
 
 
+LINES: Final = [".jsonl", ".jsonl.gz", ".jsonl.zst"]
+ITEMWISE: Final = [".cbor", ".cbor.gz"]
+BY_COLUMNS: Final = [".parquet", ".arrow", ".ipc"]
+
+
 @st.composite
 def files(draw: st.DrawFn, streams: bool = False) -> Make:
-    """Shards of JSON lines and CBOR: empty ones, blank lines, compressed, with bad records that are skipped; in streams."""
+    """Shards of JSON lines and CBOR: empty ones, blank lines, compressed, with bad records that are skipped; or by columns,
+    parquet and Arrow; or of both; in streams."""
     urls, number = [], 0
-    bad, cbor = draw(st.booleans()), draw(st.booleans())
+    bad = draw(st.booleans())
+    kinds = draw(st.sampled_from([LINES, LINES, ITEMWISE, BY_COLUMNS, [*LINES, *ITEMWISE, *BY_COLUMNS]]))
     for counts in draw(st.lists(lengths, min_size=1, max_size=5)):
-        ending = draw(st.sampled_from([".jsonl", ".jsonl.gz", ".jsonl.zst", *[".cbor", ".cbor.gz"] * cbor]))
+        extension = draw(st.sampled_from(kinds))
+        if extension in BY_COLUMNS:
+            token, rows = draw(st.sampled_from([pa.int32(), pa.int64()])), draw(st.sampled_from([1, 2, 5, 100]))
+            urls.append(shard(by_columns(samples_of(counts, number), extension, token, rows), extension))
+            number += len(counts)
+            continue
         text, worse = cbor_items(samples_of(counts, number)), [b"\x07", b"\xa1\x61a\x61\xff"]
-        if ".jsonl" in ending:
+        if extension in LINES:
             text = json_lines(
                 samples_of(counts, number),
                 draw(st.integers(0, 3)),
@@ -262,14 +292,14 @@ def files(draw: st.DrawFn, streams: bool = False) -> Make:
             )
             worse = [b"{bad\n", b"\xff\n\n"]
         text = draw(st.sampled_from(worse)) + text if bad and draw(st.booleans()) else text
-        urls.append(shard(text, ending))
+        urls.append(shard(text, extension))
         number += len(counts)
     settings: dict[str, Any] = draw(
         st.fixed_dictionaries(
             {
-                "format": st.just("auto")
-                if cbor
-                else st.sampled_from(["auto", "jsonl"] if bad else ["auto", "jsonl", read_json]),
+                "format": st.sampled_from(
+                    ["auto", "jsonl", *([] if bad else [read_json])] if kinds is LINES else ["auto"]
+                ),
                 "columns": st.sampled_from([None, ("text", "input_ids")]),
                 "shuffle_shards": st.booleans(),
                 "n_active_shards": st.integers(1, 4),
@@ -422,13 +452,22 @@ def on(cls: type[Any], **settings: Any) -> SearchStrategy[Link]:
 
 
 def keyed(cls: type[Any], plain: Any, seeded: Any, failing: Any = refuses_some) -> SearchStrategy[Link]:
-    """Stages that call a user's function: as it is, or with a generator keyed by the row."""
-    seeds = st.integers(0, 1)
+    """Stages that call a user's function: as it is, or with a generator keyed by the row; by themselves, or in threads."""
     return st.one_of(
-        *(on(cls, fn=fn, seeded=False) for fn in plain),
-        on(cls, fn=failing, seeded=False, on_error="skip"),
-        seeds.map(lambda seed: lambda upstream: cls(RowKeys(upstream, seed), seeded, True)),
+        *(on(cls, fn=fn, seeded=False, parallel=threads) for fn in plain),
+        on(cls, fn=failing, seeded=False, on_error="skip", parallel=threads),
+        st.builds(
+            lambda seed, own: lambda upstream: cls(RowKeys(upstream, seed), seeded, True, parallel=own),
+            st.integers(0, 1),
+            threads,
+        ),
     )
+
+
+threads = st.one_of(
+    st.just(Parallel()),
+    st.builds(Parallel, st.integers(0, 3), prefetch_factor=st.integers(1, 3), shares=st.booleans()),
+)
 
 
 few = st.integers(1, 5)
@@ -499,7 +538,7 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
     FlatMap: keyed(FlatMap, [copies], random_copies, refuses_some_of_many),
     RowKeys: on(RowKeys, seed=seeds),
     Map: keyed(Map, [longer], noisy),
-    MapBlocks: on(MapBlocks, fn=st.sampled_from([every_row_thrice, tokens_only, no_rows])),
+    MapBlocks: on(MapBlocks, fn=st.sampled_from([every_row_thrice, tokens_only, no_rows]), parallel=threads),
     PackChunk: on(PackChunk, target_columns=targets, chunk_length=few, discard_long_samples=st.booleans()),
     Pad: on(Pad, pad_values={"input_ids": 0}, chunk_length=3 * LONG),
     Rebatch: on(Rebatch),
@@ -511,7 +550,7 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
         encoder=encoder_for(letters),
         column="text",
         output=st.sampled_from(["input_ids", "tokens"]),
-        max_workers=st.integers(0, 2),
+        parallel=threads,
     ),
 }
 SEVERAL: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # several streams of rows to one
@@ -528,7 +567,8 @@ INDEXED: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # indexed data
     IndexChooseSource: on(IndexChooseSource, choice=choices),
     IndexRepeat: on(IndexRepeat),
     IndexFilter: st.one_of(
-        on(IndexFilter, fn=st.sampled_from([is_odd, never])), on(IndexFilter, fn=refuses_some, on_error="skip")
+        on(IndexFilter, fn=st.sampled_from([is_odd, never]), parallel=threads),
+        on(IndexFilter, fn=refuses_some, on_error="skip"),
     ),
     IndexShuffle: on(IndexShuffle, buffer_size=few, seed=seeds),
     IndexSkip: on(IndexSkip, n=count),
@@ -683,11 +723,12 @@ def row_links(
 
 
 def rows() -> SearchStrategy[Make]:
-    """Chains that end in rows."""
+    """Chains that end in rows; those that are joined have the same numbers, none of which is null then."""
+    alike = st.builds(lambda make, links: chain(make, *links), sources(), row_links(without=frozenset({Enumerate})))
     straight = st.builds(lambda make, links: chain(make, *links), sources(), row_links())
     mixed = st.builds(
         lambda makes, link, links: chain(joined(makes, link), *links),
-        st.lists(straight, min_size=1, max_size=3),
+        st.lists(alike, min_size=1, max_size=3),
         st.one_of(*SEVERAL.values()),
         row_links(frozenset({*CUTTERS, Pad})),
     )

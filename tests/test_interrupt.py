@@ -37,6 +37,8 @@ PIPELINES: dict[str, Callable[[], bf.Dataset | bf.Batches]] = {
 }
 unclosed = pytest.mark.filterwarnings("ignore::ResourceWarning")
 """A file that is just being opened when Ctrl-C comes is closed by the garbage collector."""
+unheard = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""One that comes inside of a weak reference's callback is lost, to Python itself."""
 PLACES, MOMENTS = 40, times(20, 1_000)
 NEXT = ResumableIterator.__next__.__code__
 
@@ -141,6 +143,7 @@ def alarmed(number: int, frame: FrameType | None) -> None:
 
 
 @unclosed
+@unheard
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals at any microsecond")
 @pytest.mark.parametrize("make", PIPELINES.values(), ids=PIPELINES)
 def test_signals_at_random_moments_lose_no_item_no_state_and_no_thread(make: Any) -> None:

@@ -15,7 +15,21 @@ ROOMS = {  # in the order in which data flow, from below; a module imports from 
     "report": 15, "demo": 15, "cli": 16, "__main__": 17,
 }  # fmt: skip
 SHARED = {  # what the stages of a room are made of; a stage does not import another
-    "rows": {"blocks", "blockwise", "carried", "choice", "cursor", "encoders", "gathered", "ragged", "schema", "typed"},
+    "rows": {
+        *(
+            "blocks",
+            "blockwise",
+            "bos_eos",
+            "carried",
+            "choice",
+            "cursor",
+            "encoders",
+            "gathered",
+            "parallel",
+            "ragged",
+        ),
+        *("schema", "typed"),
+    },
     "index": {"index", "indexed", "lengths", "order", "sequence", "several", "slice", "some_columns", "some_rows"},
     "integrations": set[str](),
 }

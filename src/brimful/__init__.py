@@ -15,7 +15,8 @@ state = it.state_dict()     # a few integers; batches.iter(state) goes on exactl
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from brimful.batches import Batches, BatchOptions, PackOptions
+from brimful.batches import Batches
+from brimful.batching import BatchOptions, PackOptions
 from brimful.core.errors import BrokenError, DataError, RankError, StageError, StateError
 from brimful.core.states import merge_states
 from brimful.dataset import Dataset

@@ -37,6 +37,7 @@ from brimful.rows.concat import Concat
 from brimful.rows.encoders import Padding
 from brimful.rows.filter import Filter
 from brimful.rows.interleave import Interleave
+from brimful.rows.parallel import Parallel
 from brimful.rows.row_keys import RowKeys
 from brimful.rows.skip import Skip
 from brimful.rows.stride import Stride
@@ -71,21 +72,21 @@ def shuffled(stage: Stage[Block], buffer_size: int, seed: int) -> Stage[Block]:
     return IndexShuffle(stage, size, seed) if isinstance(stage, Indexed) else Shuffle(windows_of(stage, size), seed)
 
 
-def filtered(stage: Stage[Block], fn: Callable[..., bool], on_error: OnError) -> Stage[Block]:
+def filtered(stage: Stage[Block], fn: Callable[..., bool], on_error: OnError, parallel: Parallel) -> Stage[Block]:
     """Of sources, by way of concatenations and shuffles, by a pass over all of them; what slices and mixtures would have
     left may differ from epoch to epoch, so there it streams."""
-    return _selected(stage, fn, on_error) or Filter(stage, fn, False, on_error)
+    return _selected(stage, fn, on_error, parallel) or Filter(stage, fn, False, on_error, parallel=parallel)
 
 
-def _selected(stage: Stage[Block], fn: Callable[..., bool], on_error: OnError) -> Indexed | None:
+def _selected(stage: Stage[Block], fn: Callable[..., bool], on_error: OnError, parallel: Parallel) -> Indexed | None:
     match stage:
         case Source():
-            return IndexFilter(stage, fn, on_error)
+            return IndexFilter(stage, fn, on_error, parallel)
         case IndexShuffle():
-            below = _selected(stage.upstream, fn, on_error)
+            below = _selected(stage.upstream, fn, on_error, parallel)
             return None if below is None else IndexShuffle(below, stage.buffer_size, stage.seed)
         case IndexConcat():
-            parts = tuple(_selected(upstream, fn, on_error) for upstream in stage.upstreams)
+            parts = tuple(_selected(upstream, fn, on_error, parallel) for upstream in stage.upstreams)
             return IndexConcat(parts) if _all_indexed(parts) else None
     return None
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from brimful.algebra import kind_of, padding_of, side_of, windows_of
 from brimful.core.ahead import Ahead
@@ -20,6 +20,7 @@ from brimful.core.stream import BLOCK_ROWS, Stage, chain, num_streams, running, 
 from brimful.core.take_items import TakeItems
 from brimful.plan import FixedSize, StaticShapes
 from brimful.rows.blocks import Block, Sample
+from brimful.rows.parallel import ExecutorType, Parallel
 from brimful.rows.ragged import LABELS
 from brimful.rows.unbatch import Unbatch
 from brimful.steps.batch import Batch, Uneven
@@ -36,53 +37,6 @@ if TYPE_CHECKING:
     from brimful.loader import Loader
 
 T = TypeVar("T")
-
-
-class BatchOptions(TypedDict, total=False):
-    """What every method that makes batches takes. By default: length_column="input_ids", layout="padded", drop_last=False,
-    shuffle_batches=True, group=1, seed=42, the rest None.
-
-    length_column: the list column whose lengths are planned over, a pair of them for (source, target).
-    token_columns: lists that are cut, padded and packed with the first length column, and must be as long as it in every
-        row; by default those of attention_mask, token_type_ids, position_ids, special_tokens_mask and labels that there are.
-        Other lists of numbers are padded to their own longest.
-    pad_values: what padding holds, by column; by default the tokenizer's own id, else 0, and -100 in labels.
-    pad_side: where padding goes, "right" or "left"; by default the tokenizer's own side, else right.
-    layout: "padded", or "nested": tensors of layout torch.jagged, which hold no padding.
-    dtypes: types other than int64 for integers and a column's own for the rest, by the names of what is in a batch:
-        {"input_ids": "int32", "attention_mask": "bool"}.
-    drop_last: leave out incomplete batches: of a fixed size, one a window; else the last cut of an epoch. Counted in `.stats`.
-    shuffle_batches: hand out a window's batches in a random order.
-    group: keep so many batches of like cost next to each other when they are shuffled; the world size: equal work on all ranks.
-    seed: of that order.
-    collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of tensors.
-    """
-
-    length_column: str | tuple[str, str]
-    token_columns: Sequence[str] | None
-    pad_values: Mapping[str, float] | None
-    pad_side: Literal["right", "left"] | None
-    layout: Literal["padded", "nested"]
-    dtypes: Mapping[str, Any] | None
-    drop_last: bool
-    shuffle_batches: bool
-    group: int
-    seed: int
-    collate_fn: Callable[[list[Sample]], Any] | None
-
-
-class PackOptions(TypedDict, total=False):
-    """What `pack` takes of BatchOptions; `drop_last` leaves out batches of fewer rows, one a window."""
-
-    length_column: str
-    token_columns: Sequence[str] | None
-    pad_values: Mapping[str, float] | None
-    dtypes: Mapping[str, Any] | None
-    drop_last: bool
-    shuffle_batches: bool
-    group: int
-    seed: int
-    collate_fn: Callable[[list[Sample]], Any] | None
 
 
 @dataclass(frozen=True)
@@ -233,18 +187,6 @@ class Batches:
         return Repeat(self.stage) if self.repeats else self.stage
 
 
-def known(method: str, options: Any, kind: type[Any]) -> Any:
-    """The options that a method was given.
-
-    Raises:
-        TypeError: one is unknown; with those that there are.
-    """
-    names = kind.__annotations__
-    if unknown := [name for name in options if name not in names]:
-        raise TypeError(f"{method}() got an unknown option {unknown[0]!r} (options: {', '.join(names)})")
-    return options
-
-
 def padded_batches(
     stage: Stage[Block],
     repeats: bool,
@@ -262,6 +204,8 @@ def padded_batches(
     group: int = 1,
     seed: int = 42,
     collate_fn: Callable[[list[Sample]], Any] | None = None,
+    max_workers: int = 0,
+    executor_type: ExecutorType = "thread",
 ) -> Batches:
     """Rows to batches, by a policy or by functions of the samples; see BatchOptions."""
     one_of("layout", layout, "padded", "nested")
@@ -282,7 +226,8 @@ def padded_batches(
     few_shapes = (
         static or getattr(rounding, "buckets", None) is not None or getattr(rounding, "pad_to_multiple_of", 1) > 1
     )
-    return _collated(batched, rules, shape if collate_fn is None else ByFunction(collate_fn), few_shapes, repeats)
+    layout_of = _layout(shape, collate_fn, max_workers, executor_type)
+    return _collated(batched, rules, layout_of, few_shapes, repeats)
 
 
 def packed_batches(
@@ -301,13 +246,27 @@ def packed_batches(
     group: int = 1,
     seed: int = 42,
     collate_fn: Callable[[list[Sample]], Any] | None = None,
+    max_workers: int = 0,
+    executor_type: ExecutorType = "thread",
 ) -> Batches:
     """Rows of samples to rows of packed tokens; see PackOptions."""
     rules = _rules(stage, length_column, token_columns, pad_values, dtypes)
     windows = windows_of(stage, _rows(window), rules.length_columns, required=True, policy=planner.policy)
     batched = Batched(windows, planner, drop_last, shuffle_batches, group, seed)
-    layout = PackedRows(hf_flash_attention) if collate_fn is None else ByFunction(collate_fn)
+    layout = _layout(PackedRows(hf_flash_attention), collate_fn, max_workers, executor_type)
     return _collated(batched, rules, layout, False, repeats)
+
+
+def _layout(
+    layout: Layout, collate_fn: Callable[[list[Sample]], Any] | None, max_workers: int, executor_type: ExecutorType
+) -> Layout:
+    """That of the tensors, or what a user's function makes instead."""
+    parallel = Parallel(max_workers, executor_type, prefetch_factor=1)
+    if collate_fn is None:
+        if parallel != Parallel(prefetch_factor=1):
+            raise ValueError("max_workers and executor_type are for a collate_fn, of which there is none; see prefetch")
+        return layout
+    return ByFunction(collate_fn, parallel)
 
 
 def _rules(

@@ -2,16 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Protocol, Unpack, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypedDict, Unpack, get_args
 
-from brimful.batches import Batches, BatchOptions, PackOptions, known, packed_batches, padded_batches
-from brimful.core.errors import integer, one_of
+from brimful.batches import Batches, packed_batches, padded_batches
+from brimful.core.errors import integer, known, one_of
 from brimful.core.stream import Stage
 from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
 from brimful.plan.rounded import Rounding
 from brimful.rows.blocks import Block, Sample
+from brimful.rows.parallel import ExecutorType
 from brimful.steps.planners import ByKey, ByPacking, ByPolicy
+
+
+class BatchOptions(TypedDict, total=False):
+    """What every method that makes batches takes. By default: length_column="input_ids", layout="padded", drop_last=False,
+    shuffle_batches=True, group=1, seed=42, the rest None.
+
+    length_column: the list column whose lengths are planned over, a pair of them for (source, target).
+    token_columns: lists that are cut, padded and packed with the first length column, and must be as long as it in every
+        row; by default those of attention_mask, token_type_ids, position_ids, special_tokens_mask and labels that there are.
+        Other lists of numbers are padded to their own longest.
+    pad_values: what padding holds, by column; by default the tokenizer's own id, else 0, and -100 in labels.
+    pad_side: where padding goes, "right" or "left"; by default the tokenizer's own side, else right.
+    layout: "padded", or "nested": tensors of layout torch.jagged, which hold no padding.
+    dtypes: types other than int64 for integers and a column's own for the rest, by the names of what is in a batch:
+        {"input_ids": "int32", "attention_mask": "bool"}.
+    drop_last: leave out incomplete batches: of a fixed size, one a window; else the last cut of an epoch. Counted in `.stats`.
+    shuffle_batches: hand out a window's batches in a random order.
+    group: keep so many batches of like cost next to each other when they are shuffled; the world size: equal work on all ranks.
+    seed: of that order.
+    collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of tensors.
+    max_workers: batches for which it is called at once, ahead of use; 0: by the caller's thread.
+    executor_type: what calls it: "process"; or "thread", where it leaves the interpreter's lock and draws nothing at random.
+    """
+
+    length_column: str | tuple[str, str]
+    token_columns: Sequence[str] | None
+    pad_values: Mapping[str, float] | None
+    pad_side: Literal["right", "left"] | None
+    layout: Literal["padded", "nested"]
+    dtypes: Mapping[str, Any] | None
+    drop_last: bool
+    shuffle_batches: bool
+    group: int
+    seed: int
+    collate_fn: Callable[[list[Sample]], Any] | None
+    max_workers: int
+    executor_type: ExecutorType
+
+
+class PackOptions(TypedDict, total=False):
+    """What `pack` takes of BatchOptions; `drop_last` leaves out batches of fewer rows, one a window."""
+
+    length_column: str
+    token_columns: Sequence[str] | None
+    pad_values: Mapping[str, float] | None
+    dtypes: Mapping[str, Any] | None
+    drop_last: bool
+    shuffle_batches: bool
+    group: int
+    seed: int
+    collate_fn: Callable[[list[Sample]], Any] | None
+    max_workers: int
+    executor_type: ExecutorType
 
 
 class Rows(Protocol):

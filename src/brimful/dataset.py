@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, get_args
+from typing import Any, Unpack
 
 from numpy.typing import NDArray
 
 from brimful import algebra, batching
 from brimful.batches import sampled
-from brimful.core.errors import OnError, integer, names_of, one_of, positive
+from brimful.core.errors import integer, names_of, positive
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stream import Stage, chain
 from brimful.rows.add_bos_eos import AddBosEos
@@ -30,6 +30,7 @@ from brimful.rows.map import Map
 from brimful.rows.map_blocks import MapBlocks
 from brimful.rows.pack_chunk import PackChunk
 from brimful.rows.pad import Pad
+from brimful.rows.parallel import CallOptions, ExecutorType, Parallel, called
 from brimful.rows.rebatch import Rebatch
 from brimful.rows.row_keys import RowKeys
 from brimful.rows.tokenize import Tokenize
@@ -101,47 +102,60 @@ class Dataset:
 
     # -- samples ---------------------------------------------------------------------------------------------------------
 
-    def map(self, fn: Callable[..., Sample], *, seed: int | None = None, on_error: OnError = "raise") -> Dataset:
+    def map(self, fn: Callable[..., Sample], **options: Unpack[CallOptions]) -> Dataset:
         """`fn(sample)` in place of each sample; with a seed `fn(sample, rng)`, a numpy generator keyed by the row.
 
         Token columns arrive as numpy arrays that `fn` may change. Where it raises, on_error="raise" names file and line;
-        "skip" leaves the sample out, counts it as `skipped` in `.stats` and logs file, line and error. Price: Python, once
-        a sample; `map_blocks` is the fast way.
+        "skip" leaves the sample out, counts it as `skipped` in `.stats` and logs file, line and error. The results are the
+        same, in the same order, however many workers there are. Price: Python, once a sample; `map_blocks` is the fast way.
+
+        Args:
+            options: see CallOptions.
 
         >>> import brimful as bf
         >>> list(bf.from_sequence([{"x": 1}]).map(lambda sample: {"y": sample["x"] + 1}))
         [{'y': 2}]
         """
-        return self._add(Map(*self._calling(fn, seed, on_error)))
+        return self._calling(Map, "map", fn, options)
 
-    def filter(self, fn: Callable[..., bool], *, seed: int | None = None, on_error: OnError = "raise") -> Dataset:
+    def filter(self, fn: Callable[..., bool], **options: Unpack[CallOptions]) -> Dataset:
         """The samples for which `fn(sample)` is true; with a seed `fn(sample, rng)`, and streamed.
 
         Price: Python, once a sample. Sources of indexed data stay indexed: when they are first used, in each process, all of
-        them are read and asked about; 8 bytes a sample kept. What was sliced or mixed before streams. `on_error`: see `map`;
-        what indexed data leave out is counted by the iterator that uses them first.
+        them are read and asked about; 8 bytes a sample kept. What was sliced or mixed before streams. `options`: see
+        CallOptions; what indexed data leave out is counted by the iterator that uses them first.
         """
-        calling = self._calling(fn, seed, on_error)
-        return self._add(algebra.filtered(self.stage, fn, on_error) if seed is None else Filter(*calling))
+        seed, on_error, parallel = called("filter", options)
+        if seed is None:
+            return self._add(algebra.filtered(self.stage, fn, on_error, parallel))
+        return self._calling(Filter, "filter", fn, options)
 
-    def filter_map(
-        self, fn: Callable[..., Sample | None], *, seed: int | None = None, on_error: OnError = "raise"
+    def filter_map(self, fn: Callable[..., Sample | None], **options: Unpack[CallOptions]) -> Dataset:
+        """`fn(sample)` in place of each sample, where it is not None; with a seed `fn(sample, rng)`.
+
+        `options`: see CallOptions.
+        """
+        return self._calling(FilterMap, "filter_map", fn, options)
+
+    def flat_map(self, fn: Callable[..., Iterable[Sample]], **options: Unpack[CallOptions]) -> Dataset:
+        """All samples of `fn(sample)` in place of each; with a seed `fn(sample, rng)`. `options`: see CallOptions."""
+        return self._calling(FlatMap, "flat_map", fn, options)
+
+    def map_blocks(
+        self,
+        fn: Callable[[Block], Block],
+        *,
+        max_workers: int = 0,
+        executor_type: ExecutorType = "thread",
+        prefetch_factor: int = 10,
     ) -> Dataset:
-        """`fn(sample)` in place of each sample, where it is not None; with a seed `fn(sample, rng)`. `on_error`: see `map`."""
-        return self._add(FilterMap(*self._calling(fn, seed, on_error)))
-
-    def flat_map(
-        self, fn: Callable[..., Iterable[Sample]], *, seed: int | None = None, on_error: OnError = "raise"
-    ) -> Dataset:
-        """All samples of `fn(sample)` in place of each sample; with a seed `fn(sample, rng)`. `on_error`: see `map`."""
-        return self._add(FlatMap(*self._calling(fn, seed, on_error)))
-
-    def map_blocks(self, fn: Callable[[Block], Block]) -> Dataset:
         """`fn(block)` in place of each pyarrow.RecordBatch of rows (1 to 4,096 of them): any columns, any number of rows.
 
-        `fn` must not depend on where blocks begin and end. Price: what `fn` costs; nothing a sample.
+        `fn` must not depend on where blocks begin and end. Price: what `fn` costs; nothing a sample. Workers: see CallOptions;
+        each is given whole blocks.
         """
-        return self._add(MapBlocks(self.stage, fn))
+        parallel = Parallel(max_workers, executor_type, prefetch_factor, shares=False)
+        return self._add(MapBlocks(self.stage, fn, parallel=parallel))
 
     def tokenize(
         self,
@@ -151,6 +165,7 @@ class Dataset:
         output: str = "input_ids",
         tokenizer_kwargs: Mapping[str, Any] | None = None,
         max_workers: int = 1,
+        executor_type: ExecutorType = "thread",
     ) -> Dataset:
         """Adds the tokens of a text column, int32, whole blocks at a time, ahead of use.
 
@@ -159,11 +174,14 @@ class Dataset:
                 list[str] -> list[list[int]]. It is never changed: threads work on clones.
             tokenizer_kwargs: of a transformers call: truncation, max_length, add_special_tokens ...
             max_workers: blocks tokenised at a time. A fast tokenizer uses all cores for one. 0: in the caller's thread.
+            executor_type: "process": for a slow tokenizer, in Python; see CallOptions.
         Raises:
             DataError: at a null, naming file and line.
-        Price: the tokenizer's own speed; up to max_workers + 2 blocks (of 4,096 rows or 1 MB) held.
+        Price: the tokenizer's own speed; up to 3 max_workers blocks (of 4,096 rows or 1 MB) held.
         """
-        return self._add(Tokenize(self.stage, encoder_for(tokenizer, tokenizer_kwargs), column, output, max_workers))
+        parallel = Parallel(max_workers, executor_type, prefetch_factor=2, shares=executor_type == "process")
+        encoder = encoder_for(tokenizer, tokenizer_kwargs)
+        return self._add(Tokenize(self.stage, encoder, column, output, parallel=parallel))
 
     def add_bos_eos(
         self, bos_token_id: int | None, eos_token_id: int | None, *, target_column: str = "input_ids"
@@ -351,12 +369,11 @@ class Dataset:
     def _add(self, stage: Stage[Block]) -> Dataset:
         return Dataset(Rebatch(stage) if stage.makes_long_blocks else stage, self.repeats)
 
-    def _calling(
-        self, fn: Callable[..., Any], seed: int | None, on_error: OnError
-    ) -> tuple[Stage[Block], Callable[..., Any], bool, OnError]:
-        """What stages that call a user's function for each sample are made of."""
-        one_of("on_error", on_error, *get_args(OnError))
-        return self.stage if seed is None else RowKeys(self.stage, seed), fn, seed is not None, on_error
+    def _calling(self, kind: Any, method: str, fn: Callable[..., Any], options: CallOptions) -> Dataset:
+        """A stage that calls a user's function for each sample."""
+        seed, on_error, parallel = called(method, options)
+        stage = self.stage if seed is None else RowKeys(self.stage, seed)
+        return self._add(kind(stage, fn, seed is not None, on_error, parallel=parallel))
 
 
 def stages_of(caller: str, datasets: Sequence[Dataset]) -> tuple[Stage[Block], ...]:

@@ -42,12 +42,14 @@ def from_files(
     Args:
         urls: names, on any file system that fsspec knows; `{00..99}` and globs expand, globs sorted. A path, or a string that
             is the name of a file, is that file, whatever characters it has.
-        format: "jsonl", "text" (a row {"text": line} each), "csv" or "tsv" (a header, then records), "cbor" (maps; the extra
-            `cbor`), of each shard by its extension where "auto", below .gz .zst .bz2 .lz4 .xz; or a function of the open file
-            that yields samples (then a resume reads what it skips).
-        columns: take these alone.
-        schema: the columns' types; else inferred from the first 1,000 rows of the first shard in list order. Later rows
-            are cast or are errors.
+        format: "jsonl", "text" (a row {"text": line} each), "csv" or "tsv" (a header, then records) or "cbor" (maps; the extra
+            `cbor`), by extension where "auto", below .gz .zst .bz2 .lz4 .xz; "parquet" (.parquet, .pq) or "arrow" (.arrow, .ipc,
+            .feather: files and streams, Hugging Face's among them); or a function of the open file that yields samples (then a
+            resume reads what it skips).
+        columns: take these alone; of parquet and arrow, the others are not read.
+        schema: the columns' types; else those of the first shard in list order that has rows, as it says itself (parquet,
+            arrow) or as its first 1,000 rows show. Later rows are cast or are errors; a column that they lack is null (in CSV
+            an error).
         repeat: run the whole chain again and again, with the next epoch.
         shuffle_shards: another order of the shards each epoch.
         n_active_shards: shards read at once.
@@ -63,8 +65,10 @@ def from_files(
         FileNotFoundError: (when run) a name or a glob matches nothing, or a link that leads nowhere.
         DataError: (when run) a bad record, a damaged shard, or one that changes while it is read, with file and line.
         TimeoutError: (when run) nothing came in time.
-    State: about 30 bytes an open shard. A resume never parses what was consumed.
-    Price: about 1 MB an active or standby shard, and 4 MB where it is far away.
+    State: about 30 bytes an open shard. A resume never parses what was consumed, but of parquet and arrow the row group or the
+        record batch in which it lies.
+    Price: about 1 MB an active or standby shard, and 4 MB where it is far away; of parquet and arrow what is stored of the
+        columns taken of a row group or a record batch, too.
     """
     given = (urls,) if isinstance(urls, str | os.PathLike) else tuple(urls)
     if not given:

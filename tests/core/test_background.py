@@ -119,7 +119,8 @@ def test_map_ahead_keeps_the_order_and_each_item_its_state(max_workers: int) -> 
         release.set()
         return item * item
 
-    results = list(map_ahead(square, pairs(iter(range(50))), max_workers, 2, "test"))
+    with Workers(max_workers, "test") as workers:
+        results = list(map_ahead(square, pairs(iter(range(50))), workers, max_workers + 2))
     assert results == [(item * item, f"after {item}") for item in range(50)]
     assert threads_left(0) == []
 
@@ -132,25 +133,28 @@ def test_map_ahead_computes_no_more_than_its_workers_and_what_is_asked_for_early
             drawn.append(item)
             yield item
 
-    results = map_ahead(lambda item: item, pairs(drawing()), 2, 3, "test")
-    next(results)
-    assert len(drawn) == 5
-    results.close()
+    with Workers(2, "test") as workers:
+        results = map_ahead(lambda item: item, pairs(drawing()), workers, 5)
+        next(results)
+        assert len(drawn) == 5
+        results.close()
     assert threads_left(0) == []
 
 
 def test_an_error_of_what_is_mapped_comes_after_the_results_before_it() -> None:
-    results = map_ahead(lambda item: item, pairs(failing(3)), 2, 5, "test")
-    assert [next(results)[0] for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(ValueError, match=r"^after the last$"):
-        next(results)
+    with Workers(2, "test") as workers:
+        results = map_ahead(lambda item: item, pairs(failing(3)), workers, 7)
+        assert [next(results)[0] for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(ValueError, match=r"^after the last$"):
+            next(results)
 
 
 def test_an_error_of_the_function_comes_in_its_place() -> None:
-    results = map_ahead(lambda item: 6 // (3 - item), pairs(iter(range(9))), 2, 5, "test")
-    assert [next(results)[0] for _ in range(3)] == [2, 3, 6]
-    with pytest.raises(ZeroDivisionError):
-        next(results)
+    with Workers(2, "test") as workers:
+        results = map_ahead(lambda item: 6 // (3 - item), pairs(iter(range(9))), workers, 7)
+        assert [next(results)[0] for _ in range(3)] == [2, 3, 6]
+        with pytest.raises(ZeroDivisionError):
+            next(results)
     assert threads_left(0) == []
 
 
@@ -222,8 +226,8 @@ class Slow:
     def __del__(self, sleep=time.sleep):
         sleep(0.5)
 
-workers = Workers(40, "test")
-futures = [workers.submit(task) for _ in range(40)]
+workers = Workers(12, "test")
+futures = [workers.submit(task) for _ in range(12)]
 while not futures[-1].running():
     pass
 slow = Slow()  # the last to go

@@ -55,3 +55,21 @@ def test_the_last_may_repeat_where_it_is_alone() -> None:
 
 def test_resume_is_exact_at_every_sample() -> None:
     assert_exact_resume(lambda: letters("ab") + bf.from_iterable(["x", "y"]) + letters(""))
+
+
+def test_columns_of_data_that_are_empty_in_epoch_0_are_not_lost() -> None:
+    """Where none has a row in epoch 0 later rows are as they are; beside others their columns must be known."""
+
+    def late(after: int) -> bf.Dataset:
+        asked = iter(range(100))
+        return bf.from_iterable([{"x": 1}]).filter(lambda _: next(asked) > after)
+
+    alone = bf.concat_datasets([late(2)])
+    assert [list(alone) for _ in range(4)] == [[], [], [{"x": 1}], [{"x": 1}]]
+    beside = late(2) + bf.from_iterable([{"y": 1}])
+    assert list(beside) == [{"y": 1}]
+    with pytest.raises(
+        bf.DataError,
+        match=r"^there is a column 'x' \(iterable, row 0\), and no data set had one in epoch 0, where this",
+    ):
+        [list(beside) for _ in range(2)]

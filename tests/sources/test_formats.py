@@ -92,7 +92,14 @@ def write(path: Path, first: int, counts: list[int]) -> None:
 
 
 def test_a_format_is_told_by_its_extension_below_that_of_a_compression() -> None:
-    for name, form in (("a.jsonl", "jsonl"), ("b/c.json.zst", "jsonl"), ("a.ndjson", "jsonl"), ("a.txt.gz", "text")):
+    for name, form in (
+        ("a.jsonl", "jsonl"),
+        ("b/c.json.zst", "jsonl"),
+        ("a.ndjson", "jsonl"),
+        ("a.txt.gz", "text"),
+        ("b/c.parquet", "parquet"),
+        ("c.feather", "arrow"),
+    ):
         assert format_of(name) is FORMATS[form]
     assert format_of("x.groups") is FORMATS["groups"]
     assert format_of("x.gz") is format_of("x") is None
@@ -122,6 +129,6 @@ def test_a_format_says_what_applies_to_it(tmp_path: Path) -> None:
             ValueError, match=r"\.gz: groups files are not compressed as a whole; decompress it, or give"
         ):
             bf.from_files(url, format=form)
-    message = r"^format must be one of auto, jsonl, text, .*groups, or a function of the open file \(got 'excel'\)$"
+    message = r"^format must be one of auto, jsonl, .*, groups, or a function of the open file \(got 'tar'\)$"
     with pytest.raises(ValueError, match=message):
-        bf.from_files("a", format="excel")
+        bf.from_files("a", format="tar")

@@ -15,7 +15,7 @@ import pytest
 
 import brimful as bf
 from brimful.sources import bytes as reading
-from tests.shards import threads_left, write
+from tests.shards import threads_left, write, write_table
 from tests.store.servers import s3, serving
 from tests.store.stores import blocks_of, store_of
 
@@ -54,6 +54,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             write(path / f"{number}{ending}", rows)
     store_of(path / "store", blocks_of([20] * 3_000, 100), batch_bytes=10_000, file_bytes=40_000)
     return path
+
+
+@pytest.mark.parametrize("kind", [".parquet", ".arrow", ".ipc"])
+@pytest.mark.parametrize(("ranges", "tags"), [(True, True), (True, False), (False, True)])
+def test_shards_by_columns_are_read_and_resumed_over_http(tmp_path: Path, kind: str, ranges: bool, tags: bool) -> None:
+    table = pa.table({"id": range(2_000), "text": [f"{number:x}" * 9 for number in range(2_000)]})
+    write_table(tmp_path / f"a{kind}", table, 300)
+    with serving(tmp_path) as server, patch.object(reading, "BLOCK_BYTES", BLOCK):
+        server.ranges, server.tags = ranges, tags
+        check_resumed(far(f"{server.url}/a{kind}"), list(range(2_000)))
+
+
+def test_of_a_parquet_file_far_away_the_columns_wanted_are_asked_for_alone(tmp_path: Path) -> None:
+    large = pa.array([bytes([number % 251]) * 7_000 + bytes(str(number), "ascii") for number in range(3_000)])
+    table = pa.table({"one": large, "id": range(3_000), "other": large})
+    options: dict[str, Any] = {"compression": "none", "write_statistics": False, "use_dictionary": False}
+    write_table(tmp_path / "a.parquet", table, 600, **options)
+    with serving(tmp_path) as server:
+        data = far(f"{server.url}/a.parquet", schema={"id": pa.int64()}, columns=["id"])
+        assert ids(data) == list(range(3_000))
+        assert (tmp_path / "a.parquet").stat().st_size > 40_000_000
+        assert server.bytes < 200_000  # the footer is looked for in the last 64 KB
+        assert server.requests["a.parquet"] < 15
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])

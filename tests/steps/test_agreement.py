@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +36,36 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def run(world_size: int, job: str, folder: Path, *arguments: str) -> list[Any]:
-    """What each rank saw; None of one that was killed."""
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
-    command = [sys.executable, "-m", "tests.ranks_child", job, str(folder), *arguments]
-    processes = [
-        subprocess.Popen(command, cwd=ROOT, env=os.environ | shared | {"RANK": str(rank), "OMP_NUM_THREADS": "1"})
-        for rank in range(world_size)
-    ]
-    try:
-        for process in processes:
-            process.wait(120)
-    finally:
-        for process in processes:
-            process.kill()
-    results = (folder / f"{job}-{world_size}-{rank}.json" for rank in range(world_size))
-    return [json.loads(path.read_text()) if path.exists() else None for path in results]
+@pytest.fixture(scope="module")
+def ranks_of() -> Iterator[Callable[..., list[Any]]]:
+    """Runs a job: what each of its ranks saw, None of one that was killed."""
+    command = [sys.executable, "-m", "tests.ranks_child"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as ranks:
+        assert ranks.stdin is not None
+        assert ranks.stdout is not None
+
+        def run(world_size: int, job: str, folder: Path, *arguments: str) -> list[Any]:
+            shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
+            words = [job, str(folder), *arguments]
+            line = json.dumps([[shared | {"RANK": str(rank)} for rank in range(world_size)], words])
+            print(line, file=ranks.stdin, flush=True)
+            assert json.loads(ranks.stdout.readline()) == words
+            results = (folder / f"{job}-{world_size}-{rank}.json" for rank in range(world_size))
+            return [json.loads(path.read_text()) if path.exists() else None for path in results]
+
+        try:
+            yield run
+        finally:
+            os.killpg(ranks.pid, signal.SIGKILL)
 
 
 def whole(folder: Path, epoch: int = 0) -> list[list[int]]:
@@ -61,8 +77,8 @@ def in_turn(ranks: list[list[list[int]]]) -> list[list[int]]:
     return [batch for step in zip(*ranks, strict=True) for batch in step if batch]
 
 
-def test_ranks_with_unequal_streams_finish_under_every_rule(folder: Path) -> None:
-    ranks = run(2, "validate", folder)
+def test_ranks_with_unequal_streams_finish_under_every_rule(ranks_of: Any, folder: Path) -> None:
+    ranks = ranks_of(2, "validate", folder)
     for epoch in range(2):
         expected = whole(folder, epoch)
         pad, drop, wrap = (in_turn([rank[rule][epoch] for rank in ranks]) for rule in ("pad", "drop", "wrap"))
@@ -73,28 +89,30 @@ def test_ranks_with_unequal_streams_finish_under_every_rule(folder: Path) -> Non
     assert "streams have ended before the others; choose uneven='pad', 'drop' or 'wrap'" in ranks[0]["error"]
 
 
-def test_a_rank_that_is_killed_is_named_by_the_others(folder: Path) -> None:
-    saw, gone = run(2, "killed", folder, "1")
+def test_a_rank_that_is_killed_is_named_by_the_others(ranks_of: Any, folder: Path) -> None:
+    saw, gone = ranks_of(2, "killed", folder, "1")
     assert gone is None
     assert saw[0] == "TimeoutError"
     assert saw[1].startswith("waited 4 seconds for rank 1 (")
 
 
-def test_a_rank_that_ends_is_named_by_the_others_and_its_streams_are_not_taken_for_over(folder: Path) -> None:
-    (saw, _) = run(2, "ends", folder)
+def test_a_rank_that_ends_is_named_by_the_others_and_its_streams_are_not_taken_for_over(
+    ranks_of: Any, folder: Path
+) -> None:
+    (saw, _) = ranks_of(2, "ends", folder)
     assert saw == "rank 1 left before the epoch was over: its loop ended, failed or was interrupted"
 
 
-def test_a_store_that_is_stuck_is_said(folder: Path) -> None:
-    (_, saw) = run(2, "stuck", folder)
+def test_a_store_that_is_stuck_is_said(ranks_of: Any, folder: Path) -> None:
+    (_, saw) = ranks_of(2, "stuck", folder)
     assert saw == [
         "TimeoutError",
         "the key-value store through which 2 ranks agree does not answer: its host (rank 0, or the launcher) is stuck or gone",
     ]
 
 
-def test_the_death_of_the_rank_that_hosts_the_store_is_said(folder: Path) -> None:
-    (_, saw) = run(2, "killed", folder, "0")
+def test_the_death_of_the_rank_that_hosts_the_store_is_said(ranks_of: Any, folder: Path) -> None:
+    (_, saw) = ranks_of(2, "killed", folder, "0")
     assert saw[0] in ("RankError", "TimeoutError")
     assert "rank 0" in saw[1]
 
@@ -109,17 +127,17 @@ def test_the_death_of_the_rank_that_hosts_the_store_is_said(folder: Path) -> Non
     ],
 )
 def test_a_checkpoint_goes_on_with_other_numbers_of_processes(
-    folder: Path, kind: str, source: str, before: int, after: tuple[int, ...]
+    ranks_of: Any, folder: Path, kind: str, source: str, before: int, after: tuple[int, ...]
 ) -> None:
     with ranks_child.batches(kind, folder).shard(0, 1).iter() as it:
         expected = [ranks_child.one(batch) for batch in it]
-    taken = in_turn(run(before, "save", folder, kind, "5"))
+    taken = in_turn(ranks_of(before, "save", folder, kind, "5"))
     assert 5 < len(taken) < len(expected)
     for world_size in after:
-        assert taken + in_turn(run(world_size, "load", folder, kind, source)) == expected
+        assert taken + in_turn(ranks_of(world_size, "load", folder, kind, source)) == expected
 
 
-def test_states_of_other_steps_are_not_joined(folder: Path) -> None:
+def test_states_of_other_steps_are_not_joined(ranks_of: Any, folder: Path) -> None:
     made = ranks_child.data(folder)
     states = []
     for steps in (2, 3):

@@ -22,7 +22,7 @@ from contextlib import closing, suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import ref
 
 T = TypeVar("T")
@@ -47,9 +47,14 @@ class Stoppable(Protocol):
     def stop(self) -> None: ...
 
 
-Running: TypeAlias = set["ref[Stoppable]"]
+class Running(set["ref[Stoppable]"]):
+    """What runs for an iterator; `pools`: what its streams share, by what made it."""
 
-_running: Final[Running] = set()
+    def __init__(self) -> None:
+        self.pools: dict[int, Any] = {}
+
+
+_running: Final = Running()
 RUN: ContextVar[Running | None] = ContextVar("brimful_run", default=None)
 """What runs for the iterator whose code this is, in whatever thread; None outside, and where several iterators share it."""
 
@@ -73,6 +78,7 @@ def close_all(running: Running) -> None:
     """Stops all that runs, and waits for its threads."""
     _join(stop_all(running))
     running.clear()
+    running.pools.clear()
 
 
 def check_process(process: int) -> None:
@@ -216,10 +222,14 @@ class Workers:
     """A few daemon threads that run functions in the order in which they were submitted.
 
     As a context manager they belong to the iterator for which they run, and end with it; otherwise, with `stop`.
+
+    Args:
+        calls: what the functions wait for; it is stopped with them.
     """
 
-    def __init__(self, number: int, name: str) -> None:
+    def __init__(self, number: int, name: str, calls: Stoppable | None = None) -> None:
         self.threads: list[threading.Thread] = []
+        self._calls = calls
         self._tasks: SimpleQueue[tuple[Outcome[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._open: set[Outcome[Any]] = set()
         self._shared = True
@@ -248,6 +258,8 @@ class Workers:
     def stop(self) -> None:
         """Cancels what has not begun; what has is not waited for."""
         self._closed = True
+        if self._calls is not None:
+            self._calls.stop()
         with suppress(Empty):
             while True:
                 if (task := self._tasks.get_nowait()) is not None:
@@ -257,14 +269,22 @@ class Workers:
         for _ in range(self._number):
             self._tasks.put(None)
 
-    def __enter__(self) -> Workers:
+    def belong(self) -> None:
+        """Has them stopped with the iterator for which they run."""
         self._shared = False
         belongs(self)
+
+    def __enter__(self) -> Workers:
+        self.belong()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self.close(kind is None or not issubclass(kind, TimeoutError))  # which says that a thread is stuck
+
+    def close(self, wait: bool = True) -> None:
+        """Stops them, and waits for those that are in the middle of something."""
         self.stop()
-        if kind is None or not issubclass(kind, TimeoutError):  # which says that a thread is stuck
+        if wait:
             _join(self.threads)
         _forget([self])
 
@@ -277,15 +297,15 @@ class Workers:
 
 
 def map_ahead(
-    fn: Callable[[T], R], items: Iterator[tuple[T, Any]], max_workers: int, ahead: int, name: str
+    fn: Callable[[T], R], items: Iterator[tuple[T, Any]], workers: Workers, ahead: int
 ) -> Generator[tuple[R, Any], None, None]:
-    """`(fn(item), state)` for each `(item, state)`, in order, up to `max_workers` + `ahead` of them computed early.
+    """`(fn(item), state)` for each `(item, state)`, in order, up to `ahead` of them computed early.
 
     An error of `items` is raised after the results of what came before it.
     """
     failure: Exception | None = None
-    with Workers(max_workers, name) as workers:
-        pending: deque[tuple[Future[R], Any]] = deque()
+    pending: deque[tuple[Future[R], Any]] = deque()
+    try:
         while True:
             try:
                 item, state = next(items)
@@ -296,10 +316,13 @@ def map_ahead(
                 break
             pending.append((workers.submit(fn, item), state))
             del item
-            if len(pending) >= max_workers + ahead:
+            if len(pending) >= ahead:
                 yield _settled(pending.popleft())
         while pending:
             yield _settled(pending.popleft())
+    finally:
+        for future, _ in pending:
+            future.cancel()
     if failure is not None:
         raise failure
 

@@ -142,6 +142,18 @@ def names_of(setting: str, names: Any) -> tuple[str, ...]:
     return found
 
 
+def known(method: str, options: Any, kind: type[Any]) -> Any:
+    """The options that a method was given.
+
+    Raises:
+        TypeError: one is unknown; with those that there are.
+    """
+    names = kind.__annotations__
+    if unknown := [name for name in options if name not in names]:
+        raise TypeError(f"{method}() got an unknown option {unknown[0]!r} (options: {', '.join(names)})")
+    return options
+
+
 def name_of(fn: Any) -> str:
     """What a user's function is called in messages."""
     return str(getattr(fn, "__name__", type(fn).__name__))

@@ -38,7 +38,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self._process = os.getpid()
         different = allowed(allow)
         self._items: Generator[tuple[T, State], None, None] | None = None
-        self._running: Running = set()  # below it, in threads
+        self._running = Running()  # below it, in threads
         self._error: Exception | None = None
         self._closed = False
         tally = Tally()

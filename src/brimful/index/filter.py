@@ -8,10 +8,11 @@ from typing import Any
 
 from brimful.core.errors import OnError, name_of
 from brimful.core.once import once
-from brimful.core.stream import describe
+from brimful.core.stream import describe, runtime
 from brimful.index.index import Index
 from brimful.index.indexed import RowNumbers, Source
 from brimful.index.some_rows import SelectedIndex
+from brimful.rows.parallel import SERIAL, Parallel
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,11 @@ class Filter(Source):
     upstream: Source
     fn: Callable[..., bool]
     on_error: OnError = "raise"
+    parallel: Parallel = runtime(SERIAL)
 
     @once
     def index(self) -> SelectedIndex:
-        return SelectedIndex(self.upstream.index, self.fn, self.on_error)
+        return SelectedIndex(self.upstream.index, self.fn, self.on_error, self.parallel)
 
     def ordered(self, index: Index, epoch: int) -> RowNumbers:
         return self.upstream.ordered(index, epoch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +18,21 @@ from brimful.core.once import once
 from brimful.core.stream import BLOCK_ROWS
 from brimful.index.index import Index, RowSet
 from brimful.rows.blocks import Block, tried
+from brimful.rows.parallel import SERIAL, Parallel
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Which rows of a block a function is true for, bool (n,)."""
+
+    fn: Callable[..., bool]
+    on_error: OnError
+
+    def __call__(self, block: Block) -> NDArray[np.bool_]:
+        kept = np.zeros(block.num_rows, dtype=bool)
+        for row, keep in tried("filter", self.fn, block, False, self.on_error, bool):
+            kept[row] = keep
+        return kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,16 +45,18 @@ class SelectedIndex(Index):
     base: Index
     fn: Callable[..., bool]
     on_error: OnError = "raise"
+    parallel: Parallel = SERIAL
 
     @once
     def numbers(self) -> NDArray[np.int64]:
         """The rows of `base` that are kept, ascending."""
-        count, pieces = len(self.base), [np.zeros(0, dtype=np.int64)]
-        for first in range(0, count, BLOCK_ROWS):
-            block = self.base.take(np.arange(first, min(first + BLOCK_ROWS, count)))
-            found = tried("filter", self.fn, block, False, self.on_error, bool)
-            pieces.append(first + np.array([row for row, keep in found if keep], dtype=np.int64))
-        kept = np.concatenate(pieces)
+        count, kept_in = len(self.base), _Kept(self.fn, self.on_error)
+        blocks = (
+            (self.base.take(np.arange(first, min(first + BLOCK_ROWS, count))), None)
+            for first in range(0, count, BLOCK_ROWS)
+        )
+        with closing(self.parallel.called(kept_in, blocks, f"filter({name_of(self.fn)})")) as calls:
+            kept = np.flatnonzero(np.concatenate([np.zeros(0, dtype=bool), *(one.made for one in calls)]))
         logger.info("filter(%s) keeps %s of %s samples", name_of(self.fn), f"{len(kept):,}", f"{count:,}")
         return kept
 

@@ -7,18 +7,22 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from brimful.core.errors import OnError
+from brimful.core.errors import OnError, name_of
 from brimful.rows.blocks import KEY, Block, tried
-from brimful.rows.blockwise import Blockwise
+from brimful.rows.parallel import BlockFunction
 
 
 @dataclass(frozen=True)
-class Filter(Blockwise):
+class Filter(BlockFunction):
     """The samples for which `fn(sample)` is true."""
 
     fn: Callable[..., bool]
     seeded: bool
     on_error: OnError = "raise"
+
+    @property
+    def called_as(self) -> str:
+        return f"filter({name_of(self.fn)})"
 
     def apply(self, block: Block) -> Block:
         kept = [row for row, keep in tried("filter", self.fn, block, self.seeded, self.on_error, bool) if keep]

@@ -58,12 +58,15 @@ class MapBlocks(ByFunction[Block]):
         except Exception as error:
             raise self._error(block, f"{type(error).__name__}: {error}") from error
         if not isinstance(out, pa.RecordBatch):
-            given = f"map_blocks({name_of(self.fn)}) must return a pyarrow.RecordBatch"
-            raise StageError(f"{given} (got {type(out).__name__})")
+            raise StageError(f"{self.called_as} must return a pyarrow.RecordBatch (got {type(out).__name__})")
         return out
 
+    @property
+    def called_as(self) -> str:
+        return f"map_blocks({name_of(self.fn)})"
+
     def _error(self, block: Block, message: str) -> StageError:
-        return StageError(f"map_blocks({name_of(self.fn)}) failed in the block from {where(block, 0)} on: {message}")
+        return StageError(f"{self.called_as} failed in the block from {where(block, 0)} on: {message}")
 
 
 def _fits(block: Block, field: pa.Field, schema: pa.Schema) -> bool:

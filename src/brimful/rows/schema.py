@@ -310,6 +310,16 @@ def fitted(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema) if columns else block.select([])
 
 
+def fits(own: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether values of a type are cast to another, as far as each of them goes: no float to an integer, no number to a text,
+    no key left out, which Arrow would do without a word.
+
+    >>> fits(pa.int64(), pa.int8()), fits(pa.float64(), pa.int8()), fits(pa.int64(), pa.string())
+    (True, False, False)
+    """
+    return own == kind or (_alike(own, kind) and not _loses(own, kind))
+
+
 def misfit(row: Mapping[str, Any], schema: pa.Schema, closed: bool, remedy: str = OF_FILES) -> str | None:
     """Why a row does not fit a schema, if it does not; `closed`: it may have no other keys."""
     if closed and (unknown := next((name for name in row if name not in schema.names), None)):

@@ -6,20 +6,21 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.errors import TALLY, OnError, StageError, Tally, name_of, skipped, where
+from brimful.core.errors import TALLY, DataError, OnError, StageError, Tally, name_of, skipped, where
 from brimful.core.fruitless import Waiting
 from brimful.core.once import once
 from brimful.core.stream import END, Stage, State, running
 from brimful.rows.blocks import KEY, Block, visible, with_origin
 from brimful.rows.gathered import gathered
+from brimful.rows.parallel import NOTHING, SERIAL, Called, Made, Parallel, joined
 from brimful.rows.ragged import EMPTY
 from brimful.rows.schema import OF_RESULTS, SAMPLE_ROWS, as_text, fitted, fitting, from_text, infer, misfit, united
 
@@ -48,10 +49,6 @@ class Typed(Stage[Block]):
         """The columns that its first rows have."""
 
 
-Made = TypeVar("Made")
-"""What a user's function gave for a block."""
-
-
 @dataclass(frozen=True)
 class ByFunction(Typed, Generic[Made]):
     """Abstract: what a user's function makes of each block, held against the types of its first 1,000 results.
@@ -61,51 +58,76 @@ class ByFunction(Typed, Generic[Made]):
     """
 
     upstream: Stage[Block]
+    parallel: Parallel = field(default=SERIAL, kw_only=True, metadata={"runtime": True})
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), ""]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         before, text = at
-        with closing(gathered(self.upstream, before)) as items:
-            made = ((block, self.call(block) if block.num_rows else None, after) for block, after in items)
+        first = self.types is None and before == self.upstream.start(0)
+        schema = from_text(text) if text else vars(self).get("schema")
+        if schema is None and not first:
+            schema = self.schema
+        with (
+            closing(gathered(self.upstream, before)) as items,
+            closing(self._called(items, lambda: schema or None, shared=True)) as calls,
+        ):
             held = _Held[Made]([], None)
-            first = self.types is None and before == self.upstream.start(0)
-            schema = from_text(text) if text else vars(self).get("schema")
-            if schema is None and not first:
-                schema = self.schema
             if not schema:  # not known, or epoch 0 has no result: those of this run
-                held = self._first(made)
-                schema = self.types_of(_there(held.items))
+                held = self._first(calls)
+                schema = self.types_of(_there(held.calls))
                 if schema:
                     vars(self).setdefault("schema", schema)
             text = text or (as_text(schema) if schema else "")
-            for block, given, after in _all(held, made):
-                out = EMPTY if given is None else self.block_of(block, given, schema)
+            parts = ((self._fitted(one, schema), one.last, one.after) for one in _all(held, calls))
+            for out, after in joined(parts):
                 yield out, END if after == END else [after, text]
 
     def first_types(self) -> pa.Schema:
         with closing(gathered(self.upstream, self.upstream.start(0))) as items:
-            blocks = (block.slice(0, SAMPLE_ROWS) for block, _ in items if block.num_rows)
-            held = self._first((block, self.call(block), END) for block in blocks)
-            schema = self.types_of(_there(held.items))
+            blocks = ((block.slice(0, SAMPLE_ROWS), END) for block, _ in items if block.num_rows)
+            with closing(self._called(blocks, lambda: None)) as calls:
+                held = self._first(calls)
+            schema = self.types_of(_there(held.calls))
             if held.error is not None and not schema.names:
                 raise held.error
             return schema
 
-    def _first(self, made: Iterator[tuple[Block, Made | None, State]]) -> _Held[Made]:
+    def _called(
+        self, items: Iterator[tuple[Block, State]], schema: Callable[[], pa.Schema | None], *, shared: bool = False
+    ) -> Generator[Called[Made | _Fitted], None, None]:
+        """What the function gives; in the columns and types of the schema, as soon as that is known."""
+        alone = replace(self, upstream=NOTHING, types=None)
+        return self.parallel.called(alone.made, items, self.called_as, lambda: (schema(),), shared=shared)
+
+    def made(self, block: Block, schema: pa.Schema | None) -> Made | _Fitted:
+        given = self.call(block)
+        return given if schema is None else _Fitted(self.block_of(block, given, schema))
+
+    def _fitted(self, one: Called[Made | _Fitted], schema: pa.Schema) -> Block:
+        if one.made is None:
+            return EMPTY
+        return one.made.block if isinstance(one.made, _Fitted) else self.block_of(one.block, one.made, schema)
+
+    def _first(self, calls: Iterator[Called[Made | _Fitted]]) -> _Held[Made]:
         """What the first 1,000 results came with; an error that came after them is raised in its turn."""
-        items: list[tuple[Block, Made | None, State]] = []
+        items: list[Called[Made | _Fitted]] = []
         count, waiting = 0, Waiting()
         try:
-            while count < SAMPLE_ROWS and (one := next(made, None)) is not None:
+            while count < SAMPLE_ROWS and (one := next(calls, None)) is not None:
                 items.append(one)
-                own = 0 if one[1] is None else self.count(one[1])
+                own = sum(map(self.count, _there([one])))
                 waiting.got(own)
                 count += own
         except Exception as error:
             return _Held(items, error)
         return _Held(items, None)
+
+    @property
+    @abstractmethod
+    def called_as(self) -> str:
+        """What the user knows the call by."""
 
     @abstractmethod
     def call(self, block: Block) -> Made:
@@ -124,24 +146,28 @@ class ByFunction(Typed, Generic[Made]):
         """What a block becomes, in the columns and types of a schema."""
 
 
-class _Held(NamedTuple, Generic[Made]):
-    """Blocks with what a function gave for them, not yet handed on, and the error that came after them."""
+class _Fitted(NamedTuple):
+    """Results in the columns and types of the schema."""
 
-    items: list[tuple[Block, Made | None, State]]
+    block: Block
+
+
+class _Held(NamedTuple, Generic[Made]):
+    """What a function gave, not yet handed on, and the error that came after it."""
+
+    calls: list[Called[Made | _Fitted]]
     error: Exception | None
 
 
-def _all(
-    held: _Held[Made], made: Iterator[tuple[Block, Made | None, State]]
-) -> Iterator[tuple[Block, Made | None, State]]:
-    yield from held.items
+def _all(held: _Held[Made], calls: Iterator[Called[Made | _Fitted]]) -> Iterator[Called[Made | _Fitted]]:
+    yield from held.calls
     if held.error is not None:
         raise held.error
-    yield from made
+    yield from calls
 
 
-def _there(items: Sequence[tuple[Block, Made | None, State]]) -> list[Made]:
-    return [given for _, given, _ in items if given is not None]
+def _there(calls: Sequence[Called[Made | _Fitted]]) -> list[Made]:
+    return [one.made for one in calls if one.made is not None and not isinstance(one.made, _Fitted)]
 
 
 class Results(NamedTuple):
@@ -181,7 +207,7 @@ class SampleFunction(ByFunction[Results]):
         kept = []
         for number, (row, sample) in enumerate(zip(given.parents.tolist(), given.samples)):
             if not isinstance(sample, dict):
-                words = f"{self._called} must return dicts (got {type(sample).__name__}; {where(block, row)})"
+                words = f"{self.called_as} must return dicts (got {type(sample).__name__}; {where(block, row)})"
                 error: StageError | None = StageError(words)
             elif not _is_sample(sample):
                 odd = next(name for name in sample if not isinstance(name, str))
@@ -198,11 +224,11 @@ class SampleFunction(ByFunction[Results]):
         return Results([given.samples[number] for number in kept], given.parents[kept])
 
     @property
-    def _called(self) -> str:
+    def called_as(self) -> str:
         return f"{self.verb}({name_of(self.fn)})"
 
     def _failed(self, block: Block, row: int, message: str) -> StageError:
-        return StageError(f"{self._called} failed at {where(block, row)}: {message}")
+        return StageError(f"{self.called_as} failed at {where(block, row)}: {message}")
 
 
 def _is_sample(result: Any) -> bool:
@@ -228,8 +254,17 @@ def _schema_of(stage: Stage[Block]) -> pa.Schema:
 
 
 def conformed(block: Block, schema: pa.Schema) -> Block:
-    """A block in the columns and types of a schema, with its origins."""
+    """A block in the columns and types of a schema, with its origins; as it is where epoch 0 had no row to tell them.
+
+    Raises:
+        DataError: it has a column that the schema does not have: its data set had no row in epoch 0.
+    """
     rows = visible(block)
-    if rows.schema.equals(schema) and KEY not in block.schema.names:
+    if not schema.names or (rows.schema.equals(schema) and KEY not in block.schema.names):
         return block
+    if unknown := [name for name in rows.schema.names if name not in schema.names]:
+        raise DataError(
+            f"there is a column {unknown[0]!r} ({where(block, 0)}), and no data set had one in epoch 0, where this one had no "
+            "row; begin it with a row, or drop the column"
+        )
     return with_origin(fitted(rows, schema), block, np.arange(block.num_rows))

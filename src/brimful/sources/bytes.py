@@ -22,9 +22,13 @@ BLOCK_BYTES: Final = 2 << 20
 
 class Bytes(io.RawIOBase):
     """Abstract: an open file. What a read raised is kept, for what lies between (Arrow, a user's function) may hide it; each
-    further read raises it again."""
+    further read raises it again.
+
+    `until`: what lies from there on will not be read next, so that it need not be asked for ahead.
+    """
 
     failure: Exception | None = None
+    until: int | None = None
 
     @abstractmethod
     def fill(self, buffer: memoryview) -> int:
@@ -170,8 +174,9 @@ class RemoteFile(Bytes):
         if not self._first <= self._at < self._first + len(self._block):
             follows = bool(self._block) and self._at == self._first + len(self._block)
             self._block, self._first = self._fetched(), self._at
-            if follows:
-                self._ahead = self._begun(self._at + len(self._block))
+            after = self._at + len(self._block)
+            if follows and after != self.until:
+                self._ahead = self._begun(after)
         start = self._at - self._first
         return self._block[start : start + most]
 
@@ -187,6 +192,8 @@ class RemoteFile(Bytes):
     def _begun(self, first: int) -> tuple[int, Future[memoryview]] | None:
         assert self._size is not None
         last = min(self._size, first + BLOCK_BYTES)
+        if self.until is not None and first < self.until:
+            last = min(last, self.until)
         return (first, self._objects.begin(self._object, first, last)) if first < last else None
 
     # -- as a stream -----------------------------------------------------------------------------------------------------

@@ -43,8 +43,8 @@ class Format(ABC):
 
     @abstractmethod
     def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
-        """The schema of a shard, judged by its first rows (`schema.SAMPLE_ROWS`) without those that are bad, which are errors
-        when they are read; None where it has no row.
+        """The schema of a shard, as it says itself, or judged by its first rows (`schema.SAMPLE_ROWS`) without those that are
+        bad, which are errors when they are read; None where it has no row.
 
         Raises:
             DataError: it has not all of `columns`.

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from brimful.core.errors import StageError, name_of, where
-from brimful.rows.blocks import samples
+from brimful.rows.blocks import Block, Sample, samples, with_origin
 from brimful.rows.ragged import gather, list_array
 from brimful.steps.batch import Batch
 from brimful.tensors.columns import Columns, Lists, Objects
 
 
-def by_function(batch: Batch, columns: Columns, collate_fn: Callable[[list[dict[str, Any]]], Any]) -> Any:
-    """A batch through a function of the user's, such as a Hugging Face collator: its real samples, cut as planned.
-
-    Price: Python, once a sample.
-    """
+def rows_of(batch: Batch, columns: Columns) -> Block:
+    """The real samples of a batch, cut as planned, with their origins. Price: about 5 ns a token."""
     sizes, arrays = columns.sizes(batch), []
     for column in columns.all:
         if isinstance(column, Lists):
@@ -29,12 +27,26 @@ def by_function(batch: Batch, columns: Columns, collate_fn: Callable[[list[dict[
         else:
             assert isinstance(column, Objects)
             arrays.append(column.values.take(pa.array(column.rows[batch.numbers])))
-    chosen = samples(pa.RecordBatch.from_arrays(arrays, [column.name for column in columns.all]))
-    try:
-        return collate_fn(chosen)
-    except Exception as error:
-        first = where(batch.window.block, int(batch.window.rows[batch.numbers[0]]))
-        raise StageError(
-            f"collate_fn={name_of(collate_fn)} failed on {len(chosen):,} samples, the first of them {first}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+    rows = pa.RecordBatch.from_arrays(arrays, [column.name for column in columns.all])
+    return with_origin(rows, batch.window.block, batch.window.rows[batch.numbers])
+
+
+@dataclass(frozen=True)
+class Collate:
+    """Calls a function such as a Hugging Face collator with the samples of a batch. Price: Python, once a sample."""
+
+    collate_fn: Callable[[list[Sample]], Any]
+
+    def __call__(self, rows: Block) -> Any:
+        chosen = samples(rows)
+        try:
+            return self.collate_fn(chosen)
+        except Exception as error:
+            raise StageError(
+                f"{self.called_as} failed on {len(chosen):,} samples, the first of them {where(rows, 0)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    @property
+    def called_as(self) -> str:
+        return f"collate_fn={name_of(self.collate_fn)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -14,7 +15,7 @@ from brimful.core.stats import Made
 from brimful.core.stream import Stage, State, running, runtime
 from brimful.rows.ragged import LABELS, NOT_TRAINED_ON
 from brimful.steps.batch import Batch
-from brimful.tensors.layouts import OF_RANKS, SIGNED, ByFunction, ColumnRules, Layout, refuse_taken
+from brimful.tensors.layouts import OF_RANKS, SIGNED, ByFunction, Collating, ColumnRules, Layout, refuse_taken
 from brimful.windows.window import Window
 
 if TYPE_CHECKING:
@@ -45,14 +46,19 @@ class Collated(Stage[Any]):
         tally = TALLY.get()
         as_tensors = not isinstance(self.layout, ByFunction)
         known: WeakKeyDictionary[Window, Columns] = WeakKeyDictionary()  # of streams the windows at hand come in turn
-        with running(self.upstream, at) as batches:
-            for batch, after in batches:
-                columns = known.get(batch.window)
-                if columns is None:
-                    columns = known[batch.window] = columns_of(batch.window, self.rules, as_tensors)
-                    if batch.weight is not None and as_tensors:
-                        refuse_taken(OF_RANKS, [column.name for column in columns.all])
-                item = self.layout.item(batch, columns)
+
+        def ready() -> Generator[Collating, None, None]:
+            with running(self.upstream, at) as batches:
+                for batch, after in batches:
+                    columns = known.get(batch.window)
+                    if columns is None:
+                        columns = known[batch.window] = columns_of(batch.window, self.rules, as_tensors)
+                        if batch.weight is not None and as_tensors:
+                            refuse_taken(OF_RANKS, [column.name for column in columns.all])
+                    yield Collating(batch, columns, after)
+
+        with closing(ready()) as batches, closing(self.layout.items(batches)) as items:
+            for item, (batch, columns, after) in items:
                 if batch.weight is not None:
                     item = weighed(item, batch.weight, columns, self._num_items(batch))
                 if tally is not None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from brimful.core.errors import DataError, one_of
+from brimful.core.stream import State
 from brimful.rows.blocks import Sample
+from brimful.rows.parallel import SERIAL, Parallel
 from brimful.steps.batch import Batch, NumLabels
 
 if TYPE_CHECKING:
@@ -80,6 +83,14 @@ class ColumnRules:
         return 0 if name in (TOKEN_COLUMNS if self.token_columns is None else self.token_columns) else None
 
 
+class Collating(NamedTuple):
+    """A batch on its way to the loop: its columns, and the state after it."""
+
+    batch: Batch
+    columns: Columns
+    after: State
+
+
 @dataclass(frozen=True)
 class Layout(ABC):
     """Abstract: how the samples of a batch lie in its tensors."""
@@ -87,6 +98,11 @@ class Layout(ABC):
     @abstractmethod
     def item(self, batch: Batch, columns: Columns) -> Any:
         """What the training loop gets."""
+
+    def items(self, batches: Iterator[Collating]) -> Generator[tuple[Any, Collating], None, None]:
+        """The item of each batch."""
+        for one in batches:
+            yield self.item(one.batch, one.columns), one
 
     def shape(self, batch: Batch, item: Any, columns: Columns) -> tuple[tuple[int, ...], int]:
         """The shape that a compiler sees, and how many slots for tokens there are."""
@@ -148,14 +164,23 @@ class PackedRows(Layout):
 
 @dataclass(frozen=True)
 class ByFunction(Layout):
-    """What a function of the user's makes of the samples, cut as planned; see `by_function.by_function`."""
+    """What a function of the user's makes of the samples, cut as planned; see `by_function.Collate`."""
 
     collate_fn: Callable[[list[Sample]], Any]
+    parallel: Parallel = SERIAL
 
     def item(self, batch: Batch, columns: Columns) -> Any:
-        from brimful.tensors.by_function import by_function
+        from brimful.tensors.by_function import Collate, rows_of
 
-        return by_function(batch, columns, self.collate_fn)
+        return Collate(self.collate_fn)(rows_of(batch, columns))
+
+    def items(self, batches: Iterator[Collating]) -> Generator[tuple[Any, Collating], None, None]:
+        from brimful.tensors.by_function import Collate, rows_of
+
+        collate = Collate(self.collate_fn)
+        rows = ((rows_of(one.batch, one.columns), one) for one in batches)
+        with closing(self.parallel.results(collate, rows, collate.called_as, shared=True)) as results:
+            yield from ((item, one) for _, item, one in results)
 
     def shape(self, batch: Batch, item: Any, columns: Columns) -> tuple[tuple[int, ...], int]:
         """That of the first length column, where it is to be seen; else that of the plan."""

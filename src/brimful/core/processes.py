@@ -1,0 +1,264 @@
+"""A user's function in processes of its own, one for each thread that calls it.
+
+Each is a new interpreter, never a fork. The ways of `multiprocessing` would have it run the user's script again, down to
+`if __name__ == "__main__":`, for what is defined there; here functions travel by cloudpickle, which takes it along. Blocks
+cross as Arrow IPC: a slice of ten rows would be pickled with all the rows that it is a slice of. What the function leaves
+out and logs comes back with what it returns.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections import ChainMap
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+
+import cloudpickle
+import pyarrow as pa
+
+from brimful.core.background import Stopped
+from brimful.core.errors import Counts, StageError, add_counts, logger, name_of, tallied
+
+R = TypeVar("R")
+
+LOOK_SECONDS: Final = 1.0
+"""How often it is looked whether a process that does not answer is still there."""
+
+
+class Reply(NamedTuple):
+    """What a call came to: a result, or an error with its traceback as text; what it left out, and what it logged."""
+
+    result: Any
+    error: BaseException | None
+    traceback: str
+    counts: Counts
+    logged: list[tuple[int, str]]
+
+
+class DiedError(Exception):
+    """A process has died; with its number and how."""
+
+
+class RemoteTracebackError(Exception):
+    """The cause of an error that another process raised: where it raised it, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class Remote(Generic[R]):
+    """`fn`, run in another process; each thread that calls it has one, from its first call until `stop`.
+
+    Args:
+        fn: with what it needs, which is pickled once.
+        name: what the user knows it by.
+    Raises:
+        TypeError: it cannot be pickled.
+    """
+
+    def __init__(self, fn: Callable[..., R], name: str) -> None:
+        try:
+            self._fn = dumps(fn)
+        except Exception as error:
+            raise TypeError(
+                f"{name} cannot be sent to another process: {type(error).__name__}: {error}; make what it needs inside of it, "
+                "or give executor_type='thread'"
+            ) from error
+        self._name = name
+        self._children: list[Child] = []
+        self._local = threading.local()
+        self._stopped = False
+
+    def __call__(self, *args: Any) -> R:
+        """What `fn(*args)` returns.
+
+        Raises:
+            DiedError: the process has.
+            Exception: what `fn` raised; its cause is the traceback.
+        """
+        child: Child | None = getattr(self._local, "child", None)
+        if child is None:
+            child = self._local.child = Child(self._name)
+            self._children.append(child)
+            if self._stopped:  # perhaps since just now
+                child.end()
+            else:
+                child.send(self._fn)
+        try:
+            reply = child.ask(dumps(args))
+        except DiedError:
+            if self._stopped:
+                raise Stopped from None
+            raise
+        add_counts(reply.counts)
+        for level, message in reply.logged:
+            logger.log(level, "%s", message)
+        if reply.error is not None:
+            raise reply.error from RemoteTracebackError(reply.traceback)
+        result: R = reply.result
+        return result
+
+    def stop(self) -> None:
+        """Ends the processes, whatever they do."""
+        self._stopped = True
+        for child in list(self._children):
+            child.end()
+        for child in list(self._children):
+            child.close()
+
+
+class Child:
+    """A process that answers one call at a time, and ends with this one. Price: it takes a second to begin, and 80 MB."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pipe, theirs = multiprocessing.Pipe()
+        code = (
+            f"import sys; sys.path[:], sys.argv[:] = {sys.path!r}, {sys.argv!r}; "
+            f"from brimful.core.processes import serve; serve({theirs.fileno()})"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, pass_fds=[theirs.fileno()]
+        )
+        theirs.close()
+
+    def send(self, data: bytes) -> None:
+        with suppress(OSError):  # it has died, which its answer says
+            self._pipe.send_bytes(data)
+
+    def ask(self, args: bytes) -> Reply:
+        """Its answer.
+
+        Raises:
+            DiedError: it has; with its number and how.
+        """
+        self.send(args)
+        try:
+            while not self._pipe.poll(LOOK_SECONDS):
+                if self._process.poll() is not None and not self._pipe.poll():  # and its own children hold the pipe
+                    raise EOFError
+            data = self._pipe.recv_bytes()
+        except (EOFError, OSError):
+            raise DiedError(self._died()) from None
+        reply: Reply = pickle.loads(data)
+        return reply
+
+    def end(self) -> None:
+        """Called by any thread, also while another one waits for the answer."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Waits for its end, which comes at once."""
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def _died(self) -> str:
+        code = self._process.wait()
+        how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        hint = "; if it was out of memory, use fewer max_workers" if code == -signal.SIGKILL else ""
+        return f"worker process {self._process.pid} of {self._name} has died ({how}){hint}"
+
+
+def serve(fd: int) -> None:
+    """What a process does: the first thing that comes is the function, the others are its arguments."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for who waits for the answer
+    os.set_inheritable(fd, False)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    own = logging.getLogger(logger.name)
+    records = _Records()
+    own.addHandler(records)
+    own.propagate = False
+    with suppress(EOFError, OSError), Connection(fd) as pipe:  # until nobody asks any longer
+        fn = _loaded(pipe.recv_bytes())
+        while True:
+            pipe.send_bytes(_answer(fn, pipe.recv_bytes(), records))
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def _loaded(data: bytes) -> Any:
+    """The function; where it cannot be had, one that says why."""
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        message = f"the function cannot be had in another process: {type(error).__name__}: {error}"
+
+        def refuse(*_: Any) -> Any:
+            raise StageError(message)
+
+        return refuse
+
+
+def _answer(fn: Callable[..., Any], args: bytes, records: _Records) -> bytes:
+    try:
+        result, counts = tallied(fn, *pickle.loads(args))
+        return dumps(Reply(result, None, "", counts, records.taken()))
+    except BaseException as error:
+        text = traceback.format_exc()
+        return dumps(Reply(None, _portable(error), text, {}, records.taken()))
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error, or one that says the same where it would not survive the way."""
+    try:
+        pickle.loads(dumps(error))
+        return error
+    except Exception:
+        return StageError(f"{name_of(type(error))}: {error}")
+
+
+class _Records(logging.Handler):
+    """What was logged since it was last asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: list[tuple[int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._said.append((record.levelno, record.getMessage()))
+
+    def taken(self) -> list[tuple[int, str]]:
+        said, self._said = self._said, []
+        return said
+
+
+# -- what crosses --------------------------------------------------------------------------------------------------------
+
+
+def dumps(thing: Any) -> bytes:
+    """Pickles anything, blocks as Arrow IPC."""
+    out = io.BytesIO()
+    _Pickler(out, protocol=pickle.HIGHEST_PROTOCOL).dump(thing)
+    return out.getvalue()
+
+
+def _as_ipc(block: pa.RecordBatch) -> tuple[Callable[[bytes], pa.RecordBatch], tuple[bytes]]:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, block.schema) as writer:
+        writer.write_batch(block)
+    return block_from_ipc, (sink.getvalue(),)
+
+
+def block_from_ipc(data: bytes) -> pa.RecordBatch:
+    """The block that was sent."""
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_next_batch()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    dispatch_table: ClassVar = ChainMap({pa.RecordBatch: _as_ipc}, cloudpickle.Pickler.dispatch_table)

@@ -1,0 +1,222 @@
+"""The columns that a shard has, and the same in the types that are wanted of it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from brimful.core.errors import DataError
+from brimful.rows.blocks import Block
+from brimful.rows.ragged import array_of, concat, list_array, numpy_of, offsets_of
+from brimful.rows.schema import UNFIT, fits, fitted, named, settled
+from brimful.sources.reader import Parsed
+
+_REMEDY: Final = "give schema=, leave it out by columns=, or convert it when the shard is written"
+_LEAVE_OUT: Final = "leave it out by columns="
+
+
+class Columns:
+    """The columns of a shard in the types of a schema; those that it does not have are null.
+
+    Raises:
+        DataError: a column is not in the schema (where this is `closed`), is there twice, or is of another kind.
+    """
+
+    def __init__(self, found: pa.Schema, schema: pa.Schema, closed: bool) -> None:
+        self._schema = schema
+        plain = plain_schema(found if closed else pa.schema([field for field in found if field.name in schema.names]))
+        for field in plain:
+            if field.name not in schema.names:
+                raise DataError(
+                    f"column {field.name!r} is not in the schema ({', '.join(schema.names)}), which the first shard decides "
+                    f"where none is given; give schema=, or columns= to leave it out"
+                )
+            if not fits(field.type, schema.field(field.name).type):
+                raise DataError(self._unfit(field.name, found))
+        self._found, self._plain = found, plain
+
+    def parsed(self, batch: Block, bad: dict[int, str]) -> Parsed:
+        """The rows of a batch of the shard; `bad`: what is wrong with some of them."""
+        errors = dict(bad)
+        blocks: list[Block] = []
+        pending = [_without(batch.num_rows, bad)]
+        while pending:
+            rows = pending.pop()
+            part = batch if len(rows) == batch.num_rows else batch.take(array_of(rows))
+            try:
+                blocks.append(self._block(part))
+            except UNFIT as error:
+                if len(rows) == 1:
+                    errors[int(rows[0])] = self._reason(part, error)
+                elif len(rows):
+                    pending += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
+        good = _without(batch.num_rows, errors)
+        block = concat(blocks) if self._schema.names else batch.select([]).slice(0, len(good))
+        return Parsed(block, good, sorted(errors.items()))
+
+    def _block(self, batch: Block) -> Block:
+        fields, arrays = [self._plain.field(name) for name in batch.schema.names], []
+        for field, array in zip(fields, batch.columns):
+            try:
+                arrays.append(_as(array, field.type))
+            except NotImplementedError as error:
+                raise DataError(
+                    f"column {field.name!r} is {named(array.type)}, which cannot be read; {_LEAVE_OUT}"
+                ) from error
+        return fitted(pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch, self._schema)
+
+    def _reason(self, row: Block, error: Exception) -> str:
+        for name in row.schema.names:
+            try:
+                self._block(row.select([name]))
+            except UNFIT as found:
+                return self._unfit(name, row.schema, str(found))
+        return str(error)
+
+    def _unfit(self, name: str, found: pa.Schema, why: str = "") -> str:
+        kinds = f"column {name!r} is {named(self._schema.field(name).type)} by the schema but {named(found.field(name).type)}"
+        return f"{kinds} here{why and f' ({why})'}; {_REMEDY}"
+
+
+def _without(rows: int, bad: dict[int, str]) -> NDArray[np.int64]:
+    every = np.arange(rows)
+    return np.delete(every, list(bad)) if bad else every
+
+
+def schema_of(found: pa.Schema, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
+    """What a shard's columns are to the stages after it; None where it has two of a name.
+
+    Raises:
+        DataError: it has not all of `columns`.
+    """
+    for name in columns or ():
+        if name not in found.names:
+            raise DataError(
+                f"there is no column {name!r} ({where}; columns: {', '.join(found.names)}); correct columns=, or give schema="
+            )
+    try:
+        return settled(plain_schema(pa.schema([field for field in found if columns is None or field.name in columns])))
+    except DataError:  # which whoever reads it will meet
+        return None
+
+
+def plain_schema(found: pa.Schema) -> pa.Schema:
+    """The columns of a shard without what is peculiar to how they were stored.
+
+    Raises:
+        DataError: there are two of a name.
+
+    >>> plain_schema(pa.schema([("a", pa.dictionary(pa.int32(), pa.large_string()))]))
+    a: string
+    """
+    for place, field in enumerate(found):
+        if field.name in found.names[:place]:
+            raise DataError(
+                f"there are two columns {field.name!r}; rename one when the shard is written, or {_LEAVE_OUT}"
+            )
+    return pa.schema([(field.name, plain(field.type)) for field in found])
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """A type as the rest of the library knows it: without dictionaries, runs, views and extensions (but arrays of fixed
+    shape), and with offsets of 32 bits.
+
+    >>> plain(pa.large_list(pa.string_view()))
+    ListType(list<item: string>)
+    """
+    test: Any = pa.types
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return kind
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain(kind.storage_type)
+    if test.is_dictionary(kind) or test.is_run_end_encoded(kind):
+        return plain(kind.value_type)
+    if test.is_large_string(kind) or test.is_string_view(kind):
+        return pa.string()
+    if test.is_large_binary(kind) or test.is_binary_view(kind):
+        return pa.binary()
+    if test.is_map(kind):
+        return pa.map_(plain(kind.key_type), plain(kind.item_type))
+    if test.is_fixed_size_list(kind):
+        return pa.list_(plain(kind.value_type), kind.list_size)
+    if any(is_kind(kind) for is_kind in (test.is_list, test.is_large_list, test.is_list_view, test.is_large_list_view)):
+        return pa.list_(plain(kind.value_type))
+    if test.is_struct(kind):
+        return pa.struct([(field.name, plain(field.type)) for field in kind])
+    return kind
+
+
+def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """An array of a shard in its plain type."""
+    if array.type == kind:
+        return array
+    if pa.types.is_run_end_encoded(array.type):
+        return _as(pc.run_end_decode(array), kind)
+    if pa.types.is_dictionary(array.type):
+        return pa.DictionaryArray.from_arrays(array.indices, _as(array.dictionary, kind)).dictionary_decode()
+    if pa.types.is_list_view(array.type) or pa.types.is_large_list_view(
+        array.type
+    ):  # a cast makes an array of it that is none
+        offsets = offsets_of(numpy_of(pc.list_value_length(array).fill_null(0)))
+        return list_array(_as(array.flatten(), kind.value_type), offsets, np.asarray(array.is_null()))
+    return array.cast(kind)
+
+
+# -- damage --------------------------------------------------------------------------------------------------------------
+
+
+def faults(batch: pa.RecordBatch) -> dict[int, str]:
+    """What is wrong with some rows of a batch: texts that are no UTF-8, mostly.
+
+    Raises:
+        pa.ArrowException: nothing of it can be had: its parts do not fit together.
+    """
+    try:
+        batch.validate(full=True)
+        return {}
+    except pa.ArrowInvalid as error:
+        try:
+            columns = [column.view(_bytes(column.type)) for column in batch.columns]
+            pa.RecordBatch.from_arrays(columns, batch.schema.names).validate(full=True)
+        except pa.ArrowException:
+            raise error from None
+    wrong: dict[int, str] = {}
+    pending = [np.arange(batch.num_rows)]
+    while pending:  # a slice would share with others what lies inside of a list
+        rows = pending.pop()
+        try:
+            batch.take(array_of(rows)).validate(full=True)
+        except pa.ArrowInvalid as error:
+            if len(rows) == 1:
+                wrong[int(rows[0])] = str(error).removesuffix(" at string index 0")
+            else:
+                pending += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
+    return wrong
+
+
+def _bytes(kind: pa.DataType) -> pa.DataType:
+    """A type with bytes in place of texts."""
+    test: Any = pa.types
+    if test.is_string(kind):
+        return pa.binary()
+    if test.is_large_string(kind):
+        return pa.large_binary()
+    if test.is_string_view(kind):
+        return pa.binary_view()
+    if test.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _bytes(kind.value_type), kind.ordered)
+    if test.is_map(kind):
+        return pa.map_(_bytes(kind.key_type), _bytes(kind.item_type))
+    if test.is_list(kind):
+        return pa.list_(_bytes(kind.value_type))
+    if test.is_large_list(kind):
+        return pa.large_list(_bytes(kind.value_type))
+    if test.is_fixed_size_list(kind):
+        return pa.list_(_bytes(kind.value_type), kind.list_size)
+    if test.is_struct(kind):
+        return pa.struct([(field.name, _bytes(field.type)) for field in kind])
+    return kind

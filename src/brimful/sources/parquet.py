@@ -1,0 +1,150 @@
+"""Parquet files to rows: a row group at a time, of which only the columns wanted are read."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, final
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from brimful.core.errors import DataError, StateError
+from brimful.sources.bytes import Bytes
+from brimful.sources.columnar import BUFFER_BYTES, DAMAGED, ROWS, START, ColumnarRows, Unit
+from brimful.sources.columns import schema_of
+from brimful.sources.format import Format
+from brimful.sources.held import Held
+from brimful.sources.reader import Position, Reader, Wanted
+
+
+@final
+class Parquet(Format):
+    """Parquet: row groups, and a footer that says where the columns of each are."""
+
+    name = "parquet"
+    extensions = (".parquet", ".pq")
+    compressed = False
+    unit = "row"
+    start = START
+    schema = None
+
+    def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
+        pass
+
+    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
+        found = None
+        try:
+            opened = _opened(Held(file))
+            if opened.metadata.num_rows:
+                found = opened.schema_arrow
+        except (DataError, *DAMAGED):
+            if file.failure is not None and not isinstance(file.failure, DataError):
+                raise file.failure from None
+        return None if found is None else schema_of(found, columns, where)
+
+    def open(self, file: Bytes, wanted: Wanted) -> Reader:
+        return ParquetRows(file, wanted)
+
+
+@final
+class ParquetRows(ColumnarRows):
+    """The rows of a parquet file. Position: [bytes, row group, row in it, row].
+
+    A resume opens the row group in which it lies alone, and decodes and drops the rows of it that come before: at worst all
+    of it, .5 s for 10^6 short texts.
+
+    Price: the bytes of the columns wanted of a row group, as they are stored, are in memory while it is read, and about 1 MB
+    of rows. Checksums of pages are held against them where there are any.
+    """
+
+    def begin(self, file: Held) -> pa.Schema:
+        self._held, self._opened = file, _opened(file)
+        groups = map(self._opened.metadata.row_group, range(self._opened.metadata.num_row_groups))
+        self._rows = [group.num_rows for group in groups]
+        if sum(self._rows) != self._opened.metadata.num_rows or min(self._rows, default=0) < 0:
+            raise DataError(
+                f"its footer says that it has {self._opened.metadata.num_rows:,} rows, and its row groups have "
+                f"{sum(self._rows):,}; the shard is damaged"
+            )
+        return self._opened.schema_arrow
+
+    def units(self, names: list[str], at: Position) -> Iterator[Unit | None]:
+        _, place, within, row = at
+        if sum(self._rows[:place]) + within != row or place > len(self._rows):
+            raise StateError(
+                f"row {row:,} is not row {within:,} of row group {place:,}, as in this state: the shard was edited"
+            )
+        prefixes = tuple(f"{name}." for name in names)
+        paths = [self._opened.schema.column(number).path for number in range(len(self._opened.schema))]
+        leaves = [number for number, path in enumerate(paths) if f"{path}.".startswith(prefixes)]
+        for group in range(place, len(self._rows)):
+            self._look_at(group, names)
+            found = self._opened.metadata.row_group(group)
+            chunks = [found.column(number) for number in leaves]
+            self._held.hold(map(_span, chunks))
+            while self._held.step():
+                yield None
+            yield from self._decoded(group, names, sum(chunk.total_uncompressed_size for chunk in chunks))
+
+    def _look_at(self, group: int, names: list[str]) -> None:
+        """Has Arrow look where the columns of a row group are, before pyarrow is asked: of damage one raises, by the other the
+        process would end."""
+        source = pa.PythonFile(_Refusing(self._held.size), mode="r")
+        looking = pa.parquet.ParquetFile(source, metadata=self._opened.metadata, pre_buffer=True)
+        with suppress(_RefusedError):
+            next(looking.iter_batches(1, row_groups=[group], columns=names, use_threads=False), None)
+
+    def _decoded(self, group: int, names: list[str], size: int) -> Iterator[Unit]:
+        rows, first = self._rows[group], 0
+        step = max(1, min(ROWS, rows, rows * BUFFER_BYTES // max(1, size)))
+        for batch in self._opened.iter_batches(step, row_groups=[group], columns=names, use_threads=False):
+            last = first + batch.num_rows
+            if last > rows:
+                break
+            yield Unit(batch.select(names), group, first, group + 1 if last == rows else None)
+            first = last
+        if first != rows:
+            raise DataError(
+                f"row group {group:,} has {first:,} rows, and its footer says {rows:,}; the shard is damaged"
+            )
+
+
+def _span(chunk: Any) -> tuple[int, int]:
+    first = chunk.data_page_offset
+    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < first:
+        first = chunk.dictionary_page_offset
+    return first, first + chunk.total_compressed_size
+
+
+def _opened(file: Held) -> Any:
+    """Read in this thread alone, and nothing ahead: what is wanted is held."""
+    source = pa.PythonFile(file, mode="r")
+    return pa.parquet.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
+
+
+class _RefusedError(Exception):
+    """A file would be read."""
+
+
+class _Refusing:
+    """A file that is not read."""
+
+    closed = False
+
+    def __init__(self, size: int) -> None:
+        self._size, self._at = size, 0
+
+    def read(self, size: int) -> bytes:
+        raise _RefusedError
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        """There is nothing to close."""
