@@ -41,6 +41,18 @@ def write(path: Path, lines: bytes | Iterable[Any]) -> str:
     return str(path)
 
 
+def write_table(path: Path, table: pa.Table, rows: int = 1_000, **options: Any) -> str:
+    """A table in row groups or record batches of some rows: a parquet file, an Arrow file (.arrow, .feather) or an Arrow stream
+    (.ipc)."""
+    if path.suffix == ".parquet":
+        pa.parquet.write_table(table, path, row_group_size=rows, **options)
+    else:
+        new = pa.ipc.new_stream if path.suffix == ".ipc" else pa.ipc.new_file
+        with new(path, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+            writer.write_table(table, max_chunksize=rows)
+    return str(path)
+
+
 class Memory(Bytes):
     """Bytes at hand, as a file or as one that can only be read forward."""
 
@@ -56,18 +68,6 @@ class Memory(Bytes):
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         assert not self._forward_only
         return self._data.seek(offset, whence)
-
-
-def write_table(path: Path, table: pa.Table, rows: int = 1_000, **options: Any) -> str:
-    """A table in row groups or record batches of some rows: a parquet file, an Arrow file (.arrow, .feather) or an Arrow stream
-    (.ipc)."""
-    if path.suffix == ".parquet":
-        pa.parquet.write_table(table, path, row_group_size=rows, **options)
-    else:
-        new = pa.ipc.new_stream if path.suffix == ".ipc" else pa.ipc.new_file
-        with new(path, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
-            writer.write_table(table, max_chunksize=rows)
-    return str(path)
 
 
 class Watched(LocalFileSystem):  # type: ignore[misc]

@@ -217,6 +217,22 @@ def json_lines(samples: list[Sample], blank: int = 0, newline: str = "\n", last_
     return text.encode()
 
 
+def by_columns(samples: list[Sample], extension: str, token: pa.DataType, rows: int) -> bytes:
+    """Samples as a parquet file (.parquet), an Arrow file (.arrow) or stream (.ipc), in row groups or record batches of some
+    rows; texts in dictionaries where the rows are odd in number."""
+    table = pa.Table.from_pylist(samples, schema(token))
+    if rows % 2:
+        table = table.set_column(1, "text", table["text"].dictionary_encode())
+    sink = io.BytesIO()
+    if extension == ".parquet":
+        pa.parquet.write_table(table, sink, row_group_size=rows, write_page_checksum=True)
+    else:
+        new = pa.ipc.new_file if extension == ".arrow" else pa.ipc.new_stream
+        with new(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=rows)
+    return sink.getvalue()
+
+
 def cbor_items(samples: list[Sample]) -> bytes:
     return b"".join(map(cbor2.dumps, samples))
 
@@ -240,22 +256,6 @@ def without_words(sample: Sample) -> Sample:
     return {**sample, "text": sample["text"].rpartition("\n")[2]}
 
 
-def by_columns(samples: list[Sample], extension: str, token: pa.DataType, rows: int) -> bytes:
-    """Samples as a parquet file (.parquet), an Arrow file (.arrow) or stream (.ipc), in row groups or record batches of some
-    rows; texts in dictionaries where the rows are odd in number."""
-    table = pa.Table.from_pylist(samples, schema(token))
-    if rows % 2:
-        table = table.set_column(1, "text", table["text"].dictionary_encode())
-    sink = io.BytesIO()
-    if extension == ".parquet":
-        pa.parquet.write_table(table, sink, row_group_size=rows, write_page_checksum=True)
-    else:
-        new = pa.ipc.new_file if extension == ".arrow" else pa.ipc.new_stream
-        with new(sink, table.schema) as writer:
-            writer.write_table(table, max_chunksize=rows)
-    return sink.getvalue()
-
-
 def read_json(file: BinaryIO) -> Iterator[Sample]:
     """A format of a user's own."""
     for line in file.read().splitlines():
@@ -264,36 +264,31 @@ def read_json(file: BinaryIO) -> Iterator[Sample]:
 
 
 LINES: Final = [".jsonl", ".jsonl.gz", ".jsonl.zst"]
-ITEMWISE: Final = [".cbor", ".cbor.gz"]
+ITEMS_OF_CBOR: Final = [".cbor", ".cbor.gz"]
 BY_COLUMNS: Final = [".parquet", ".arrow", ".ipc"]
 
 
 @st.composite
 def files(draw: st.DrawFn, streams: bool = False) -> Make:
     """Shards of JSON lines and CBOR: empty ones, blank lines, compressed, with bad records that are skipped; or by columns,
-    parquet and Arrow; or of both; in streams."""
+    parquet and Arrow; or of all of these; in streams."""
     urls, number = [], 0
     bad = draw(st.booleans())
-    kinds = draw(st.sampled_from([LINES, LINES, ITEMWISE, BY_COLUMNS, [*LINES, *ITEMWISE, *BY_COLUMNS]]))
+    kinds = draw(st.sampled_from([LINES, LINES, [*LINES, *ITEMS_OF_CBOR], BY_COLUMNS, [*LINES, *BY_COLUMNS]]))
     for counts in draw(st.lists(lengths, min_size=1, max_size=5)):
         extension = draw(st.sampled_from(kinds))
+        samples, number = samples_of(counts, number), number + len(counts)
         if extension in BY_COLUMNS:
             token, rows = draw(st.sampled_from([pa.int32(), pa.int64()])), draw(st.sampled_from([1, 2, 5, 100]))
-            urls.append(shard(by_columns(samples_of(counts, number), extension, token, rows), extension))
-            number += len(counts)
+            urls.append(shard(by_columns(samples, extension, token, rows), extension))
             continue
-        text, worse = cbor_items(samples_of(counts, number)), [b"\x07", b"\xa1\x61a\x61\xff"]
+        text, worse = cbor_items(samples), [b"\x07", b"\xa1\x61a\x61\xff"]
         if extension in LINES:
-            text = json_lines(
-                samples_of(counts, number),
-                draw(st.integers(0, 3)),
-                draw(st.sampled_from(["\n", "\r\n"])),
-                draw(st.booleans()),
-            )
+            ends = draw(st.sampled_from(["\n", "\r\n"]))
+            text = json_lines(samples, draw(st.integers(0, 3)), ends, draw(st.booleans()))
             worse = [b"{bad\n", b"\xff\n\n"]
         text = draw(st.sampled_from(worse)) + text if bad and draw(st.booleans()) else text
         urls.append(shard(text, extension))
-        number += len(counts)
     settings: dict[str, Any] = draw(
         st.fixed_dictionaries(
             {

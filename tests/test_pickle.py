@@ -44,6 +44,8 @@ def words(item: Any) -> Any:
         return item.lengths.tolist(), item.take(np.arange(len(item))).to_pylist()
     if isinstance(item, (dict, list, tuple)):
         return [words(value) for value in (item.items() if isinstance(item, dict) else item)]
+    if getattr(item, "is_nested", False):  # its own words count the nested tensors of the process
+        return words(list(item.unbind()))
     return (item.numbers.tolist(), words(item.window)) if hasattr(item, "window") else repr(item)
 
 

@@ -42,14 +42,14 @@ def from_files(
     Args:
         urls: names, on any file system that fsspec knows; `{00..99}` and globs expand, globs sorted. A path, or a string that
             is the name of a file, is that file, whatever characters it has.
-        format: "jsonl", "text" (a row {"text": line} each), "csv" or "tsv" (a header, then records) or "cbor" (maps; the extra
-            `cbor`), by extension where "auto", below .gz .zst .bz2 .lz4 .xz; "parquet" (.parquet, .pq) or "arrow" (.arrow, .ipc,
-            .feather: files and streams, Hugging Face's among them); or a function of the open file that yields samples (then a
-            resume reads what it skips).
+        format: "jsonl", "text" (a row {"text": line} each), "csv" or "tsv" (a header, then records), "cbor" (maps; the extra
+            `cbor`), of each shard by its extension where "auto", below .gz .zst .bz2 .lz4 .xz; "parquet" (.parquet, .pq) or
+            "arrow" (.arrow, .ipc, .feather: files and streams, Hugging Face's among them); or a function of the open file that
+            yields samples (then a resume reads what it skips).
         columns: take these alone; of parquet and arrow, the others are not read.
         schema: the columns' types; else those of the first shard in list order that has rows, as it says itself (parquet,
-            arrow) or as its first 1,000 rows show. Later rows are cast or are errors; a column that they lack is null (in CSV
-            an error).
+            arrow) or as its first 1,000 rows show. Later rows are cast or are errors; a column that they lack is null (in CSV an
+            error).
         repeat: run the whole chain again and again, with the next epoch.
         shuffle_shards: another order of the shards each epoch.
         n_active_shards: shards read at once.

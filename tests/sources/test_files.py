@@ -71,7 +71,7 @@ def test_a_format_that_is_given_goes_before_the_extension(tmp_path: Path) -> Non
 
 def test_an_extension_that_says_nothing_is_refused_before_the_first_row(tmp_path: Path) -> None:
     urls = [write(tmp_path / "a.jsonl", numbered(0, 5)), write(tmp_path / "b.data.gz", b"")]
-    message = r"^the format of .*/b\.data\.gz cannot be told from its name; give format= \(jsonl, text, .*, or a f"
+    message = r"^the format of .*/b\.data\.gz cannot be told from its name; give format= \(jsonl, text, "
     with pytest.raises(ValueError, match=message):
         next(bf.from_files(urls, n_active_shards=1, n_standby_shards=0).iter())
 

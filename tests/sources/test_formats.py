@@ -129,6 +129,6 @@ def test_a_format_says_what_applies_to_it(tmp_path: Path) -> None:
             ValueError, match=r"\.gz: groups files are not compressed as a whole; decompress it, or give"
         ):
             bf.from_files(url, format=form)
-    message = r"^format must be one of auto, jsonl, .*, groups, or a function of the open file \(got 'tar'\)$"
+    message = r"^format must be one of auto, jsonl, text, .*groups, or a function of the open file \(got 'excel'\)$"
     with pytest.raises(ValueError, match=message):
-        bf.from_files("a", format="tar")
+        bf.from_files("a", format="excel")
