@@ -705,9 +705,16 @@ MUTANTS = [
     Mutant(
         "a stream that is opened again goes on at its beginning",
         "sources/bytes.py",
-        "            while self._place < self._at and",
-        "            while False and",
+        "        while self._place < self._at and",
+        "        while False and",
         of("sources/test_http", "test_shards_are_read_and_resumed_over_http"),
+    ),
+    Mutant(
+        "a server without ranges that stalls is waited for until the end",
+        "sources/web.py",
+        "asyncio.wait_for(work, self._seconds)",
+        "work",
+        of("sources/test_http", "test_a_stream_that_breaks_off_or_stalls_is_read_again_up_to_its_place"),
     ),
     Mutant(
         "a function hides that its shard could not be read on",

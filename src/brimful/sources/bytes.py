@@ -9,10 +9,12 @@ import stat
 import time
 from abc import abstractmethod
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, BinaryIO, Final
 
 from brimful.core.errors import DataError
-from brimful.sources.objects import Attempts, NoRangesError, Object, Objects, RefusedError
+from brimful.sources.objects import LEAST_ATTEMPTS, Attempts, NoRangesError, Object, Objects, RefusedError
+from brimful.sources.web import WebStream
 
 READ_BYTES: Final = 1 << 16
 """A read's size."""
@@ -96,8 +98,9 @@ class RemoteFile(Bytes):
     """An object of a file system of fsspec.
 
     Where the file system does several things at once (S3, GCS, Azure, HTTP) it comes in blocks, the next one while this one is
-    used. Else, and from web servers that know no ranges, it is a file that is opened and read on, and after an error opened
-    again: then all before the place is read once more where it cannot be passed over.
+    used. Else, and from web servers that know no ranges, it is a file that is opened and read on, and after an error, or a
+    third of the time without a byte, opened again: then all before the place is read once more where it cannot be passed
+    over. (A file system without coroutines that stalls is not given up: it has a timeout of its own, or ends in ours.)
 
     Price: 2 blocks of 2 MB, and one request more than blocks (two where the server has no strong tags).
     """
@@ -110,7 +113,7 @@ class RemoteFile(Bytes):
         self._at = 0
         self._block, self._first = memoryview(b""), 0
         self._ahead: tuple[int, Future[memoryview]] | None = None
-        self._file: BinaryIO | None = None
+        self._file: BinaryIO | WebStream | None = None
         self._place = 0
 
     def fill(self, buffer: memoryview) -> int:
@@ -212,18 +215,20 @@ class RemoteFile(Bytes):
             time.sleep(wait)
 
     def _open(self) -> None:
+        """At the place, or where that is not to be had, by reading up to it."""
         if self._file is not None:
             self._file.close()
-        options = {"block_size": 0} if self._objects.is_http else {}  # which reads on, and asks for no ranges
-        self._file = self._fs.open(self._object.path, "rb", **options)
         self._place = 0
-        try:
-            if self._at:
-                self._file.seek(self._at)
-                self._place = self._at
-        except (OSError, ValueError):  # a stream
-            while self._place < self._at and (data := self._file.read(min(READ_BYTES, self._at - self._place))):
-                self._place += len(data)
+        if self._objects.is_http:
+            self._file = WebStream(self._fs, self._object.path, self._timeout / LEAST_ATTEMPTS)
+        else:
+            self._file = self._fs.open(self._object.path, "rb")
+            with suppress(OSError, ValueError):  # a stream
+                if self._at:
+                    self._file.seek(self._at)
+                    self._place = self._at
+        while self._place < self._at and (data := self._file.read(min(READ_BYTES, self._at - self._place))):
+            self._place += len(data)
 
 
 _REMEDY: Final = "leave it as it is while it is read (new data go to new files), and begin anew"
