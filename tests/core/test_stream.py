@@ -132,7 +132,9 @@ def test_other_shards_are_refused(tmp_path: Path, extra: dict[str, Any]) -> None
     state = saved(bf.from_files(here))
     more = write(tmp_path / "more", "abc")
     digest = r"with the digest [0-9a-f]{16}"
-    remedy = r"; a shard was added, .* not each of them\): go on with .* or with these all the same by allow=\{'urls'\}$"
+    remedy = (
+        r"; a shard was added, .* not each of them\): go on with .* or with these all the same by allow=\{'urls'\}$"
+    )
     message = rf"from_files\.urls was 2 shards {digest} when it was saved and is 3 shards {digest} here{remedy}"
     with pytest.raises(bf.StateError, match=message):
         bf.from_files(more).iter(state, **extra)

@@ -127,7 +127,7 @@ _REMEDIES: Final = {
     "the digest of all names and sizes, not each of them): go on with those that saved it, or with these all the same by "
     "allow={'urls'}",
     "fixed_weights": "a place in a mixture of indexed data is counted with its weights, which allow={'weights'} cannot change: "
-    "end the epoch with those that saved it, and begin the next with others, or mix streamed data"
+    "end the epoch with those that saved it, and begin the next with others, or mix streamed data",
 }
 """What to do where a setting differs, by its name."""
 
