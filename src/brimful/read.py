@@ -12,11 +12,14 @@ from brimful import algebra
 from brimful.core.errors import OnError, names_of, positive
 from brimful.dataset import Dataset, stages_of
 from brimful.index.sequence import FromSequence, SequenceIndex
+from brimful.index.tables import TableIndex
 from brimful.plan.mix import Stop
 from brimful.rows.blocks import Sample
 from brimful.sources.called import ShardFunction
 from brimful.sources.files import FromFiles
+from brimful.sources.hugging_face import gives_tables, is_table, rows_of
 from brimful.sources.iterable import FromIterable
+from brimful.sources.tables import FromTables
 from brimful.sources.urls import Shards
 from brimful.store.index import StoreIndex
 
@@ -88,9 +91,13 @@ def from_files(
 
 
 def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False, seed: int = 42) -> Dataset:
-    """Samples in memory: a list of dicts or of strings ({"text": ...}), a Hugging Face map-style data set, a pa.Table.
+    """Samples at hand: a list of dicts or of strings ({"text": ...}), a Hugging Face map-style data set, a pa.Table.
 
     An indexed data set: made columnar once, on first use. `shuffle` takes another order each epoch.
+
+    A `datasets.Dataset` stays where it is, as a rule a file that is mapped into memory, and is read by columns, as it was
+    selected and shuffled; its format (`with_format("torch")`, and the columns of that) changes nothing. With a transform, or
+    features that `datasets` itself decodes (Image, Audio), all rows are asked of it one by one, and kept.
 
     Raises:
         TypeError: it is no sequence.
@@ -104,7 +111,8 @@ def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False,
         raise TypeError(
             f"from_sequence needs a sequence of samples, such as a list of dicts (got {type(rows).__name__})"
         )
-    return Dataset(FromSequence(SequenceIndex(rows), shuffle, seed), repeat)
+    index = TableIndex(rows) if is_table(rows) else SequenceIndex(rows)
+    return Dataset(FromSequence(index, shuffle, seed), repeat)
 
 
 def from_store(
@@ -146,9 +154,14 @@ def from_store(
 def from_iterable(iterable: Iterable[Sample | str], *, repeat: bool = False) -> Dataset:
     """The samples of anything that can be iterated over again and gives the same ones each time.
 
-    State: a count. Price: a resume iterates over what it skips.
+    A `datasets.IterableDataset` is read by Arrow tables where it has them (files; rows that were not made by a function of
+    Python's), whatever its format.
+
+    State: a count. Price: a resume iterates over what it skips; of tables it makes no rows.
     """
-    return Dataset(FromIterable(iterable), repeat)
+    if gives_tables(iterable):
+        return Dataset(FromTables(dataset=iterable), repeat)
+    return Dataset(FromIterable(rows_of(iterable)), repeat)
 
 
 def interleave_datasets(

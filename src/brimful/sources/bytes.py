@@ -229,10 +229,10 @@ class RemoteFile(Bytes):
         if self._objects.is_http:
             self._file = WebStream(self._fs, self._object.path, self._timeout / LEAST_ATTEMPTS)
         else:
-            self._file = self._fs.open(self._object.path, "rb")
+            file = self._file = self._fs.open(self._object.path, "rb")
             with suppress(OSError, ValueError):  # a stream
                 if self._at:
-                    self._file.seek(self._at)
+                    file.seek(self._at)
                     self._place = self._at
         while self._place < self._at and (data := self._file.read(min(READ_BYTES, self._at - self._place))):
             self._place += len(data)
