@@ -1,9 +1,9 @@
 """What shards on standby hide: rows a second from a server that takes 200 ms to open a file, and from one that does not.
 
-    python benchmarks/remote.py [shards]
+    python benchmarks/remote.py [rows of a shard, about]
 
-Shards of 2,000 to 18,000 rows of JSON, 100 bytes each, four read at once; the server is another process, asked over HTTP by ranges
-of bytes, and waits where the client first asks what a file is, as a store does that looks a name up.
+24 shards of unlike length, in JSON of 100 bytes a row, four read at once; the server is another process, asked over HTTP by
+ranges of bytes, and waits where the client first asks what a file is, as a store does that looks a name up.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import brimful as bf
 OPEN_SECONDS = 0.2
 RUNS = 3
 ACTIVE = 4
+SHARDS = 24
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -89,18 +90,18 @@ def served(folder: str, seconds: float) -> Iterator[str]:
             server.terminate()
 
 
-def write(folder: Path, shards: int) -> int:
-    counts = np.random.default_rng(0).integers(2_000, 18_000, shards)
+def write(folder: Path, rows: int) -> int:
+    counts = np.random.default_rng(0).integers(rows // 5, 2 * rows - rows // 5, SHARDS)
     for number, count in enumerate(counts.tolist()):
-        rows = (json.dumps({"id": row, "text": f"{row:08x}" * 9}) + "\n" for row in range(count))
-        (folder / f"{number:04}.jsonl").write_text("".join(rows))
+        lines = (json.dumps({"id": row, "text": f"{row:08x}" * 9}) + "\n" for row in range(count))
+        (folder / f"{number:04}.jsonl").write_text("".join(lines))
     return int(counts.sum())
 
 
-def rate(url: str, shards: int, standby: int) -> float:
+def rate(url: str, standby: int) -> float:
     """Rows a second, from the first one on: the list of shards, and the types, are known before."""
     data = bf.from_files(
-        f"{url}/{{0000..{shards - 1:04}}}.jsonl",
+        f"{url}/{{0000..{SHARDS - 1:04}}}.jsonl",
         schema={"id": pa.int64(), "text": pa.string()},
         n_active_shards=ACTIVE,
         n_standby_shards=standby,
@@ -122,17 +123,17 @@ def processor() -> str:
 
 
 def main() -> None:
-    shards = int(sys.argv[1]) if len(sys.argv) > 1 else 40
+    mean = int(sys.argv[1]) if len(sys.argv) > 1 else 50_000
     print(f"{processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, numpy {np.__version__}")
     with tempfile.TemporaryDirectory() as name:
-        rows = write(Path(name), shards)
+        rows = write(Path(name), mean)
         print(
-            f"{shards} shards, {rows:,} rows, {ACTIVE} read at once; thousands of rows a second, best and median of {RUNS}"
+            f"{SHARDS} shards, {rows:,} rows, {ACTIVE} read at once; thousands of rows a second, best and median of {RUNS}"
         )
         for seconds in (OPEN_SECONDS, 0.0):
             with served(name, seconds) as url:
                 for standby in (0, 2, 4):
-                    speeds = [rate(url, shards, standby) / 1e3 for _ in range(RUNS)]
+                    speeds = [rate(url, standby) / 1e3 for _ in range(RUNS)]
                     print(
                         f"  {seconds * 1e3:3.0f} ms to open, {standby} on standby {max(speeds):6.0f} {median(speeds):6.0f}"
                     )
