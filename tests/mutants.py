@@ -809,6 +809,49 @@ MUTANTS = [
         "    if False:",
         of("sources/test_http", "test_a_server_that_resets_stalls_and_fails_gives_each_row_once_in_order"),
     ),
+    Mutant(
+        "each of many open files has blocks as large as those of few",
+        "sources/bytes.py",
+        "max(WHOLE_BLOCKS, len(_OPEN))",
+        "WHOLE_BLOCKS",
+        of("sources/test_s3", "test_many_open_files_share_the_bytes_that_few_have"),
+    ),
+    Mutant(
+        "each of many streams has samples ahead as a single one",
+        "batches.py",
+        "ahead=max(1, BLOCK_ROWS // streams)",
+        "ahead=BLOCK_ROWS",
+        of("sources/test_s3", "test_64_streams_take_the_memory_threads_and_connections_that_are_said"),
+    ),
+    Mutant(
+        "an object in S3 may be another one after it was opened",
+        "sources/objects.py",
+        "IfMatch=tag, **options",
+        "**options",
+        of("sources/test_s3", "test_an_object_that_is_cut_replaced_or_removed_under_way_is_an_error_that_names_it"),
+    ),
+    # -- data sets of Hugging Face: the rows that were chosen, in their order
+    Mutant(
+        "rows that were selected or shuffled are those at the same place of the table",
+        "index/tables.py",
+        "numbers if chosen is None else chosen[numbers].astype(np.int64)",
+        "numbers",
+        of("index/test_hugging_face", "test_rows_are_those_of_the_data_set_and_none_is_asked_for_by_itself"),
+    ),
+    Mutant(
+        "another selection of a table is taken for the same data",
+        "index/tables.py",
+        "crc = crc if chosen is None else crc32(chosen.tobytes(), crc)",
+        "pass",
+        of("index/test_hugging_face", "test_a_resume_is_exact_and_other_data_are_refused"),
+    ),
+    Mutant(
+        "a resume of streamed tables goes on at their beginning",
+        "sources/tables.py",
+        "    left = done\n",
+        "    left = 0\n",
+        of("sources/test_tables", "test_a_resume_is_exact_through_json_and_makes_no_rows_of_what_it_skips"),
+    ),
     # -- shards: all of one and the same file
     Mutant(
         "a shard that shrinks or grows ends in silence",
@@ -841,9 +884,16 @@ MUTANTS = [
     Mutant(
         "a stream that is opened again goes on at its beginning",
         "sources/bytes.py",
-        "            while self._place < self._at and",
-        "            while False and",
+        "        while self._place < self._at and",
+        "        while False and",
         of("sources/test_http", "test_shards_are_read_and_resumed_over_http"),
+    ),
+    Mutant(
+        "a server without ranges that stalls is waited for until the end",
+        "sources/web.py",
+        "asyncio.wait_for(work, self._seconds)",
+        "work",
+        of("sources/test_http", "test_a_stream_that_breaks_off_or_stalls_is_read_again_up_to_its_place"),
     ),
     Mutant(
         "a function hides that its shard could not be read on",

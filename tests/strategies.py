@@ -86,6 +86,7 @@ from brimful.rows.window import Window
 from brimful.rows.zip import Zip
 from brimful.sources.files import FromFiles
 from brimful.sources.iterable import FromIterable
+from brimful.sources.tables import FromTables
 from brimful.steps.batched import Batched
 from brimful.steps.planners import ByKey, ByPacking, ByPolicy
 from brimful.steps.round_robin import RoundRobin
@@ -355,6 +356,22 @@ def store(lengths: tuple[int, ...]) -> str:
     return str(path)
 
 
+@cache
+def hugging_face(counts: tuple[int, ...], size: int, place: int) -> Any:
+    """A data set of `datasets`: samples of these lengths, `size` in a record batch; as they are, backwards, or some twice."""
+    import datasets
+
+    rows = samples_of(counts)
+    columns = datasets.Features.from_arrow_schema(schema(pa.int32()))
+    parts = [datasets.Dataset.from_list(rows[first : first + size], columns) for first in range(0, len(rows), size)]
+    parts = parts or [datasets.Dataset.from_dict({name: [] for name in columns}, columns)]
+    data = datasets.concatenate_datasets(parts)
+    numbers = [*range(len(rows))]
+    data = data if not place else data.select(numbers[::-1] if place == 1 else [*numbers[::2], *numbers])
+    list(bf.from_sequence(data))  # once used, theirs is pickled in some bytes less
+    return data
+
+
 # -- functions of a user's -----------------------------------------------------------------------------------------------
 
 
@@ -541,7 +558,24 @@ automatic: dict[str, Any] = windowed | {"size": 0, "policy": FixedSize(1)}
 SOURCES: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {
     FromFiles: st.one_of(files(), files(), tables()),
     FromIterable: lengths.map(lambda counts: lambda: bf.from_iterable(samples_of(counts)).stage),
+    FromTables: st.builds(
+        lambda counts, size: lambda: bf.from_iterable(hugging_face(counts, size, 0).to_iterable_dataset()).stage,
+        st.sampled_from(
+            [(3,), (0, LONG, 1, 2)]
+        ),  # `datasets` takes 6 ms to begin anew, and cannot where there is no row
+        st.integers(2, 3),
+    ),
     FromSequence: st.one_of(
+        st.builds(
+            lambda counts, size, place, shuffle, seed: (
+                lambda: bf.from_sequence(hugging_face(tuple(counts), size, place), shuffle=shuffle, seed=seed).stage
+            ),
+            lengths,
+            st.integers(2, 9),
+            st.integers(0, 2),
+            st.booleans(),
+            seeds,
+        ),
         st.builds(
             lambda counts, shuffle, seed: (
                 lambda: bf.from_sequence(samples_of(counts), shuffle=shuffle, seed=seed).stage

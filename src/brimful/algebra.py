@@ -49,6 +49,7 @@ from brimful.rows.take import Take
 from brimful.rows.tokenize import Tokenize
 from brimful.rows.train_valid_split import TrainValidSplit
 from brimful.rows.zip import Zip
+from brimful.store.hugging_face import hugging_face_of
 from brimful.store.index import stored
 from brimful.windows.buffered import Buffered
 from brimful.windows.planned import Planned
@@ -132,6 +133,14 @@ def cached(
     if path is None:
         return FromSequence(CachedIndex(stage, padding), shuffle=False, seed=0)
     return FromSequence(stored(stage, path, version, timeout_seconds, padding), shuffle=False, seed=0)
+
+
+def hugging_face(stage: Stage[Block], repeats: bool, path: str | os.PathLike[str] | None) -> Any:
+    if repeats or goes_on(stage):
+        raise ValueError(
+            "this data set repeats without end, and to_hf writes all of it; take(n) says how much of it to write"
+        )
+    return hugging_face_of(stage, path)
 
 
 def concatenated(stages: tuple[Stage[Block], ...]) -> Stage[Block]:

@@ -299,10 +299,11 @@ def in_turn(stage: Stage[T], ahead: int = 1) -> Stage[T]:
 
 
 def sampled(stage: Stage[Block], repeats: bool) -> Stage[Sample]:
-    """Rows to samples."""
-    if num_streams(stage) is None:
+    """Rows to samples; of several streams, a block's worth of them ahead of use in all."""
+    streams = num_streams(stage)
+    if streams is None:
         return Unbatch(Repeat(stage) if repeats else stage)
-    turns = in_turn(Unbatch(stage), ahead=BLOCK_ROWS)
+    turns = in_turn(Unbatch(stage), ahead=max(1, BLOCK_ROWS // streams))
     return Repeat(turns) if repeats else turns
 
 

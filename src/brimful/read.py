@@ -12,11 +12,14 @@ from brimful import algebra
 from brimful.core.errors import OnError, names_of, positive
 from brimful.dataset import Dataset, stages_of
 from brimful.index.sequence import FromSequence, SequenceIndex
+from brimful.index.tables import TableIndex
 from brimful.plan.mix import Stop
 from brimful.rows.blocks import Sample
 from brimful.sources.called import ShardFunction
 from brimful.sources.files import FromFiles
+from brimful.sources.hugging_face import gives_tables, is_table, rows_of
 from brimful.sources.iterable import FromIterable
+from brimful.sources.tables import FromTables
 from brimful.sources.urls import Shards
 from brimful.store.index import StoreIndex
 
@@ -56,7 +59,7 @@ def from_files(
         n_standby_shards: shards opened ahead.
         streams: divide the shards of each epoch into so many independent streams, through each of which all that follows runs
             by itself: their samples, or batches, come in turn, and `Batches.shard` shares the streams out to ranks. Any
-            world size that divides it sees the same order.
+            world size that divides it sees the same order. Each has shards and windows of its own: see the price.
         on_error: "raise" names file and line; "skip" leaves a bad record out, counts it and logs file and line.
         storage_options: for fsspec.
         timeout_seconds: how long to wait for a shard, all attempts to read on together, before a TimeoutError names it.
@@ -67,8 +70,11 @@ def from_files(
         TimeoutError: (when run) nothing came in time.
     State: about 30 bytes an open shard. A resume never parses what was consumed, but of parquet and arrow the row group or the
         record batch in which it lies.
-    Price: about 1 MB an active or standby shard, and 4 MB where it is far away; of parquet and arrow what is stored of the
-        columns taken of a row group or a record batch, too.
+    Price: about 1 MB an active or standby shard, and 4 MB where it is far away, 256 MB in all; of parquet and arrow what is
+        stored of the columns taken of a row group or a record batch, too. Each stream that a rank reads
+        takes 8 MB beside its own shards (n_active_shards + n_standby_shards of them, where it has so many) and its own window
+        of batches, and at least 2 threads. A local shard is an open file; what is far away shares the connections of its
+        file system (10 of s3fs, 100 of HTTP), whatever the number of shards.
     """
     given = (urls,) if isinstance(urls, str | os.PathLike) else tuple(urls)
     if not given:
@@ -91,9 +97,13 @@ def from_files(
 
 
 def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False, seed: int = 42) -> Dataset:
-    """Samples in memory: a list of dicts or of strings ({"text": ...}), a Hugging Face map-style data set, a pa.Table.
+    """Samples at hand: a list of dicts or of strings ({"text": ...}), a Hugging Face map-style data set, a pa.Table.
 
     An indexed data set: made columnar once, on first use. `shuffle` takes another order each epoch.
+
+    A `datasets.Dataset` stays where it is, as a rule a file that is mapped into memory, and is read by columns, as it was
+    selected and shuffled; its format (`with_format("torch")`, and the columns of that) changes nothing. With a transform, or
+    features that `datasets` itself decodes (Image, Audio), all rows are asked of it one by one, and kept.
 
     Raises:
         TypeError: it is no sequence.
@@ -107,7 +117,8 @@ def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False,
         raise TypeError(
             f"from_sequence needs a sequence of samples, such as a list of dicts (got {type(rows).__name__})"
         )
-    return Dataset(FromSequence(SequenceIndex(rows), shuffle, seed), repeat)
+    index = TableIndex(rows) if is_table(rows) else SequenceIndex(rows)
+    return Dataset(FromSequence(index, shuffle, seed), repeat)
 
 
 def from_store(
@@ -149,9 +160,14 @@ def from_store(
 def from_iterable(iterable: Iterable[Sample | str], *, repeat: bool = False) -> Dataset:
     """The samples of anything that can be iterated over again and gives the same ones each time.
 
-    State: a count. Price: a resume iterates over what it skips.
+    A `datasets.IterableDataset` is read by Arrow tables where it has them (files; rows that were not made by a function of
+    Python's), whatever its format.
+
+    State: a count. Price: a resume iterates over what it skips; of tables it makes no rows.
     """
-    return Dataset(FromIterable(iterable), repeat)
+    if gives_tables(iterable):
+        return Dataset(FromTables(dataset=iterable), repeat)
+    return Dataset(FromIterable(rows_of(iterable)), repeat)
 
 
 def interleave_datasets(

@@ -23,23 +23,6 @@ class MapStyle(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return {"a": [5, 6, 7][number]}
 
 
-class Formatted:
-    """What a Hugging Face data set does when asked for Arrow."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self.table = table
-
-    def with_format(self, name: str) -> Formatted:
-        assert name == "arrow"
-        return self
-
-    def __len__(self) -> int:
-        return int(self.table.num_rows)
-
-    def __getitem__(self, rows: slice) -> pa.Table:
-        return self.table.slice(rows.start or 0, rows.stop)
-
-
 TABLE = pa.table({"a": pa.chunked_array([[5], [6, 7]])})
 
 
@@ -52,7 +35,6 @@ TABLE = pa.table({"a": pa.chunked_array([[5], [6, 7]])})
         TABLE,
         TABLE.combine_chunks().to_batches()[0],
         MapStyle(),
-        Formatted(TABLE),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -49,7 +49,9 @@ class Handler(SimpleHTTPRequestHandler):
             return
         if fault == "reset":
             return self._reset(path)
-        if fault is not None and fault != "short":
+        if fault == "stall" and self.command == "GET":
+            return self._stall(path)
+        if fault is not None and fault not in ("short", "stall"):
             return self._say(int(fault), b"")
         if not path.is_file():
             return self._say(404, b"")
@@ -70,14 +72,23 @@ class Handler(SimpleHTTPRequestHandler):
             206, content[first : last + 1], body, {"Content-Range": f"bytes {first}-{last}/{len(content)}", **tags}
         )
 
+    def _stall(self, path: Path) -> None:
+        """Sends a part of what was promised, and then nothing."""
+        self._begin(path)
+        self.server.released.wait(60)
+        self.close_connection = True
+
+    def _begin(self, path: Path) -> None:
+        self.send_response(206 if self.server.ranges else 200)
+        self.send_header("Content-Length", str(path.stat().st_size))
+        self.end_headers()
+        self.wfile.write(path.read_bytes()[:1_000])
+        self.wfile.flush()
+
     def _reset(self, path: Path) -> None:
         """Breaks off in the middle of what was promised."""
         if self.command == "GET":
-            self.send_response(206 if self.server.ranges else 200)
-            self.send_header("Content-Length", str(path.stat().st_size))
-            self.end_headers()
-            self.wfile.write(path.read_bytes()[:1_000])
-            self.wfile.flush()
+            self._begin(path)
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
         self.close_connection = True
@@ -112,8 +123,8 @@ class Server(ThreadingHTTPServer):
         self.lock = threading.Lock()
 
     def fault(self, name: str, command: str) -> str | None:
-        """The next thing to do wrong with a file: an HTTP status, "hang", "hang up", "reset" or "short"; "GET 503" of that
-        method alone; and with each fifth request, whatever for."""
+        """The next thing to do wrong with a file: an HTTP status, "hang", "stall", "hang up", "reset" or "short"; "GET 503" of
+        that method alone; and with each fifth request, whatever for."""
         with self.lock:
             if next(self._asked) % 5 == 0 and (fault := next(self.each_fifth, None)):
                 return fault

@@ -6,7 +6,9 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import date
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +17,7 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
+import requests
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -541,6 +544,12 @@ def test_what_is_tried_again() -> None:
     assert not transient(KeyError())
     SaidError.status = 404
     assert not transient(SaidError())
+    reply = requests.Response()
+    for reply.status_code, again in ((403, False), (503, True), (429, True)):
+        assert transient(requests.HTTPError(response=reply)) == again
+    for name in ("httpx", "httpx2"):  # of huggingface_hub, whichever it has
+        with suppress(ModuleNotFoundError):
+            assert transient(import_module(name).ConnectError("no route"))
 
 
 def test_a_long_range_comes_in_pieces(large: Path) -> None:

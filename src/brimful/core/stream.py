@@ -123,8 +123,11 @@ def describe(value: Any) -> Any:
 
 
 _REMEDIES: Final = {
+    "urls": "a shard was added, taken away, renamed, put elsewhere in the list, or edited so that its size changed (a state has "
+    "the digest of all names and sizes, not each of them): go on with those that saved it, or with these all the same by "
+    "allow={'urls'}",
     "fixed_weights": "a place in a mixture of indexed data is counted with its weights, which allow={'weights'} cannot change: "
-    "end the epoch with those that saved it, and begin the next with others, or mix streamed data"
+    "end the epoch with those that saved it, and begin the next with others, or mix streamed data",
 }
 """What to do where a setting differs, by its name."""
 
@@ -176,6 +179,8 @@ def header_difference(
             for name in [*ours, *(name for name in saved if name not in ours)]
             if name not in allow
         )
+        if {"shards", "digest"} <= ours.keys() & saved.keys():  # neither says much without the other
+            return None if saved == ours else (path, _brief(saved), _brief(ours))
     elif isinstance(saved, list) and isinstance(ours, list) and len(saved) == len(ours):
         pairs = ((one, other, f"{path}[{number}]") for number, (one, other) in enumerate(zip(saved, ours)))
     else:
@@ -186,6 +191,8 @@ def header_difference(
 def _brief(value: Any) -> str:
     if isinstance(value, dict) and "type" in value:
         return str(value["type"])
+    if isinstance(value, dict) and "shards" in value:
+        return f"{value['shards']:,} shard{'s' * (value['shards'] != 1)} with the digest {value['digest']}"
     return repr(value)
 
 

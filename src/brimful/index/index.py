@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -153,14 +153,18 @@ class BlockIndex(Index):
         column = block.column(LABELS)
         if not has_labels(column.type) or column.null_count or _values(column).null_count:
             return None
-        blocks = [block.slice(first, BLOCK_ROWS) for first in range(0, block.num_rows, BLOCK_ROWS)]
-        found = [np.zeros((3, 0), dtype=np.int32)]
-        for each in blocks:
-            labels = ragged(each, LABELS)
-            first, last = labels.offsets[[0, -1]]
-            counts = trained_on(labels.values[first:last], labels.offsets - first)
-            found.append(np.stack((labels.lengths, *counts)).astype(np.int32))
-        return np.concatenate(found, axis=1)
+        return label_counts(block.slice(first, BLOCK_ROWS) for first in range(0, block.num_rows, BLOCK_ROWS))
+
+
+def label_counts(blocks: Iterable[Block]) -> NDArray[np.int32]:
+    """Of the rows of some blocks how many labels each has, how many are trained on, and 1 where its first is: (3, n)."""
+    found = [np.zeros((3, 0), dtype=np.int32)]
+    for each in blocks:
+        labels = ragged(each, LABELS)
+        first, last = labels.offsets[[0, -1]]
+        counts = trained_on(labels.values[first:last], labels.offsets - first)
+        found.append(np.stack((labels.lengths, *counts)).astype(np.int32))
+    return np.concatenate(found, axis=1)
 
 
 def has_labels(kind: pa.DataType) -> bool:

@@ -1,11 +1,11 @@
-"""Samples in memory: a list of dicts or of strings, a Hugging Face map-style data set, an Arrow table."""
+"""Samples in memory: a list of dicts or of strings, an Arrow table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,26 +21,22 @@ from brimful.index.order import Order
 from brimful.rows.blocks import Block
 from brimful.rows.encoders import Padding
 from brimful.rows.ragged import concat, fingerprint, with_column
+from brimful.sources.hugging_face import rows_of, stored
 from brimful.sources.iterable import drawn, numbered
-
-_VIEWS: Final = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-"""What Arrow cannot take rows of, and what stands for it."""
 
 
 @dataclass(frozen=True, eq=False)
 class SequenceIndex(BlockIndex):
-    """A list of dicts or strings, a Hugging Face map-style data set, or an Arrow table; columnar from the first use on."""
+    """A list of dicts or strings, or an Arrow table; columnar from the first use on. (Data sets of Hugging Face that are not
+    tables: see `sources.hugging_face`.)"""
 
     sequence: Any
 
     @once
     def block(self) -> Block:
-        rows = self.sequence
-        if hasattr(rows, "with_format"):  # Hugging Face datasets
-            rows = rows.with_format("arrow")[:]
+        rows = rows_of(self.sequence)
         if isinstance(rows, pa.Table):
-            kinds = pa.schema([field.with_type(_VIEWS.get(field.type, field.type)) for field in rows.schema])
-            block = concat(rows.cast(kinds).to_batches())
+            block = concat(map(stored, rows.to_batches()))
             return with_column(block, ORIGIN, origins("sequence", np.arange(block.num_rows), "row"))
         samples = list(drawn((rows[row] for row in range(len(rows))), "from_sequence", 0))
         if samples and isinstance(samples[-1], Exception):

@@ -9,15 +9,20 @@ import stat
 import time
 from abc import abstractmethod
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, BinaryIO, Final
+from weakref import WeakSet
 
 from brimful.core.errors import DataError
-from brimful.sources.objects import Attempts, NoRangesError, Object, Objects, RefusedError
+from brimful.sources.objects import LEAST_ATTEMPTS, Attempts, NoRangesError, Object, Objects, RefusedError
+from brimful.sources.web import WebStream
 
 READ_BYTES: Final = 1 << 16
 """A read's size."""
 BLOCK_BYTES: Final = 2 << 20
 """Of what is far away come at once; a whole number of reads, so that no read is cut where nothing is wrong."""
+WHOLE_BLOCKS: Final = 64
+"""So many open files have blocks of that size; more share the bytes of so many, for 64 streams of 12 shards would hold 3 GB."""
 
 
 class Bytes(io.RawIOBase):
@@ -100,10 +105,13 @@ class RemoteFile(Bytes):
     """An object of a file system of fsspec.
 
     Where the file system does several things at once (S3, GCS, Azure, HTTP) it comes in blocks, the next one while this one is
-    used. Else, and from web servers that know no ranges, it is a file that is opened and read on, and after an error opened
-    again: then all before the place is read once more where it cannot be passed over.
+    used. Else, and from web servers that know no ranges, it is a file that is opened and read on, and after an error, or a
+    third of the time without a byte, opened again: then all before the place is read once more where it cannot be passed
+    over. (A file system without coroutines that stalls is not given up: it has a timeout of its own, or ends in ours.)
 
-    Price: 2 blocks of 2 MB, and one request more than blocks (two where the server has no strong tags).
+    Price: 2 blocks of 2 MB, of more than 64 open files 256 MB in all (at least 2 of 64 KB each); and one request more than
+    blocks (two where the server has no strong tags). Connections are those of the file system's pool, which all of its files
+    share: 10 of s3fs by default, 100 of HTTP.
     """
 
     def __init__(self, fs: Any, path: str, url: str, timeout_seconds: float) -> None:
@@ -114,8 +122,9 @@ class RemoteFile(Bytes):
         self._at = 0
         self._block, self._first = memoryview(b""), 0
         self._ahead: tuple[int, Future[memoryview]] | None = None
-        self._file: BinaryIO | None = None
+        self._file: BinaryIO | WebStream | None = None
         self._place = 0
+        _OPEN.add(self)
 
     def fill(self, buffer: memoryview) -> int:
         wanted = len(buffer) if self._size is None else max(0, min(len(buffer), self._size - self._at))
@@ -149,6 +158,7 @@ class RemoteFile(Bytes):
         if self._file is not None:
             self._file.close()
         self._block = memoryview(b"")
+        _OPEN.discard(self)
         super().close()
 
     def _end(self) -> None:
@@ -191,7 +201,7 @@ class RemoteFile(Bytes):
 
     def _begun(self, first: int) -> tuple[int, Future[memoryview]] | None:
         assert self._size is not None
-        last = min(self._size, first + BLOCK_BYTES)
+        last = min(self._size, first + _block_bytes())
         if self.until is not None and first < self.until:
             last = min(last, self.until)
         return (first, self._objects.begin(self._object, first, last)) if first < last else None
@@ -219,18 +229,28 @@ class RemoteFile(Bytes):
             time.sleep(wait)
 
     def _open(self) -> None:
+        """At the place, or where that is not to be had, by reading up to it."""
         if self._file is not None:
             self._file.close()
-        options = {"block_size": 0} if self._objects.is_http else {}  # which reads on, and asks for no ranges
-        self._file = self._fs.open(self._object.path, "rb", **options)
         self._place = 0
-        try:
-            if self._at:
-                self._file.seek(self._at)
-                self._place = self._at
-        except (OSError, ValueError):  # a stream
-            while self._place < self._at and (data := self._file.read(min(READ_BYTES, self._at - self._place))):
-                self._place += len(data)
+        if self._objects.is_http:
+            self._file = WebStream(self._fs, self._object.path, self._timeout / LEAST_ATTEMPTS)
+        else:
+            file = self._file = self._fs.open(self._object.path, "rb")
+            with suppress(OSError, ValueError):  # a stream
+                if self._at:
+                    file.seek(self._at)
+                    self._place = self._at
+        while self._place < self._at and (data := self._file.read(min(READ_BYTES, self._at - self._place))):
+            self._place += len(data)
+
+
+_OPEN: Final[WeakSet[RemoteFile]] = WeakSet()
+
+
+def _block_bytes() -> int:
+    reads = BLOCK_BYTES * WHOLE_BLOCKS // max(WHOLE_BLOCKS, len(_OPEN)) // READ_BYTES
+    return max(1, reads) * READ_BYTES
 
 
 _REMEDY: Final = "leave it as it is while it is read (new data go to new files), and begin anew"

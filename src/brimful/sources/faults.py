@@ -16,6 +16,8 @@ _NETWORK: Final = (
     ("botocore.exceptions", "ConnectionError"),
     ("botocore.exceptions", "IncompleteReadError"),
     ("http.client", "HTTPException"),
+    ("httpx", "TransportError"),
+    ("httpx2", "TransportError"),
 )
 
 
@@ -38,8 +40,10 @@ def transient(error: BaseException) -> bool:
 
 
 def http_status(error: BaseException) -> int:
-    """The HTTP status of an error of aiohttp, gcsfs or botocore; 0 where there is none."""
+    """The HTTP status of an error of aiohttp, gcsfs, botocore, requests or huggingface_hub; 0 where there is none."""
     reply = getattr(error, "response", None)
+    if isinstance(getattr(reply, "status_code", None), int):
+        return int(reply.status_code)  # type: ignore[union-attr]
     if isinstance(reply, Mapping):
         return int(reply.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     status = error.status if hasattr(error, "status") else getattr(error, "code", 0)

@@ -31,6 +31,9 @@ from brimful.sources.shard import OpenShard, arrived
 from brimful.sources.urls import Shard, Shards
 
 MAX_THREADS: Final = 32
+"""That read shards at once: of one stream, or of several together."""
+LEAST_THREADS: Final = 2
+"""Of each of several streams, however many there are: one that opens a shard does not hold up the others."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,8 @@ class FromFiles(Stage[Block]):
         rounds = max(1, BLOCK_ROWS // self.n_active_shards)
         size = BLOCK_BYTES // self.n_active_shards
         empty = True
-        with Workers(min(self.n_active_shards + self.n_standby_shards, MAX_THREADS), "read") as workers:
+        threads = max(LEAST_THREADS, MAX_THREADS // (self.streams or 1))
+        with Workers(min(self.n_active_shards + self.n_standby_shards, threads), "read") as workers:
 
             def open_shard(turn: int, position: Position | None) -> OpenShard:
                 shard = self.urls.listed[order[turn]]

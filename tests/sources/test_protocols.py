@@ -1,0 +1,122 @@
+"""Shards and stores behind other protocols of fsspec: in memory, in Google's storage, at the Hugging Face hub."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import fsspec
+import pytest
+
+import brimful as bf
+from brimful.sources import bytes as reading
+from tests.shards import threads_left, write
+from tests.store.stores import blocks_of, store_of
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("near")
+    for number, ending in enumerate((".jsonl", ".jsonl.gz", ".jsonl")):
+        write(path / f"{number}{ending}", [{"id": id, "text": f"{id:x}" * 9} for id in range(number, 9_000, 3)])
+    store_of(path / "store", blocks_of([20] * 600, 100), batch_bytes=10_000, file_bytes=20_000)
+    return path
+
+
+@pytest.fixture(scope="module")
+def google() -> Iterator[dict[str, Any]]:
+    """An emulator of Google's storage in a process of its own; the storage options to reach it."""
+    # gcsfs would ask by gRPC what kind of bucket it is, which the emulator does not speak; it looks when it is imported
+    with patch.dict(os.environ, {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}):
+        pytest.importorskip("gcsfs", reason="gs:// needs gcsfs")
+    pytest.importorskip("gcp_storage_emulator")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "gcp_storage_emulator",
+        "start",
+        "--in-memory",
+        "--host=127.0.0.1",
+        f"--port={port}",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            until = time.monotonic() + 60
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    break
+                except OSError:
+                    assert process.poll() is None, "the emulator does not start"
+                    assert time.monotonic() < until, "the emulator does not answer"
+                    time.sleep(0.1)
+            yield {"token": "anon", "project": "p", "endpoint_url": f"http://127.0.0.1:{port}"}
+        finally:
+            process.terminate()
+
+
+def ids(samples: Any) -> list[int]:
+    return [sample["id"] for sample in samples]
+
+
+def check(folder: Path, root: str, options: dict[str, Any]) -> None:
+    """Shards and a store behind a protocol give what those on disk give, resume, and are refused where they change."""
+    fs, path = fsspec.core.url_to_fs(root, **options)
+    for file in folder.rglob("*"):
+        if file.is_file():
+            fs.pipe_file(f"{path}/{file.relative_to(folder)}", file.read_bytes())
+    with patch.object(reading, "BLOCK_BYTES", 1 << 16):
+        far = bf.from_files(f"{root}/*.jsonl*", n_active_shards=2, storage_options=options)
+        disk = ids(bf.from_files(f"{folder}/*.jsonl*", n_active_shards=2))
+        assert ids(far) == disk
+        it = far.iter()
+        list(islice(it, 5_000))
+        state = it.state_dict()
+        it.close()
+        assert ids(far.iter(state)) == disk[5_000:]
+        stored = bf.from_store(f"{root}/store", shuffle=True, storage_options=options)
+        assert ids(stored) == ids(bf.from_store(folder / "store", shuffle=True))
+        content = b"".join(b'{"id": %d}\n' % number for number in range(70_000))
+        fs.pipe_file(f"{path}/changing.jsonl", content)
+        it = bf.from_files(f"{root}/changing.jsonl", storage_options=options).iter()
+        next(it)
+        fs.pipe_file(f"{path}/changing.jsonl", content[: len(content) // 2])
+        what = f"it had {len(content):,} bytes and has {len(content) // 2:,}"
+        with pytest.raises(bf.DataError, match=rf"changing\.jsonl has changed while it was being read: {what}"):
+            list(it)
+    assert threads_left() == []
+
+
+def test_in_memory(folder: Path) -> None:
+    check(folder, "memory://protocols", {})
+
+
+def test_in_googles_storage(folder: Path, google: dict[str, Any]) -> None:
+    fsspec.filesystem("gs", **google).mkdir("bucket")
+    check(folder, "gs://bucket/data", google)
+
+
+def test_the_hub_is_read_by_its_own_package_which_is_named_where_it_is_missing() -> None:
+    """Nothing is asked of the network."""
+    assert fsspec.get_filesystem_class("hf").__module__.startswith("huggingface_hub")
+    code = (
+        "import sys; sys.modules['huggingface_hub'] = None\n"
+        "import brimful as bf; list(bf.from_files('hf://datasets/me/mine/a.jsonl'))"
+    )
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert child.returncode == 1
+    assert (
+        "ImportError: Unable to load filesystem from EntryPoint(name='hf', value='huggingface_hub.HfFileSystem'"
+        in child.stderr
+    )
