@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Unpack
+from typing import Any
 
 from numpy.typing import NDArray
 
-from brimful import algebra, batching, tokenizing
+from brimful import algebra, batching, transforms
 from brimful.batches import sampled
 from brimful.core.errors import integer, names_of, positive
 from brimful.core.iterator import ResumableIterator
@@ -20,16 +20,9 @@ from brimful.rows.choice import Choice
 from brimful.rows.chunk import Chunk
 from brimful.rows.concat_chunk import ConcatChunk
 from brimful.rows.enumerate import Enumerate
-from brimful.rows.filter import Filter
-from brimful.rows.filter_map import FilterMap
-from brimful.rows.flat_map import FlatMap
-from brimful.rows.map import Map
-from brimful.rows.map_blocks import MapBlocks
 from brimful.rows.pack_chunk import PackChunk
 from brimful.rows.pad import Pad
-from brimful.rows.parallel import CallOptions, ExecutorType, Parallel, called
 from brimful.rows.rebatch import Rebatch
-from brimful.rows.row_keys import RowKeys
 from brimful.rows.scan import Scan
 from brimful.rows.sides import Split
 from brimful.rows.window import Window
@@ -101,44 +94,11 @@ class Dataset:
 
     # -- samples ---------------------------------------------------------------------------------------------------------
 
-    def map(self, fn: Callable[..., Sample], **options: Unpack[CallOptions]) -> Dataset:
-        """`fn(sample)` in place of each sample; with a seed `fn(sample, rng)`, a numpy generator keyed by the row.
-
-        Token columns arrive as numpy arrays that `fn` may change. Where it raises, on_error="raise" names file and line;
-        "skip" leaves the sample out, counts it as `skipped` in `.stats` and logs file, line and error. The results are the
-        same, in the same order, however many workers there are. Price: Python, once a sample; `map_blocks` is the fast way.
-
-        Args:
-            options: see CallOptions.
-
-        >>> import brimful as bf
-        >>> list(bf.from_sequence([{"x": 1}]).map(lambda sample: {"y": sample["x"] + 1}))
-        [{'y': 2}]
-        """
-        return self._calling(Map, "map", fn, options)
-
-    def filter(self, fn: Callable[..., bool], **options: Unpack[CallOptions]) -> Dataset:
-        """The samples for which `fn(sample)` is true; with a seed `fn(sample, rng)`, and streamed.
-
-        Price: Python, once a sample. Sources of indexed data stay indexed: when they are first used, in each process, all of
-        them are read and asked about; 8 bytes a sample kept. What was sliced or mixed before streams. `options`: see
-        CallOptions; what indexed data leave out is counted by the iterator that uses them first.
-        """
-        seed, on_error, parallel = called("filter", options)
-        if seed is None:
-            return self._add(algebra.filtered(self.stage, fn, on_error, parallel))
-        return self._calling(Filter, "filter", fn, options)
-
-    def filter_map(self, fn: Callable[..., Sample | None], **options: Unpack[CallOptions]) -> Dataset:
-        """`fn(sample)` in place of each sample, where it is not None; with a seed `fn(sample, rng)`.
-
-        `options`: see CallOptions.
-        """
-        return self._calling(FilterMap, "filter_map", fn, options)
-
-    def flat_map(self, fn: Callable[..., Iterable[Sample]], **options: Unpack[CallOptions]) -> Dataset:
-        """All samples of `fn(sample)` in place of each; with a seed `fn(sample, rng)`. `options`: see CallOptions."""
-        return self._calling(FlatMap, "flat_map", fn, options)
+    map = transforms.map
+    filter = transforms.filter
+    filter_map = transforms.filter_map
+    flat_map = transforms.flat_map
+    map_blocks = transforms.map_blocks
 
     def scan(self, fn: Callable[[Any, Sample], tuple[Any, Sample]], initial: Any) -> Dataset:
         """`fn(carry, sample)` gives (carry, sample), as of jax.lax.scan: a sample for each, and what the next call is handed.
@@ -174,25 +134,9 @@ class Dataset:
         """
         return self._add(Window(self.stage, width))
 
-    def map_blocks(
-        self,
-        fn: Callable[[Block], Block],
-        *,
-        max_workers: int = 0,
-        executor_type: ExecutorType = "thread",
-        prefetch_factor: int = 10,
-    ) -> Dataset:
-        """`fn(block)` in place of each pyarrow.RecordBatch of rows (1 to 4,096 of them): any columns, any number of rows.
-
-        `fn` must not depend on where blocks begin and end. Price: what `fn` costs; nothing a sample. Workers: see CallOptions;
-        each is given whole blocks.
-        """
-        parallel = Parallel(max_workers, executor_type, prefetch_factor, shares=False)
-        return self._add(MapBlocks(self.stage, fn, parallel=parallel))
-
-    tokenize = tokenizing.tokenize
-    add_bos_eos = tokenizing.add_bos_eos
-    ensure_bos_eos = tokenizing.ensure_bos_eos
+    tokenize = transforms.tokenize
+    add_bos_eos = transforms.add_bos_eos
+    ensure_bos_eos = transforms.ensure_bos_eos
 
     def chunk(
         self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",), drop_remainder: bool = True
@@ -397,12 +341,6 @@ class Dataset:
 
     def _add(self, stage: Stage[Block]) -> Dataset:
         return Dataset(Rebatch(stage) if stage.makes_long_blocks else stage, self.repeats)
-
-    def _calling(self, kind: Any, method: str, fn: Callable[..., Any], options: CallOptions) -> Dataset:
-        """A stage that calls a user's function for each sample."""
-        seed, on_error, parallel = called(method, options)
-        stage = self.stage if seed is None else RowKeys(self.stage, seed)
-        return self._add(kind(stage, fn, seed is not None, on_error, parallel=parallel))
 
 
 def stages_of(caller: str, datasets: Sequence[Dataset], *, once: bool = False) -> tuple[Stage[Block], ...]:

@@ -250,7 +250,7 @@ def test_later_shards_are_cast_to_the_types_of_the_first_or_say_what_does_not_fi
     assert [next(it)["x"] for _ in range(3)] == [1, 2, 3]
     message = (
         rf"^shard b\{kind}, row 2: column 'x' is int32 by the schema but int64 here \(Integer value 1099511627776 not in "
-        r"range: .*\); give schema=, leave it out by columns=, or convert it when the shard is written$"
+        r"range: .*\); say its type in schema=, or leave the column out with columns=$"
     )
     with pytest.raises(bf.DataError, match=message):
         next(it)
@@ -275,9 +275,7 @@ def test_a_shard_of_other_types_is_an_error_at_its_first_row_or_is_skipped(
 ) -> None:
     urls = [write_table(tmp_path / f"a{kind}", pa.table({"x": [1]})), write(tmp_path / "c.jsonl", [{"x": 3}])]
     urls.insert(1, write_table(tmp_path / f"b{kind}", pa.table({"x": values})))
-    message = (
-        rf"^shard b\{kind}, row 1: column 'x' is {words}; give schema=, leave it out by columns=, or convert it when"
-    )
+    message = rf"^shard b\{kind}, row 1: column 'x' is {words}; say its type in schema=, or leave the column out"
     with pytest.raises(bf.DataError, match=message):
         list(bf.from_files(urls, n_active_shards=1))
     it = bf.from_files(urls, n_active_shards=1, on_error="skip").iter()
@@ -307,7 +305,7 @@ def test_a_column_that_the_first_shard_lacks_is_an_error_and_one_that_a_later_on
     less = write_table(tmp_path / f"c{kind}", pa.table({"id": [3]}))
     message = (
         rf"^shard b\{kind}, row 1: column 'new' is not in the schema \(id, text\), which the first shard decides where none is "
-        "given; give schema=, or columns= to leave it out$"
+        "given; name it in schema=, or leave the column out with columns=$"
     )
     with pytest.raises(bf.DataError, match=message):
         list(bf.from_files([first, more]))
@@ -315,7 +313,7 @@ def test_a_column_that_the_first_shard_lacks_is_an_error_and_one_that_a_later_on
     assert rows_of(bf.from_files([first, more, less], columns=["id", "text"])) == whole
     assert rows_of(bf.from_files([first, less])) == [whole[0], whole[2]]
     assert rows_of(bf.from_files([first, less], columns=["text"])) == [{"text": "a"}, {"text": None}]
-    message = rf"^there is no column 'new' \(shard a\{kind}; columns: id, text\); correct columns=, or give schema=$"
+    message = rf"^there is no column 'new' \(shard a\{kind}; columns: id, text\); correct columns=, or say its type in"
     with pytest.raises(bf.DataError, match=message):
         list(bf.from_files([first, more], columns=["new"]))
 

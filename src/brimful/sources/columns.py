@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from brimful.core.errors import DataError
 from brimful.rows.blocks import Block
 from brimful.rows.ragged import array_of, concat, list_array, numpy_of, offsets_of
-from brimful.rows.schema import UNFIT, fits, fitted, named, settled
+from brimful.rows.schema import OF_FILES, UNFIT, UNKNOWN, fits, fitted, named, settled
 from brimful.sources.reader import Parsed
 
-_REMEDY: Final = "give schema=, leave it out by columns=, or convert it when the shard is written"
 _LEAVE_OUT: Final = "leave it out by columns="
 
 
@@ -33,7 +32,7 @@ class Columns:
             if field.name not in schema.names:
                 raise DataError(
                     f"column {field.name!r} is not in the schema ({', '.join(schema.names)}), which the first shard decides "
-                    f"where none is given; give schema=, or columns= to leave it out"
+                    f"where none is given; {UNKNOWN}"
                 )
             if not fits(field.type, schema.field(field.name).type):
                 raise DataError(self._unfit(field.name, found))
@@ -79,7 +78,7 @@ class Columns:
 
     def _unfit(self, name: str, found: pa.Schema, why: str = "") -> str:
         kinds = f"column {name!r} is {named(self._schema.field(name).type)} by the schema but {named(found.field(name).type)}"
-        return f"{kinds} here{why and f' ({why})'}; {_REMEDY}"
+        return f"{kinds} here{why and f' ({why})'}; {OF_FILES}"
 
 
 def _without(rows: int, bad: dict[int, str]) -> NDArray[np.int64]:
@@ -96,7 +95,8 @@ def schema_of(found: pa.Schema, columns: tuple[str, ...] | None, where: str) -> 
     for name in columns or ():
         if name not in found.names:
             raise DataError(
-                f"there is no column {name!r} ({where}; columns: {', '.join(found.names)}); correct columns=, or give schema="
+                f"there is no column {name!r} ({where}; columns: {', '.join(found.names)}); "
+                "correct columns=, or say its type in schema="
             )
     try:
         return settled(plain_schema(pa.schema([field for field in found if columns is None or field.name in columns])))

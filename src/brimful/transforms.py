@@ -1,18 +1,26 @@
-"""The methods of a data set that make tokens."""
+"""The methods of a data set that call a function, or a tokenizer, for its samples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, Unpack
 
+from brimful import algebra
 from brimful.core.errors import names_of
 from brimful.core.stream import Stage
 from brimful.rows.add_bos_eos import AddBosEos
-from brimful.rows.blocks import Block
+from brimful.rows.blocks import Block, Sample
 from brimful.rows.encoders import encoder_for
 from brimful.rows.ensure_bos_eos import EnsureBosEos, bos_eos_of
-from brimful.rows.parallel import ExecutorType, Parallel
+from brimful.rows.filter import Filter
+from brimful.rows.filter_map import FilterMap
+from brimful.rows.flat_map import FlatMap
+from brimful.rows.map import Map
+from brimful.rows.map_blocks import MapBlocks
+from brimful.rows.parallel import CallOptions, ExecutorType, Parallel, called
+from brimful.rows.rebatch import Rebatch
+from brimful.rows.row_keys import RowKeys
 from brimful.rows.tokenize import Tokenize
 
 
@@ -26,6 +34,77 @@ class Rows(Protocol):
 
 
 R = TypeVar("R", bound=Rows)
+
+
+def map(self: R, fn: Callable[..., Sample], **options: Unpack[CallOptions]) -> R:
+    """`fn(sample)` in place of each sample; with a seed `fn(sample, rng)`, a numpy generator keyed by the row.
+
+    Token columns arrive as numpy arrays that `fn` may change. Where it raises, on_error="raise" names file and line;
+    "skip" leaves the sample out, counts it as `skipped` in `.stats` and logs file, line and error. The results are the
+    same, in the same order, however many workers there are. Price: Python, once a sample; `map_blocks` is the fast way.
+
+    Args:
+        options: see CallOptions.
+
+    >>> import brimful as bf
+    >>> list(bf.from_sequence([{"x": 1}]).map(lambda sample: {"y": sample["x"] + 1}))
+    [{'y': 2}]
+    """
+    return _calling(self, Map, "map", fn, options)
+
+
+def filter(self: R, fn: Callable[..., bool], **options: Unpack[CallOptions]) -> R:
+    """The samples for which `fn(sample)` is true; with a seed `fn(sample, rng)`, and streamed.
+
+    Price: Python, once a sample. Sources of indexed data stay indexed: when they are first used, in each process, all of
+    them are read and asked about; 8 bytes a sample kept. What was sliced or mixed before streams. `options`: see
+    CallOptions; what indexed data leave out is counted by the iterator that uses them first.
+    """
+    seed, on_error, parallel = called("filter", options)
+    if seed is None:
+        return _added(self, algebra.filtered(self.stage, fn, on_error, parallel))
+    return _calling(self, Filter, "filter", fn, options)
+
+
+def filter_map(self: R, fn: Callable[..., Sample | None], **options: Unpack[CallOptions]) -> R:
+    """`fn(sample)` in place of each sample, where it is not None; with a seed `fn(sample, rng)`.
+
+    `options`: see CallOptions.
+    """
+    return _calling(self, FilterMap, "filter_map", fn, options)
+
+
+def flat_map(self: R, fn: Callable[..., Iterable[Sample]], **options: Unpack[CallOptions]) -> R:
+    """All samples of `fn(sample)` in place of each; with a seed `fn(sample, rng)`. `options`: see CallOptions."""
+    return _calling(self, FlatMap, "flat_map", fn, options)
+
+
+def map_blocks(
+    self: R,
+    fn: Callable[[Block], Block],
+    *,
+    max_workers: int = 0,
+    executor_type: ExecutorType = "thread",
+    prefetch_factor: int = 10,
+) -> R:
+    """`fn(block)` in place of each pyarrow.RecordBatch of rows (1 to 4,096 of them): any columns, any number of rows.
+
+    `fn` must not depend on where blocks begin and end. Price: what `fn` costs; nothing a sample. Workers: see CallOptions;
+    each is given whole blocks.
+    """
+    parallel = Parallel(max_workers, executor_type, prefetch_factor, shares=False)
+    return _added(self, MapBlocks(self.stage, fn, parallel=parallel))
+
+
+def _calling(self: R, kind: Any, method: str, fn: Callable[..., Any], options: CallOptions) -> R:
+    """A stage that calls a user's function for each sample."""
+    seed, on_error, parallel = called(method, options)
+    stage = self.stage if seed is None else RowKeys(self.stage, seed)
+    return _added(self, kind(stage, fn, seed is not None, on_error, parallel=parallel))
+
+
+def _added(self: R, stage: Stage[Block]) -> R:
+    return replace(self, stage=Rebatch(stage) if stage.makes_long_blocks else stage)
 
 
 def tokenize(
