@@ -821,7 +821,7 @@ MUTANTS = [
         "batches.py",
         "ahead=max(1, BLOCK_ROWS // streams)",
         "ahead=BLOCK_ROWS",
-        of("sources/test_s3", "test_64_streams_take_the_memory_threads_and_connections_that_are_said"),
+        of("steps/test_round_robin", "test_samples_ahead_are_a_blocks_worth_in_all_streams_together"),
     ),
     Mutant(
         "an object in S3 may be another one after it was opened",

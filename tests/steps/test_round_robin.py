@@ -18,7 +18,10 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 import brimful as bf
+from brimful.batches import sampled
+from brimful.core.stream import BLOCK_ROWS
 from brimful.sources.files import FromFiles
+from brimful.steps.round_robin import RoundRobin
 from brimful.testing import first_difference
 from tests import strategies as draw
 from tests.effort import examples
@@ -523,3 +526,10 @@ def test_the_schema_is_inferred_once_for_all_streams(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(FromFiles, "_inferred", lambda self: inferred.append(0) or infer(self))
     assert len(list(bf.from_files(shards([2] * 4), streams=4).batch(2))) == 4
     assert len(inferred) == 1
+
+
+@pytest.mark.parametrize("streams", [1, 64, 10_000])
+def test_samples_ahead_are_a_blocks_worth_in_all_streams_together(streams: int) -> None:
+    turns = sampled(bf.from_files("a.jsonl", streams=streams).stage, False)
+    assert isinstance(turns, RoundRobin)
+    assert streams <= turns.ahead * streams <= max(BLOCK_ROWS, streams)

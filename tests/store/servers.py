@@ -131,7 +131,8 @@ class Server(ThreadingHTTPServer):
             left = self.faults.get(name, [])
             if not left or (" " in left[0] and left[0] != "hang up" and not left[0].startswith(command)):
                 return None
-            return left.pop(0).removeprefix(f"{command} ")
+            fault = left.pop(0).removeprefix(f"{command} ")
+            return None if fault == "nothing" else fault
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         pass  # a client that has given up
