@@ -101,7 +101,8 @@ def _first(blocks: Iterator[Block | Exception]) -> list[Block | Exception]:
 
 
 def _types(blocks: Iterable[Block | Exception]) -> pa.Schema:
-    return settled(united((block.schema for block in blocks if not isinstance(block, Exception)), "from_iterable"))
+    schemas = (block.schema for block in blocks if not isinstance(block, Exception))
+    return settled(united(enumerate(schemas), "from_iterable"))
 
 
 def _typed(block: Block, schema: pa.Schema, first: int) -> Block:
