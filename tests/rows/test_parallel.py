@@ -24,6 +24,8 @@ import torch
 import brimful as bf
 from brimful.core import background
 from brimful.core.processes import Remote, dumps
+from brimful.testing import assert_exact_resume
+from tests.effort import times
 from tests.shards import write
 
 KINDS = ("thread", "process")
@@ -95,6 +97,16 @@ def test_streams_share_their_processes_and_resume_exactly(tmp_path: Path) -> Non
         assert plain(begun) + plain(it) == whole
     assert plain(processes.iter(state)) == whole[3:]
     assert len(list(notes.iterdir())) == 1 + 2 + 2 + 2, "here, for the types, and in each of two runs, for four streams"
+
+
+def test_the_law_holds_of_four_streams_in_processes(tmp_path: Path) -> None:
+    shards = [write(tmp_path / f"{name}.jsonl", [{"x": 10 * name + row} for row in range(2)]) for name in range(4)]
+
+    def make() -> bf.Dataset:
+        data = bf.from_files(shards, streams=4, n_active_shards=1)
+        return data.filter(lambda row: row["x"] != 11, max_workers=1, executor_type="process")
+
+    assert_exact_resume(make, epochs=(0,), max_resumes=times(2, 100))
 
 
 @pytest.mark.parametrize("kind", KINDS)
