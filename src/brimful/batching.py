@@ -68,7 +68,7 @@ class PackOptions(TypedDict, total=False):
     executor_type: ExecutorType
 
 
-class Rows(Protocol):
+class HasStage(Protocol):
     """What batches are made of: a data set."""
 
     @property
@@ -79,7 +79,7 @@ class Rows(Protocol):
 
 
 def batch(
-    self: Rows,
+    self: HasStage,
     size_or_policy: int | Policy,
     *,
     window: int | Literal["auto"] | None = None,
@@ -116,7 +116,7 @@ def batch(
 
 
 def batch_by_tokens(
-    self: Rows,
+    self: HasStage,
     max_tokens: int,
     *,
     window: int | Literal["auto"] = "auto",
@@ -145,7 +145,7 @@ def batch_by_tokens(
 
 
 def batch_by(
-    self: Rows,
+    self: HasStage,
     batch_size: int | Callable[[Sample], int],
     key: Callable[[Sample], Any],
     *,
@@ -179,7 +179,7 @@ def batch_by(
 
 
 def pack(
-    self: Rows,
+    self: HasStage,
     row_length: int,
     *,
     rows: int = 1,
@@ -217,7 +217,7 @@ def pack(
 
 
 def _batched(
-    self: Rows,
+    self: HasStage,
     policy: Policy,
     rounding: Rounding | None,
     window: int | Literal["auto"],

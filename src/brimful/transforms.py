@@ -24,7 +24,7 @@ from brimful.rows.row_keys import RowKeys
 from brimful.rows.tokenize import Tokenize
 
 
-class Rows(Protocol):
+class HasStage(Protocol):
     """A data set: a frozen dataclass with a stage."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -33,7 +33,7 @@ class Rows(Protocol):
     def stage(self) -> Stage[Block]: ...
 
 
-R = TypeVar("R", bound=Rows)
+R = TypeVar("R", bound=HasStage)
 
 
 def map(self: R, fn: Callable[..., Sample], **options: Unpack[CallOptions]) -> R:
