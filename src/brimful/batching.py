@@ -15,7 +15,20 @@ from brimful.rows.parallel import ExecutorType
 from brimful.steps.planners import ByKey, ByPacking, ByPolicy
 
 
-class BatchOptions(TypedDict, total=False):
+class _Options(TypedDict, total=False):
+    token_columns: Sequence[str] | None
+    pad_values: Mapping[str, float] | None
+    dtypes: Mapping[str, Any] | None
+    drop_last: bool
+    shuffle_batches: bool
+    group: int
+    seed: int
+    collate_fn: Callable[[list[Sample]], Any] | None
+    max_workers: int
+    executor_type: ExecutorType
+
+
+class BatchOptions(_Options, total=False):
     """What every method that makes batches takes. By default: length_column="input_ids", layout="padded", drop_last=False,
     shuffle_batches=True, group=1, seed=42, the rest None.
 
@@ -38,34 +51,14 @@ class BatchOptions(TypedDict, total=False):
     """
 
     length_column: str | tuple[str, str]
-    token_columns: Sequence[str] | None
-    pad_values: Mapping[str, float] | None
     pad_side: Literal["right", "left"] | None
     layout: Literal["padded", "nested"]
-    dtypes: Mapping[str, Any] | None
-    drop_last: bool
-    shuffle_batches: bool
-    group: int
-    seed: int
-    collate_fn: Callable[[list[Sample]], Any] | None
-    max_workers: int
-    executor_type: ExecutorType
 
 
-class PackOptions(TypedDict, total=False):
+class PackOptions(_Options, total=False):
     """What `pack` takes of BatchOptions; `drop_last` leaves out batches of fewer rows, one a window."""
 
     length_column: str
-    token_columns: Sequence[str] | None
-    pad_values: Mapping[str, float] | None
-    dtypes: Mapping[str, Any] | None
-    drop_last: bool
-    shuffle_batches: bool
-    group: int
-    seed: int
-    collate_fn: Callable[[list[Sample]], Any] | None
-    max_workers: int
-    executor_type: ExecutorType
 
 
 class HasStage(Protocol):

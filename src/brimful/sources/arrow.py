@@ -13,9 +13,7 @@ import pyarrow as pa
 
 from brimful.core.errors import DataError
 from brimful.sources.bytes import Bytes
-from brimful.sources.columnar import DAMAGED, START, ColumnarRows, Unit
-from brimful.sources.columns import schema_of
-from brimful.sources.format import Format
+from brimful.sources.columnar import ColumnarFormat, ColumnarRows, Unit
 from brimful.sources.held import Held
 from brimful.sources.reader import Position, Reader, Wanted
 
@@ -33,29 +31,15 @@ _DICTIONARY, _ROWS = 2, 3
 
 
 @final
-class Arrow(Format):
+class Arrow(ColumnarFormat):
     """Arrow IPC, files (also called Feather) and streams (as Hugging Face's data sets are kept), told apart by how they begin."""
 
     name = "arrow"
     extensions = (".arrow", ".ipc", ".feather")
-    compressed = False
-    unit = "row"
-    start = START
-    schema = None
 
-    def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
-        pass
-
-    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
-        found = None
-        try:
-            messages = Messages(Held(file))
-            if any(message.rows for message in messages.read(messages.first)):
-                found = messages.schema
-        except (DataError, *DAMAGED):
-            if file.failure is not None and not isinstance(file.failure, DataError):
-                raise file.failure from None
-        return None if found is None else schema_of(found, columns, where)
+    def columns(self, file: Held) -> pa.Schema | None:
+        messages = Messages(file)
+        return messages.schema if any(message.rows for message in messages.read(messages.first)) else None
 
     def open(self, file: Bytes, wanted: Wanted) -> Reader:
         return ArrowRows(file, wanted)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from brimful.core.errors import DataError, StateError
 from brimful.rows.ragged import EMPTY
 from brimful.sources.bytes import Bytes
-from brimful.sources.columns import Columns, faults
+from brimful.sources.columns import Columns, faults, schema_of
+from brimful.sources.format import Format
 from brimful.sources.held import Held
 from brimful.sources.reader import Parsed, Position, Reader, Wanted
 
@@ -24,6 +25,31 @@ ROWS: Final = 4096
 BUFFER_BYTES: Final = 1 << 20
 """Rows are handed on in pieces of about so many bytes."""
 START: Final[Position] = (0, 0, 0, 0)
+
+
+class ColumnarFormat(Format):
+    """Abstract: shards that say which columns they have, and are compressed inside."""
+
+    compressed = False
+    unit = "row"
+    start = START
+    schema = None
+
+    def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
+        pass
+
+    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
+        try:
+            found = self.columns(Held(file))
+        except (DataError, *DAMAGED):
+            if file.failure is not None and not isinstance(file.failure, DataError):
+                raise file.failure from None
+            return None
+        return None if found is None else schema_of(found, columns, where)
+
+    @abstractmethod
+    def columns(self, file: Held) -> pa.Schema | None:
+        """Those that a shard says it has; None where it has no row."""
 
 
 class Unit(NamedTuple):

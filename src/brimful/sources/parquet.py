@@ -12,37 +12,21 @@ import pyarrow.parquet
 
 from brimful.core.errors import DataError, StateError
 from brimful.sources.bytes import Bytes
-from brimful.sources.columnar import BUFFER_BYTES, DAMAGED, ROWS, START, ColumnarRows, Unit
-from brimful.sources.columns import schema_of
-from brimful.sources.format import Format
+from brimful.sources.columnar import BUFFER_BYTES, ROWS, ColumnarFormat, ColumnarRows, Unit
 from brimful.sources.held import Held
 from brimful.sources.reader import Position, Reader, Wanted
 
 
 @final
-class Parquet(Format):
+class Parquet(ColumnarFormat):
     """Parquet: row groups, and a footer that says where the columns of each are."""
 
     name = "parquet"
     extensions = (".parquet", ".pq")
-    compressed = False
-    unit = "row"
-    start = START
-    schema = None
 
-    def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
-        pass
-
-    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
-        found = None
-        try:
-            opened = _opened(Held(file))
-            if opened.metadata.num_rows:
-                found = opened.schema_arrow
-        except (DataError, *DAMAGED):
-            if file.failure is not None and not isinstance(file.failure, DataError):
-                raise file.failure from None
-        return None if found is None else schema_of(found, columns, where)
+    def columns(self, file: Held) -> pa.Schema | None:
+        opened = _opened(file)
+        return opened.schema_arrow if opened.metadata.num_rows else None
 
     def open(self, file: Bytes, wanted: Wanted) -> Reader:
         return ParquetRows(file, wanted)
