@@ -124,9 +124,9 @@ def test_a_stream_that_breaks_off_or_stalls_is_read_again_up_to_its_place(folder
 
 @pytest.mark.parametrize("tags", [True, False])
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
-def test_an_object_that_changes_under_way_is_refused(folder: Path, tmp_path: Path, ending: str, tags: bool) -> None:
+def test_an_object_that_changes_under_way_is_refused(tmp_path: Path, ending: str, tags: bool) -> None:
     path = tmp_path / f"a{ending}"
-    path.write_bytes((folder / f"0{ending}").read_bytes())
+    write(path, [{"id": id, "text": f"{hash(str(id)):x}" * 3} for id in range(50_000)])  # more than is read ahead
     size = path.stat().st_size
     with serving(tmp_path) as server, patch.object(reading, "BLOCK_BYTES", BLOCK):
         server.tags = tags
@@ -138,7 +138,7 @@ def test_an_object_that_changes_under_way_is_refused(folder: Path, tmp_path: Pat
         message = rf"^shard a{ending}, line [\d,]+: {server.url}/a{ending} has changed while it was being read: {what}; leave it"
         with pytest.raises(bf.DataError, match=message):
             seen.extend(sample["id"] for sample in it)
-        assert seen == list(range(0, 3 * len(seen), 3))
+        assert seen == list(range(len(seen)))
 
 
 @pytest.mark.parametrize("schema", [None, {"id": pa.int64(), "text": pa.string()}])
