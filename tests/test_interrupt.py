@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import linecache
 import signal
 import sys
@@ -41,6 +42,15 @@ unheard = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWa
 """One that comes inside of a weak reference's callback is lost, to Python itself."""
 PLACES, MOMENTS = 40, times(20, 1_000)
 NEXT = ResumableIterator.__next__.__code__
+
+
+@pytest.fixture(autouse=True)
+def no_garbage_is_collected() -> Iterator[None]:
+    """A Ctrl-C that comes inside of a `__del__`, or of a weak reference's callback, is lost to Python itself."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 class Interrupt:

@@ -45,6 +45,7 @@ from brimful.read import (
     interleave_datasets,
     zip_datasets,
 )
+from brimful.rows.parallel import CallOptions
 from brimful.steps.sampler import BatchSampler
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ __all__ = [
     "BatchSampler",
     "Batches",
     "BrokenError",
+    "CallOptions",
     "CostBudget",
     "DataError",
     "Dataset",

@@ -157,6 +157,12 @@ def concatenated(stages: tuple[Stage[Block], ...]) -> Stage[Block]:
 
 
 def zipped(stages: tuple[Stage[Block], ...]) -> Stage[Block]:
+    for number, stage in enumerate(stages):
+        if leaves_out(stage):
+            raise ValueError(
+                f"data set {number} leaves out what is bad (on_error='skip'), and its other rows would get wrong partners; mend "
+                "it, or let functions give a row of nulls and filter after zip_datasets"
+            )
     endless = [goes_on(stage) for stage in stages]
     if len(set(endless)) > 1:
         raise ValueError(
@@ -232,6 +238,11 @@ def goes_on(stage: Stage[Any]) -> bool:
         case Interleave() | IndexInterleave() if stage.stop == "first":
             return all(map(goes_on, stage.upstreams))
     return any(map(goes_on, upstreams(stage)))
+
+
+def leaves_out(stage: Stage[Any]) -> bool:
+    """Whether rows that are bad are left out somewhere in a chain."""
+    return getattr(stage, "on_error", "raise") == "skip" or any(map(leaves_out, upstreams(stage)))
 
 
 def sample_at(stage: Stage[Block], number: int) -> Sample:

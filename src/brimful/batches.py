@@ -324,7 +324,7 @@ def _say_unsharded(world_size: int) -> None:
 def _endless_or_streamed(stage: Stage[Any]) -> str:
     """Why the number of batches is not known, in words."""
     windows = upstreams(stage.upstream if isinstance(stage, Sharded) else stage)[0]
-    return "repeats without end" if isinstance(windows, Planned) else f"is {kind_of(windows)}"
+    return "repeats without end" if isinstance(windows, Planned) else f"is {kind_of(windows)}; cache() it to know"
 
 
 def _rows(window: int | str) -> int:

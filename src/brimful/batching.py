@@ -47,7 +47,8 @@ class BatchOptions(_Options, total=False):
     seed: of that order.
     collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of tensors.
     max_workers: batches for which it is called at once, ahead of use; 0: by the caller's thread.
-    executor_type: what calls it: "process"; or "thread", where it leaves the interpreter's lock and draws nothing at random.
+    executor_type: what calls it: "process" (which takes seconds to begin where the function needs torch); or "thread", where it
+        leaves the interpreter's lock and draws nothing at random. What it draws is in no case part of a state.
     """
 
     length_column: str | tuple[str, str]
@@ -56,7 +57,8 @@ class BatchOptions(_Options, total=False):
 
 
 class PackOptions(_Options, total=False):
-    """What `pack` takes of BatchOptions; `drop_last` leaves out batches of fewer rows, one a window."""
+    """What `pack` takes: all of BatchOptions but pad_side and layout, and one `length_column`. `drop_last` leaves out batches of
+    fewer rows, one a window."""
 
     length_column: str
 

@@ -50,17 +50,19 @@ def from_files(
             "arrow" (.arrow, .ipc, .feather: files and streams, Hugging Face's among them); or a function of the open file that
             yields samples (then a resume reads what it skips).
         columns: take these alone; of parquet and arrow, the others are not read.
-        schema: the columns' types; else those of the first shard in list order that has rows, as it says itself (parquet,
-            arrow) or as its first 1,000 rows show. Later rows are cast or are errors; a column that they lack is null (in CSV an
-            error).
+        schema: the columns' types, of every column that `columns` does not leave out; else those of the first shard in list order
+            that has rows, as it says itself (parquet, arrow) or as its first 1,000 rows show. Later rows are cast or are errors;
+            a column that they lack is null (in CSV an error).
         repeat: run the whole chain again and again, with the next epoch.
         shuffle_shards: another order of the shards each epoch.
-        n_active_shards: shards read at once.
+        n_active_shards: shards read at once, a row of each in turn; 1: file after file.
         n_standby_shards: shards opened ahead.
         streams: divide the shards of each epoch into so many independent streams, through each of which all that follows runs
             by itself: their samples, or batches, come in turn, and `Batches.shard` shares the streams out to ranks. Any
             world size that divides it sees the same order. Each has shards and windows of its own: see the price.
-        on_error: "raise" names file and line; "skip" leaves a bad record out, counts it and logs file and line.
+        on_error: "raise" names file and line; "skip" leaves a bad record out, counts it and logs file and line. Damage behind
+            which nothing can be found, a header and a shard by columns that do not fit take along all that follows in the
+            shard: it counts as one of `skipped`, and one of `skipped_shards`.
         storage_options: for fsspec.
         timeout_seconds: how long to wait for a shard, all attempts to read on together, before a TimeoutError names it.
     Raises:
@@ -80,7 +82,7 @@ def from_files(
     if not given:
         raise ValueError("urls must name at least one file (got none)")
     kept = None if columns is None else names_of("columns", columns)
-    typed = schema if schema is None or isinstance(schema, pa.Schema) else pa.schema(list(schema.items()))
+    typed = schema if schema is None or isinstance(schema, pa.Schema) else _schema(schema)
     stage = FromFiles(
         Shards(given, dict(storage_options or {}), timeout_seconds),
         format,
@@ -94,6 +96,13 @@ def from_files(
         streams,
     )
     return Dataset(stage, repeat)
+
+
+def _schema(types: Mapping[str, pa.DataType]) -> pa.Schema:
+    try:
+        return pa.schema(list(types.items()))
+    except TypeError as error:
+        raise TypeError(f"schema takes pyarrow's types by column, as {{'id': pa.int64()}}: {error}") from None
 
 
 def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False, seed: int = 42) -> Dataset:
@@ -115,7 +124,8 @@ def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False,
     rows = pa.Table.from_batches([sequence]) if isinstance(sequence, pa.RecordBatch) else sequence
     if isinstance(rows, str | bytes | Mapping) or not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
         raise TypeError(
-            f"from_sequence needs a sequence of samples, such as a list of dicts (got {type(rows).__name__})"
+            f"from_sequence needs a sequence of samples, such as a list of dicts (got {type(rows).__name__}); "
+            "from_iterable takes what can only be iterated over"
         )
     index = TableIndex(rows) if is_table(rows) else SequenceIndex(rows)
     return Dataset(FromSequence(index, shuffle, seed), repeat)
@@ -202,7 +212,7 @@ def zip_datasets(datasets: Sequence[Dataset]) -> Dataset:
     What repeats is put side by side epoch by epoch, and repeats together. Shuffle what comes out, not what goes in.
 
     Raises:
-        ValueError: some of them repeat and others do not; one is in several streams.
+        ValueError: some of them repeat and others do not; one is in several streams; one leaves bad rows out.
         DataError: (when run) a column is in two of them, which are named; or one ends before another: with both counts, after
             the samples that have a partner.
     State: the places of all of them; of indexed data one place.

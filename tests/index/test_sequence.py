@@ -75,7 +75,8 @@ def test_values_keep_their_types() -> None:
 def test_what_is_no_sequence_of_samples_is_refused(sequence: Any) -> None:
     name = type(sequence).__name__
     with pytest.raises(
-        TypeError, match=rf"^from_sequence needs a sequence of samples, such as a list of dicts \(got {name}\)$"
+        TypeError,
+        match=rf"^from_sequence needs a sequence of samples, such as a list of dicts \(got {name}\); from_iterable",
     ):
         bf.from_sequence(sequence)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import re
 import signal
@@ -303,6 +304,11 @@ def test_types_come_from_the_first_results_whatever_the_workers() -> None:
         ({"max_workers": -1}, ValueError, "max_workers must be at least 0"),
         ({"max_workers": 10**6}, ValueError, "max_workers must be at most 1,024"),
         ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be at least 1 block"),
+        (
+            {"executor_type": "process"},
+            ValueError,
+            "executor_type='process' needs max_workers, of which there are none",
+        ),
         ({"executor_type": "fork"}, ValueError, "executor_type must be one of thread, process"),
         ({"workers": 2}, TypeError, r"map\(\) got an unknown option 'workers' \(options: seed, on_error, max_workers"),
     ],
@@ -363,3 +369,67 @@ def test_workers_without_a_collate_fn_are_refused() -> None:
         ValueError, match=r"^max_workers and executor_type are for a collate_fn, of which there is none"
     ):
         numbered(1).batch(1, max_workers=2)
+
+
+def test_an_iterator_that_is_left_where_the_interpreter_ends_says_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import brimful as bf\n"
+        "rows = bf.from_sequence([{'input_ids': [1, 2]}] * 1_000)\n"
+        "it = rows.batch(4, collate_fn=len, max_workers=2, executor_type='process').iter()\n"
+        "print(next(it))\n"
+    )
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
+    assert (run.stdout, run.stderr) == ("4\n", "")
+
+
+def test_what_a_function_starts_or_reads_has_an_input_of_its_own() -> None:
+    """Not that by which a worker knows that its parent is gone."""
+
+    def start(row: dict[str, Any]) -> dict[str, Any]:
+        forked = multiprocessing.get_context("fork").Process(target=int)
+        forked.start()
+        forked.join()
+        read = subprocess.run(["cat"], capture_output=True, check=True).stdout
+        return {"x": [forked.exitcode, len(read), len(sys.stdin.read())]}
+
+    assert plain(numbered(1).map(start, max_workers=1, executor_type="process")) == [{"x": [0, 0, 0]}]
+
+
+def test_workers_begin_whatever_the_arguments_and_paths_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", *(f"{number:0100}" for number in range(3_000))])
+    monkeypatch.setattr(sys, "path", [Path("nowhere"), *sys.path])
+    lengths = numbered(1).map(lambda row: {"x": len(sys.argv)}, max_workers=1, executor_type="process")
+    assert plain(lengths) == [{"x": 3_001}]
+
+
+def test_a_result_that_cannot_be_sent_is_said_with_its_place() -> None:
+    message = (
+        r"^map\(<lambda>\) failed on rows from sequence, row 0 on: a result cannot be sent to another process: TypeError: "
+        r"cannot pickle 'generator' object$"
+    )
+    with pytest.raises(bf.StageError, match=message):
+        list(numbered(3).map(lambda row: (x for x in ()), max_workers=1, executor_type="process"))
+
+
+class OwnError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cause_of_an_error_is_what_the_function_raised(kind: str) -> None:
+    def fail(row: dict[str, Any]) -> dict[str, Any]:
+        raise OwnError("ours")
+
+    with pytest.raises(bf.StageError) as caught:
+        list(numbered(1).map(fail, max_workers=1, executor_type=kind))
+    assert type(caught.value.__cause__).__name__ == "OwnError"
+    assert str(caught.value.__cause__) == "ours"
+
+
+def test_a_value_that_python_does_not_know_is_an_error_with_its_row() -> None:
+    times = pa.table({"i": [1, 2], "d": pa.array([0, 10**15], pa.timestamp("ms"))})
+    with pytest.raises(
+        bf.DataError, match=r"^column 'd' holds what Python cannot \(sequence, row 1\): .*; leave it out \(drop\)"
+    ):
+        list(bf.from_sequence(times))

@@ -247,3 +247,15 @@ def test_many_are_side_by_side_however_large_unless_all_are_shuffled_apart() -> 
         bf.DataError, match=r"are shuffled or sliced apart, and have more than [\d,]+ combinations; shuffle"
     ):
         apart.peek(1)
+
+
+def test_data_that_leave_out_what_is_bad_would_get_wrong_partners(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"a\n\xff\nc\n")
+    good = bf.from_sequence([{"x": 1}, {"x": 2}])
+    message = (
+        r"^data set 1 leaves out what is bad \(on_error='skip'\), and its other rows would get wrong partners; mend"
+    )
+    for bad in (bf.from_files(path, on_error="skip"), good.rename({"x": "y"}).map(dict, on_error="skip")):
+        with pytest.raises(ValueError, match=message):
+            bf.zip_datasets([good, bad.shuffle(2)])

@@ -576,3 +576,12 @@ def test_a_pipe_cannot_be_read_from_anywhere(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"^shard a\.parquet, row 1: cannot be read on: OSError: .*[Ii]llegal seek$"):
         next(it)
     opened.join()
+
+
+def test_a_shard_that_is_skipped_is_counted_as_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tables = {"a.parquet": pa.table({"id": ["1"]}), "b.parquet": pa.table({"id": range(9)})}
+    urls = [write_table(tmp_path / name, table) for name, table in tables.items()]
+    it = bf.from_files(urls, on_error="skip").iter()
+    assert [row["id"] for row in it] == ["1"]
+    assert (it.stats["skipped"], it.stats["skipped_shards"]) == (1, 1)
+    assert caplog.messages[-1].endswith("; all that follows in this shard is left out with it")

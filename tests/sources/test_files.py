@@ -69,6 +69,11 @@ def test_a_format_that_is_given_goes_before_the_extension(tmp_path: Path) -> Non
     assert list(bf.from_files(url, format="text")) == [{"text": '{"id": 1}'}]
 
 
+def test_types_of_python_are_no_schema(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"^schema takes pyarrow's types by column, as \{'id': pa\.int64\(\)\}: "):
+        bf.from_files(tmp_path / "a.jsonl", schema={"id": int})  # type: ignore[dict-item]
+
+
 def test_an_extension_that_says_nothing_is_refused_before_the_first_row(tmp_path: Path) -> None:
     urls = [write(tmp_path / "a.jsonl", numbered(0, 5)), write(tmp_path / "b.data.gz", b"")]
     message = r"^the format of .*/b\.data\.gz cannot be told from its name; give format= \(jsonl, text, "

@@ -37,10 +37,11 @@ LOOK_SECONDS: Final = 1.0
 
 
 class Reply(NamedTuple):
-    """What a call came to: a result, or an error with its traceback as text; what it left out, and what it logged."""
+    """What a call came to: a result, or an error, its cause, and the traceback as text; what it left out, and what it logged."""
 
     result: Any
     error: BaseException | None
+    cause: BaseException | None
     traceback: str
     counts: Counts
     logged: list[tuple[int, str]]
@@ -48,6 +49,10 @@ class Reply(NamedTuple):
 
 class DiedError(Exception):
     """A process has died; with its number and how."""
+
+
+class UnsentError(Exception):
+    """A result cannot be pickled."""
 
 
 class RemoteTracebackError(Exception):
@@ -85,6 +90,7 @@ class Remote(Generic[R]):
 
         Raises:
             DiedError: the process has.
+            UnsentError: what it returned cannot be pickled.
             Exception: what `fn` raised; its cause is the traceback.
         """
         child: Child | None = getattr(self._local, "child", None)
@@ -105,7 +111,11 @@ class Remote(Generic[R]):
         for level, message in reply.logged:
             logger.log(level, "%s", message)
         if reply.error is not None:
-            raise reply.error from RemoteTracebackError(reply.traceback)
+            told = RemoteTracebackError(reply.traceback)
+            if reply.cause is None:
+                raise reply.error from told
+            reply.cause.__cause__ = told
+            raise reply.error from reply.cause
         result: R = reply.result
         return result
 
@@ -125,12 +135,17 @@ class Child:
         self._name = name
         self._pipe, theirs = multiprocessing.Pipe()
         code = (
-            f"import sys; sys.path[:], sys.argv[:] = {sys.path!r}, {sys.argv!r}; "
-            f"from brimful.core.processes import serve; serve({theirs.fileno()})"
+            "import sys; from multiprocessing.connection import Connection; "
+            f"pipe = Connection({theirs.fileno()}); sys.path[:], sys.argv[:] = pipe.recv(); "
+            "from brimful.core.processes import serve; serve(pipe)"
         )
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, pass_fds=[theirs.fileno()]
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            pass_fds=[theirs.fileno()],
+            process_group=0,  # where a terminal's Ctrl-C does not come
         )
+        self.send(pickle.dumps(([path for path in sys.path if isinstance(path, str)], sys.argv)))
         theirs.close()
 
     def send(self, data: bytes) -> None:
@@ -155,8 +170,9 @@ class Child:
         return reply
 
     def end(self) -> None:
-        """Called by any thread, also while another one waits for the answer."""
-        self._process.kill()
+        """Called by any thread, also while another one waits for the answer, and where the interpreter ends."""
+        if self._process.returncode is None:
+            self._process.kill()
 
     def close(self) -> None:
         """Waits for its end, which comes at once."""
@@ -171,23 +187,27 @@ class Child:
         return f"worker process {self._process.pid} of {self._name} has died ({how}){hint}"
 
 
-def serve(fd: int) -> None:
+def serve(pipe: Connection) -> None:
     """What a process does: the first thing that comes is the function, the others are its arguments."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for who waits for the answer
-    os.set_inheritable(fd, False)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.set_inheritable(pipe.fileno(), False)
+    parent = os.dup(0)  # not inherited; what the function starts, or reads, has an input that is empty
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     own = logging.getLogger(logger.name)
     records = _Records()
     own.addHandler(records)
     own.propagate = False
-    with suppress(EOFError, OSError), Connection(fd) as pipe:  # until nobody asks any longer
+    with suppress(EOFError, OSError), pipe:  # until nobody asks any longer
         fn = _loaded(pipe.recv_bytes())
         while True:
             pipe.send_bytes(_answer(fn, pipe.recv_bytes(), records))
 
 
-def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
+def _end_with_parent(parent: int) -> None:
+    while os.read(parent, 1):
+        pass
     os._exit(1)
 
 
@@ -207,10 +227,15 @@ def _loaded(data: bytes) -> Any:
 def _answer(fn: Callable[..., Any], args: bytes, records: _Records) -> bytes:
     try:
         result, counts = tallied(fn, *pickle.loads(args))
-        return dumps(Reply(result, None, "", counts, records.taken()))
     except BaseException as error:
+        cause = None if error.__cause__ is None else _portable(error.__cause__)
         text = traceback.format_exc()
-        return dumps(Reply(None, _portable(error), text, {}, records.taken()))
+        return dumps(Reply(None, _portable(error), cause, text, {}, records.taken()))
+    try:
+        return dumps(Reply(result, None, None, "", counts, records.taken()))
+    except Exception as error:
+        unsent = UnsentError(f"a result cannot be sent to another process: {type(error).__name__}: {error}")
+        return dumps(Reply(None, unsent, None, traceback.format_exc(), {}, records.taken()))
 
 
 def _portable(error: BaseException) -> BaseException:

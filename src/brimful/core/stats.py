@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from brimful.core.errors import Tally, logger
 
-LEFT_OUT: Final = ("skipped", "dropped", "truncated", "alone", "dropped_tokens")
+LEFT_OUT: Final = ("skipped", "skipped_shards", "dropped", "truncated", "alone", "dropped_tokens")
 
 
 class Made(NamedTuple):
@@ -26,7 +26,8 @@ class Stats(Mapping[str, Any]):
 
     `batches`, `samples`, `tokens`, `slots` (positions of the padded tensors), `fill` (tokens / slots), `padding`
     (1 - fill), `num_shapes` (distinct shapes of the batches) and `seconds_waited` count what the consumer took: of a copy
-    without weight (static shapes, fillers) the slots alone. `skipped` records (on_error="skip"), `dropped` samples,
+    without weight (static shapes, fillers) the slots alone. `skipped` records (on_error="skip"), of these such as take along
+    all that follows in their shard `skipped_shards` (a damaged archive, other columns), `dropped` samples,
     `truncated` samples, samples left `alone` in a batch of their own and `dropped_tokens` are counted where they happen,
     which is up to a window ahead of the consumer.
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core import random
-from brimful.core.errors import HIDDEN, ORIGIN, OnError, StageError, StateError, name_of, skipped, where
+from brimful.core.errors import HIDDEN, ORIGIN, DataError, OnError, StageError, StateError, name_of, skipped, where
 from brimful.core.stream import BLOCK_ROWS, Stage, named
 from brimful.rows.ragged import (
     column_of,
@@ -50,8 +50,24 @@ def samples(block: Block) -> list[Sample]:
     names = [name for name in block.schema.names if not name.startswith(HIDDEN)]
     if not names:
         return [{} for _ in range(block.num_rows)]
-    columns = [_values(block.column(name)) for name in names]
+    columns = [_tried_values(block, name) for name in names]
     return [dict(zip(names, row)) for row in zip(*columns)]
+
+
+def _tried_values(block: Block, name: str) -> list[Any]:
+    array = block.column(name)
+    try:
+        return _values(array)
+    except (OverflowError, ValueError):  # a time that Python does not know, or bytes that are no text
+        for row in range(block.num_rows):
+            try:
+                array[row].as_py()
+            except (OverflowError, ValueError) as error:
+                raise DataError(
+                    f"column {name!r} holds what Python cannot ({where(block, row)}): {error}; leave it out (drop), or "
+                    "convert it where blocks are (map_blocks)"
+                ) from error
+        raise
 
 
 def _values(array: pa.Array) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypedDic
 
 from brimful.core.background import RUN, Workers, map_ahead
 from brimful.core.errors import OnError, StageError, known, one_of, settle, where
-from brimful.core.processes import DiedError, Remote
+from brimful.core.processes import DiedError, Remote, UnsentError
 from brimful.core.stream import Stage, State
 from brimful.rows.blocks import Block
 from brimful.rows.gathered import gathered
@@ -83,6 +83,8 @@ class Parallel:
         settle(self, "max_workers", most=MAX_WORKERS)
         settle(self, "prefetch_factor", 1, "block", most=MAX_WORKERS)
         one_of("executor_type", self.executor_type, *get_args(ExecutorType))
+        if self.executor_type == "process" and not self.max_workers:
+            raise ValueError("executor_type='process' needs max_workers, of which there are none")
 
     def called(
         self,
@@ -125,6 +127,8 @@ class Parallel:
                     return block, call(block, *more()) if block.num_rows else None
                 except DiedError as error:
                     raise StageError(f"{error}, with rows from {where(block, 0)} on") from None
+                except UnsentError as error:
+                    raise StageError(f"{name} failed on rows from {where(block, 0)} on: {error}") from error
 
             ahead = (1 + self.prefetch_factor) * self.max_workers
             with closing(map_ahead(each, blocks, pool.workers, ahead)) as made:

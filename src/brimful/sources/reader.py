@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.errors import ORIGIN, DataError, OnError, StageError, StateError, origins, skipped
+from brimful.core.errors import ORIGIN, DataError, OnError, StageError, StateError, count, origins, skipped
 from brimful.rows.blocks import Block
 from brimful.rows.ragged import with_column
 
@@ -88,7 +88,8 @@ class Reader(ABC):
         except (DataError, StageError) as error:
             if self._on_error == "raise":
                 raise
-            skipped(error)
+            skipped(type(error)(f"{error}; all that follows in this shard is left out with it"))
+            count("skipped_shards", 1)
             return None
         if more is None:
             return None
