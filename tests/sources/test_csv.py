@@ -355,6 +355,16 @@ def test_a_field_that_is_never_closed_costs_its_line_alone(tmp_path: Path, caplo
     )
 
 
+def test_where_every_record_is_bad_each_says_why(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.csv", b"a,b\n1,2,\n3,4,\n")
+    with pytest.raises(
+        bf.DataError, match=r"^shard a\.csv, line 2: 3 fields under a header of 2 \(a, b\); quote fields that"
+    ):
+        list(bf.from_files(url))
+    it = bf.from_files(url, on_error="skip").iter()
+    assert (list(it), it.stats["skipped"]) == ([], 2)
+
+
 ROWS = [[number, f'a "{number}", é\n\r\n b' if number % 3 else f"plain {number}", "z"] for number in range(12)]
 WHOLE = table([["a", "b", "c"], *ROWS])
 ABC = pa.schema([("a", INT), ("b", TEXT), ("c", TEXT)])

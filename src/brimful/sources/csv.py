@@ -131,6 +131,8 @@ class DelimitedReader(Reader):
         if not len(records.filled()):  # a shard without rows may have any header
             return Parsed(block_of([], self._wanted.schema), NO_RECORDS, []), positions
         if self._rows is None:
+            if (bad := self._all_bad(records)) is not None:
+                return bad, positions
             self._rows = self._under_header()
         return self._rows.parse(records), positions
 
@@ -143,6 +145,19 @@ class DelimitedReader(Reader):
             self._records.seek(self.at[0])
         else:
             self.at = (self._records.offset, self._header[1])
+
+    def _all_bad(self, records: Records) -> Parsed | None:
+        """Why each record is bad, where no row was good enough to tell what the columns are."""
+        assert self._header is not None
+        if self._wanted.schema.names or not self._wanted.closed:
+            return None
+        with suppress(DataError):
+            names = _names(self._header[0], self._delimiter)
+            texts = pa.schema([(name, pa.string()) for name in names])
+            found = RecordRows(names, texts, self._delimiter).parse(records)
+            if not len(found.records):
+                return Parsed(block_of([], self._wanted.schema), NO_RECORDS, found.errors)
+        return None
 
     def _under_header(self) -> RecordRows:
         assert self._header is not None
