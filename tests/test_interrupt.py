@@ -61,6 +61,7 @@ class Interrupt:
 
     def __init__(self, place: int, by_lines: bool) -> None:
         self.left, self.by_lines, self.where = place, by_lines, ""
+        self.handing_out: list[int] = []  # places, counted down, where an item is handed out
 
     def next(self, it: Iterator[Any]) -> Any:
         if self.by_lines:
@@ -95,6 +96,8 @@ class Interrupt:
         if code.co_filename == __file__ or "weakref" in code.co_filename or code.co_name == "<genexpr>":
             return
         self.left -= 1
+        if code is NEXT and linecache.getline(code.co_filename, frame.f_lineno).strip() == "return item":
+            self.handing_out.append(self.left)
         if self.left == 0:
             self._end()
             self.where = f"{event} in {code.co_filename}:{frame.f_lineno} ({code.co_name})"
@@ -124,7 +127,12 @@ def some_places(make: Callable[[], Any], by_lines: bool) -> list[int]:
     if SOAK:
         return list(range(1, count + 1))
     places = Random(1)
-    return [*places.choices(range(1, first + 1), k=PLACES), *places.choices(range(first + 1, count + 1), k=PLACES)]
+    items = [sys.maxsize - left for left in counting.handing_out[:2]]
+    return [
+        *items,
+        *places.choices(range(1, first + 1), k=PLACES),
+        *places.choices(range(first + 1, count + 1), k=PLACES),
+    ]
 
 
 @unclosed
