@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -19,6 +17,7 @@ import pytest
 import brimful as bf
 from brimful.sources import bytes as reading
 from tests.shards import threads_left, write
+from tests.store.servers import process_of
 from tests.store.stores import blocks_of, store_of
 
 
@@ -38,32 +37,8 @@ def google() -> Iterator[dict[str, Any]]:
     with patch.dict(os.environ, {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}):
         pytest.importorskip("gcsfs", reason="gs:// needs gcsfs")
     pytest.importorskip("gcp_storage_emulator")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "gcp_storage_emulator",
-        "start",
-        "--in-memory",
-        "--host=127.0.0.1",
-        f"--port={port}",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            until = time.monotonic() + 60
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                    break
-                except OSError:
-                    assert process.poll() is None, "the emulator does not start"
-                    assert time.monotonic() < until, "the emulator does not answer"
-                    time.sleep(0.1)
-            yield {"token": "anon", "project": "p", "endpoint_url": f"http://127.0.0.1:{port}"}
-        finally:
-            process.terminate()
+    with process_of("gcp_storage_emulator", "start", "--in-memory", "--host=127.0.0.1", "--port={port}") as url:
+        yield {"token": "anon", "project": "p", "endpoint_url": url}
 
 
 def ids(samples: Any) -> list[int]:

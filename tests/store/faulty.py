@@ -13,6 +13,8 @@ from itertools import count
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from tests.store.servers import answering
+
 FAULTS: Final = ("drop", "500", "503", "stall", "short")
 """The connection is dropped; an error of the server's; SlowDown; nothing comes; half of the body comes."""
 MOST_STALLS: Final = 2
@@ -113,12 +115,5 @@ class Faulty(ThreadingHTTPServer):
 
 @contextmanager
 def faulty(url: str, every: int, seed: int = 0, faults: Sequence[str] = FAULTS) -> Iterator[Faulty]:
-    with Faulty(url, every, seed, faults) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.released.set()
-            server.shutdown()
-            thread.join()
+    with Faulty(url, every, seed, faults) as server, answering(server):
+        yield server

@@ -140,27 +140,40 @@ class Server(ThreadingHTTPServer):
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Server]:
-    with Server(folder) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.released.set()
-            server.shutdown()
-            thread.join()
+    with Server(folder) as server, answering(server):
+        yield server
+
+
+@contextmanager
+def answering(server: Any) -> Iterator[None]:
+    """A server in a thread, until it is no longer wanted; then what hangs is `released`."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.released.set()
+        server.shutdown()
+        thread.join()
 
 
 @contextmanager
 def s3() -> Iterator[dict[str, Any]]:
     """An S3 server in a process of its own; the storage options to reach it."""
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    with process_of("moto.server", "-H", "127.0.0.1", "-p", "{port}", **keys) as url:
+        yield {"key": "test", "secret": "test", "endpoint_url": url}
+
+
+@contextmanager
+def process_of(module: str, *arguments: str, **environment: str) -> Iterator[str]:
+    """A server in a process of its own, on a free port; its URL, once it answers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    command = [sys.executable, "-m", module, *(word.format(port=port) for word in arguments)]
     with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **keys}
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **environment}
     ) as process:
         try:
             until = time.monotonic() + 60
@@ -169,9 +182,9 @@ def s3() -> Iterator[dict[str, Any]]:
                     socket.create_connection(("127.0.0.1", port), 1).close()
                     break
                 except OSError:
-                    assert process.poll() is None, "moto's server does not start"
-                    assert time.monotonic() < until, "moto's server does not answer"
+                    assert process.poll() is None, f"{module} does not start"
+                    assert time.monotonic() < until, f"{module} does not answer"
                     time.sleep(0.1)
-            yield {"key": "test", "secret": "test", "endpoint_url": f"http://127.0.0.1:{port}"}
+            yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()

@@ -27,8 +27,8 @@ class ChooseSource(Source):
         return ChosenIndex(self.upstream.index, self.choice)
 
     @property
-    def plain(self) -> bool:
-        return self.upstream.plain
+    def in_index_order(self) -> bool:
+        return self.upstream.in_index_order
 
     def ordered(self, index: Index, epoch: int) -> RowNumbers:
         return self.upstream.ordered(index, epoch)

@@ -32,8 +32,8 @@ class Filter(Source):
         return FilteredIndex(self.upstream.index, self.fn, self.on_error, self.parallel)
 
     @property
-    def plain(self) -> bool:
-        return self.upstream.plain
+    def in_index_order(self) -> bool:
+        return self.upstream.in_index_order
 
     def ordered(self, index: Index, epoch: int) -> RowNumbers:
         return self.upstream.ordered(index, epoch)

@@ -93,7 +93,7 @@ class Source(Indexed):
 
     @property
     @abstractmethod
-    def plain(self) -> bool:
+    def in_index_order(self) -> bool:
         """Whether row i of the index stands at place i, in every epoch."""
 
     @property

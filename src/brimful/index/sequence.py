@@ -90,7 +90,7 @@ class FromSequence(Source):
         return self.rows
 
     @property
-    def plain(self) -> bool:
+    def in_index_order(self) -> bool:
         return not self.shuffle
 
     def ordered(self, index: Index, epoch: int) -> RowNumbers:

@@ -26,8 +26,8 @@ class TrainValidSplit(Source):
         return SideIndex(self.upstream.index, self.sides, self.side)
 
     @property
-    def plain(self) -> bool:
-        return self.upstream.plain
+    def in_index_order(self) -> bool:
+        return self.upstream.in_index_order
 
     def ordered(self, index: Index, epoch: int) -> RowNumbers:
         return self.upstream.ordered(index, epoch)

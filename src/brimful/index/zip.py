@@ -30,7 +30,8 @@ class Zip(Indexed):
     @once
     def index(self) -> ZippedIndex:
         digits = [
-            0 if isinstance(one, Source) and one.plain else number for number, one in enumerate(self.upstreams, 1)
+            0 if isinstance(one, Source) and one.in_index_order else number
+            for number, one in enumerate(self.upstreams, 1)
         ]
         known = sorted(set(digits))
         return ZippedIndex(

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from brimful.core.errors import DataError, StateError
 from brimful.rows.blocks import Block, Sample
-from brimful.rows.ragged import concat
 from brimful.rows.schema import SAMPLE_ROWS, block_of, fitting, infer, misfit
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format
@@ -96,12 +95,9 @@ class CborReader(Reader):
         if items is None:
             return None
         samples = items.samples if self._closed else {n: self._chosen(one) for n, one in items.samples.items()}
-        blocks, refused = halved(samples, self._block, self._reason)
-        good = [number for number in samples if number not in refused]
-        block = concat(blocks) if self._schema.names else block_of([{}] * len(good), self._schema)
         ends = items.offset + np.array(items.ends)
         positions = np.column_stack((ends, self.at[-1] + 1 + np.arange(len(ends))))
-        return Parsed(block, np.array(good, dtype=np.int64), sorted((items.errors | refused).items())), positions
+        return halved(samples, self._schema, self._block, self._reason, items.errors), positions
 
     def close(self) -> None:
         self._items.close()

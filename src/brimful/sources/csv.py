@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from brimful.core.errors import DataError
 from brimful.rows.blocks import Block
-from brimful.rows.ragged import concat
 from brimful.rows.schema import OF_FILES, SAMPLE_ROWS, UNKNOWN, block_of, named
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format
@@ -201,12 +200,7 @@ class RecordRows:
         every = records.split()
         texts = {number: every[number] for number in filled.tolist()}
         errors = {number: why for number, text in texts.items() if (why := self._miscounted(text))}  # the most frequent
-        whole = {number: text for number, text in texts.items() if number not in errors}
-        blocks, refused = halved(whole, self._joined, self._reason)
-        errors |= refused
-        good = np.array([number for number in filled.tolist() if number not in errors], dtype=np.int64)
-        rows = concat(blocks) if self.schema.names else block_of([{}] * len(good), self.schema)
-        return Parsed(rows, good, sorted(errors.items()))
+        return halved(texts, self.schema, self._joined, self._reason, errors)
 
     def _joined(self, texts: Sequence[bytes]) -> Block | None:
         return self._block(b"".join(texts), len(texts))

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from brimful.core.errors import DataError
 from brimful.rows.blocks import Block, Sample
-from brimful.rows.ragged import concat
 from brimful.rows.schema import SAMPLE_ROWS, block_of, infer, misfit, unknown_key
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format
@@ -88,12 +87,7 @@ class JsonLines:
     def _halved(self, texts: dict[int, bytes]) -> Parsed:
         """The rows of some lines, by their numbers."""
         errors = self._lost_keys(texts) if self._may_lose_keys else {}
-        whole = {number: text for number, text in texts.items() if number not in errors}
-        blocks, refused = halved(whole, self._joined, self._reason)
-        errors |= refused
-        good = [number for number in texts if number not in errors]
-        block = concat(blocks) if self.schema.names else block_of([{}] * len(good), self.schema)
-        return Parsed(block, np.array(good, dtype=np.int64), sorted(errors.items()))
+        return halved(texts, self.schema, self._joined, self._reason, errors)
 
     def _joined(self, texts: Sequence[bytes]) -> Block | None:
         whole = all(text.startswith(b"{") and text.endswith(b"}") for text in texts)
