@@ -380,7 +380,7 @@ MUTANTS = [
     ),
     Mutant(
         "results come as they are ready, the newest first",
-        "core/background.py",
+        "core/map_ahead.py",
         "                yield _settled(pending.popleft())\n        while",
         "                yield _settled(pending.pop())\n        while",
         law("rows.Tokenize"),

@@ -15,8 +15,7 @@ import atexit
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from contextvars import ContextVar, copy_context
@@ -294,42 +293,6 @@ class Workers:
             outcome.run(fn)
             self._open.discard(outcome)
             del task, outcome, fn
-
-
-def map_ahead(
-    fn: Callable[[T], R], items: Iterator[tuple[T, Any]], workers: Workers, ahead: int
-) -> Generator[tuple[R, Any], None, None]:
-    """`(fn(item), state)` for each `(item, state)`, in order, up to `ahead` of them computed early.
-
-    An error of `items` is raised after the results of what came before it.
-    """
-    failure: Exception | None = None
-    pending: deque[tuple[Future[R], Any]] = deque()
-    try:
-        while True:
-            try:
-                item, state = next(items)
-            except StopIteration:
-                break
-            except Exception as error:
-                failure = error
-                break
-            pending.append((workers.submit(fn, item), state))
-            del item
-            if len(pending) >= ahead:
-                yield _settled(pending.popleft())
-        while pending:
-            yield _settled(pending.popleft())
-    finally:
-        for future, _ in pending:
-            future.cancel()
-    if failure is not None:
-        raise failure
-
-
-def _settled(pending: tuple[Future[R], Any]) -> tuple[R, Any]:
-    future, state = pending
-    return future.result(), state
 
 
 # -- generators in threads ---------------------------------------------------------------------------------------------

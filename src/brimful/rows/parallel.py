@@ -8,8 +8,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, cast, get_args
 
-from brimful.core.background import RUN, Workers, map_ahead
+from brimful.core.background import RUN, Workers
 from brimful.core.errors import OnError, StageError, known, one_of, settle, where
+from brimful.core.map_ahead import map_ahead
 from brimful.core.processes import DiedError, Remote, UnsentError
 from brimful.core.stream import Stage, State
 from brimful.rows.blocks import Block
