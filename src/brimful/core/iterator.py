@@ -144,7 +144,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
                 self.stats.began()
                 self._items = self._stage.items(self._state)
             item, after = next(self._items, (nothing, None))
-            self.stats.seconds_waited += time.perf_counter() - began
+            self.stats.waited(began, time.perf_counter())
             if after is not None:
                 self.stats.took(item)
             return item, after, None

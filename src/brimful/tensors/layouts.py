@@ -121,15 +121,17 @@ class Padded(Layout):
     Args:
         left: the padding comes first.
         weighted: rows that fill a batch up to its static shape have weight 0.
+        on_device: lists travel end to end, and are padded where they arrive.
     """
 
     left: bool = False
     weighted: bool = False
+    on_device: bool = False
 
     def item(self, batch: Batch, columns: Columns) -> Any:
         from brimful.tensors.padded import padded
 
-        return padded(batch, columns, self.left, self.weighted)
+        return padded(batch, columns, self.left, self.weighted, on_device=self.on_device)
 
 
 @dataclass(frozen=True)
