@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from brimful.core.stream import Stage, State, runtime
@@ -12,9 +13,10 @@ from brimful.core.stream import Stage, State, runtime
 
 @dataclass(frozen=True)
 class Loaded(Stage[Any]):
-    """The batches of a loader from where it stands; its state, where it has one, else how many it gave.
+    """The batches of a loader from where it stands.
 
-    `start` and `items` are for one run each, in this order: a loader is sent to a place by its own `load_state_dict`.
+    State: the loader's own, where it has one: then it is sent to a place by its own `load_state_dict` before. Else the number
+    of batches that it gave; so many are passed over.
     """
 
     loader: Iterable[Any] = runtime()
@@ -25,8 +27,9 @@ class Loaded(Stage[Any]):
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
         batches = iter(self.loader)
         close = getattr(batches, "close", None)
+        given = at if isinstance(at, int) else 0
         try:
-            for number, batch in enumerate(batches, 1):
+            for number, batch in enumerate(islice(batches, given, None), given + 1):
                 yield batch, self._state(number)
         finally:
             if close is not None:
