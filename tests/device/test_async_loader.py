@@ -125,7 +125,9 @@ def test_a_loader_of_brimfuls_is_the_same_loader_ahead(prefetch: int) -> None:
     plain, ahead = stored().loader(), bf.AsyncLoader(stored().loader(), "cpu", prefetch=prefetch)
     assert len(ahead) == len(plain)
     for _ in range(3):
-        assert seen(ahead) == seen(plain)
+        for one, other in zip(ahead, plain, strict=True):
+            assert equal(one, other)
+            assert ahead.state_dict() == plain.state_dict()
         assert ahead.state_dict() == plain.state_dict()
 
 

@@ -20,6 +20,7 @@ from brimful.steps.batched import Batched
 from brimful.steps.planners import ByPacking, ByPolicy
 from brimful.tensors.collated import Collated
 from brimful.tensors.layouts import ColumnRules, PackedRows
+from brimful.tensors.on_device import OnDevice
 from brimful.windows.planned import Planned
 
 Shape: TypeAlias = tuple[int, ...]
@@ -138,11 +139,22 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
     else:
         stage = Synthetic(pattern, tuple(shapes), alone.rules)
 
+    above = _in_this_thread(substituted(alone.stage, collated, stage))
+
     def made() -> Generator[Any, None, None]:
-        with replace(alone, stage=substituted(alone.stage, collated, stage)).iter() as items:
+        with replace(alone, stage=above).iter() as items:
             yield from islice(items, len(shapes))
 
     return shapes, made()
+
+
+def _in_this_thread(stage: Stage[Any]) -> Stage[Any]:
+    """A chain that sends batches when they are asked for: while a CUDA graph is captured no other thread may allocate."""
+    for one in _chain(stage):
+        if isinstance(one, OnDevice):
+            sent = replace(one, prefetch=0)
+            return sent if one is stage else substituted(stage, one, sent)
+    return stage
 
 
 def _chain(stage: Stage[Any]) -> Generator[Stage[Any], None, None]:

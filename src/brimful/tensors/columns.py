@@ -316,7 +316,11 @@ def _type_of(name: str, source: np.dtype[Any], fill: float, dtypes: Mapping[str,
     limits: tuple[float, float] | None = None
     if wanted.is_floating_point:
         most = torch.finfo(wanted).max
-        limits = None if source.kind in "bf" and (source.kind == "b" or float(np.finfo(source).max) <= most) else (-most, most)
+        limits = (
+            None
+            if source.kind in "bf" and (source.kind == "b" or float(np.finfo(source).max) <= most)
+            else (-most, most)
+        )
     else:
         least, most = (0, 1) if made.kind == "b" else (int(np.iinfo(made).min), int(np.iinfo(made).max))
         if source.kind == "f":
