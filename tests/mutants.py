@@ -818,7 +818,7 @@ MUTANTS = [
     ),
     Mutant(
         "each of many streams has samples ahead as a single one",
-        "batches.py",
+        "algebra.py",
         "ahead=max(1, BLOCK_ROWS // streams)",
         "ahead=BLOCK_ROWS",
         of("steps/test_round_robin", "test_samples_ahead_are_a_blocks_worth_in_all_streams_together"),
