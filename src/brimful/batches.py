@@ -201,15 +201,13 @@ class Batches:
         """The tensors of each batch on a device, up to `prefetch` batches sent ahead of use, over the ends of epochs too.
 
         A thread makes the batches and begins the copies, which on accelerators run beside the compute: from pinned memory, on
-        a stream of their own. Nobody waits on the host: what the caller's current stream runs after `next` runs after the
-        copy. Tensors in dicts, lists, tuples and dataclasses move; anything else stays.
+        a stream of their own. What the caller's current stream runs after `next` runs after the copy; nobody waits on the host.
 
         Args:
             device: "cuda", "cuda:1", "cpu", a torch.device; "cuda" is the current one of the thread that iterates.
-            prefetch: batches on the device or on their way, besides the one in use and one in the making; 0: no thread, each
-                is sent when it is asked for.
+            prefetch: batches on the device or on their way, besides the one in use and one in the making; 0: no thread.
             pad_on_device: send the values end to end, in the type that they are stored in, and pad them there: a quarter of
-                the bytes, or less. Of padded batches without a collate_fn or a `map` before this.
+                the bytes, or less. Of padded batches, with nothing between.
             static_buffers: hand out the same device tensors for every batch of a shape, as CUDA graphs want them: a batch is
                 valid until the next one is taken. 64 shapes at most, kept as long as this object.
         Raises:
