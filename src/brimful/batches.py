@@ -239,8 +239,7 @@ class Batches:
         return replace(self, stage=replace(stage, layout=replace(stage.layout, on_device=True)))
 
     def shapes(self, epoch: int = 0) -> dict[tuple[int, ...], int]:
-        """The shapes (rows, tokens) of an epoch's batches and how many batches have each, the most frequent first: what a
-        compiler will see.
+        """The shapes (rows, tokens) of an epoch's batches and how many have each, the most frequent first: what compilers see.
 
         Price: that of planning the epoch. Of indexed data no row is touched; streamed ones are read and tokenised.
         """
