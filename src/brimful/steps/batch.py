@@ -54,6 +54,7 @@ class Batch:
         num_labels: of this batch, of a data-parallel rank's of its whole step, on all ranks; None where not known.
         last: whether no batch of the window follows.
         static: whether its shape is one of few that a compiler knows, which a filler keeps.
+        key: of what is drawn at random for it.
     """
 
     window: Window
@@ -65,6 +66,7 @@ class Batch:
     num_labels: NumLabels | None = None
     last: bool = False
     static: bool = False
+    key: int = 0
 
     def __len__(self) -> int:
         return len(self.numbers)

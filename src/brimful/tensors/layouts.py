@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from brimful.core.errors import DataError, one_of
+from brimful.core.later import AHEAD, Later
 from brimful.core.stream import State
 from brimful.rows.blocks import Sample
 from brimful.rows.parallel import SERIAL, Parallel
@@ -166,7 +168,10 @@ class PackedRows(Layout):
 
 @dataclass(frozen=True)
 class ByFunction(Layout):
-    """What a function of the user's makes of the samples, cut as planned; see `by_function.Collate`."""
+    """What a function of the user's makes of the samples, cut as planned; see `by_function.Collate`.
+
+    It is called by the consumer's thread when the batch is taken, so that nothing else draws meanwhile, or by workers.
+    """
 
     collate_fn: Callable[[list[Sample]], Any]
     parallel: Parallel = SERIAL
@@ -179,8 +184,13 @@ class ByFunction(Layout):
     def items(self, batches: Iterator[Collating]) -> Generator[tuple[Any, Collating], None, None]:
         from brimful.tensors.by_function import Collate, rows_of
 
-        collate = Collate(self.collate_fn)
+        in_threads = self.parallel.max_workers > 0 and self.parallel.executor_type == "thread"
+        collate = Collate(self.collate_fn, keyed=not in_threads)
         rows = ((rows_of(one.batch, one.columns), one) for one in batches)
+        if AHEAD.get() and not self.parallel.max_workers:
+            for block, one in rows:
+                yield Later(partial(collate, block)), one
+            return
         with closing(self.parallel.results(collate, rows, collate.called_as, shared=True)) as results:
             yield from ((item, one) for _, item, one in results)
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from brimful.core.background import read_ahead
 from brimful.core.errors import settle
+from brimful.core.later import items_ahead, then
 from brimful.core.stream import Stage, State, running, runtime
 from brimful.tensors.copies import Sent, copier
 from brimful.tensors.static_buffers import StaticBuffers
@@ -41,9 +41,12 @@ class OnDevice(Stage[Any]):
         def sent() -> Generator[tuple[Sent, State], None, None]:
             with running(self.upstream, at) as items:
                 for item, after in items:
-                    yield copies.send(item), after
+                    yield then(item, copies.send), after
 
-        with closing(read_ahead(sent, self.prefetch, "device") if self.prefetch else sent()) as items:
+        def received(one: Sent) -> Any:
+            item = copies.receive(one)
+            return item if self.buffers is None else self.buffers.filled(item)
+
+        with closing(items_ahead(sent, self.prefetch, "device") if self.prefetch else sent()) as items:
             for one, after in items:
-                item = copies.receive(one)
-                yield (item if self.buffers is None else self.buffers.filled(item)), after
+                yield then(one, received), after
