@@ -60,18 +60,28 @@ def iter_epoch(epoch: int) -> Loader:
     return loader
 
 
-def test_a_restored_epoch_keeps_its_position_and_another_starts_anew() -> None:
+@pytest.mark.parametrize("taken", [1, 6])
+def test_a_restored_epoch_keeps_its_position_and_another_is_refused_before_its_first_batch(taken: int) -> None:
     loader = make()
-    batches = iter(loader)
-    next(batches)
-    state = loader.state_dict()
-    kept, anew = make(), make()
-    kept.load_state_dict(state)
-    kept.set_epoch(0)
-    assert len(flat(kept)) == 10
-    anew.load_state_dict(state)
-    anew.set_epoch(1)
-    assert len(flat(anew)) == 12
+    flat(islice(loader, taken))
+    restored = make()
+    restored.load_state_dict(loader.state_dict())
+    epoch = taken // 6
+    message = (
+        rf"^this loader was restored to epoch {epoch}, and set_epoch says {1 - epoch} before its first batch, which would begin "
+        r"again what was trained on; count epochs from the restored one on \(its `epoch`\), or restore no state$"
+    )
+    with pytest.raises(ValueError, match=message):
+        restored.set_epoch(1 - epoch)
+    restored.set_epoch(epoch)
+    assert len(flat(restored)) == 12 - 2 * (taken % 6)
+    restored.set_epoch(0)
+    assert flat(restored) == flat(iter_epoch(0))
+    restored.load_state_dict(loader.state_dict())
+    for _ in restored:
+        break
+    restored.set_epoch(1 - epoch)
+    assert len(flat(restored)) == 12
 
 
 def test_a_state_after_the_loop_is_that_of_the_next_epoch() -> None:

@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from brimful.core.errors import integer
 from brimful.core.iterator import ResumableIterator
-from brimful.core.states import as_text, from_text
+from brimful.core.states import as_text, from_text, restored_elsewhere
 from brimful.core.stats import Stats
 
 
@@ -53,6 +53,7 @@ class Loader(IterableDataset[Any]):
         )
         self._restored: dict[str, Any] | None = None
         self._left: dict[str, Any] | None = None  # the place of a loop that read ahead of what was used
+        self._loaded = False  # a state, and no loop has begun since
 
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
@@ -60,6 +61,7 @@ class Loader(IterableDataset[Any]):
                 "this loader reads in the process that iterates over it: in DataLoader workers each would read everything. "
                 "Use DataLoader(loader, batch_size=None, num_workers=0); brimful works ahead in threads (prefetch)"
             )
+        self._loaded = False
         left = self._left if self._running is None else self._running.state_dict()
         if left is not None and self._restored is None and self._is_over(left):
             self.epoch += 1
@@ -93,7 +95,13 @@ class Loader(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy goes on where this one is."""
-        return vars(self) | {"_running": None, "_last": None, "_restored": self._place(), "_left": None}
+        return vars(self) | {
+            "_running": None,
+            "_last": None,
+            "_restored": self._place(),
+            "_left": None,
+            "_loaded": False,
+        }
 
     @property
     def stats(self) -> Stats | None:
@@ -101,9 +109,15 @@ class Loader(IterableDataset[Any]):
         return None if self._last is None else self._last.stats
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration runs; the one that was restored keeps its position, another starts anew."""
+        """Which epoch the next iteration runs; the one that was restored keeps its position, another starts anew.
+
+        Raises:
+            ValueError: another epoch than the one that was restored, before its first batch: what was trained on would come again.
+        """
         epoch = integer("epoch", epoch)
         if epoch != self.epoch:
+            if self._loaded:
+                raise ValueError(restored_elsewhere("loader", self.epoch, epoch))
             self._leave()
             self.epoch, self._restored = epoch, None
 
@@ -116,6 +130,7 @@ class Loader(IterableDataset[Any]):
         """Goes on from a state at the next iteration. The state is checked against the pipeline then."""
         self._leave()
         self.epoch, self._restored = from_text(state_dict)
+        self._loaded = True
 
     def leave_at(self, state_dict: dict[str, Any]) -> None:
         """What a loop that reads ahead calls when it is left: this state, of its last batch that was used, is the place now,

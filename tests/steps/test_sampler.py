@@ -330,7 +330,7 @@ def test_a_chain_of_resumes_and_a_state_that_is_left_alone() -> None:
     assert got == lists
 
 
-def test_a_restored_epoch_keeps_its_position_and_another_starts_at_0() -> None:
+def test_a_restored_epoch_keeps_its_position_and_another_is_refused_before_its_first_batch() -> None:
     one = sampler()
     one.set_epoch(3)
     first = list(islice(iter(one), 5))
@@ -340,12 +340,13 @@ def test_a_restored_epoch_keeps_its_position_and_another_starts_at_0() -> None:
     assert first + list(kept) == epoch_of(3)
     assert list(kept) == epoch_of(3)
     other = resumed(state)
+    with pytest.raises(
+        ValueError, match=r"^this BatchSampler was restored to epoch 3, and set_epoch says 0 before its first"
+    ):
+        other.set_epoch(0)
+    next(iter(other))
     other.set_epoch(4)
     assert list(other) == epoch_of(4)
-    other.set_epoch(3)
-    assert list(other) == epoch_of(3)
-    other.load_state_dict(state)
-    other.set_epoch(4)
     other.set_epoch(3)
     assert list(other) == epoch_of(3)
 

@@ -99,6 +99,14 @@ def from_text(saved: Any) -> tuple[int, State | None]:
     return saved["epoch"], state | {"position": _with_streams(state["position"], entries)}
 
 
+def restored_elsewhere(what: str, restored: int, told: int) -> str:
+    """What is said of an epoch that is named between a restore and the first batch."""
+    return (
+        f"this {what} was restored to epoch {restored:,}, and set_epoch says {told:,} before its first batch, which would begin "
+        f"again what was trained on; count epochs from the restored one on (its `epoch`), or restore no state"
+    )
+
+
 def is_text(value: Any) -> bool:
     """Whether a value looks like what `as_text` returns."""
     return isinstance(value, dict) and value.keys() - {"streams"} == {"epoch", "iterator"}

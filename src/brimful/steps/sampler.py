@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from brimful.core.errors import TALLY, DataError, StateError, Tally, integer, logger, one_of
 from brimful.core.once import once
+from brimful.core.states import restored_elsewhere
 from brimful.core.stream import VERSION, Stage, State, check_header, describe, running
 from brimful.index.lengths import LengthIndex
 from brimful.index.sequence import FromSequence
@@ -163,11 +164,15 @@ class BatchSampler:
         return {name: value for name, value in vars(self).items() if name != "_tally"}  # it holds a lock
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration hands out: a restored one from its place on, another from its start."""
+        """Which epoch the next iteration hands out: a restored one from its place on, another from its start.
+
+        Raises:
+            ValueError: another epoch than the one that was restored, before its first batch: what was trained on would come again.
+        """
         epoch = integer("epoch", epoch)
         self._repeated = None
-        if self._restored is not None and self._restored[0] != epoch:
-            self._restored = None
+        if self._restored is not None and epoch not in (self._epoch, self._restored[0]):
+            raise ValueError(restored_elsewhere("BatchSampler", self._epoch, epoch))
         if epoch != self._epoch:
             self._epoch, self._running = epoch, None
 
