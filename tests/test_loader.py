@@ -11,15 +11,23 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import brimful as bf
 from brimful.core.errors import StateError
+from brimful.device.async_loader import AsyncLoader
 from brimful.loader import Loader
+from tests.effort import examples
 
 
-def make(count: int = 12) -> Loader:
-    return bf.from_sequence([{"input_ids": [number]} for number in range(count)], shuffle=True).batch(2).loader()
+def make_batches(count: int = 12) -> bf.Batches:
+    return bf.from_sequence([{"input_ids": [number]} for number in range(count)], shuffle=True).batch(2)
+
+
+def make() -> Loader:
+    return make_batches().loader()
 
 
 def flat(batches: object) -> list[int]:
@@ -232,4 +240,84 @@ def test_a_foreign_state_is_refused() -> None:
 
 def test_an_empty_data_set_has_empty_epochs(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert list(make(0)) == []
+        assert list(make_batches(0).loader()) == []
+
+
+# -- epochs of so many steps ---------------------------------------------------------------------------------------------
+
+
+def stepping(steps: int = 4) -> Loader:
+    return make_batches().loader(steps_per_epoch=steps)
+
+
+def endless(count: int) -> list[int]:
+    """The first batches over epochs of the data."""
+    return flat(islice((batch for epoch in range(count) for batch in iter_epoch(epoch)), count))
+
+
+def test_epochs_of_steps_go_on_where_the_one_before_stopped() -> None:
+    loader = stepping()
+    assert len(loader) == 4
+    assert [flat(loader) for _ in range(5)] == [endless(20)[8 * i : 8 * i + 8] for i in range(5)]
+    assert loader.epoch == 5
+
+
+@given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=6), data=st.data())
+@examples(40)
+def test_nothing_comes_twice_or_never_where_loops_are_left_and_restored(
+    lengths: list[int], data: st.DataObject
+) -> None:
+    steps = data.draw(st.integers(1, 5))
+    ahead = data.draw(st.booleans())
+
+    def made() -> Any:
+        return AsyncLoader(stepping(steps), "cpu", prefetch=2) if ahead else stepping(steps)
+
+    loader, taken, done = made(), [], 0
+    for length in lengths:
+        found = flat(islice(loader, length))
+        assert len(found) == 2 * min(length, steps - done)
+        taken += found
+        done = 0
+        state = json.loads(json.dumps(loader.state_dict()))
+        what = data.draw(st.sampled_from(["go on", "restore", "copy", "set_epoch"]))
+        if what == "restore":
+            loader, done = made(), state["steps"]
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+        elif what == "copy":
+            loader = pickle.loads(pickle.dumps(loader))
+        elif what == "set_epoch":
+            loader.set_epoch(loader.epoch + 1)
+    assert taken == endless(len(taken) // 2)
+
+
+def test_a_state_of_epochs_of_steps_is_for_such_and_the_reverse() -> None:
+    whole, steps = make(), stepping()
+    next(iter(whole))
+    next(iter(steps))
+    message = (
+        r"^this state is of a loader of epochs of the data, and this one has epochs of steps_per_epoch=4; use the same$"
+    )
+    with pytest.raises(bf.StateError, match=message):
+        steps.load_state_dict(whole.state_dict())
+    message = (
+        r"^this state is of a loader of epochs of steps_per_epoch=\.\.\., and this one has epochs of the data; use"
+    )
+    with pytest.raises(bf.StateError, match=message):
+        whole.load_state_dict(steps.state_dict())
+
+
+def test_a_loop_inside_a_loop_of_steps_ends_the_outer_one_with_an_error() -> None:
+    loader = stepping()
+    outer = iter(loader)
+    next(outer)
+    next(iter(loader))
+    with pytest.raises(RuntimeError, match="another loop over this loader has begun inside this one"):
+        next(outer)
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, True])
+def test_steps_are_a_number_of_them(steps: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match=r"^steps_per_epoch must be (at least 1 step|an integer) \(got "):
+        make_batches().loader(steps_per_epoch=steps)

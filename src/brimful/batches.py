@@ -66,15 +66,18 @@ class Batches:
             _say_unsharded(world_size)
         return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch))
 
-    def loader(self) -> Loader:
-        """An IterableDataset of an epoch at a time, with state_dict, load_state_dict and set_epoch, for trainers.
+    def loader(self, *, steps_per_epoch: int | None = None) -> Loader:
+        """An IterableDataset of an epoch at a time, with state_dict, load_state_dict and set_epoch, for trainers: see `Loader`.
 
-        Give it to the loop as it is: Accelerate's `prepare` takes the model and the optimizer, and would shard the batches
-        a second time; of transformers' Trainer, `get_train_dataloader` returns it.
+        `steps_per_epoch`: so many batches are an epoch, and each goes on where the one before stopped. Give the loader to the
+        loop as it is: Accelerate's `prepare` takes the model and the optimizer, and would shard the batches a second time.
         """
         from brimful.loader import Loader
 
-        return Loader(self)
+        if steps_per_epoch is None:
+            return Loader(self)
+        steps = integer("steps_per_epoch", steps_per_epoch, 1, "step")
+        return Loader(replace(self, repeats=True), steps_per_epoch=steps)
 
     def shard(
         self,

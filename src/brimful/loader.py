@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from brimful.core.errors import integer
+from brimful.core.errors import StateError, integer
 from brimful.core.iterator import ResumableIterator
 from brimful.core.states import as_text, from_text, restored_elsewhere
 from brimful.core.stats import Stats
@@ -33,6 +33,10 @@ class Loader(IterableDataset[Any]):
     `prefetch` and tokenising in threads: hand it to the trainer as it is, or, where one must be a DataLoader and nobody shards
     its batches again (as Accelerate's `prepare` does), to one with batch_size=None and num_workers=0.
 
+    With `steps_per_epoch` an epoch is so many batches, over as many epochs of the data as that takes, and each goes on where the
+    one before stopped, also where a loop was left: nothing comes twice because a trainer stops early (`limit_train_batches`).
+    `set_epoch` then moves nothing. A state in the middle of an epoch has the rest of it before it.
+
     It is a Stateful of torch.distributed.checkpoint: `dcp.save({"loader": loader, ...})` on all ranks, and `dcp.load` on as
     many or as few as divide the streams. (Each rank writes the entries of its own streams; a loader that has not begun asks
     for all.)
@@ -43,9 +47,11 @@ class Loader(IterableDataset[Any]):
     [[1, 2], [1, 2]]
     """
 
-    def __init__(self, batches: Runs) -> None:
+    def __init__(self, batches: Runs, *, steps_per_epoch: int | None = None) -> None:
         super().__init__()
         self.batches = batches
+        self.steps_per_epoch = steps_per_epoch
+        self._steps = 0  # of an epoch of so many
         self.epoch = 0
         self._running: ResumableIterator[Any] | None = None
         self._last: ResumableIterator[Any] | None = (
@@ -54,6 +60,7 @@ class Loader(IterableDataset[Any]):
         self._restored: dict[str, Any] | None = None
         self._left: dict[str, Any] | None = None  # the place of a loop that read ahead of what was used
         self._loaded = False  # a state, and no loop has begun since
+        self._loop: object = None  # of epochs of steps the one that began last
 
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
@@ -61,6 +68,9 @@ class Loader(IterableDataset[Any]):
                 "this loader reads in the process that iterates over it: in DataLoader workers each would read everything. "
                 "Use DataLoader(loader, batch_size=None, num_workers=0); brimful works ahead in threads (prefetch)"
             )
+        if self.steps_per_epoch is not None:
+            yield from self._next_steps(self.steps_per_epoch)
+            return
         self._loaded = False
         left = self._left if self._running is None else self._running.state_dict()
         if left is not None and self._restored is None and self._is_over(left):
@@ -84,20 +94,41 @@ class Loader(IterableDataset[Any]):
             if self._last is None or (ended and over):
                 return  # sent to another place; or over, whatever began since
             if self._last is not running:
-                raise RuntimeError(
-                    "another loop over this loader has begun inside this one, and ended it: a loader runs one epoch at a time; "
-                    "make one for each loop, with batches.loader()"
-                )
+                raise _ended_by_another()
             self.epoch, self._running = self.epoch + 1, None
 
+    def _next_steps(self, steps_per_epoch: int) -> Iterator[Any]:
+        """The batches after the last one, to the end of an epoch of so many steps; its first batch begins one, unless a state
+        was loaded in its middle."""
+        if self._steps and not self._loaded:
+            self.epoch, self._steps = self.epoch + 1, 0
+        self._loaded = False
+        if self._running is None:
+            self._running = self.batches.iter(self._place(), epoch=self.epoch)
+            self._restored = self._left = None
+        self._loop = loop = object()
+        self._last = running = self._running
+        over = False
+        while not over and (batch := next(running, None)) is not None:
+            self._steps += 1
+            over = self._steps == steps_per_epoch
+            if over:
+                self.epoch, self._steps = self.epoch + 1, 0
+            yield batch
+            if self._running is not running:
+                return  # sent to another place
+            if self._loop is not loop:
+                raise _ended_by_another()
+
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self.batches) if self.steps_per_epoch is None else self.steps_per_epoch
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy goes on where this one is."""
         return vars(self) | {
             "_running": None,
             "_last": None,
+            "_loop": None,
             "_restored": self._place(),
             "_left": None,
             "_loaded": False,
@@ -112,24 +143,32 @@ class Loader(IterableDataset[Any]):
         """Which epoch the next iteration runs; the one that was restored keeps its position, another starts anew.
 
         Raises:
-            ValueError: another epoch than the one that was restored, before its first batch: what was trained on would come again.
+            ValueError: another epoch than the restored one before its first batch: what was trained on would come again.
         """
         epoch = integer("epoch", epoch)
         if epoch != self.epoch:
             if self._loaded:
                 raise ValueError(restored_elsewhere("loader", self.epoch, epoch))
-            self._leave()
-            self.epoch, self._restored = epoch, None
+            if self.steps_per_epoch is None:
+                self._leave()
+                self._restored = None
+            self.epoch, self._steps = epoch, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON: the epoch and, as text, the place after the last batch that was taken; of streams an entry for each
         that this rank reads, so that the states of all ranks can be joined (`bf.merge_states`)."""
-        return as_text(self.epoch, self._place(), self.batches.streams)
+        state = as_text(self.epoch, self._place(), self.batches.streams)
+        return state if self.steps_per_epoch is None else state | {"steps": self._steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a state at the next iteration. The state is checked against the pipeline then."""
+        """Goes on from a state at the next iteration. The state is checked against the pipeline then.
+
+        Raises:
+            StateError: it is no state of a loader, or one of whole epochs where this has epochs of steps, or the reverse.
+        """
         self._leave()
-        self.epoch, self._restored = from_text(state_dict)
+        self._go_to(state_dict)
+        self._restored, self._left = self._left, None
         self._loaded = True
 
     def leave_at(self, state_dict: dict[str, Any]) -> None:
@@ -137,7 +176,17 @@ class Loader(IterableDataset[Any]):
         and the next loop begins that epoch again, as after any loop that was left."""
         self._leave()
         self._restored = None
-        self.epoch, self._left = from_text(state_dict)
+        self._go_to(state_dict)
+
+    def _go_to(self, state_dict: dict[str, Any]) -> None:
+        epoch, place = from_text(state_dict)
+        kinds = {True: "epochs of the data", False: f"epochs of steps_per_epoch={self.steps_per_epoch or '...'}"}
+        whole = "steps" not in state_dict
+        if whole != (self.steps_per_epoch is None):
+            raise StateError(
+                f"this state is of a loader of {kinds[whole]}, and this one has {kinds[not whole]}; use the same"
+            )
+        self.epoch, self._left, self._steps = epoch, place, state_dict.get("steps", 0)
 
     def _place(self) -> dict[str, Any] | None:
         """In the epoch; None at its start."""
@@ -147,6 +196,7 @@ class Loader(IterableDataset[Any]):
 
     def _leave(self) -> None:
         """Ends the iteration that runs: it is not where this loader goes on."""
+        self._steps = 0
         running, self._running, self._last, self._left = self._running, None, None, None
         if running is not None:
             running.close()
@@ -158,3 +208,10 @@ class Loader(IterableDataset[Any]):
         with suppress(Exception), self.batches.iter(place) as rest:
             return next(rest, None) is None
         return False
+
+
+def _ended_by_another() -> RuntimeError:
+    return RuntimeError(
+        "another loop over this loader has begun inside this one, and ended it: a loader runs one epoch at a time; "
+        "make one for each loop, with batches.loader()"
+    )

@@ -167,7 +167,7 @@ class BatchSampler:
         """Which epoch the next iteration hands out: a restored one from its place on, another from its start.
 
         Raises:
-            ValueError: another epoch than the one that was restored, before its first batch: what was trained on would come again.
+            ValueError: another epoch than the restored one before its first batch: what was trained on would come again.
         """
         epoch = integer("epoch", epoch)
         self._repeated = None
