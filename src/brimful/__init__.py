@@ -49,6 +49,8 @@ from brimful.rows.parallel import CallOptions
 from brimful.steps.sampler import BatchSampler
 
 if TYPE_CHECKING:
+    from brimful import memory
+    from brimful.memory import map_batches_in_order, oom_guard
     from brimful.tensors import attention
     from brimful.tensors.loss import token_mean
 
@@ -84,7 +86,10 @@ __all__ = [
     "from_sequence",
     "from_store",
     "interleave_datasets",
+    "map_batches_in_order",
+    "memory",
     "merge_states",
+    "oom_guard",
     "optimal_buckets",
     "quantile_buckets",
     "token_mean",
@@ -92,7 +97,13 @@ __all__ = [
     "zip_datasets",
 ]
 
-_WITH_TORCH = {"attention": "brimful.tensors.attention", "token_mean": "brimful.tensors.loss"}
+_WITH_TORCH = {
+    "attention": "brimful.tensors.attention",
+    "map_batches_in_order": "brimful.memory",
+    "memory": "brimful.memory",
+    "oom_guard": "brimful.memory",
+    "token_mean": "brimful.tensors.loss",
+}
 
 
 def __getattr__(name: str) -> Any:
