@@ -56,8 +56,9 @@ def oom_guard(
             where the batch has labels, else "samples".
         distributed: at a world size above 1, how gradients come together. "ddp": steps run under `no_sync()`, and the gradients
             are reduced once, by the user, after the guard; each rank splits by itself. "fsdp": each forward gathers the
-            parameters from all ranks, so they agree on the number of parts before each step (a collective of some bytes); a step that runs
-            out of memory all the same is an error, as the others wait in a collective: save the state, and start again with it.
+            parameters from all ranks, so they agree on the number of parts before each step (a collective of some bytes); a step
+            that runs out of memory all the same is an error, as the others wait in a collective: save the state, and start again
+            with it.
         unfit: what becomes of a batch of which one sample alone does not fit: "raise", or "skip" (counted, logged; None is
             returned, and the gradients are those from before).
     Returns:

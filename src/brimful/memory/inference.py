@@ -72,8 +72,8 @@ def map_batches_in_order(
         texts_or_dataset: texts, or dicts, in a list or what can be iterated over again; or a data set, tokenised or not.
         policy: what plans a window; an int: so many samples a batch, of neighbours in length.
         output: a folder of results, a file a window, each written whole: Parquet where its name ends in .parquet, else JSON
-            lines; tensors become lists, in Parquet a result that is no dict is the column "result". The iterator gives the results as
-            the files hold them, those that an earlier run wrote too. A killed run that is called again repeats the window at
+            lines; tensors become lists, in Parquet a result that is no dict is the column "result". The iterator gives the results
+            as the files hold them, those that an earlier run wrote too. A killed run that is called again repeats the window at
             work, and none before it.
         window: samples; "auto": what brings padding to about 1 %. A smaller one is written sooner, and costs less when killed.
         length_column: what is planned over: a list of tokens, whose length counts, or a text, whose bytes in UTF-8 count, as
@@ -89,7 +89,7 @@ def map_batches_in_order(
             are compared, else the description and the samples of the last window that is done.
         StageError: (when run) see the stages.
         torch.OutOfMemoryError: (when run) one sample alone does not fit.
-    State: the folder's progress.json, 1 KB. Price: two windows of samples and one of results held; 60 us a batch; with `output`
+    State: the folder's _progress.json, 1 KB. Price: two windows of samples and one of results held; 60 us a batch; with `output`
         about 50 ns a token and two files a window; going on reads the last window again, and the results that are there.
 
     >>> def spell(batch): return [text.upper() for text in batch["text"]]
@@ -153,7 +153,10 @@ def _begun(stage: Stage[Any], folder: Results, done: Done | None) -> ResumableIt
 
 def _check_last(folder: Results, done: Done, batches: Iterator[tuple[Batch, Any]]) -> None:
     """Reads the last window that is done again, and holds its samples against what they were."""
-    window = next((batch.window for batch, _ in batches if batch.last), None)
+    try:
+        window = next((batch.window for batch, _ in batches if batch.last), None)
+    except StateError as error:
+        raise StateError(f"the results in {folder.path} are of other data: {error}") from error
     found = 0 if window is None else _digest_of(window)
     if found != done.digest:
         raise StateError(

@@ -47,7 +47,7 @@ class Limits:
     def allowed(self, unit: str, widths: tuple[int, ...]) -> int | None:
         """The largest batch to try of samples of these widths; None where nothing is known of such."""
         known = [
-            max(1, lesson.size * max(sum(widths), sum(lesson.widths)) // max(1, sum(widths)))
+            max(1, lesson.size * max(1, sum(widths), sum(lesson.widths)) // max(1, sum(widths)))
             for (own, _), lesson in self._lessons.items()
             if own == unit
             and len(widths) == len(lesson.widths)

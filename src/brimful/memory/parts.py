@@ -107,6 +107,10 @@ class Columns(Divisible):
             raise ValueError(
                 f"a batch of type {type(self.batch).__name__} holds no column that has rows, so there is nothing to split"
             )
+        if any(value.layout != torch.jagged for value in self._all_nested):
+            raise TypeError(
+                "a nested tensor is split by its offsets, which the layout torch.strided has not; make it torch.jagged"
+            )
         first = next(iter(counts))
         for path, count in counts.items():
             if count != counts[first]:
@@ -157,8 +161,12 @@ class Columns(Divisible):
         return list(_leaves(self.batch, ""))
 
     @once
+    def _all_nested(self) -> list[Any]:
+        return [value for _, value in self._columns if isinstance(value, torch.Tensor) and value.is_nested]
+
+    @property
     def _nested(self) -> Any:
-        return next((value for _, value in self._columns if isinstance(value, torch.Tensor) and value.is_nested), None)
+        return self._all_nested[0] if self._all_nested else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -359,10 +367,6 @@ def _rows(value: Any, first: int, last: int, shared: dict[int, torch.Tensor]) ->
     "together."""
     if not (isinstance(value, torch.Tensor) and value.is_nested):
         return value[first:last]
-    if value.layout != torch.jagged:
-        raise TypeError(
-            "a nested tensor is split by its offsets, which the layout torch.strided has not; make it torch.jagged"
-        )
     jagged: Any = value
     offsets = jagged.offsets()
     own = shared.get(id(offsets))

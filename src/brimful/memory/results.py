@@ -1,10 +1,10 @@
 """Results on disk: a file a window, each whole or not there; and a journal of how far they reach.
 
 00000.jsonl 00001.jsonl ...   the results of a window each, a line each as JSON; or 00000.parquet ..., a row each
-progress.json                 settings, windows that are done, the place before the last of them, a digest of its samples
+_progress.json                settings, windows that are done, the place before the last of them, a digest of its samples
 
-A window is repeated unless the journal says that it is done. On the way there are beside it writer.lock, and files that end in
-.part.
+A window is repeated unless the journal says that it is done. On the way there are beside it _writer.lock, and files that end
+in .part. (What begins with an underscore, readers of Parquet folders pass over.)
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from brimful.core.errors import DataError, StateError
 from brimful.core.stream import State, header_difference
 from brimful.rows.blocks import from_samples
 from brimful.rows.schema import fitting, misfit
-from brimful.store.lock import LOCK
 from brimful.store.manifest import part_of, settle, write_whole
 
-JOURNAL: Final = "progress.json"
+JOURNAL: Final = "_progress.json"
+LOCK: Final = "_writer.lock"
 VERSION: Final = 1
 RESULT: Final = "result"
 """The column of results that are no dicts, in Parquet."""
