@@ -24,9 +24,8 @@ def letters(texts: list[str]) -> list[list[int]]:
 def generator(**options: Any) -> Any:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    config = T5Config(
-        vocab_size=60, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1
-    )  # fmt: skip
+    ids = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
+    config = T5Config(vocab_size=60, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, **ids)
     model = T5ForConditionalGeneration(config).double().eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)

@@ -7,7 +7,7 @@ import json
 import logging
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -126,6 +126,11 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Tagger, Any], Tensor], Any]]
 }
 
 
+class Pair(NamedTuple):
+    loss: Any
+    ids: Any
+
+
 def slots(batch: dict[str, Any]) -> Tensor:
     """A tensor whose first two sizes are what memory is needed for: (rows, length), of nested batches (1, tokens)."""
     ids = batch["input_ids"]
@@ -220,7 +225,7 @@ def test_the_lesson_stays_and_survives_a_restart() -> None:
         StateError, match=r"a dict of version and limits, as state_dict\(\) returns it \(got \['limits'\]\)"
     ):
         second.guard.load_state_dict({"limits": []})
-    with pytest.raises(StateError, match="this state has version 9, but this release of brimful reads version 1"):
+    with pytest.raises(StateError, match=r"this state has version 9, but this release of brimful reads version 1"):
         second.guard.load_state_dict({"version": 9, "limits": []})
 
 
@@ -274,7 +279,7 @@ def test_what_is_no_oom_passes_through_untouched() -> None:
         raise error
 
     guard = oom_guard(step, parameters=[])
-    with pytest.raises(RuntimeError, match="^shapes do not match$") as caught:
+    with pytest.raises(RuntimeError, match=r"^shapes do not match$") as caught:
         guard(padded_batch())
     assert caught.value is error
     assert guard.stats.ooms == 0
@@ -353,6 +358,92 @@ def test_random_numbers_are_those_of_a_batch_that_is_split_beforehand() -> None:
     assert runs[0] == runs[1]
 
 
+def test_a_resume_in_the_middle_of_a_window_after_a_lesson_is_exact() -> None:
+    batches = bf.from_sequence(samples(60), shuffle=True).batch_by_tokens(64, window=30)
+
+    def run(state: Any, lessons: Any, steps: int | None) -> tuple[list[Any], Any, Any]:
+        seen: list[Any] = []
+
+        def step(batch: Any, scale: float) -> None:
+            SimulatedOOM(40).check(batch["input_ids"])
+            seen.append((batch["id"].tolist(), scale))
+
+        guard = oom_guard(step, parameters=[])
+        if lessons is not None:
+            guard.load_state_dict(lessons)
+        taken = []
+        with batches.iter(state) as it:
+            for batch in it:
+                seen.clear()
+                guard(batch)
+                sizes = sum(len(ids) for ids, _ in seen[-guard.stats.parts :])
+                taken.append((batch["id"].tolist(), sizes, guard.state_dict()))
+                if len(taken) == steps:
+                    break
+            return taken, json.loads(json.dumps(it.state_dict())), json.loads(json.dumps(guard.state_dict()))
+
+    unbroken, _, _ = run(None, None, None)
+    for stop in range(1, len(unbroken), 3):
+        first, state, lessons = run(None, None, stop)
+        rest, _, _ = run(state, lessons, None)
+        assert [one[0] for one in first + rest] == [one[0] for one in unbroken]
+        assert rest[-1][2] == unbroken[-1][2], "the same lessons"
+
+
+def test_sparse_gradients_go_back_too() -> None:
+    table = nn.Embedding(9, 2, sparse=True)
+    whole = nn.Embedding(9, 2, sparse=True)
+    device = SimulatedOOM(4, "backward")
+
+    def step(of: nn.Embedding, batch: dict[str, Tensor], scale: float) -> None:
+        found = of(batch["x"])
+        (found.mean() * scale).backward()
+        if of is table:
+            device.check(batch["x"])
+
+    for model in (table, whole):
+        model(torch.tensor([1, 2])).sum().backward()
+        guard = oom_guard(lambda batch, scale, model=model: step(model, batch, scale), parameters=model.parameters())
+        guard({"x": torch.arange(8).reshape(8, 1)})
+        assert guard.stats.cloned_bytes == 2 * 8 + 4 * 4
+    assert table.weight.grad is not None
+    assert whole.weight.grad is not None
+    torch.testing.assert_close(table.weight.grad.to_dense(), whole.weight.grad.to_dense())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("already", [False, True])
+def test_a_gpu_that_is_out_of_memory_gives_the_gradients_of_the_whole(already: bool) -> None:
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (1 << 30) / total))
+    try:
+        weight = torch.randn(1024, 1024, device="cuda", dtype=torch.float64, requires_grad=True)
+        ids = torch.randn(4096, 1024, device="cuda", dtype=torch.float64)
+        if already:
+            weight.grad = torch.ones_like(weight)
+
+        def step(batch: dict[str, Tensor], scale: float) -> Tensor:
+            hidden = batch["x"]
+            for _ in range(40):  # 32 MB each: 1.3 GB, of which 1 GB is to be had
+                hidden = (hidden @ weight * 0.03).tanh()
+            loss = hidden.square().mean()
+            (loss * scale).backward()
+            return loss
+
+        guard = oom_guard(step, parameters=[weight])
+        before = torch.cuda.memory_allocated()
+        guard({"x": ids})
+        assert weight.grad is not None
+        found, held = weight.grad.clone(), torch.cuda.memory_allocated() - before
+        assert guard.stats.ooms >= 1
+        assert held < 64 << 20, "nothing of the failed step stays"
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    weight.grad = torch.ones_like(weight) if already else None
+    step({"x": ids}, 1.0)
+    torch.testing.assert_close(found, weight.grad, rtol=1e-10, atol=1e-13)
+
+
 def test_an_optimizer_inside_of_the_step_is_refused() -> None:
     weight = torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=1.0)
@@ -362,7 +453,7 @@ def test_an_optimizer_inside_of_the_step_is_refused() -> None:
         optimizer.step()
 
     guard = oom_guard(step, parameters=[weight])
-    with pytest.raises(RuntimeError, match="SGD stepped inside of a guarded step: .* call optimizer.step"):
+    with pytest.raises(RuntimeError, match=r"SGD stepped inside of a guarded step: .* call optimizer.step"):
         guard(padded_batch())
     assert weight.item() == 0
     optimizer.step()
@@ -409,14 +500,12 @@ def test_a_part_without_labels_is_not_run_as_its_mean_is_nan() -> None:
     assert len(split.seen) == 2, "and the zero at the front"
     guard = oom_guard(lambda part, scale: SimulatedOOM(60)(part["input_ids"]).tolist(), parameters=[])
     with pytest.raises(
-        TypeError, match="returned a list, which cannot be joined .*, and parts without labels were not run"
+        TypeError, match=r"returned a list, which cannot be joined .*, and parts without labels were not run"
     ):
         guard(batch)
 
 
 def test_what_a_step_returns_is_joined() -> None:
-    Pair = __import__("typing").NamedTuple("Pair", [("loss", Any), ("ids", Any)])  # noqa: N806, UP014
-
     def step(batch: dict[str, Any], scale: float) -> Any:
         SimulatedOOM(2).check(batch["x"])
         loss = batch["x"].mean()

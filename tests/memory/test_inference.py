@@ -35,6 +35,10 @@ def lines(folder: Path) -> list[Any]:
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
+def noted(batch: dict[str, Any]) -> list[str]:
+    return spelled(batch)
+
+
 class Texts:
     """What can only be iterated over."""
 
@@ -103,8 +107,8 @@ def test_a_batch_that_is_out_of_memory_is_split_and_the_order_kept() -> None:
     rows = [{"input_ids": [number] * (1 + number % 9)} for number in range(60)]
     found = list(map_batches_in_order(doubled, bf.from_sequence(rows), bf.TokenBudget(50), window=20))
     assert [int(row[0]) for row in found] == [2 * number for number in range(60)]
+    device.limit = 5
     with pytest.raises(torch.OutOfMemoryError, match="out of memory with 1 sample alone") as caught:
-        device.limit = 5
         list(map_batches_in_order(doubled, bf.from_sequence(rows), bf.TokenBudget(50), window=20))
     assert "the first of them sequence, row 8" in caught.value.__notes__[0]
 
@@ -160,26 +164,27 @@ def test_a_run_that_stops_goes_on_with_the_window_at_work(tmp_path: Path, stop: 
 def test_a_rerun_over_other_data_or_settings_is_refused_with_both_sides(tmp_path: Path) -> None:
     folder = tmp_path / "out"
 
-    def run(texts: Any = TEXTS, policy: Any = bf.TokenBudget(60), fn: Any = spelled, **options: Any) -> list[Any]:
-        return list(map_batches_in_order(fn, texts, policy, output=folder, **({"window": 30} | options)))
+    def run(texts: Any = TEXTS, budget: int = 60, fn: Any = spelled, **options: Any) -> list[Any]:
+        given = {"window": 30} | options
+        return list(map_batches_in_order(fn, texts, bf.TokenBudget(budget), output=folder, **given))
 
     run()
     other = [*TEXTS]
     other[3] = other[3].replace("x", "y")  # as long as it was
-    with pytest.raises(
-        StateError, match=r"texts was '100 texts with the digest .*' when they were written and is '100 texts"
-    ):
+    with pytest.raises(StateError, match=r"samples\[0\] was '100 with the digest .*' when they were .* is '100 with"):
         run(other)
-    with pytest.raises(StateError, match=r"fn was 'spelled' when they were written and is 'other_fn' here"):
-
-        def other_fn(batch: Any) -> Any:
-            return spelled(batch)
-
-        run(fn=other_fn)
+    with pytest.raises(StateError, match=r"samples\[0\] was '100 with the digest"):
+        run(bf.from_sequence([{"text": text} for text in other]))
+    with pytest.raises(
+        StateError, match=r"samples was \['100 with the digest .*'\] when they were written and is \[\] here"
+    ):
+        run(bf.from_iterable(TEXTS))
+    with pytest.raises(StateError, match=r"fn was 'spelled' when they were written and is 'noted' here"):
+        run(fn=noted)
     with pytest.raises(StateError, match=r"version was None when .* and is '2' here"):
         run(version="2")
     with pytest.raises(StateError, match=r"max_tokens was 60 when it was saved and is 61 here"):
-        run(policy=bf.TokenBudget(61))
+        run(budget=61)
     with pytest.raises(StateError, match=r"size was 30 when it was saved and is 29 here"):
         run(window=29)
     assert lines(folder) == [text.upper() for text in TEXTS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +53,7 @@ def test_a_line_is_cut_into_runs_none_of_them_empty(sizes: list[int], count: int
     count = min(count, len(sizes))
     bounds = balanced(np.array(sizes), count)
     assert (bounds[0], bounds[-1], len(bounds)) == (0, len(sizes), count + 1)
-    assert all(first < last for first, last in zip(bounds, bounds[1:]))
+    assert all(first < last for first, last in pairwise(bounds))
 
 
 def packs() -> st.SearchStrategy[Any]:

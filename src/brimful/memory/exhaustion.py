@@ -35,10 +35,11 @@ def is_oom(error: BaseException) -> bool:
 
 def release(error: BaseException) -> None:
     """Lets go of what a failed call held: the frames of its traceback hold the graph, and every activation in it."""
-    here: BaseException | None = error
-    while here is not None:
-        traceback.clear_frames(here.__traceback__)
-        here = here.__cause__ or here.__context__
+    found: list[BaseException | None] = [error]
+    for here in found:
+        if here is not None:
+            traceback.clear_frames(here.__traceback__)
+            found += [one for one in (here.__cause__, here.__context__) if one not in found]
 
 
 def free() -> None:
@@ -103,6 +104,7 @@ class InParts:
         count = self.agree(count, whole.samples)
         self.stats.batches += 1
         while True:
+            parts: Sequence[Any] = ()
             try:
                 parts = [batch] if count == 1 else whole.parts(count)
                 result = run(parts)
@@ -111,7 +113,7 @@ class InParts:
                     raise
                 release(error)
                 self.stats.ooms += 1
-                del parts
+                parts = ()
                 undo(error)
                 done = count >= whole.samples
                 smaller = min(2 * count, whole.samples)

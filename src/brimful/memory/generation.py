@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from brimful.core.errors import name_of
 from brimful.memory.exhaustion import GuardStats, InParts
-from brimful.memory.parts import divisible, rows_of
+from brimful.memory.parts import divisible
 
 
 def oom_safe(fn: Callable[[Any], Any], *, pad_value: float | None = None) -> OomSafe:
@@ -96,6 +96,26 @@ class OomSafe:
             return self._fn(parts[0])
         counts = [divisible(part).samples for part in parts]
         return joined([self._fn(part) for part in parts], counts, self._pad_value, name_of(self._fn))
+
+
+def rows_of(results: Any, count: int, name: str) -> Sequence[Any]:
+    """What a function gave for a batch, one result a sample.
+
+    Raises:
+        TypeError: it is nothing that has rows.
+        ValueError: it has more or fewer.
+    """
+    if isinstance(results, str | bytes | Mapping) or not (
+        hasattr(results, "__len__") and hasattr(results, "__getitem__")
+    ):
+        raise TypeError(
+            f"{name} must return one result a sample, as a list or a tensor of {count:,} rows (got {type(results).__name__})"
+        )
+    if len(results) != count:
+        raise ValueError(
+            f"{name} returned {len(results):,} results for a batch of {count:,} samples; it must return one for each"
+        )
+    return list(results)
 
 
 def joined(results: Sequence[Any], counts: Sequence[int], pad_value: float | None, name: str) -> Any:

@@ -20,7 +20,7 @@ class Gradients:
     def __init__(self, parameters: Sequence[Tensor] | None) -> None:
         self._parameters = parameters
         self._kept: list[Tensor | None] = []
-        self.bytes = sum(one.grad.nbytes for one in parameters or () if one.grad is not None)
+        self.bytes = sum(_bytes(one.grad) for one in parameters or () if one.grad is not None)
         try:
             self._kept = [None if one.grad is None else one.grad.detach().clone() for one in parameters or ()]
         except Exception as error:
@@ -48,10 +48,16 @@ class Gradients:
         for parameter, kept in zip(self._parameters, self._kept, strict=True):
             if kept is None:
                 parameter.grad = None
-            elif parameter.grad is None or parameter.grad.layout != kept.layout:
+            elif parameter.grad is None or {parameter.grad.layout, kept.layout} != {torch.strided}:
                 parameter.grad = kept.clone()
             else:
                 parameter.grad.detach().copy_(kept)
+
+
+def _bytes(gradient: Tensor) -> int:
+    if gradient.layout == torch.sparse_coo:
+        return gradient._indices().nbytes + gradient._values().nbytes
+    return gradient.nbytes
 
 
 def _some_gradient() -> bool:

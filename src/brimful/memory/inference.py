@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final, Literal, TypedDict, Unpack
@@ -18,15 +17,16 @@ from brimful.algebra import goes_on
 from brimful.batches import padded_batches
 from brimful.core.errors import DataError, StateError, known, name_of, one_of, where
 from brimful.core.iterator import ResumableIterator
-from brimful.core.stream import Stage, refuse_streams
+from brimful.core.stream import BLOCK_ROWS, Stage, refuse_streams, upstreams
 from brimful.dataset import Dataset
 from brimful.index.indexed import Indexed
-from brimful.memory.generation import OomSafe
-from brimful.memory.parts import divisible, rows_of
+from brimful.index.sequence import FromSequence, SequenceIndex
+from brimful.memory.generation import OomSafe, rows_of
+from brimful.memory.parts import divisible
 from brimful.memory.results import Done, Results
 from brimful.plan import FixedSize, Packed, Policy
 from brimful.read import from_iterable, from_sequence
-from brimful.rows.blocks import Sample
+from brimful.rows.blocks import Block, Sample
 from brimful.rows.hashes import row_hashes
 from brimful.rows.ragged import fingerprint
 from brimful.rows.text_bytes import TextBytes, bytes_of
@@ -64,7 +64,8 @@ def map_batches_in_order(
     """`fn` of any number of samples, batched by their lengths: its results in the order of the samples, one each.
 
     A window of samples is the unit: its batches are planned, run from the longest on, and the results put back in order. A batch
-    that is out of memory is split by sample, and such shapes beforehand from then on.
+    that is out of memory is split by sample, and such shapes beforehand from then on. On several machines give each its share
+    (`dataset.stride(world_size, rank)`) and a folder of its own.
 
     Args:
         fn: takes a batch, a dict of tensors and lists (texts under "text"), and returns one result a sample: a list, or a tensor
@@ -72,9 +73,9 @@ def map_batches_in_order(
         texts_or_dataset: texts, or dicts, in a list or what can be iterated over again; or a data set, tokenised or not.
         policy: what plans a window; an int: so many samples a batch, of neighbours in length.
         output: a folder of results, a file a window, each written whole: Parquet where its name ends in .parquet, else JSON
-            lines; tensors become lists, in Parquet a result that is no dict is the column "result". The iterator gives the results
-            as the files hold them, those that an earlier run wrote too. A killed run that is called again repeats the window at
-            work, and none before it.
+            lines; tensors become lists, in Parquet a result that is no dict is the column "result". The iterator gives what the
+            files hold, also those that an earlier run wrote. A killed run that is called again repeats the window at work, and
+            none before it.
         window: samples; "auto": what brings padding to about 1 %. A smaller one is written sooner, and costs less when killed.
         length_column: what is planned over: a list of tokens, whose length counts, or a text, whose bytes in UTF-8 count, as
             tokens are not known. None: "input_ids" where the samples have it, else "text".
@@ -107,12 +108,8 @@ def map_batches_in_order(
     total = dataset.stage.count if isinstance(dataset.stage, Indexed) else None
     if output is None:
         return _run(fn, stage, total)
-    settings = {
-        "type": "map_batches_in_order",
-        "fn": name_of(fn),
-        "version": version,
-        "texts": _digest(texts_or_dataset),
-    }
+    held = _held(dataset.stage)
+    settings = {"type": "map_batches_in_order", "fn": name_of(fn), "version": version, "samples": held}
     return _written(fn, stage, total, Results(Path(output).expanduser(), settings))
 
 
@@ -139,7 +136,7 @@ def _written(
             before = batches.state_dict()
             for number, (window, results) in enumerate(_windows(batches, _Answers(fn), advance), done.windows):
                 folder.write(number, results)
-                folder.save(Done(number + 1, before, _digest_of(window)))
+                folder.save(Done(number + 1, before, _digest_of(window.take(np.arange(len(window))))))
                 before = batches.state_dict()
                 yield from folder.read(number)
 
@@ -157,7 +154,7 @@ def _check_last(folder: Results, done: Done, batches: Iterator[tuple[Batch, Any]
         window = next((batch.window for batch, _ in batches if batch.last), None)
     except StateError as error:
         raise StateError(f"the results in {folder.path} are of other data: {error}") from error
-    found = 0 if window is None else _digest_of(window)
+    found = 0 if window is None else _digest_of(window.take(np.arange(len(window))))
     if found != done.digest:
         raise StateError(
             f"the results in {folder.path} are of other data: the samples of window {done.windows - 1:,} had the digest "
@@ -263,24 +260,22 @@ def _dataset(texts_or_dataset: Any) -> Dataset:
     return dataset
 
 
-def _digest(texts: Any) -> str | None:
-    """Of a list of texts, all of it; else None: the stage's own description says what it can."""
-    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        return None
-    found = blake2b(digest_size=8)
-    for text in texts:
-        content = text.encode()
-        found.update(len(content).to_bytes(8, "little") + content)
-    return f"{len(texts):,} texts with the digest {found.hexdigest()}"
+def _held(stage: Stage[Any]) -> list[str]:
+    """What the lists are that a chain begins with, by all that is in them: their description has no more than lengths."""
+    if isinstance(stage, FromSequence) and isinstance(stage.rows, SequenceIndex):
+        block, found = stage.rows.block, 0
+        for first in range(0, block.num_rows, BLOCK_ROWS):
+            found = _digest_of(block.slice(first, BLOCK_ROWS), found)
+        return [f"{block.num_rows:,} with the digest {found:08x}"]
+    return [words for below in upstreams(stage) for words in _held(below)]
 
 
-def _digest_of(window: Window) -> int:
-    """Of the samples of a window, all their values in their order."""
-    rows = window.take(np.arange(len(window)))
+def _digest_of(rows: Block, before: int = 0) -> int:
+    """Of all values of some rows in their order, after other rows with a digest of theirs."""
     try:
-        return crc32(row_hashes(rows).tobytes())
+        return crc32(row_hashes(rows).tobytes(), before)
     except DataError:  # a type whose values have no hash
-        return fingerprint(rows)
+        return crc32(fingerprint(rows).to_bytes(4, "little"), before)
 
 
 PATIENCE_SECONDS: Final = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -377,23 +377,3 @@ def _rows(value: Any, first: int, last: int, shared: dict[int, torch.Tensor]) ->
     return torch.nested.nested_tensor_from_jagged(
         jagged.values()[begin:end], own, min_seqlen=int(sizes.min()), max_seqlen=int(sizes.max())
     )
-
-
-def rows_of(results: Any, count: int, name: str) -> Sequence[Any]:
-    """What a function gave for a batch, one result a sample.
-
-    Raises:
-        TypeError: it is nothing that has rows.
-        ValueError: it has more or fewer.
-    """
-    if isinstance(results, str | bytes | Mapping) or not (
-        hasattr(results, "__len__") and hasattr(results, "__getitem__")
-    ):
-        raise TypeError(
-            f"{name} must return one result a sample, as a list or a tensor of {count:,} rows (got {type(results).__name__})"
-        )
-    if len(results) != count:
-        raise ValueError(
-            f"{name} returned {len(results):,} results for a batch of {count:,} samples; it must return one for each"
-        )
-    return list(results)
