@@ -189,6 +189,26 @@ def test_gradients_are_those_of_the_unsplit_step(case: str, where: Any, already:
             assert all(now is before for now, before in zip(split.gradients(), held, strict=True)), "in place"
 
 
+@pytest.mark.parametrize("already", [False, True])
+def test_what_parts_gave_before_one_ran_out_of_memory_does_not_count(already: bool) -> None:
+    whole, split = Run(by_tokens, 1 << 40, "forward"), Run(by_tokens, 1 << 40, "forward")
+    calls = iter([True, False, True, False, False, True])  # the whole; the second half; the third quarter
+
+    def step(batch: Any, scale: float) -> Tensor:
+        loss = split.step(batch, scale)
+        if next(calls, False):  # after its backward: an allocator's error may come late
+            raise torch.OutOfMemoryError("out of memory")
+        return loss
+
+    for run in (whole, split) if already else ():
+        run.model.tokens.grad = torch.full_like(run.model.tokens, 0.5)
+    guard = oom_guard(step, parameters=split.model.parameters())
+    one, other = whole.guard(padded_batch()), guard(padded_batch())
+    torch.testing.assert_close(other, one.detach(), rtol=1e-10, atol=0)
+    assert_same(split.gradients(), whole.gradients())
+    assert (guard.stats.ooms, guard.stats.parts) == (3, 8)
+
+
 def test_one_sample_that_does_not_fit_is_an_error_with_the_gradients_as_they_were() -> None:
     run = Run(by_tokens, 3, "backward")
     run.model.out.grad = torch.ones_like(run.model.out)

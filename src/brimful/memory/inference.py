@@ -97,7 +97,7 @@ def map_batches_in_order(
     >>> list(map_batches_in_order(spell, ["a", "ccc", "bb"], 2))
     ['A', 'CCC', 'BB']
     """
-    if isinstance(policy, Packed) or not isinstance(policy, Policy | int):
+    if isinstance(policy, Packed) or not (isinstance(policy, Policy) or hasattr(policy, "__index__")):
         raise TypeError(
             f"map_batches_in_order takes a policy of padded batches, or a number of samples (got {policy!r})"
         )
