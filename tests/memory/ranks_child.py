@@ -62,7 +62,12 @@ def fsdp(rank: int) -> dict[str, Any]:
     guard({"x": torch.zeros(4 + 2 * rank, 3)})
     few = said(lambda: guard({"x": torch.zeros(1 if rank == 0 else 8, 3)}))
     device.limit = 0
-    return {"forwards": forwards, "few": few, "oom": said(lambda: guard({"x": torch.zeros(4, 3)}))}
+    return {
+        "forwards": forwards,
+        "few": few,
+        "oom": said(lambda: guard({"x": torch.zeros(8, 3)})),
+        "learnt": guard.state_dict(),
+    }
 
 
 def rank_of(rank: int, folder: Path) -> None:

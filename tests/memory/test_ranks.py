@@ -55,3 +55,4 @@ def test_under_fsdp_all_ranks_take_as_many_parts_or_all_of_them_refuse(saw: list
         assert rank["fsdp"]["oom"].startswith(
             "RuntimeError: out of memory under FSDP: the other ranks wait for this one"
         )
+        assert rank["fsdp"]["learnt"]["limits"] == [["samples", 1, [3]]], "of parts of 2 samples"

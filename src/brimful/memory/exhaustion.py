@@ -118,11 +118,10 @@ class InParts:
                 release(error)
                 self.stats.ooms += 1
                 parts = ()
-                undo(error)
-                done = count >= whole.samples
-                smaller = min(2 * count, whole.samples)
                 tried = -(-whole.size // count)
                 self.limits.learn(whole.unit, whole.widths, max(1, min(int(KEPT * tried), tried - 1)))
+                undo(error)
+                done = count >= whole.samples
                 if done and self.unfit == "raise":
                     raise torch.OutOfMemoryError(_alone(whole, error)) from error
                 words = str(error).partition("\n")[0]
@@ -136,7 +135,7 @@ class InParts:
                 self.stats.skipped += whole.samples
                 logger.warning("skipped %d samples, as one of them alone is out of memory: %s", whole.samples, words)
                 return None
-            count = smaller
+            count = min(2 * count, whole.samples)
 
 
 def _alone(whole: Divisible, error: BaseException) -> str:

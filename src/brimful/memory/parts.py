@@ -96,8 +96,7 @@ def _either(batch: list[Any]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Columns(Divisible):
-    """A batch of columns with one row a sample. Of nested tensors a part has about as many tokens as another, else "
-    "samples."""
+    """A batch of columns with one row a sample; parts have about as many samples as each other, with nested tensors tokens."""
 
     batch: Any
 
@@ -203,49 +202,40 @@ class PackedRows(Divisible):
         return int(self.batch["segment_ids"].numel())
 
     def parts(self, count: int) -> list[Any]:
-        rows, samples = len(self._rows), self.samples
+        rows, samples, width = len(self._rows), self.samples, self.batch["segment_ids"].shape[1]
         if count <= rows:
             edges = [number * rows // count for number in range(count + 1)]
-            return [self._part(first, last, None) for first, last in pairwise(edges)]
+            return [self._part(first, last, self._between(first, last), 0, width) for first, last in pairwise(edges)]
         found = []
         for row, segments in enumerate(self._rows):
-            own = min(max(1, len(segments)), -(-count * max(1, len(segments)) // samples))
-            cuts = balanced(self._sizes[segments], own) if len(segments) else [0, 0]
-            found += [self._part(row, row + 1, segments[first:last]) for first, last in pairwise(cuts)]
+            if not segments:
+                found.append(self._part(row, row + 1, segments, 0, width))
+                continue
+            cuts = balanced(self._sizes[segments], min(len(segments), -(-count * len(segments) // samples)))
+            starts, ends = self._starts - row * width, self._starts + self._sizes - row * width
+            for own in (segments[first:last] for first, last in pairwise(cuts)):
+                found.append(self._part(row, row + 1, own, int(starts[own[0]]), int(ends[own[-1]])))
         return found
 
-    def _part(self, first: int, last: int, segments: range | None) -> dict[str, Any]:
-        """Some rows; or some segments of a row, as a row without padding."""
+    def _part(self, first: int, last: int, segments: range, begin: int, end: int) -> dict[str, Any]:
+        """Rows from `first` on, of each the slots from `begin` on, which are those of some segments, and perhaps padding."""
         width = self.batch["segment_ids"].shape[1]
-        own = (
-            range(min(self._rows[first].start, len(self._real)), self._rows[last - 1].stop)
-            if segments is None
-            else segments
-        )
-        if segments is None or not len(segments):
-            begin, end = first * width, last * width
-        else:
-            begin, end = int(self._starts[own.start]), int(self._starts[own[-1]] + self._sizes[own[-1]])
-        edges = self._edges[(self._edges >= begin) & (self._edges <= end)] - begin
-        across = (
-            slice(0, width)
-            if segments is None or not len(segments)
-            else slice(begin - first * width, end - first * width)
-        )
-        pieces = slice(0 if own.start == 0 else self._place(own.start), self._place(own.stop))
+        here = (self._edges >= first * width + begin) & (self._edges <= (last - 1) * width + end)
+        edges = self._edges[here] - (first * width + begin)
+        pieces = slice(self._place(segments.start) if segments.start else 0, self._place(segments.stop))
         part: dict[str, Any] = {}
         for name, value in self.batch.items():
             match self._kind(name, value):
                 case "bounds":
                     part[name] = torch.from_numpy(edges).to(value)
                 case "slots":
-                    part[name] = value[first:last, across]
+                    part[name] = value[first:last, begin:end]
                 case "pieces":
                     part[name] = value[pieces]
                 case _:
                     part[name] = value
         ids = part["segment_ids"]
-        if across.start and ids.numel():
+        if begin:
             part["segment_ids"] = torch.where(ids > 0, ids - (ids[0, 0] - 1), ids)
         return part
 
@@ -289,6 +279,9 @@ class PackedRows(Divisible):
         rows, width = self.batch["segment_ids"].shape
         edges = np.searchsorted(self._starts, np.arange(rows + 1) * width).tolist()
         return [range(first, last) for first, last in pairwise(edges)]
+
+    def _between(self, first: int, last: int) -> range:
+        return range(self._rows[first].start, self._rows[last - 1].stop)
 
     def _place(self, number: int) -> int:
         """Where the row of a sample stands in the columns of samples, which have empty ones too."""
@@ -363,8 +356,7 @@ def _mapped(value: Any, rows: Callable[[Any], Any]) -> Any:
 
 
 def _rows(value: Any, first: int, last: int, shared: dict[int, torch.Tensor]) -> Any:
-    """Rows of a column; `shared`: offsets that several nested ones of a part share, as they must to be computed with "
-    "together."""
+    """Rows of a column; `shared`: offsets that several nested ones of a part share, as they must to be computed with."""
     if not (isinstance(value, torch.Tensor) and value.is_nested):
         return value[first:last]
     jagged: Any = value
