@@ -1204,6 +1204,42 @@ MUTANTS = [
             "test_a_batch_is_copied_once_from_pinned_memory_and_kept_until_the_compute_has_run",
         ),
     ),
+    # -- memory: a step in parts is the step, and no window is lost
+    Mutant(
+        "a part weighs as many samples as it has, whatever is trained on",
+        "memory/guard.py",
+        '"tokens": _tokens,',
+        '"tokens": _samples,',
+        of("memory/test_guard", "test_gradients_are_those_of_the_unsplit_step[by labels-forward-no gradients yet]"),
+    ),
+    Mutant(
+        "gradients of parts before one that ran out of memory stay where there were none",
+        "memory/gradients.py",
+        "parameter.grad = None\n",
+        "pass\n",
+        of("memory/test_guard", "test_what_parts_gave_before_one_ran_out_of_memory_does_not_count[False]"),
+    ),
+    Mutant(
+        "a lesson is forgotten for a milder one",
+        "memory/limits.py",
+        "if allowed is None or size < allowed:",
+        "if allowed is None or size != allowed:",
+        of("memory/test_limits", "test_limits_are_only_lowered_hold_what_was_learnt_and_survive_json"),
+    ),
+    Mutant(
+        "results come in the order in which batches were run",
+        "memory/inference.py",
+        "[held[number] for number in range(len(held))]",
+        "list(held.values())",
+        of("memory/test_inference", "test_results_come_in_the_order_of_the_samples"),
+    ),
+    Mutant(
+        "the journal of results has the place after its last window",
+        "memory/inference.py",
+        "Done(number + 1, before, ",
+        "Done(number + 1, batches.state_dict(), ",
+        of("memory/test_inference", "test_a_run_that_stops_goes_on_with_the_window_at_work"),
+    ),
 ]
 
 

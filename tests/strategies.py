@@ -83,6 +83,7 @@ from brimful.rows.sides import Split
 from brimful.rows.skip import Skip
 from brimful.rows.stride import Stride
 from brimful.rows.take import Take
+from brimful.rows.text_bytes import TextBytes
 from brimful.rows.tokenize import Tokenize
 from brimful.rows.train_valid_split import TrainValidSplit
 from brimful.rows.unbatch import Unbatch
@@ -623,6 +624,7 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
     Skip: on(Skip, n=count),
     Stride: st.one_of(on(Stride, interval=3, offset=st.integers(0, 2)), on(Stride, interval=1, offset=0)),
     Take: on(Take, n=count),
+    TextBytes: on(TextBytes, column="text"),
     Tokenize: st.one_of(
         on(
             Tokenize,
@@ -815,7 +817,7 @@ def row_links(
     classes: list[type[Stage[Any]]] = [*({*ROWS, Shuffle, Ahead, Repeat} - without)]
     classes.sort(key=lambda cls: cls.__name__)
     for cls in draw(st.lists(st.sampled_from(classes), max_size=4)):
-        if (cls in (Tokenize, Choose) and seen & CUTTERS) or (cls in (Pad, Stride, Zip) and cls in seen):
+        if (cls in (TextBytes, Tokenize, Choose) and seen & CUTTERS) or (cls in (Pad, Stride, Zip) and cls in seen):
             continue
         seen |= {cls}
         if cls is Shuffle:

@@ -312,3 +312,21 @@ def test_what_drop_last_leaves_out_is_counted(way: str) -> None:
         taken = sum(len(batch["lengths"]) for batch in it)
         assert taken + it.stats.dropped == 23
         assert it.stats.dropped > 0
+
+
+def test_what_follows_memory_is_called_as_it_is_said() -> None:
+    def optional(function: Any) -> dict[str, Any]:
+        parameters = inspect.signature(function).parameters.values()
+        return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
+
+    def required(function: Any) -> list[str]:
+        parameters = inspect.signature(function).parameters.values()
+        return [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+
+    assert required(bf.oom_guard) == ["step"]
+    assert optional(bf.oom_guard)["parameters"] is None
+    assert required(bf.map_batches_in_order) == ["fn", "texts_or_dataset", "policy"]
+    assert {"output": None, "window": "auto"}.items() <= optional(bf.map_batches_in_order).items()
+    texts = ["one", "three", "two"]
+    shouted = bf.map_batches_in_order(lambda batch: [text + "!" for text in batch["text"]], texts, bf.TokenBudget(6))
+    assert list(shouted) == ["one!", "three!", "two!"]

@@ -50,8 +50,10 @@ from brimful.rows.parallel import CallOptions
 from brimful.steps.sampler import BatchSampler
 
 if TYPE_CHECKING:
+    from brimful import memory
     from brimful.device.async_loader import AsyncLoader
     from brimful.device.warm_up import warm_up
+    from brimful.memory import map_batches_in_order, oom_guard
     from brimful.tensors import attention
     from brimful.tensors.loss import token_mean
 
@@ -90,7 +92,10 @@ __all__ = [
     "from_sequence",
     "from_store",
     "interleave_datasets",
+    "map_batches_in_order",
+    "memory",
     "merge_states",
+    "oom_guard",
     "optimal_buckets",
     "quantile_buckets",
     "token_mean",
@@ -102,9 +107,13 @@ __all__ = [
 _WITH_TORCH = {
     "AsyncLoader": "brimful.device.async_loader",
     "attention": "brimful.tensors.attention",
+    "map_batches_in_order": "brimful.memory",
+    "memory": "brimful.memory",
+    "oom_guard": "brimful.memory",
     "token_mean": "brimful.tensors.loss",
     "warm_up": "brimful.device.warm_up",
 }
+_MODULES = {"attention", "memory"}
 
 
 def __getattr__(name: str) -> Any:
@@ -112,7 +121,7 @@ def __getattr__(name: str) -> Any:
     if name not in _WITH_TORCH:
         raise AttributeError(f"module 'brimful' has no attribute {name!r}")
     module = import_module(_WITH_TORCH[name])
-    return module if name == "attention" else getattr(module, name)
+    return module if name in _MODULES else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,299 @@
+"""Batch inference in order: windows of samples are planned, run, put back in their order and written whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final, Literal, TypedDict, Unpack
+from zlib import crc32
+
+import numpy as np
+
+from brimful.algebra import goes_on
+from brimful.batches import padded_batches
+from brimful.core.errors import DataError, StateError, known, name_of, one_of, where
+from brimful.core.iterator import ResumableIterator
+from brimful.core.stream import BLOCK_ROWS, Stage, refuse_streams, upstreams
+from brimful.dataset import Dataset
+from brimful.index.indexed import Indexed
+from brimful.index.sequence import FromSequence, SequenceIndex
+from brimful.memory.generation import OomSafe, rows_of
+from brimful.memory.parts import divisible
+from brimful.memory.results import Done, Results
+from brimful.plan import FixedSize, Packed, Policy
+from brimful.read import from_iterable, from_sequence
+from brimful.rows.blocks import Block, Sample
+from brimful.rows.hashes import row_hashes
+from brimful.rows.ragged import fingerprint
+from brimful.rows.text_bytes import TextBytes, bytes_of
+from brimful.steps.batch import Batch
+from brimful.steps.planners import ByPolicy
+from brimful.tensors.collated import Collated
+from brimful.tensors.columns import Columns
+from brimful.tensors.layouts import Layout
+from brimful.windows.window import Window
+
+
+class InferenceOptions(TypedDict, total=False):
+    """What `map_batches_in_order` takes beside its own arguments, as the methods that make batches do: see `BatchOptions`."""
+
+    token_columns: Sequence[str] | None
+    pad_values: Mapping[str, float] | None
+    pad_side: Literal["right", "left"] | None
+    layout: Literal["padded", "nested"]
+    dtypes: Mapping[str, Any] | None
+    collate_fn: Callable[[list[Sample]], Any] | None
+
+
+def map_batches_in_order(
+    fn: Callable[[Any], Sequence[Any]],
+    texts_or_dataset: Dataset | Iterable[str | Sample],
+    policy: Policy | int,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    window: int | Literal["auto"] = "auto",
+    length_column: str | None = None,
+    overlong: Literal["raise", "truncate", "alone"] = "raise",
+    version: str | None = None,
+    **options: Unpack[InferenceOptions],
+) -> Iterator[Any]:
+    """`fn` of any number of samples, batched by their lengths: its results in the order of the samples, one each.
+
+    A window of samples is the unit: its batches are planned, run from the longest on, and the results put back in order. A batch
+    that is out of memory is split by sample, and such shapes beforehand from then on. On several machines give each its share
+    (`dataset.stride(world_size, rank)`) and a folder of its own.
+
+    Args:
+        fn: takes a batch, a dict of tensors and lists (texts under "text"), and returns one result a sample: a list, or a tensor
+            of as many rows. It may be called again for samples that it has seen, after a kill or out of memory.
+        texts_or_dataset: texts, or dicts, in a list or what can be iterated over again; or a data set, tokenised or not.
+        policy: what plans a window; an int: so many samples a batch, of neighbours in length.
+        output: a folder of results, a file a window, each written whole: Parquet where its name ends in .parquet, else JSON
+            lines; tensors become lists, in Parquet a result that is no dict is the column "result". The iterator gives what the
+            files hold, also those that an earlier run wrote. A killed run that is called again repeats the window at work, and
+            none before it.
+        window: samples; "auto": what brings padding to about 1 %. A smaller one is written sooner, and costs less when killed.
+        length_column: what is planned over: a list of tokens, whose length counts, or a text, whose bytes in UTF-8 count, as
+            tokens are not known. None: "input_ids" where the samples have it, else "text".
+        overlong: what becomes of a sample longer than the policy can place: "raise", "truncate" (tokens alone), or "alone" (a
+            batch of its own).
+        version: of `fn`, another one when it changes: a folder of results cannot tell.
+        options: see `InferenceOptions`.
+    Raises:
+        TypeError: a policy that packs, or a single text instead of several.
+        ValueError: data that repeat without end, or come in streams; a folder of other things.
+        StateError: (when run) the folder's results are of other data or settings; both sides are named. Of a list all samples
+            are compared, else the description and the samples of the last window that is done.
+        StageError: (when run) see the stages.
+        torch.OutOfMemoryError: (when run) one sample alone does not fit.
+    State: the folder's _progress.json, 1 KB. Price: two windows of samples and one of results held; 100 us a batch; with `output`
+        about 50 ns a token and two files a window; going on reads the last window again, and the results that are there.
+
+    >>> def spell(batch): return [text.upper() for text in batch["text"]]
+    >>> list(map_batches_in_order(spell, ["a", "ccc", "bb"], 2))
+    ['A', 'CCC', 'BB']
+    """
+    if isinstance(policy, Packed) or not (isinstance(policy, Policy) or hasattr(policy, "__index__")):
+        raise TypeError(
+            f"map_batches_in_order takes a policy of padded batches, or a number of samples (got {policy!r})"
+        )
+    one_of("overlong", overlong, "raise", "truncate", "alone")
+    known("map_batches_in_order", options, InferenceOptions)
+    dataset = _dataset(texts_or_dataset)
+    stage = _numbered(dataset, policy, window, length_column, overlong, options)
+    total = dataset.stage.count if isinstance(dataset.stage, Indexed) else None
+    if output is None:
+        return _run(fn, stage, total)
+    held = _held(dataset.stage)
+    settings = {"type": "map_batches_in_order", "fn": name_of(fn), "version": version, "samples": held}
+    return _written(fn, stage, total, Results(Path(output).expanduser(), settings))
+
+
+def _run(fn: Callable[[Any], Any], stage: Stage[Any], total: int | None) -> Generator[Any, None, None]:
+    with ResumableIterator(stage, None, ()) as batches, _progress(total) as advance:
+        for _, results in _windows(batches, _Answers(fn), advance):
+            yield from results
+
+
+def _written(
+    fn: Callable[[Any], Any], stage: Stage[Any], total: int | None, folder: Results
+) -> Generator[Any, None, None]:
+    with folder, _progress(total) as advance:
+        done = folder.done()
+        with _begun(stage, folder, done) as batches:
+            done = done or Done(0, batches.state_dict(), 0)
+            if done.windows:
+                _check_last(folder, done, batches)
+            folder.save(done)
+            for number in range(done.windows):
+                for result in folder.read(number):
+                    advance(1)
+                    yield result
+            before = batches.state_dict()
+            for number, (window, results) in enumerate(_windows(batches, _Answers(fn), advance), done.windows):
+                folder.write(number, results)
+                folder.save(Done(number + 1, before, _digest_of(window.take(np.arange(len(window))))))
+                before = batches.state_dict()
+                yield from folder.read(number)
+
+
+def _begun(stage: Stage[Any], folder: Results, done: Done | None) -> ResumableIterator[Any]:
+    try:
+        return ResumableIterator(stage, None if done is None else done.before, ())
+    except StateError as error:
+        raise StateError(f"the results in {folder.path} are of another run: {error}") from error
+
+
+def _check_last(folder: Results, done: Done, batches: Iterator[tuple[Batch, Any]]) -> None:
+    """Reads the last window that is done again, and holds its samples against what they were."""
+    try:
+        window = next((batch.window for batch, _ in batches if batch.last), None)
+    except StateError as error:
+        raise StateError(f"the results in {folder.path} are of other data: {error}") from error
+    found = 0 if window is None else _digest_of(window.take(np.arange(len(window))))
+    if found != done.digest:
+        raise StateError(
+            f"the results in {folder.path} are of other data: the samples of window {done.windows - 1:,} had the digest "
+            f"{done.digest:08x} when they were written, and have {found:08x} here; name another folder, or go on with those"
+        )
+
+
+def _windows(
+    batches: Iterator[tuple[Batch, Any]], answers: _Answers, advance: Callable[[int], None]
+) -> Iterator[tuple[Window, list[Any]]]:
+    """Each window with its results, in the order of its samples."""
+    held: dict[int, Any] = {}
+    for batch, item in batches:
+        held.update(zip(batch.numbers.tolist(), answers(batch, item), strict=True))
+        advance(len(batch))
+        if batch.last:
+            assert len(held) == len(batch.window), "a sample was planned twice, or not at all"
+            yield batch.window, [held[number] for number in range(len(held))]
+            held = {}
+
+
+class _Answers:
+    """The results of a batch, in its order, whole or in parts."""
+
+    def __init__(self, fn: Callable[[Any], Any]) -> None:
+        self._fn, self._name = fn, name_of(fn)
+        self._safe = OomSafe(self._rows, None)
+
+    def __call__(self, batch: Batch, item: Any) -> Sequence[Any]:
+        try:
+            results = self._safe(item)
+        except Exception as error:
+            first = int(batch.window.rows[batch.numbers[0]])
+            error.add_note(
+                f"map_batches_in_order: of {self._name} for {len(batch):,} samples padded to {batch.padded_length}, the "
+                f"first of them {where(batch.window.block, first)}"
+            )
+            raise
+        return list(results[: len(batch)])  # a static shape is filled up with copies
+
+    def _rows(self, part: Any) -> Sequence[Any]:
+        return rows_of(self._fn(part), divisible(part).samples, self._name)
+
+
+@dataclass(frozen=True)
+class _Numbered(Layout):
+    """A layout's item, and the batch that says which samples are in it."""
+
+    layout: Layout
+
+    def item(self, batch: Batch, columns: Columns) -> Any:
+        return batch, self.layout.item(batch, columns)
+
+    def shape(self, batch: Batch, item: Any, columns: Columns) -> tuple[tuple[int, ...], int]:
+        return self.layout.shape(batch, item[1], columns)
+
+
+def _numbered(
+    dataset: Dataset,
+    policy: Policy | int,
+    window: int | Literal["auto"],
+    length_column: str | None,
+    overlong: Literal["raise", "truncate", "alone"],
+    options: InferenceOptions,
+) -> Stage[tuple[Batch, Any]]:
+    """The stage of batches, each with what `fn` gets."""
+    column, is_text = _planned_over(dataset, length_column)
+    planner = ByPolicy(policy if isinstance(policy, Policy) else FixedSize(policy), overlong)
+    stage = TextBytes(dataset.stage, column) if is_text else dataset.stage
+    name = bytes_of(column) if is_text else column
+    made = padded_batches(stage, False, planner, window, length_column=name, shuffle_batches=False, **options)
+    assert isinstance(made.stage, Collated)
+    rules = made.stage.rules
+    if is_text:
+        rules = replace(rules, explicit=tuple(one for one in rules.explicit if one != name))
+    return replace(made.stage, rules=rules, layout=_Numbered(made.stage.layout))
+
+
+def _planned_over(dataset: Dataset, length_column: str | None) -> tuple[str, bool]:
+    """The column that is planned over, and whether it is text, as the first sample shows."""
+    sample = next(iter(dataset.peek(1)), {})
+    column = length_column or next((name for name in ("input_ids", "text") if name in sample), "input_ids")
+    if sample and column not in sample:
+        raise DataError(
+            f"there is no column {column!r} whose lengths can be planned over (columns: {', '.join(sample)}); say "
+            "length_column="
+        )
+    return column, isinstance(sample.get(column), str)
+
+
+def _dataset(texts_or_dataset: Any) -> Dataset:
+    if isinstance(texts_or_dataset, str | bytes | Mapping):
+        raise TypeError(f"map_batches_in_order takes several texts (got a single {type(texts_or_dataset).__name__})")
+    if isinstance(texts_or_dataset, Dataset):
+        dataset = texts_or_dataset
+    elif hasattr(texts_or_dataset, "__len__") and hasattr(texts_or_dataset, "__getitem__"):
+        dataset = from_sequence(texts_or_dataset)
+    else:
+        dataset = from_iterable(texts_or_dataset)
+    if dataset.repeats or goes_on(dataset.stage):
+        raise ValueError("this data set repeats without end, and map_batches_in_order ends with it; take some of it")
+    refuse_streams(dataset.stage, "map_batches_in_order", "puts in order")
+    return dataset
+
+
+def _held(stage: Stage[Any]) -> list[str]:
+    """What the lists are that a chain begins with, by all that is in them: their description has no more than lengths."""
+    if isinstance(stage, FromSequence) and isinstance(stage.rows, SequenceIndex):
+        block, found = stage.rows.block, 0
+        for first in range(0, block.num_rows, BLOCK_ROWS):
+            found = _digest_of(block.slice(first, BLOCK_ROWS), found)
+        return [f"{block.num_rows:,} with the digest {found:08x}"]
+    return [words for below in upstreams(stage) for words in _held(below)]
+
+
+def _digest_of(rows: Block, before: int = 0) -> int:
+    """Of all values of some rows in their order, after other rows with a digest of theirs."""
+    try:
+        return crc32(row_hashes(rows).tobytes(), before)
+    except DataError:  # a type whose values have no hash
+        return crc32(fingerprint(rows).to_bytes(4, "little"), before)
+
+
+PATIENCE_SECONDS: Final = 1.0
+"""Work that takes no longer shows no bar."""
+
+
+@contextmanager
+def _progress(total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, once the work has taken a while; else nothing."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda samples: None
+        return
+    began = monotonic()
+    columns = (TextColumn("brimful"), BarColumn(), MofNCompleteColumn(), TextColumn("samples"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total, visible=False)
+        yield lambda samples: bar.update(task, advance=samples, visible=monotonic() - began > PATIENCE_SECONDS)

@@ -1,0 +1,92 @@
+"""What was learnt by running out of memory: how large a batch may be, by shape."""
+
+from __future__ import annotations
+
+from math import ceil, log2
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from brimful.core.errors import StateError
+
+VERSION: Final = 1
+BINS_PER_OCTAVE: Final = 8
+"""Of lengths within 9 % of each other the last lesson is kept, so that there are some dozens."""
+SHORTER: Final = 0.9
+"""How far down in length a lesson reaches; or each length that there is would have to run out of memory once."""
+
+Key: TypeAlias = tuple[str, tuple[int, ...]]
+
+
+class Lesson(NamedTuple):
+    """Args:
+    size: the largest batch that is tried.
+    widths: of the samples by which that was learnt.
+    """
+
+    size: int
+    widths: tuple[int, ...]
+
+
+class Limits:
+    """The most that is tried at once, in samples of padded batches, in tokens of packed and nested ones; only ever lowered.
+
+    A lesson holds for samples up to a tenth smaller, as so many slots, and for all larger ones, as so many samples: at a greater
+    length no more of them fit.
+
+    >>> limits = Limits()
+    >>> limits.learn("samples", (100,), 8)
+    >>> limits.allowed("samples", (98,)), limits.allowed("samples", (200,)), limits.allowed("samples", (50,))
+    (8, 8, None)
+    """
+
+    def __init__(self) -> None:
+        self._lessons: dict[Key, Lesson] = {}
+
+    def __len__(self) -> int:
+        return len(self._lessons)
+
+    def allowed(self, unit: str, widths: tuple[int, ...]) -> int | None:
+        """The largest batch to try of samples of these widths; None where nothing is known of such."""
+        known = [
+            max(1, lesson.size * max(1, sum(widths), sum(lesson.widths)) // max(1, sum(widths)))
+            for (own, _), lesson in self._lessons.items()
+            if own == unit
+            and len(widths) == len(lesson.widths)
+            and all(here >= SHORTER * there for here, there in zip(widths, lesson.widths))
+        ]
+        return min(known, default=None)
+
+    def learn(self, unit: str, widths: tuple[int, ...], size: int) -> None:
+        """From now on no more than `size` of such samples."""
+        allowed = self.allowed(unit, widths)
+        if allowed is None or size < allowed:
+            self._lessons[unit, _bins(widths)] = Lesson(size, widths)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain JSON: 40 bytes or so a lesson."""
+        return {
+            "version": VERSION,
+            "limits": [[unit, lesson.size, list(lesson.widths)] for (unit, _), lesson in self._lessons.items()],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the lessons of a state in place of its own.
+
+        Raises:
+            StateError: it is no such state.
+        """
+        if not isinstance(state_dict, dict) or state_dict.keys() != {"version", "limits"}:
+            got = list(state_dict) if isinstance(state_dict, dict) else type(state_dict).__name__
+            raise StateError(
+                f"the state of a guard is a dict of version and limits, as state_dict() returns it (got {got})"
+            )
+        if state_dict["version"] != VERSION:
+            raise StateError(
+                f"this state has version {state_dict['version']!r}, but this release of brimful reads version {VERSION}"
+            )
+        self._lessons = {
+            (unit, _bins(tuple(widths))): Lesson(size, tuple(widths)) for unit, size, widths in state_dict["limits"]
+        }
+
+
+def _bins(widths: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(ceil(BINS_PER_OCTAVE * log2(max(1, width))) for width in widths)

@@ -1,0 +1,371 @@
+"""A batch cut between its samples: dicts and tuples of columns, packed rows, nested tensors, lists of samples."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from brimful.core.once import once
+
+BOUNDS: Final = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k")
+"""What packed rows call the slots at which their segments begin."""
+
+
+class Divisible(ABC):
+    """A batch that can be cut between its samples, in the order in which they lie."""
+
+    @property
+    @abstractmethod
+    def unit(self) -> str:
+        """What `size` counts: "samples" where each takes a padded row, "tokens" where nothing is padded."""
+
+    @property
+    @abstractmethod
+    def samples(self) -> int:
+        """Into so many parts it can be cut at most."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """What memory grows with."""
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How large a sample is: of each padded tensor the values of a row."""
+        return ()
+
+    @abstractmethod
+    def parts(self, count: int) -> list[Any]:
+        """The batch in about `count` parts of about one size, none empty; in `samples` parts of one sample each."""
+
+
+def divisible(batch: Any) -> Divisible:
+    """How a batch is cut.
+
+    - A mapping or a tuple holds columns: tensors (padded, or of layout torch.jagged), arrays and lists of one row a sample, and
+      mappings and tuples of such; numbers, words and tensors without dimensions go to every part.
+    - A mapping with `cu_seqlens` (or `cu_seq_lens_q`) holds packed rows: they are cut between rows, then between the samples of
+      a row, which becomes two shorter ones.
+    - A list holds samples; so does a tensor, and any object that has a length and can be sliced.
+
+    Raises:
+        ValueError: the columns disagree about the number of samples, none has rows, or a list may be either.
+        TypeError: a structure in which nobody can see the samples.
+    Price: some microseconds; of packed and nested batches nothing is read before they are cut.
+
+    >>> batch = {"input_ids": torch.arange(6).reshape(3, 2), "text": ["a", "b", "c"], "weight": 1.0}
+    >>> [(part["input_ids"].tolist(), part["text"]) for part in divisible(batch).parts(2)]
+    [([[0, 1]], ['a']), ([[2, 3], [4, 5]], ['b', 'c'])]
+    """
+    if isinstance(batch, Mapping):
+        bounds = next((name for name in BOUNDS if name in batch), None)
+        return Columns(batch) if bounds is None else PackedRows(batch, bounds)
+    if isinstance(batch, tuple):
+        return Columns(batch)
+    if isinstance(batch, torch.Tensor) and batch.dim():
+        return Columns(batch)
+    if isinstance(batch, list):
+        if _either(batch):
+            raise ValueError(
+                f"a list of {len(batch)} tensors of {len(batch[0])} rows may be {len(batch)} samples or {len(batch)} "
+                "columns: give columns as a tuple or a dict, and samples as a list of dicts"
+            )
+        return Columns(batch)
+    if hasattr(batch, "__len__") and hasattr(batch, "__getitem__") and not isinstance(batch, str | bytes):
+        return Columns(batch)
+    raise TypeError(
+        f"a batch of type {type(batch).__name__} cannot be split by sample: give a dict or a tuple of columns, a list of "
+        "samples, or an object with a length whose slices are batches"
+    )
+
+
+def _either(batch: list[Any]) -> bool:
+    sizes = {len(one) if isinstance(one, torch.Tensor) and one.dim() and not one.is_nested else 0 for one in batch}
+    return len(batch) > 1 and len(sizes) == 1 and sizes.pop() > 0
+
+
+@dataclass(frozen=True, eq=False)
+class Columns(Divisible):
+    """A batch of columns with one row a sample; parts have about as many samples as each other, with nested tensors tokens."""
+
+    batch: Any
+
+    def __post_init__(self) -> None:
+        counts = {path: _count(value) for path, value in self._columns}
+        if not counts:
+            raise ValueError(
+                f"a batch of type {type(self.batch).__name__} holds no column that has rows, so there is nothing to split"
+            )
+        if any(value.layout != torch.jagged for value in self._all_nested):
+            raise TypeError(
+                "a nested tensor is split by its offsets, which the layout torch.strided has not; make it torch.jagged"
+            )
+        first = next(iter(counts))
+        for path, count in counts.items():
+            if count != counts[first]:
+                raise ValueError(
+                    f"a batch is split by sample, but {path or 'it'} has {count:,} rows and {first or 'it'} has "
+                    f"{counts[first]:,}; keep what belongs to no sample out of the batch, or make it a number"
+                )
+
+    @property
+    def unit(self) -> str:
+        return "samples" if self._nested is None else "tokens"
+
+    @property
+    def samples(self) -> int:
+        return _count(self._columns[0][1])
+
+    @property
+    def size(self) -> int:
+        return self.samples if self._nested is None else len(self._nested.values())
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        if self._nested is not None:
+            return ()
+        tensors = [value for _, value in self._columns if isinstance(value, torch.Tensor | np.ndarray)]
+        if widths := [prod(tensor.shape[1:]) for tensor in tensors if tensor.ndim > 1]:
+            return tuple(widths)
+        return tuple(
+            max(map(len, value), default=0)
+            for _, value in self._columns
+            if not isinstance(value, torch.Tensor | np.ndarray) and all(hasattr(row, "__len__") for row in value)
+        )
+
+    def parts(self, count: int) -> list[Any]:
+        count = min(count, self.samples)
+        if self._nested is None:
+            bounds = [number * self.samples // count for number in range(count + 1)]
+        else:
+            bounds = balanced(np.diff(self._nested.offsets().cpu().numpy()), count)
+        return [self._part(first, last) for first, last in pairwise(bounds)]
+
+    def _part(self, first: int, last: int) -> Any:
+        shared: dict[int, torch.Tensor] = {}
+        return _mapped(self.batch, lambda value: _rows(value, first, last, shared))
+
+    @once
+    def _columns(self) -> list[tuple[str, Any]]:
+        return list(_leaves(self.batch, ""))
+
+    @once
+    def _all_nested(self) -> list[Any]:
+        return [value for _, value in self._columns if isinstance(value, torch.Tensor) and value.is_nested]
+
+    @property
+    def _nested(self) -> Any:
+        return self._all_nested[0] if self._all_nested else None
+
+
+@dataclass(frozen=True, eq=False)
+class PackedRows(Divisible):
+    """Samples end to end in rows, as `Dataset.pack` gives them."""
+
+    batch: Mapping[str, Any]
+    bounds: str
+
+    def __post_init__(self) -> None:
+        ids = self.batch.get("segment_ids")
+        if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
+            raise ValueError(
+                f"packed rows ({self.bounds}) are split by their segment_ids, of shape (rows, row_length), and the batch "
+                "has none; keep them in it, and take them out in the step"
+            )
+        for name, value in self.batch.items():
+            if self._kind(name, value) is None:
+                raise ValueError(
+                    f"packed rows of shape {tuple(ids.shape)} with {self._pieces:,} samples cannot be split: {name!r} "
+                    "belongs neither to the tokens nor to the samples; keep it out of the batch, or make it a number"
+                )
+
+    @property
+    def unit(self) -> str:
+        return "tokens"
+
+    @property
+    def samples(self) -> int:
+        return sum(max(1, len(segments)) for segments in self._rows)
+
+    @property
+    def size(self) -> int:
+        return int(self.batch["segment_ids"].numel())
+
+    def parts(self, count: int) -> list[Any]:
+        rows, samples, width = len(self._rows), self.samples, self.batch["segment_ids"].shape[1]
+        if count <= rows:
+            edges = [number * rows // count for number in range(count + 1)]
+            return [self._part(first, last, self._between(first, last), 0, width) for first, last in pairwise(edges)]
+        found = []
+        for row, segments in enumerate(self._rows):
+            if not segments:
+                found.append(self._part(row, row + 1, segments, 0, width))
+                continue
+            cuts = balanced(self._sizes[segments], min(len(segments), -(-count * len(segments) // samples)))
+            starts, ends = self._starts - row * width, self._starts + self._sizes - row * width
+            for own in (segments[first:last] for first, last in pairwise(cuts)):
+                found.append(self._part(row, row + 1, own, int(starts[own[0]]), int(ends[own[-1]])))
+        return found
+
+    def _part(self, first: int, last: int, segments: range, begin: int, end: int) -> dict[str, Any]:
+        """Rows from `first` on, of each the slots from `begin` on, which are those of some segments, and perhaps padding."""
+        width = self.batch["segment_ids"].shape[1]
+        here = (self._edges >= first * width + begin) & (self._edges <= (last - 1) * width + end)
+        edges = self._edges[here] - (first * width + begin)
+        pieces = slice(self._place(segments.start) if segments.start else 0, self._place(segments.stop))
+        part: dict[str, Any] = {}
+        for name, value in self.batch.items():
+            match self._kind(name, value):
+                case "bounds":
+                    part[name] = torch.from_numpy(edges).to(value)
+                case "slots":
+                    part[name] = value[first:last, begin:end]
+                case "pieces":
+                    part[name] = value[pieces]
+                case _:
+                    part[name] = value
+        ids = part["segment_ids"]
+        if begin:
+            part["segment_ids"] = torch.where(ids > 0, ids - (ids[0, 0] - 1), ids)
+        return part
+
+    def _kind(self, name: str, value: Any) -> str | None:
+        """What a column has one of: each slot, each sample, or the batch; None where that is not to be seen."""
+        if name in BOUNDS:
+            return "bounds"
+        if isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[:2] == self.batch["segment_ids"].shape:
+            return "slots"
+        if not _has_rows(value):
+            return "batch"
+        return "pieces" if _count(value) == self._pieces else None
+
+    @once
+    def _pieces(self) -> int:
+        lengths = self.batch.get("lengths")
+        return len(self._real) if lengths is None else len(lengths)
+
+    @once
+    def _edges(self) -> NDArray[np.int64]:
+        return np.asarray(self.batch[self.bounds].cpu().numpy()).astype(np.int64)
+
+    @once
+    def _real(self) -> NDArray[np.int64]:
+        """The segments that are samples, not padding."""
+        ids = self.batch["segment_ids"].reshape(-1)
+        starts = torch.from_numpy(self._edges[:-1]).to(ids.device)
+        return np.flatnonzero(ids[starts].cpu().numpy() > 0)
+
+    @once
+    def _starts(self) -> NDArray[np.int64]:
+        return self._edges[:-1][self._real]
+
+    @once
+    def _sizes(self) -> NDArray[np.int64]:
+        return np.diff(self._edges)[self._real]
+
+    @once
+    def _rows(self) -> list[range]:
+        """The samples of each row, by their numbers among those that are not empty."""
+        rows, width = self.batch["segment_ids"].shape
+        edges = np.searchsorted(self._starts, np.arange(rows + 1) * width).tolist()
+        return [range(first, last) for first, last in pairwise(edges)]
+
+    def _between(self, first: int, last: int) -> range:
+        return range(self._rows[first].start, self._rows[last - 1].stop)
+
+    def _place(self, number: int) -> int:
+        """Where the row of a sample stands in the columns of samples, which have empty ones too."""
+        lengths = self.batch.get("lengths")
+        if number >= len(self._real):
+            return self._pieces
+        return number if lengths is None else int(np.flatnonzero(torch.as_tensor(lengths).cpu().numpy())[number])
+
+
+def balanced(sizes: NDArray[Any], count: int) -> list[int]:
+    """Cuts a line of `sizes` into `count` runs of about one sum, none empty: where each begins, and the end.
+
+    >>> balanced(np.array([1, 1, 1, 9]), 2), balanced(np.array([9, 0, 0]), 3)
+    ([0, 3, 4], [0, 1, 2, 3])
+    """
+    ends = np.cumsum(sizes)
+    wanted = ends[-1] * np.arange(1, count) / count
+    cuts = np.searchsorted(ends, wanted, side="left") + 1
+    numbers = np.arange(1, count)
+    cuts = np.maximum.accumulate(np.maximum(cuts, numbers) - numbers) + numbers  # strictly ascending
+    return [0, *np.minimum(cuts, len(sizes) - count + numbers).tolist(), len(sizes)]
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The columns that have rows, with where they stand."""
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from _leaves(one, f"{path}[{name!r}]" if path else repr(name))
+    elif isinstance(value, tuple):
+        for number, one in enumerate(value):
+            yield from _leaves(one, f"{path}[{number}]")
+    elif _has_rows(value):
+        yield path, value
+
+
+def _has_rows(value: Any) -> bool:
+    """Whether a value has a row a sample.
+
+    Raises:
+        TypeError: that is not to be seen.
+    """
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value.ndim > 0
+    if value is None or isinstance(
+        value, str | bytes | int | float | complex | np.generic | torch.dtype | torch.device
+    ):
+        return False
+    if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
+        return True
+    raise TypeError(f"a batch with a {type(value).__name__} in it cannot be split by sample; keep it out of the batch")
+
+
+def _count(value: Any) -> int:
+    return int(value.size(0)) if isinstance(value, torch.Tensor) else len(value)
+
+
+def _mapped(value: Any, rows: Callable[[Any], Any]) -> Any:
+    """A structure with `rows` of each column in its place."""
+    if isinstance(value, UserDict):  # transformers' BatchEncoding, whose entries are attributes too
+        made = copy.copy(value)
+        made.data = {name: _mapped(one, rows) for name, one in value.items()}
+        return made
+    if isinstance(value, Mapping):
+        return {name: _mapped(one, rows) for name, one in value.items()}
+    if isinstance(value, tuple):
+        found = [_mapped(one, rows) for one in value]
+        return type(value)(*found) if hasattr(value, "_fields") else tuple(found)
+    return rows(value) if _has_rows(value) else value
+
+
+def _rows(value: Any, first: int, last: int, shared: dict[int, torch.Tensor]) -> Any:
+    """Rows of a column; `shared`: offsets that several nested ones of a part share, as they must to be computed with."""
+    if not (isinstance(value, torch.Tensor) and value.is_nested):
+        return value[first:last]
+    jagged: Any = value
+    offsets = jagged.offsets()
+    own = shared.get(id(offsets))
+    if own is None:
+        own = shared[id(offsets)] = offsets[first : last + 1] - offsets[first]
+    begin, end = offsets[[first, last]].tolist()
+    sizes = own.diff()
+    return torch.nested.nested_tensor_from_jagged(
+        jagged.values()[begin:end], own, min_seqlen=int(sizes.min()), max_seqlen=int(sizes.max())
+    )

@@ -1,0 +1,63 @@
+"""Running out of memory where there is plenty: for tests of a guarded step, on any device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from brimful.core.errors import integer, one_of
+
+
+@dataclass
+class SimulatedOOM:
+    """A device that holds so many slots: called on a tensor (B, L, ...) inside a step it gives the tensor, or runs out of memory.
+
+    Args:
+        limit: most slots, B x L; it may be changed between steps.
+        where: what runs out of memory, "forward" or "backward": of the tensor's gradient.
+
+    >>> device = SimulatedOOM(8)
+    >>> device(torch.zeros(2, 4)).shape
+    torch.Size([2, 4])
+    >>> device(torch.zeros(3, 4))
+    Traceback (most recent call last):
+    torch.OutOfMemoryError: simulated: out of memory in forward with 3 x 4 = 12 slots, of which 8 fit
+    """
+
+    limit: int
+    where: Literal["forward", "backward"] = "forward"
+
+    def __post_init__(self) -> None:
+        self.limit = integer("limit", self.limit, 0, "slots")
+        one_of("where", self.where, "forward", "backward")
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        if self.where == "forward":
+            self.check(tensor)
+            return tensor
+        found: Tensor = _Backward.apply(tensor, self)  # type: ignore[no-untyped-call]
+        return found
+
+    def check(self, tensor: Tensor) -> None:
+        """Raises where a tensor has more slots than fit."""
+        rows, width = tensor.shape[0], tensor.shape[1] if tensor.dim() > 1 else 1
+        if rows * width > self.limit:
+            raise torch.OutOfMemoryError(
+                f"simulated: out of memory in {self.where} with {rows:,} x {width:,} = {rows * width:,} slots, of which "
+                f"{self.limit:,} fit"
+            )
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, device: SimulatedOOM) -> Tensor:
+        ctx.device = device
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.device.check(gradient)
+        return gradient, None
