@@ -32,6 +32,7 @@ from brimful.plan import (
     TokenBudget,
     best_num_buckets,
     exponential_buckets,
+    find_thresholds,
     optimal_buckets,
     quantile_buckets,
     uniform_buckets,
@@ -49,6 +50,7 @@ from brimful.rows.parallel import CallOptions
 from brimful.steps.sampler import BatchSampler
 
 if TYPE_CHECKING:
+    from brimful import grouping
     from brimful.tensors import attention
     from brimful.tensors.loss import token_mean
 
@@ -79,10 +81,12 @@ __all__ = [
     "best_num_buckets",
     "concat_datasets",
     "exponential_buckets",
+    "find_thresholds",
     "from_files",
     "from_iterable",
     "from_sequence",
     "from_store",
+    "grouping",
     "interleave_datasets",
     "merge_states",
     "optimal_buckets",
@@ -92,7 +96,11 @@ __all__ = [
     "zip_datasets",
 ]
 
-_WITH_TORCH = {"attention": "brimful.tensors.attention", "token_mean": "brimful.tensors.loss"}
+_WITH_TORCH = {
+    "attention": "brimful.tensors.attention",
+    "grouping": "brimful.grouping",
+    "token_mean": "brimful.tensors.loss",
+}
 
 
 def __getattr__(name: str) -> Any:
