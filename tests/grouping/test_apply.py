@@ -93,7 +93,9 @@ def test_two_ragged_dimensions_equal_one_at_a_time(case: Drawn) -> None:
         for one, other in zip(result, expected, strict=True):
             for key in outputs:
                 torch.testing.assert_close(one[key], other[key], rtol=1e-10, atol=1e-12)
-        gradients = torch.autograd.grad(sum(one["all"] ** 2 for one in result), leaves, allow_unused=True)
+        gradients = torch.autograd.grad(
+            sum(one["all"] ** 2 for one in result), leaves, allow_unused=True, retain_graph=True
+        )
         for ours, theirs in zip(gradients, of_alone, strict=True):
             torch.testing.assert_close(torch.nan_to_num(ours), torch.nan_to_num(theirs), rtol=1e-9, atol=1e-10)
         seen += len(result)

@@ -83,7 +83,8 @@ def jagged(*lengths: int, width: int = 0) -> Any:
         ),
         (
             lambda: Collection.from_padded(torch.ones(2, 3), "seq", {"seq": [4, 1]}),
-            "sample 0: 'seq' is 4, but its group is padded to 3; a length must fit, and a rule must not fall where its names rise",
+            "sample 0: 'seq' is 4, but its group is padded to 3; a length must fit, and a rule must not fall where its names "
+            "rise",
         ),
         (
             lambda: Collection.from_padded(torch.ones(2, 3), "seq", {"seq": [1]}),
@@ -101,8 +102,8 @@ def jagged(*lengths: int, width: int = 0) -> Any:
         ),
         (
             lambda: group_apply(len, {"attention_mask": torch.tensor([[1, 1], [0, 1]])}, 2),
-            "row 1 of attention_mask begins with padding; groups are padded on the right: give pad_side='right', or the tokenizer "
-            "padding_side='right'",
+            "row 1 of attention_mask begins with padding; groups are padded on the right: give pad_side='right', or the "
+            "tokenizer padding_side='right'",
         ),
         (
             lambda: group_apply(len, {"attention_mask": torch.ones(1, 1)}, 2, inputs=["ids"]),
