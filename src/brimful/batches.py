@@ -19,6 +19,7 @@ from brimful.core.repeat import Repeat
 from brimful.core.stream import BLOCK_ROWS, Stage, chain, num_streams, running, substituted, upstreams
 from brimful.core.take_items import TakeItems
 from brimful.plan import FixedSize, StaticShapes
+from brimful.plan.rounded import Rounding
 from brimful.rows.blocks import Block, Sample
 from brimful.rows.parallel import ExecutorType, Parallel
 from brimful.rows.ragged import LABELS
@@ -30,7 +31,7 @@ from brimful.steps.planners import ByKey, ByPacking, ByPolicy
 from brimful.steps.round_robin import RoundRobin
 from brimful.steps.sharded import Sharded
 from brimful.tensors.collated import Collated
-from brimful.tensors.layouts import ByFunction, ColumnRules, Layout, Nested, PackedRows, Padded
+from brimful.tensors.layouts import ByFunction, ColumnRules, Grouped, Layout, Nested, PackedRows, Padded
 from brimful.windows.planned import Planned
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Batches:
     """A stream of batches: a description, cheap and immutable. Iterating over it runs it from the start.
 
     A batch is a dict of int64 tensors: each list column padded to (B, L), `attention_mask` (B, L), `lengths` (B,), other
-    numbers stacked, anything else as a list; see `brimful.tensors` for nested and packed ones.
+    numbers stacked, anything else as a list; see `brimful.tensors` for nested, grouped and packed ones.
     """
 
     planned: Stage[Batch]
@@ -197,7 +198,8 @@ def padded_batches(
     token_columns: Sequence[str] | None = None,
     pad_values: Mapping[str, float] | None = None,
     pad_side: Literal["right", "left"] | None = None,
-    layout: Literal["padded", "nested"] = "padded",
+    layout: Literal["padded", "nested", "grouped"] = "padded",
+    num_groups: int | None = None,
     dtypes: Mapping[str, Any] | None = None,
     drop_last: bool = False,
     shuffle_batches: bool = True,
@@ -208,21 +210,20 @@ def padded_batches(
     executor_type: ExecutorType = "thread",
 ) -> Batches:
     """Rows to batches, by a policy or by functions of the samples; see BatchOptions."""
-    one_of("layout", layout, "padded", "nested")
     policy = planner.policy if isinstance(planner, ByPolicy) else None
     in_order = isinstance(policy, FixedSize) and not policy.sort
     rules = _rules(stage, length_column, token_columns, pad_values, dtypes)
     static = isinstance(policy, StaticShapes)
-    if static and layout == "nested":
-        raise ValueError("layout='nested' pads nothing, so it has no static shapes; choose layout='padded'")
     side = pad_side or side_of(stage, rules.length_columns[0]) or "right"
     one_of("pad_side", side, "right", "left")
-    shape = Padded(side == "left", static) if layout == "padded" else Nested()
+    if layout == "grouped" and pad_side == "left":
+        raise ValueError("layout='grouped' pads on the right; leave pad_side out, or choose layout='padded'")
+    rounding = planner.rounding or policy
+    shape = _shape(layout, side == "left", static, num_groups, rounding)
     windows = windows_of(
         stage, _rows(window), rules.length_columns, required=policy is not None and not in_order, policy=policy
     )
     batched = Batched(windows, planner, drop_last, shuffle_batches and not in_order, group, seed)
-    rounding = planner.rounding or policy
     few_shapes = (
         static or getattr(rounding, "buckets", None) is not None or getattr(rounding, "pad_to_multiple_of", 1) > 1
     )
@@ -255,6 +256,21 @@ def packed_batches(
     batched = Batched(windows, planner, drop_last, shuffle_batches, group, seed)
     layout = _layout(PackedRows(hf_flash_attention), collate_fn, max_workers, executor_type)
     return _collated(batched, rules, layout, False, repeats)
+
+
+def _shape(layout: str, left: bool, static: bool, num_groups: int | None, rounding: Any) -> Layout:
+    """How tensors lie, by the words of the user; `rounding`: what rounds padded lengths up, if anything does."""
+    one_of("layout", layout, "padded", "nested", "grouped")
+    if static and layout != "padded":
+        words = "nothing" if layout == "nested" else "each group to its own longest"
+        raise ValueError(f"layout={layout!r} pads {words}, so it has no static shapes; choose layout='padded'")
+    if layout == "grouped":
+        multiple, buckets = getattr(rounding, "pad_to_multiple_of", 1), getattr(rounding, "buckets", None)
+        groups = integer("num_groups", 4 if num_groups is None else num_groups, 1, "group")
+        return Grouped(groups, Rounding(pad_to_multiple_of=multiple, buckets=buckets))
+    if num_groups is not None:
+        raise ValueError(f"num_groups is for layout='grouped' (got layout={layout!r})")
+    return Padded(left, static) if layout == "padded" else Nested()
 
 
 def _layout(

@@ -147,6 +147,17 @@ def test_a_dimension_goes_through_changes_by_a_rule_or_vanishes() -> None:
     assert [tuple(one.shape) for one in pooled.ungroup()] == [(2,)] * 4
 
 
+def test_a_constant_has_a_name_and_one_size() -> None:
+    samples = [torch.randn(n, 4) for n in (3, 1)]
+    grouped = Collection(samples, "seq d", constant="d").group(Partition([[0], [1]]))
+    result = grouped.apply(lambda x, mask: torch.cat((x, x), -1) * mask, masks="seq 2*d", outputs="seq 2*d")
+    assert [tuple(one.shape) for one in result.ungroup()] == [(3, 8), (1, 8)]
+    with pytest.raises(
+        ValueError, match=r"^the output has shape \(1, 3, 4\) in group 0, but 'seq d\+1' makes it \(1, 3, 5\)"
+    ):
+        grouped.apply(nn.Identity(), outputs="seq d+1")
+
+
 def test_inputs_are_picked_and_renamed() -> None:
     samples = [{"a": {"x": torch.ones(n), "y": torch.ones(n, 2)}, "b": torch.tensor(n)} for n in (1, 3)]
     grouped = Collection(samples, {"a": {"x": "seq", "y": "seq 2"}, "b": ""}).group(Partition([[0], [1]]))

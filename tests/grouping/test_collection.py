@@ -84,6 +84,22 @@ def test_gradients_are_those_of_the_samples(case: Drawn, data: Any) -> None:
     assert all(torch.equal(tensor.grad, factor) for tensor, factor in zip(tensors, factors, strict=True))
 
 
+def test_tensors_without_a_value_keep_their_shapes() -> None:
+    samples = [{"x": torch.ones(n, 0), "y": torch.ones(0, n), "z": torch.ones(0)} for n in (2, 1, 0)]
+    grouped = Collection(samples, {"x": "seq 0", "y": "0 seq", "z": "0"}).group(Partition([[2, 0], [1]]))
+    assert equal(grouped.regroup(OneGroup()).ungroup(), samples)
+    assert [tuple(group["x"].shape) for group in grouped.groups] == [(2, 2, 0), (1, 1, 0)]
+
+
+def test_padding_may_be_learnt() -> None:
+    pad = torch.ones(2, requires_grad=True)
+    for lengths in ([1, 3], [3, 1], [0], [2]):
+        grouped = Collection([torch.zeros(n, 2) for n in lengths], "seq 2", pad_values=pad).group(OneGroup())
+        (gradient,) = torch.autograd.grad(grouped.groups[0].sum(), pad)
+        assert gradient.tolist() == [max(1, *lengths, 0) * len(lengths) - sum(lengths)] * 2
+    assert pad.tolist() == [1, 1]
+
+
 # -- groupers ------------------------------------------------------------------------------------------------------------
 
 
@@ -212,6 +228,7 @@ A, B, C = {"pos": torch.ones(5, 3), "rot": torch.ones(5, 3, 3)}, {"pos": torch.o
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: Collection([{}], {}), "dims must name at least 1 key (got none)"),
         (lambda: Collection([], "seq"), "a collection needs at least 1 sample (got none)"),
         (
             lambda: Collection([A, B | {"rot": torch.ones(3, 3, 3)}], {"pos": "res 3", "rot": "res 3 3"}),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from brimful.grouping.held import Held, columns_with
-from brimful.grouping.keys import below, leaves, tree_of
+from brimful.grouping.keys import below, texts_of, tree_of
 from brimful.grouping.language import value_of
 from brimful.grouping.resolve import checked_rules, picked, resolved
 from brimful.grouping.rows import Tensor
@@ -121,13 +121,13 @@ def _check_outputs(outputs: Outputs, held: Held) -> None:
     """Refuses what can be refused before the module has run."""
     for one in outputs if isinstance(outputs, tuple | list) else [outputs]:
         if one is not None:
-            for _, text in leaves(one):
+            for text in texts_of(one).values():
                 checked_rules(text, held.sizes, held.constants)
 
 
 def _results(held: Held, results: Sequence[Any], outputs: Outputs, pad_values: Any, whose: str) -> Held:
     """The results of all groups, as a collection holds them."""
-    texts = dict(leaves(outputs))
+    texts = texts_of(outputs)
     found = picked(results, texts, whose)
     columns = {}
     for path, text in texts.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, final
 
 import numpy as np
@@ -23,6 +23,7 @@ from brimful.grouping.rows import Tensor
 
 
 @final
+@dataclass(init=False, eq=False, repr=False)
 class Collection:
     """Samples whose tensors have ragged dimensions: divided into groups, run through a module, given back in their order.
 
@@ -65,7 +66,8 @@ class Collection:
         self._held = held_of(samples, dims, pad_values, names_of("constant", constant))
 
     @classmethod
-    def _of(cls, held: Held) -> Collection:
+    def holding(cls, held: Held) -> Collection:
+        """What holds this already, for whoever makes groups by other means."""
         made = object.__new__(cls)
         made._held = held
         return made
@@ -103,7 +105,7 @@ class Collection:
         Args:
             partition: the sample numbers of each group; by default its samples follow those of the group before.
         """
-        return cls._of(held_of_groups(groups, dims, lengths, partition, pad_values))
+        return cls.holding(held_of_groups(groups, dims, lengths, partition, pad_values))
 
     @classmethod
     def from_nested(cls, batch: Any, dims: Any, *, pad_values: Any = None) -> Collection:
@@ -121,7 +123,7 @@ class Collection:
         >>> Collection.from_nested(batch, "seq").ungroup()
         [tensor([1., 1.]), tensor([1.])]
         """
-        return cls._of(held_of_nested(batch, dims, pad_values))
+        return cls.holding(held_of_nested(batch, dims, pad_values))
 
     def nested(self) -> Any:
         """The samples, in their order, as nested tensors of layout torch.jagged, which share their offsets.
@@ -146,7 +148,7 @@ class Collection:
         multiple = integer("pad_to_multiple_of", pad_to_multiple_of, 1)
         held = self._held
         partition = checked(by.partition(held.count, held.sizes), held.count)
-        return self._of(regrouped(held, framed(partition, held.sizes, multiple)))
+        return self.holding(regrouped(held, framed(partition, held.sizes, multiple)))
 
     def regroup(self, by: Grouper, *, pad_to_multiple_of: int = 1) -> Collection:
         """The same samples in other groups; see `group`."""
@@ -195,8 +197,8 @@ class Collection:
         """
         made = applied(self._held, module, inputs, outputs, masks, pad_values)
         if isinstance(made, Held):
-            return self._of(made)
-        return tuple(None if one is None else self._of(one) for one in made)
+            return self.holding(made)
+        return tuple(None if one is None else self.holding(one) for one in made)
 
     @property
     def partition(self) -> tuple[tuple[int, ...], ...]:
@@ -213,6 +215,11 @@ class Collection:
         """The length of each sample in each ragged dimension, int64 (B,), by name."""
         return {name: lengths.copy() for name, lengths in self._held.sizes.items()}
 
+    @property
+    def extents(self) -> dict[str, IntArray]:
+        """What each group is padded to in each ragged dimension, int64 (G,), by name."""
+        return {name: lengths.copy() for name, lengths in self._held.groups.extents.items()}
+
     def masks(self, dims: str) -> tuple[Tensor, ...]:
         """Of each group the bool mask that `apply` would hand over for these dims."""
         return mask(self._held, dims)
@@ -228,7 +235,7 @@ class Collection:
 
     def __getitem__(self, key: str) -> Collection:
         """A part of it, in the same groups: `["pos"]`, `["protein"]["pos"]` or `["protein.pos"]`."""
-        return self._of(part_of(self._held, key))
+        return self.holding(part_of(self._held, key))
 
     def __setitem__(self, key: str, value: Collection) -> None:
         """Puts a collection of the same samples, in the same groups, under a key, in place of what was there.
@@ -273,11 +280,11 @@ class Collection:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Collection:
         """The same on another device."""
-        return self._of(self._held.moved(lambda tensor: tensor.to(device, non_blocking=non_blocking)))
+        return self.holding(self._held.moved(lambda tensor: tensor.to(device, non_blocking=non_blocking)))
 
     def pin_memory(self) -> Collection:
         """The same in page-locked memory, as a DataLoader asks for it."""
-        return self._of(self._held.moved(lambda tensor: tensor.pin_memory()))
+        return self.holding(self._held.moved(lambda tensor: tensor.pin_memory()))
 
 
 def _check_compatible(key: str, held: Held, new: Held) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from brimful.grouping.frame import Frame, row_counts, shapes_of
-from brimful.grouping.keys import leaves, tree_of
+from brimful.grouping.keys import leaves, texts_of, tree_of
 from brimful.grouping.language import Dims, num_leading, parse
 from brimful.grouping.measure import Sizes, measure
 from brimful.grouping.rows import Pad, Tensor, checked_pad, padded, rows_of, samples_of, unpadded
@@ -79,7 +79,7 @@ class Held:
 
 def held_of(samples: Sequence[Any], dims: Any, pad_values: Any, constant: Sequence[str]) -> Held:
     """What a collection of these samples holds; see `Collection`."""
-    texts = dict(leaves(dims))
+    texts = texts_of(dims)
     found = _columns_of(samples, texts)
     shapes = {path: [tensor.shape for tensor in column] for path, column in found.items()}
     measured = measure(shapes, {path: parse(text) for path, text in texts.items()}, constant, texts)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from brimful.grouping.held import Held, columns_with, rows_by_path
-from brimful.grouping.keys import leaves, tree_of
+from brimful.grouping.keys import texts_of, tree_of
 from brimful.grouping.language import Dims, num_leading, parse, value_of
 from brimful.grouping.measure import IntArray, expanded
 from brimful.grouping.resolve import checked_rules, picked
@@ -45,7 +45,7 @@ def nested(held: Held) -> Any:
 
 def held_of_nested(batch: Any, dims: Any, pad_values: Any) -> Held:
     """What a collection of the samples of nested tensors holds; see `Collection.from_nested`."""
-    texts = dict(leaves(dims))
+    texts = texts_of(dims)
     tensors = {path: found[0] for path, found in picked([batch], texts, "the batch").items()}
     count = len(next(iter(tensors.values())))
     sizes: dict[str, IntArray] = {}

@@ -28,6 +28,18 @@ def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
             yield joined(key, path), leaf
 
 
+def texts_of(dims: Any) -> dict[str, str]:
+    """Dims as the user wrote them, by path.
+
+    Raises:
+        ValueError: there are none.
+    """
+    texts = dict(leaves(dims))
+    if not texts:
+        raise ValueError("dims must name at least 1 key (got none)")
+    return texts
+
+
 def joined(first: str, rest: str) -> str:
     """A path below another one."""
     return f"{first}.{rest}" if first and rest else first or rest

@@ -13,7 +13,7 @@ from brimful.grouping.calls import Outputs, applied
 from brimful.grouping.frame import Frame, framed
 from brimful.grouping.groupers import OptimalGroups, checked
 from brimful.grouping.held import Held, columns_with, regrouped
-from brimful.grouping.keys import leaves
+from brimful.grouping.keys import texts_of
 from brimful.grouping.language import parse
 from brimful.grouping.measure import IntArray
 from brimful.grouping.resolve import picked, resolved
@@ -89,7 +89,7 @@ def held_of_groups(
 ) -> Held:
     """What a collection of padded groups holds; see `Collection.of_groups`."""
     sizes = {name: one_length(torch.as_tensor(column).cpu().numpy(), "lengths") for name, column in lengths.items()}
-    texts = dict(leaves(dims))
+    texts = texts_of(dims)
     tensors = picked(groups, texts, "the batch")
     counts = [len(tensor) for tensor in next(iter(tensors.values()))]
     count = sum(counts)

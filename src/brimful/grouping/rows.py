@@ -51,8 +51,8 @@ def padded(rows: Tensor, places: IntArray, shapes: Sequence[Sequence[int]], pad:
 
 def unpadded(groups: Sequence[Tensor], places: IntArray, dims: Dims) -> Tensor:
     """The rows at `places` of the groups' tensors, end to end."""
-    inner = trailing(dims)
-    flat = [group.reshape(-1, *inner) if group.numel() else group.new_empty(0, *inner) for group in groups]
+    leading = num_leading(dims)
+    flat = [group.flatten(0, leading) for group in groups]
     whole = torch.cat(flat) if len(flat) > 1 else flat[0]
     return whole.index_select(0, index_of(places, whole.device))
 

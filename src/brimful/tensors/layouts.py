@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from brimful.core.errors import DataError, one_of
 from brimful.core.stream import State
+from brimful.plan.rounded import Rounding
 from brimful.rows.blocks import Sample
 from brimful.rows.parallel import SERIAL, Parallel
 from brimful.steps.batch import Batch, NumLabels
@@ -144,6 +145,26 @@ class Nested(Layout):
     def shape(self, batch: Batch, item: Any, columns: Columns) -> tuple[tuple[int, ...], int]:
         tokens = sum(int(own.sum()) for own in columns.sizes(batch))
         return (len(batch), tokens), tokens
+
+
+@dataclass(frozen=True)
+class Grouped(Layout):
+    """Groups of like length, each padded to its own longest; see `grouped.grouped`."""
+
+    num_groups: int
+    rounding: Rounding
+
+    def item(self, batch: Batch, columns: Columns) -> Any:
+        from brimful.tensors.grouped import grouped
+
+        return grouped(batch, columns, self.num_groups, self.rounding)
+
+    def shape(self, batch: Batch, item: Any, columns: Columns) -> tuple[tuple[int, ...], int]:
+        """Samples and padded lengths of one group after another."""
+        extents = [item["groups"].extents[name].tolist() for name in columns.given]
+        shapes = [(len(members), *widths) for members, *widths in zip(item["groups"].partition, *extents)]
+        slots = sum(count * sum(widths) for count, *widths in shapes)
+        return tuple(size for shape in shapes for size in shape), slots
 
 
 @dataclass(frozen=True)
