@@ -43,7 +43,7 @@ class Collection:
         constant: names of dimensions that have the same size in all samples: no ragged ones.
     Raises:
         ValueError, TypeError: what does not agree, at once.
-    Price: one copy of the data; 1 us a sample and key to read shapes, and the same to give samples back.
+    Price: one copy of the data; 2 us a sample and key to read shapes, 1 to 3 us to give samples back.
     Source: asym (groups inside a batch); einops and jaxtyping (names of axes).
 
     >>> import torch

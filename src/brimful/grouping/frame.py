@@ -45,22 +45,19 @@ class Frame:
         which, position = self._which(), np.empty(len(members), np.int64)
         position[members] = np.arange(len(members)) - np.repeat(np.cumsum(counts) - counts, counts)
         widths = [np.broadcast_to(value_of(rule, self.extents), len(counts)) for rule in leading]
-        rows = np.prod(widths, axis=0, dtype=np.int64) * np.ones_like(counts)
-        lengths = row_counts(leading, sizes, len(members))
-        ends = np.cumsum(lengths)
-        places: IntArray = np.repeat(
-            (np.cumsum(rows * counts) - rows * counts)[which] + position * rows[which], lengths
-        )
-        inside = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
-        if len(leading) <= 1:
+        strides = np.cumprod([np.ones_like(counts), *widths[::-1]], axis=0)[
+            ::-1
+        ]  # of all axes, of those after the first ...
+        places: IntArray = (np.cumsum(strides[0] * counts) - strides[0] * counts)[which] + position * strides[0][which]
+        samples = np.arange(len(members))
+        for last, (rule, stride) in enumerate(zip(leading, strides[1:]), start=1 - len(leading)):
+            own = np.broadcast_to(value_of(rule, sizes), len(members))[samples]
+            inside = np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own)
+            places = np.repeat(places, own)
+            if last:  # the stride of the last axis is 1, and its places are by far the most
+                inside *= np.repeat(stride[which[samples]], own)
+                samples = np.repeat(samples, own)
             places += inside
-            return places
-        stride = np.ones_like(counts)
-        for rule, width in zip(leading[::-1], widths[::-1]):
-            own = np.repeat(np.broadcast_to(value_of(rule, sizes), len(members)), lengths)
-            places += inside % own * np.repeat(stride[which], lengths)
-            inside = inside // own
-            stride = stride * width
         return places
 
     def check(self, dims: Dims, sizes: Sizes) -> None:

