@@ -5,8 +5,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 
 BIN := $(VENV)/bin
-# A worker for each core, which takes tests from others when it has no more; 8 at most, as each takes about 1 GB.
-SPREAD := --numprocesses=logical --maxprocesses=8 --dist=worksteal
+# As many workers as tests/conftest.py says; each takes tests from others when it has no more.
+SPREAD := --numprocesses=auto --dist=worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test soak lint types format bench clean

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 # There is a worker for each core, and tensors are small here: torch's threads would only wait for one another.
@@ -17,6 +18,11 @@ settings.register_profile(
     "mutant", settings.get_profile("same"), database=None, phases=[Phase.explicit, Phase.generate]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two a core: many a test waits for a server that stalls, or for a process that starts. 8 at most, of about 1 GB each."""
+    return min(8, 2 * (os.cpu_count() or 1))
 
 
 def pytest_configure() -> None:

@@ -818,7 +818,7 @@ MUTANTS = [
     ),
     Mutant(
         "each of many streams has samples ahead as a single one",
-        "batches.py",
+        "algebra.py",
         "ahead=max(1, BLOCK_ROWS // streams)",
         "ahead=BLOCK_ROWS",
         of("steps/test_round_robin", "test_samples_ahead_are_a_blocks_worth_in_all_streams_together"),
@@ -1158,19 +1158,65 @@ MUTANTS = [
         "    if unknown := [name for name in () if name not in schema.names]:",
         of("rows/test_concat", "test_columns_of_data_that_are_empty_in_epoch_0_are_not_lost"),
     ),
+    # -- to the device
+    Mutant(
+        "the state of an AsyncLoader is that of its loader, which read ahead",
+        "device/async_loader.py",
+        "self.loader.state_dict() if self._running is None else self._running.state_dict()",
+        "self.loader.state_dict() if True else self._running.state_dict()",
+        of("device/test_async_loader", "test_a_loader_of_brimfuls_is_the_same_loader_ahead"),
+    ),
+    Mutant(
+        "a loop that is left leaves its loader where it read to",
+        "device/async_loader.py",
+        """self.loader.leave_at(running.state_dict()["position"])""",
+        "pass",
+        of("device/test_async_loader", "test_loops_that_are_left_saved_and_restored_are_those_of_the_plain_loader"),
+    ),
+    Mutant(
+        "one number a row is padded where there are as many as tokens",
+        "device/bucketed.py",
+        "a_number_a_row = tensor.ndim == 1 and first.ndim > 1",
+        "a_number_a_row = False",
+        of("device/test_async_loader", "test_one_number_a_row_is_never_padded_also_where_there_are_as_many_as_tokens"),
+    ),
+    Mutant(
+        "a filler of a static shape is another shape",
+        "steps/batch.py",
+        "size = batch.padded_size if batch.static else 1",
+        "size = 1",
+        of("tensors/test_on_device", "test_fillers_of_static_shapes_have_the_shape_of_the_others"),
+    ),
+    Mutant(
+        "padding on the device begins where it does on the right",
+        "tensors/unpadded.py",
+        "if self.left:",
+        "if False:",
+        of("tensors/test_collate", "test_padded_batches_are_what_a_loop_makes"),
+    ),
+    Mutant(
+        "a batch is used before its copy has arrived",
+        "tensors/copies.py",
+        "stream.wait_event(sent.arrives)",
+        "pass",
+        of(
+            "tensors/test_on_device",
+            "test_a_batch_is_copied_once_from_pinned_memory_and_kept_until_the_compute_has_run",
+        ),
+    ),
     # -- groups inside a batch
     Mutant(
         "the samples of a group lie on top of each other",
         "grouping/frame.py",
-        "+ position * rows[which]",
-        "+ 0 * rows[which]",
+        "+ position * strides[0][which]",
+        "+ 0 * strides[0][which]",
         of("grouping/test_collection", "test_samples_come_back_in_their_order"),
     ),
     Mutant(
         "axes before the last ragged one are laid out as the sample has them, not as its group does",
         "grouping/frame.py",
-        "stride = stride * width",
-        "stride = stride * value_of(rule, self.extents).min()",
+        "inside *= np.repeat(stride[which[samples]], own)",
+        "inside *= np.repeat(np.roll(own, -1), own)",
         of("grouping/test_collection", "test_a_group_is_its_samples_padded_to_the_longest"),
     ),
     Mutant(

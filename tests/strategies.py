@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias, TypeVar
 from unittest.mock import patch
@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
+import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -37,6 +38,9 @@ from brimful.core.map_items import MapItems
 from brimful.core.repeat import Repeat
 from brimful.core.stream import END, Stage, State
 from brimful.core.take_items import TakeItems
+from brimful.device.bucketed import Bucketed, ToBuckets
+from brimful.device.loaded import Loaded
+from brimful.device.warm_up import Synthetic
 from brimful.index.choose import Choose as IndexChoose
 from brimful.index.choose import ChooseSource as IndexChooseSource
 from brimful.index.concat import Concat as IndexConcat
@@ -93,6 +97,7 @@ from brimful.steps.round_robin import RoundRobin
 from brimful.steps.sharded import Sharded
 from brimful.tensors.collated import Collated
 from brimful.tensors.layouts import ByFunction, ColumnRules, Nested, Padded
+from brimful.tensors.on_device import OnDevice
 from brimful.windows.buffered import Buffered
 from brimful.windows.planned import Planned
 from brimful.windows.shuffle import Shuffle
@@ -716,9 +721,18 @@ STREAMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {
 ITEMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # anything to anything
     Ahead: on(Ahead, depth=few, name="test"),
     EnumerateItems: on(EnumerateItems),
+    Bucketed: on(Bucketed, to_buckets=st.just(ToBuckets())),
     MapItems: on(MapItems, fn=tagged),
+    OnDevice: on(OnDevice, device=st.just(torch.device("cpu")), prefetch=st.integers(0, 2)),
     Repeat: on(Repeat),
     TakeItems: on(TakeItems, n=count),
+}
+LOADERS: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {  # batches, of whatever makes them
+    Loaded: st.builds(lambda items: partial(Loaded, items), st.lists(st.integers())),
+    Synthetic: st.builds(
+        lambda shapes: partial(Synthetic, {"input_ids": torch.ones(1, 2)}, tuple(shapes), ColumnRules(("input_ids",))),
+        st.lists(st.tuples(few, few), min_size=1, max_size=5),
+    ),
 }
 STAGES: Final[set[type[Stage[Any]]]] = {
     *SOURCES,
@@ -734,6 +748,7 @@ STAGES: Final[set[type[Stage[Any]]]] = {
     *SAMPLES,
     *STREAMS,
     *ITEMS,
+    *LOADERS,
 }
 CUTTERS: Final[set[type[Stage[Any]]]] = {Choose, Chunk, ConcatChunk, PackChunk, MapBlocks}
 """After these a sample may have no text."""
@@ -856,8 +871,8 @@ def batches() -> SearchStrategy[Make]:
 
 def alone(cls: type[Stage[Any]]) -> SearchStrategy[Make]:
     """A stage on the least that it needs."""
-    if cls in SOURCES:
-        return SOURCES[cls]
+    if cls in SOURCES | LOADERS:
+        return (SOURCES | LOADERS)[cls]
     if cls in STREAMS:
         return in_streams()
     if cls in SEVERAL:

@@ -21,6 +21,7 @@ import brimful
 import brimful as bf
 from brimful.core.repeat import Repeat
 from brimful.core.stream import END, Stage, running
+from brimful.device.loaded import Loaded
 from brimful.index.repeat import Repeat as IndexRepeat
 from brimful.rows.blocks import Block
 from brimful.rows.chunk import Chunk
@@ -73,7 +74,7 @@ def test_law_of_each_stage(cls: type[Stage[Any]], data: st.DataObject, rows: int
         assert_exact_resume(make, max_items=20, max_resumes=7 if cls in SLOW else 20)
 
 
-ENDLESS = {IndexRepeat, Repeat, Unbatch, *draw.BATCHES, *draw.STREAMS, *draw.SHARES, *draw.TENSORS, *draw.ITEMS}
+ENDLESS = {IndexRepeat, Loaded, Repeat, Unbatch, *draw.BATCHES, *draw.STREAMS, *draw.SHARES, *draw.TENSORS, *draw.ITEMS}
 """Of these the state after the last item may be another: nothing follows it, but that is not known yet."""
 
 
@@ -104,7 +105,7 @@ def test_law_of_batches(make: draw.Make, data: st.DataObject, rows: int, size: i
 
     def batches() -> bf.Batches:
         made = bf.Dataset(make(), repeat).select("input_ids").batch(policy, window=4, overlong="truncate")
-        return made.prefetch(ahead).enumerate().take(30) if ahead else made
+        return made.to_device("cpu", prefetch=ahead - 1, pad_on_device=True).enumerate().take(30) if ahead else made
 
     with draw.small(rows, size):
         assert_exact_resume(batches, epochs=(), max_items=25, max_resumes=6)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from brimful.batches import Batches
 from brimful.batching import BatchOptions, PackOptions
+from brimful.core import logs
 from brimful.core.errors import BrokenError, DataError, RankError, StageError, StateError
 from brimful.core.states import merge_states
 from brimful.dataset import Dataset
@@ -51,12 +52,17 @@ from brimful.steps.sampler import BatchSampler
 
 if TYPE_CHECKING:
     from brimful import grouping
+    from brimful.device.async_loader import AsyncLoader
+    from brimful.device.warm_up import warm_up
     from brimful.tensors import attention
     from brimful.tensors.loss import token_mean
 
 __version__ = "0.1.0"
 
+logs.set_up()
+
 __all__ = [
+    "AsyncLoader",
     "AttentionCost",
     "BatchOptions",
     "BatchSampler",
@@ -93,13 +99,16 @@ __all__ = [
     "quantile_buckets",
     "token_mean",
     "uniform_buckets",
+    "warm_up",
     "zip_datasets",
 ]
 
 _WITH_TORCH = {
+    "AsyncLoader": "brimful.device.async_loader",
     "attention": "brimful.tensors.attention",
     "grouping": "brimful.grouping",
     "token_mean": "brimful.tensors.loss",
+    "warm_up": "brimful.device.warm_up",
 }
 
 
@@ -108,7 +117,7 @@ def __getattr__(name: str) -> Any:
     if name not in _WITH_TORCH:
         raise AttributeError(f"module 'brimful' has no attribute {name!r}")
     module = import_module(_WITH_TORCH[name])
-    return module if module.__name__.endswith(f".{name}") else getattr(module, name)
+    return module if name == "attention" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

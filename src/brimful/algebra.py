@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import index
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from brimful.core.ahead import Ahead
 from brimful.core.errors import OnError, integer, one_of
 from brimful.core.repeat import Repeat
-from brimful.core.stream import Stage, upstreams
+from brimful.core.stream import BLOCK_ROWS, Stage, num_streams, upstreams
 from brimful.index.choose import Choose as IndexChoose
 from brimful.index.choose import ChooseSource as IndexChooseSource
 from brimful.index.concat import Concat as IndexConcat
@@ -48,13 +48,17 @@ from brimful.rows.stride import Stride
 from brimful.rows.take import Take
 from brimful.rows.tokenize import Tokenize
 from brimful.rows.train_valid_split import TrainValidSplit
+from brimful.rows.unbatch import Unbatch
 from brimful.rows.zip import Zip
+from brimful.steps.round_robin import RoundRobin
 from brimful.store.hugging_face import hugging_face_of
 from brimful.store.index import stored
 from brimful.windows.buffered import Buffered
 from brimful.windows.planned import Planned
 from brimful.windows.shuffle import Shuffle
 from brimful.windows.window import Window
+
+T = TypeVar("T")
 
 
 def endless(stage: Stage[Block]) -> Stage[Block]:
@@ -300,3 +304,18 @@ def side_of(stage: Stage[Any], column: str) -> str | None:
     """On which side the tokenizer of a column pads, where one is known."""
     padding = padding_of(stage).get(column)
     return None if padding is None else padding.side
+
+
+def in_turn(stage: Stage[T], ahead: int = 1) -> Stage[T]:
+    """A chain as it is; where its data come in streams, an item of each of them in turn."""
+    streams = num_streams(stage)
+    return stage if streams is None else RoundRobin(stage, streams, ahead=ahead)
+
+
+def sampled(stage: Stage[Block], repeats: bool) -> Stage[Sample]:
+    """Rows to samples; of several streams, a block's worth of them ahead of use in all."""
+    streams = num_streams(stage)
+    if streams is None:
+        return Unbatch(Repeat(stage) if repeats else stage)
+    turns = in_turn(Unbatch(stage), ahead=max(1, BLOCK_ROWS // streams))
+    return Repeat(turns) if repeats else turns

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from brimful.algebra import kind_of, padding_of, side_of, windows_of
+from brimful.algebra import in_turn, kind_of, padding_of, side_of, windows_of
 from brimful.core.ahead import Ahead
 from brimful.core.enumerate_items import EnumerateItems
 from brimful.core.errors import integer, logger, names_of, one_of, positive
@@ -16,14 +17,12 @@ from brimful.core.iterator import ResumableIterator
 from brimful.core.map_items import MapItems
 from brimful.core.once import once, settings_of
 from brimful.core.repeat import Repeat
-from brimful.core.stream import BLOCK_ROWS, Stage, chain, num_streams, running, substituted, upstreams
+from brimful.core.stream import Stage, chain, num_streams, running, substituted, upstreams
 from brimful.core.take_items import TakeItems
 from brimful.plan import FixedSize, StaticShapes
-from brimful.plan.rounded import Rounding
 from brimful.rows.blocks import Block, Sample
 from brimful.rows.parallel import ExecutorType, Parallel
 from brimful.rows.ragged import LABELS
-from brimful.rows.unbatch import Unbatch
 from brimful.steps.batch import Batch, Uneven
 from brimful.steps.batched import Batched
 from brimful.steps.distributed import world_size_here
@@ -31,10 +30,12 @@ from brimful.steps.planners import ByKey, ByPacking, ByPolicy
 from brimful.steps.round_robin import RoundRobin
 from brimful.steps.sharded import Sharded
 from brimful.tensors.collated import Collated
-from brimful.tensors.layouts import ByFunction, ColumnRules, Grouped, Layout, Nested, PackedRows, Padded
+from brimful.tensors.layouts import ByFunction, ColumnRules, Layout, PackedRows, Padded, layout_named
 from brimful.windows.planned import Planned
 
 if TYPE_CHECKING:
+    import torch
+
     from brimful.loader import Loader
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ class Batches:
         self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0, allow: Collection[str] = ()
     ) -> ResumableIterator[Any]:
         """An iterator over the batches, from the start of an epoch or from a state; see `Dataset.iter`."""
-        world_size = 1 if _is_sharded(self.planned) else world_size_here()
+        world_size = 1 if self.sharded else world_size_here()
         if world_size > 1:
             _say_unsharded(world_size)
         return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch))
@@ -159,6 +160,12 @@ class Batches:
         """How many streams the data are read as; None where they are not."""
         return num_streams(self.planned)
 
+    @property
+    def sharded(self) -> bool:
+        """Whether these are one rank's, by `shard`."""
+        planned = self.planned
+        return isinstance(planned, Sharded) or (isinstance(planned, RoundRobin) and planned.sharded)
+
     @once
     def _length(self) -> int:
         length = _num_items(self._endless)
@@ -182,6 +189,63 @@ class Batches:
         """Up to n batches made ahead of use by a thread, over the ends of epochs too."""
         depth = integer("n", n, 1, "batch", most=1 << 16)
         return replace(self, stage=Ahead(self._endless, depth, "prefetch"), repeats=False)
+
+    def to_device(
+        self,
+        device: str | int | torch.device,
+        *,
+        prefetch: int = 2,
+        pad_on_device: bool = False,
+        static_buffers: bool = False,
+    ) -> Batches:
+        """The tensors of each batch on a device, up to `prefetch` batches sent ahead of use, over the ends of epochs too.
+
+        A thread makes the batches and begins the copies, which on accelerators run beside the compute: from pinned memory, on
+        a stream of their own. What the caller's current stream runs after `next` runs after the copy; nobody waits on the host.
+
+        Args:
+            device: "cuda", "cuda:1", "cpu", a torch.device; "cuda" is the current one of the thread that iterates.
+            prefetch: batches on the device or on their way, besides the one in use and one in the making; 0: no thread.
+            pad_on_device: send the values end to end, in the type that they are stored in, and pad them there: a quarter of
+                the bytes, or less. Of padded batches, with nothing between.
+            static_buffers: hand out the same device tensors for every batch of a shape, as CUDA graphs want them: a batch is
+                valid until the next one is taken. 64 shapes at most, kept as long as this object.
+        Raises:
+            ValueError: pad_on_device where the padding is not brimful's, or is looked at before it is sent.
+        Price: on the host a copy into pinned memory; on the device `prefetch` + 2 batches.
+        Example:
+            >>> import brimful as bf
+            >>> data = bf.from_sequence([{"input_ids": [1, 2]}, {"input_ids": [3]}])
+            >>> next(iter(data.batch(2).to_device("cpu", pad_on_device=True)))["input_ids"].tolist()
+            [[1, 2], [3, 0]]
+        """
+        import torch
+
+        from brimful.tensors.on_device import OnDevice
+        from brimful.tensors.static_buffers import StaticBuffers
+
+        sent = self._unpadded() if pad_on_device else self
+        buffers = StaticBuffers() if static_buffers else None
+        return replace(sent, stage=OnDevice(sent._endless, torch.device(device), prefetch, buffers), repeats=False)
+
+    def _unpadded(self) -> Batches:
+        """Batches whose lists are padded by what comes next."""
+        stage = self.stage
+        if not isinstance(stage, Collated) or not isinstance(stage.layout, Padded):
+            raise ValueError(
+                "pad_on_device pads brimful's own padded batches as they arrive, so nothing may come between: no collate_fn, "
+                "other layout or pack, and map, take, enumerate and prefetch after to_device"
+            )
+        return replace(self, stage=replace(stage, layout=replace(stage.layout, on_device=True)))
+
+    def shapes(self, epoch: int = 0) -> dict[tuple[int, ...], int]:
+        """The shapes (rows, tokens) of an epoch's batches and how many have each, the most frequent first: what compilers see.
+
+        Of layout "grouped" they are those of whole batches. Price: that of planning the epoch. Of indexed data no row is touched;
+        streamed ones are read and tokenised.
+        """
+        found = Counter((batch.padded_size, *batch.widths) for batch in self.plans(epoch))
+        return dict(found.most_common())
 
     @property
     def _endless(self) -> Stage[Any]:
@@ -219,7 +283,7 @@ def padded_batches(
     if layout == "grouped" and pad_side == "left":
         raise ValueError("layout='grouped' pads on the right; leave pad_side out, or choose layout='padded'")
     rounding = planner.rounding or policy
-    shape = _shape(layout, side == "left", static, num_groups, rounding)
+    shape = layout_named(layout, side == "left", static, num_groups, rounding)
     windows = windows_of(
         stage, _rows(window), rules.length_columns, required=policy is not None and not in_order, policy=policy
     )
@@ -227,8 +291,7 @@ def padded_batches(
     few_shapes = (
         static or getattr(rounding, "buckets", None) is not None or getattr(rounding, "pad_to_multiple_of", 1) > 1
     )
-    layout_of = _layout(shape, collate_fn, max_workers, executor_type)
-    return _collated(batched, rules, layout_of, few_shapes, repeats)
+    return _collated(batched, rules, _layout(shape, collate_fn, max_workers, executor_type), few_shapes, repeats)
 
 
 def packed_batches(
@@ -256,21 +319,6 @@ def packed_batches(
     batched = Batched(windows, planner, drop_last, shuffle_batches, group, seed)
     layout = _layout(PackedRows(hf_flash_attention), collate_fn, max_workers, executor_type)
     return _collated(batched, rules, layout, False, repeats)
-
-
-def _shape(layout: str, left: bool, static: bool, num_groups: int | None, rounding: Any) -> Layout:
-    """How tensors lie, by the words of the user; `rounding`: what rounds padded lengths up, if anything does."""
-    one_of("layout", layout, "padded", "nested", "grouped")
-    if static and layout != "padded":
-        words = "nothing" if layout == "nested" else "each group to its own longest"
-        raise ValueError(f"layout={layout!r} pads {words}, so it has no static shapes; choose layout='padded'")
-    if layout == "grouped":
-        multiple, buckets = getattr(rounding, "pad_to_multiple_of", 1), getattr(rounding, "buckets", None)
-        groups = integer("num_groups", 4 if num_groups is None else num_groups, 1, "group")
-        return Grouped(groups, Rounding(pad_to_multiple_of=multiple, buckets=buckets))
-    if num_groups is not None:
-        raise ValueError(f"num_groups is for layout='grouped' (got layout={layout!r})")
-    return Padded(left, static) if layout == "padded" else Nested()
 
 
 def _layout(
@@ -306,25 +354,6 @@ def _rules(
 def _collated(batched: Batched, rules: ColumnRules, layout: Layout, few_shapes: bool, repeats: bool) -> Batches:
     planned = in_turn(batched)
     return Batches(planned, Collated(planned, rules, layout, few_shapes), repeats, rules)
-
-
-def in_turn(stage: Stage[T], ahead: int = 1) -> Stage[T]:
-    """A chain as it is; where its data come in streams, an item of each of them in turn."""
-    streams = num_streams(stage)
-    return stage if streams is None else RoundRobin(stage, streams, ahead=ahead)
-
-
-def sampled(stage: Stage[Block], repeats: bool) -> Stage[Sample]:
-    """Rows to samples; of several streams, a block's worth of them ahead of use in all."""
-    streams = num_streams(stage)
-    if streams is None:
-        return Unbatch(Repeat(stage) if repeats else stage)
-    turns = in_turn(Unbatch(stage), ahead=max(1, BLOCK_ROWS // streams))
-    return Repeat(turns) if repeats else turns
-
-
-def _is_sharded(stage: Stage[Any]) -> bool:
-    return isinstance(stage, Sharded) or (isinstance(stage, RoundRobin) and stage.sharded)
 
 
 @cache

@@ -48,10 +48,13 @@ class BatchOptions(_Options, total=False):
     shuffle_batches: hand out a window's batches in a random order.
     group: keep so many batches of like cost next to each other when they are shuffled; the world size: equal work on all ranks.
     seed: of that order.
-    collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of tensors.
+    collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of tensors. What it draws at
+        random (from Python's, numpy's and torch's generators, or some of its own) is keyed by the batch: the same whatever
+        runs ahead, on any number of ranks, and after a resume; the process's generators are afterwards as before. So it is
+        called as a batch is taken, also where `prefetch` or `to_device` run ahead, unless it has workers.
     max_workers: batches for which it is called at once, ahead of use; 0: by the caller's thread.
     executor_type: what calls it: "process" (which takes seconds to begin where the function needs torch); or "thread", where it
-        leaves the interpreter's lock and draws nothing at random. What it draws is in no case part of a state.
+        leaves the interpreter's lock and draws nothing at random.
     """
 
     length_column: str | tuple[str, str]

@@ -11,7 +11,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from brimful import algebra, batching, transforms
-from brimful.batches import sampled
 from brimful.core.errors import integer, names_of, positive
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stream import Stage, chain
@@ -62,7 +61,7 @@ class Dataset:
         >>> list(bf.from_sequence([{"x": 1}, {"x": 2}]).iter(it.state_dict()))
         [{'x': 2}]
         """
-        return ResumableIterator(sampled(self.stage, self.repeats), state_dict, allow)
+        return ResumableIterator(algebra.sampled(self.stage, self.repeats), state_dict, allow)
 
     def __len__(self) -> int:
         return algebra.count_of(self.stage, self.repeats)

@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from brimful.core.errors import integer
 from brimful.core.iterator import ResumableIterator
 from brimful.core.states import as_text, from_text
+from brimful.core.stats import Stats
 
 
 class Runs(Protocol):
@@ -51,6 +52,7 @@ class Loader(IterableDataset[Any]):
             None  # what the last iteration ran, unless this was sent elsewhere since
         )
         self._restored: dict[str, Any] | None = None
+        self._left: dict[str, Any] | None = None  # the place of a loop that read ahead of what was used
 
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
@@ -58,7 +60,8 @@ class Loader(IterableDataset[Any]):
                 "this loader reads in the process that iterates over it: in DataLoader workers each would read everything. "
                 "Use DataLoader(loader, batch_size=None, num_workers=0); brimful works ahead in threads (prefetch)"
             )
-        if self._running is not None and self._is_over(self._running):
+        left = self._left if self._running is None else self._running.state_dict()
+        if left is not None and self._restored is None and self._is_over(left):
             self.epoch += 1
         self._leave()
         over = False
@@ -90,7 +93,12 @@ class Loader(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy goes on where this one is."""
-        return vars(self) | {"_running": None, "_last": None, "_restored": self._place()}
+        return vars(self) | {"_running": None, "_last": None, "_restored": self._place(), "_left": None}
+
+    @property
+    def stats(self) -> Stats | None:
+        """Counts of the epoch that is iterated over, or was last; None before the first."""
+        return None if self._last is None else self._last.stats
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration runs; the one that was restored keeps its position, another starts anew."""
@@ -109,20 +117,29 @@ class Loader(IterableDataset[Any]):
         self._leave()
         self.epoch, self._restored = from_text(state_dict)
 
+    def leave_at(self, state_dict: dict[str, Any]) -> None:
+        """What a loop that reads ahead calls when it is left: this state, of its last batch that was used, is the place now,
+        and the next loop begins that epoch again, as after any loop that was left."""
+        self._leave()
+        self._restored = None
+        self.epoch, self._left = from_text(state_dict)
+
     def _place(self) -> dict[str, Any] | None:
         """In the epoch; None at its start."""
-        return self._restored if self._running is None or self._restored is not None else self._running.state_dict()
+        if self._restored is not None:
+            return self._restored
+        return self._left if self._running is None else self._running.state_dict()
 
     def _leave(self) -> None:
         """Ends the iteration that runs: it is not where this loader goes on."""
-        running, self._running, self._last = self._running, None, None
+        running, self._running, self._last, self._left = self._running, None, None, None
         if running is not None:
             running.close()
 
-    def _is_over(self, running: ResumableIterator[Any]) -> bool:
+    def _is_over(self, place: dict[str, Any]) -> bool:
         """Whether a loop was left after its last batch, where no state says so: of ranks that read streams."""
         if self.batches.streams is None:
             return False
-        with suppress(Exception), self.batches.iter(running.state_dict()) as rest:
+        with suppress(Exception), self.batches.iter(place) as rest:
             return next(rest, None) is None
         return False

@@ -133,7 +133,9 @@ def test_an_object_that_changes_under_way_is_refused(tmp_path: Path, ending: str
         data = far(f"{server.url}/a{ending}")
         it = data.iter()
         seen = ids(islice(it, 10))
-        path.write_bytes(bytes(size) if tags else path.read_bytes()[: size // 2])
+        other = tmp_path / "other"  # put in its place at once, as the server may be reading it
+        other.write_bytes(bytes(size) if tags else path.read_bytes()[: size // 2])
+        other.replace(path)
         what = r'its tag was ".*" and is ".*"' if tags else f"it had {size:,} bytes and has [\\d,]+ bytes"
         message = rf"^shard a{ending}, line [\d,]+: {server.url}/a{ending} has changed while it was being read: {what}; leave it"
         with pytest.raises(bf.DataError, match=message):

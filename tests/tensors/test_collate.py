@@ -169,6 +169,7 @@ policies = st.one_of(
     left=st.booleans(),
     streamed=st.booleans(),
     wide=st.booleans(),
+    on_device=st.booleans(),
     fills=st.fixed_dictionaries(
         {},
         optional={
@@ -187,6 +188,7 @@ def test_padded_batches_are_what_a_loop_makes(
     left: bool,
     streamed: bool,
     wide: bool,
+    on_device: bool,
     fills: dict[str, Any],
 ) -> None:
     rows = table(lengths, names)
@@ -194,6 +196,8 @@ def test_padded_batches_are_what_a_loop_makes(
     fills = {name: value for name, value in fills.items() if name in ("input_ids", *names)}
     options: Any = {"pad_values": fills, "token_columns": [name for name in TOKENWISE if name in names]}
     batches = data.batch(policy, window=5, pad_side="left" if left else "right", overlong="truncate", **options)
+    if on_device:
+        batches = batches.to_device("cpu", pad_on_device=True)
     seen = 0
     with batches.iter() as it:
         for batch, plan in zip(it, batches.plans(), strict=True):

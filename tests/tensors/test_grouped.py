@@ -145,3 +145,19 @@ def test_what_is_handed_out_is_a_collection() -> None:
     assert repr(batch["groups"]) == (
         "Collection(1 samples in 1 groups; input_ids: input_ids, image: 2 3, attention_mask: input_ids, lengths: number)"
     )
+
+
+def test_groups_go_to_a_device_ahead_of_use() -> None:
+    data = bf.from_sequence([{"input_ids": [1] * n, "text": "a"} for n in (3, 1, 5, 2)])
+    batches = data.batch(4, layout="grouped", num_groups=2)
+    for batch in (next(iter(batches.to_device("meta"))), next(iter(batches.to_device("meta", prefetch=0)))):
+        groups = batch["groups"]
+        assert groups.partition == ((1, 3), (0, 2))
+        assert {group["input_ids"].device.type for group in groups.groups} == {"meta"}
+        assert groups.sizes["input_ids"].tolist() == [3, 1, 5, 2]
+    (sent,) = batches.to_device("cpu", static_buffers=True)
+    assert [one["input_ids"].tolist() for one in sent["groups"].ungroup()] == [[1] * n for n in (3, 1, 5, 2)]
+    with pytest.raises(ValueError, match=r"^pad_on_device pads brimful's own padded batches"):
+        batches.to_device("cpu", pad_on_device=True)
+    with pytest.raises(ValueError, match=r"^warm_up cannot know the shapes of groups before they come"):
+        bf.warm_up(lambda batch: None, batches)

@@ -6,8 +6,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from brimful.core.background import read_ahead
 from brimful.core.errors import settle
+from brimful.core.later import items_ahead
 from brimful.core.stream import Stage, State, runtime
 
 T = TypeVar("T")
@@ -31,4 +31,4 @@ class Ahead(Stage[T]):
         return self.upstream.start(epoch)
 
     def items(self, at: State) -> Generator[tuple[T, State], None, None]:
-        yield from read_ahead(lambda: self.upstream.items(at), self.depth, self.name)
+        yield from items_ahead(lambda: self.upstream.items(at), self.depth, self.name)

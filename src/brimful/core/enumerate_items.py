@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from brimful.core.later import then
 from brimful.core.stream import END, Stage, State, running
 
 
@@ -24,5 +26,9 @@ class EnumerateItems(Stage[Any]):
         before, number = at
         with running(self.upstream, before) as items:
             for item, after in items:
-                pair, number = (number, item), number + 1
+                pair, number = then(item, partial(_pair, number)), number + 1
                 yield pair, END if after == END else [after, number]
+
+
+def _pair(number: int, item: Any) -> tuple[int, Any]:
+    return number, item

@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 from brimful.core.background import JOIN_SECONDS, RUN, Running, check_process, close_all, stop_all
 from brimful.core.errors import TALLY, BrokenError, StateError, Tally
+from brimful.core.later import AHEAD
 from brimful.core.stats import Stats
 from brimful.core.stream import END, VERSION, Stage, State, allowed, check_header, describe
 
@@ -45,6 +46,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self._context = copy_context()
         self._context.run(TALLY.set, tally)  # before the first use: of indexed data a filter counts what it leaves out
         self._context.run(RUN.set, self._running)
+        self._context.run(AHEAD.set, False)  # whoever takes its items is the consumer
         self.stats = Stats(tally)
         self._stage = stage
         try:
@@ -144,7 +146,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
                 self.stats.began()
                 self._items = self._stage.items(self._state)
             item, after = next(self._items, (nothing, None))
-            self.stats.seconds_waited += time.perf_counter() - began
+            self.stats.waited(began, time.perf_counter())
             if after is not None:
                 self.stats.took(item)
             return item, after, None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from brimful.core.errors import StageError, name_of
+from brimful.core.later import then
 from brimful.core.stream import Stage, State, running
 
 
@@ -25,9 +26,11 @@ class MapItems(Stage[Any]):
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
         with running(self.upstream, at) as items:
             for item, after in items:
-                try:
-                    result = self.fn(item)
-                except Exception as error:
-                    message = f"map({name_of(self.fn)}) failed on a batch: {type(error).__name__}: {error}"
-                    raise StageError(message) from error
-                yield result, after
+                yield then(item, self._mapped), after
+
+    def _mapped(self, item: Any) -> Any:
+        try:
+            return self.fn(item)
+        except Exception as error:
+            message = f"map({name_of(self.fn)}) failed on a batch: {type(error).__name__}: {error}"
+            raise StageError(message) from error

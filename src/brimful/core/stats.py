@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from brimful.core.errors import Tally, logger
 
@@ -21,13 +21,20 @@ class Made(NamedTuple):
     few_shapes: bool
 
 
+class Writer(Protocol):
+    """What figures are written to, such as torch.utils.tensorboard.SummaryWriter."""
+
+    def add_scalar(self, tag: str, scalar_value: Any, global_step: int) -> Any: ...
+
+
 class Stats(Mapping[str, Any]):
     """Live counts of one iterator, each an item and an attribute: `stats["tokens"]`, `stats.tokens`.
 
     `batches`, `samples`, `tokens`, `slots` (positions of the padded tensors), `fill` (tokens / slots), `padding`
-    (1 - fill), `num_shapes` (distinct shapes of the batches) and `seconds_waited` count what the consumer took: of a copy
-    without weight (static shapes, fillers) the slots alone. `skipped` records (on_error="skip"), of these such as take along
-    all that follows in their shard `skipped_shards` (a damaged archive, other columns), `dropped` samples,
+    (1 - fill) and `num_shapes` (distinct shapes of the batches) count what the consumer took: of a copy without weight (static
+    shapes, fillers) the slots alone. `seconds` ran from the first call of `next` to the end of the last one; of these the
+    consumer waited for `seconds_waited`, whose share is `stall_share`. `skipped` records (on_error="skip"), of these such as
+    take along all that follows in their shard `skipped_shards` (a damaged archive, other columns), `dropped` samples,
     `truncated` samples, samples left `alone` in a batch of their own and `dropped_tokens` are counted where they happen,
     which is up to a window ahead of the consumer.
 
@@ -40,7 +47,12 @@ class Stats(Mapping[str, Any]):
         self._shapes: set[tuple[int, ...]] = set()
         self._warned = False
         self.batches = self.samples = self.tokens = self.slots = 0
-        self.seconds_waited = 0.0
+        self.seconds = self.seconds_waited = 0.0
+        self._first: float | None = None
+
+    @property
+    def stall_share(self) -> float:
+        return self.seconds_waited / self.seconds if self.seconds else 0.0
 
     @property
     def fill(self) -> float:
@@ -77,6 +89,33 @@ class Stats(Mapping[str, Any]):
         """A run begins: what an interrupted one had ready is made again."""
         self._tally.made.clear()
 
+    def waited(self, began: float, ended: float) -> None:
+        """Counts a call of `next`, by a clock of seconds."""
+        self._first = began if self._first is None else self._first
+        self.seconds, self.seconds_waited = ended - self._first, self.seconds_waited + ended - began
+
+    def log_to(self, writer: Writer, step: int, prefix: str = "data/") -> None:
+        """Writes each figure as a scalar: to TensorBoard's SummaryWriter, or whatever has its `add_scalar`.
+
+        >>> import brimful as bf
+        >>> class Printed:
+        ...     def add_scalar(self, tag, value, step):
+        ...         print(tag, value, step)
+        >>> with bf.from_sequence([{"input_ids": [1, 2]}, {"input_ids": [3]}]).batch(2).iter() as it:
+        ...     batch = next(it)
+        ...     it.stats.log_to(Printed(), step=1)  # doctest: +ELLIPSIS
+        data/batches 1 1
+        data/samples 2 1
+        data/tokens 3 1
+        data/slots 4 1
+        data/fill 0.75 1
+        data/padding 0.25 1
+        data/num_shapes 1 1
+        data/seconds ...
+        """
+        for name, value in self.items():
+            writer.add_scalar(prefix + name, value, step)
+
     def took(self, item: Any) -> None:
         """Counts one item: a batch where one was made for it, else a sample."""
         if not self._tally.made:
@@ -89,20 +128,23 @@ class Stats(Mapping[str, Any]):
         self.tokens += made.tokens
         self.slots += made.slots
         self._shapes.add(made.shape)
-        if made.few_shapes and not self._warned and len(self._shapes) > _recompile_limit():
+        if made.few_shapes and not self._warned and len(self._shapes) > recompile_limit():
             self._warned = True
             logger.warning(
                 "%d distinct batch shapes so far, and torch.compile runs eagerly what it would have to compile more than "
                 "%d times (torch._dynamo.config.recompile_limit): take fewer buckets, StaticShapes, or raise that limit",
                 len(self._shapes),
-                _recompile_limit(),
+                recompile_limit(),
             )
 
     @staticmethod
     def _names() -> tuple[str, ...]:
-        return ("batches", "samples", "tokens", "slots", "fill", "padding", "num_shapes", "seconds_waited", *LEFT_OUT)
+        return (
+            *("batches", "samples", "tokens", "slots", "fill", "padding", "num_shapes"),
+            *("seconds", "seconds_waited", "stall_share", *LEFT_OUT),
+        )
 
 
-def _recompile_limit() -> int:
+def recompile_limit() -> int:
     """How many shapes of a function torch compiles; its default where the compiler is not loaded, which takes a second."""
     return int(getattr(sys.modules.get("torch._dynamo.config"), "recompile_limit", 8))

@@ -53,6 +53,8 @@ class Batch:
         weight: of a data-parallel rank's batch; 0.0 for a filler.
         num_labels: of this batch, of a data-parallel rank's of its whole step, on all ranks; None where not known.
         last: whether no batch of the window follows.
+        static: whether its shape is one of few that a compiler knows, which a filler keeps.
+        key: of what is drawn at random for it.
     """
 
     window: Window
@@ -63,6 +65,8 @@ class Batch:
     weight: float | None = None
     num_labels: NumLabels | None = None
     last: bool = False
+    static: bool = False
+    key: int = 0
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -84,10 +88,11 @@ class Batch:
 
 
 def filler(batch: Batch) -> Batch:
-    """One real row of a batch, without weight."""
+    """One real row of a batch, without weight; of a static shape, and copies up to it."""
     own = np.arange(1) if batch.pieces is None else np.flatnonzero(batch.pieces.rows == 0)
     pieces = None if batch.pieces is None else Pieces(*(field[own] for field in batch.pieces))
-    return replace(batch, numbers=batch.numbers[own], pieces=pieces, padded_size=1, weight=0.0)
+    size = batch.padded_size if batch.static else 1
+    return replace(batch, numbers=batch.numbers[own], pieces=pieces, padded_size=size, weight=0.0)
 
 
 def apart(batches: Sequence[Batch]) -> list[Batch]:

@@ -55,12 +55,13 @@ class Batched(Stage[Batch]):
                 order = self._order(batches, after == END, key, first=not done)
                 waiting.got(len(order))
                 while done < len(order):
-                    batch = batches[order[done]]
+                    number = int(order[done])
                     done += 1
-                    if done < len(order):
+                    batch = replace(batches[number], key=random.key(key, number), last=done == len(order))
+                    if not batch.last:
                         yield batch, [before, done, window.crc32]
                     else:
-                        yield replace(batch, last=True), END if after == END else [after, 0, 0]
+                        yield batch, END if after == END else [after, 0, 0]
                 before, done = after, 0
             if done:
                 check_replay(self.upstream, 0, crc, "a window that is gone")

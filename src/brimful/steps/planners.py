@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from brimful.core import random
 from brimful.core.errors import DataError, count, require, where
-from brimful.plan import FixedSize, Overlong, OverlongError, Packed, Plan, Policy, plan_with, split_long
+from brimful.plan import FixedSize, Overlong, OverlongError, Packed, Plan, Policy, StaticShapes, plan_with, split_long
 from brimful.plan.rounded import Rounded, Rounding
 from brimful.rows.blocks import Sample, call, samples
 from brimful.steps.batch import Batch, Pieces
@@ -47,7 +47,9 @@ class ByPolicy(BatchPlanner):
         plan = _placed(window, policy, self.overlong, first)
         lengths = plan.padded_lengths.tolist()
         padded = [tuple(length) for length in lengths] if plan.padded_lengths.ndim > 1 else lengths
-        return [Batch(window, *batch) for batch in zip(plan.batches, padded, plan.padded_sizes.tolist(), strict=True)]
+        static = isinstance(self.policy, StaticShapes)
+        found = zip(plan.batches, padded, plan.padded_sizes.tolist(), strict=True)
+        return [Batch(window, *batch, static=static) for batch in found]
 
     def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
         """Batches of full size; where the policy has no fixed size, all but the last cut of the epoch."""

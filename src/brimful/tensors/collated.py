@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from brimful.core.errors import TALLY
+from brimful.core.errors import TALLY, Tally
+from brimful.core.later import then
 from brimful.core.stats import Made
 from brimful.core.stream import Stage, State, running, runtime
 from brimful.rows.ragged import LABELS, NOT_TRAINED_ON
@@ -41,7 +43,6 @@ class Collated(Stage[Any]):
 
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
         from brimful.tensors.columns import columns_of
-        from brimful.tensors.weights import weighed
 
         tally = TALLY.get()
         as_tensors = not isinstance(self.layout, ByFunction)
@@ -59,11 +60,17 @@ class Collated(Stage[Any]):
 
         with closing(ready()) as batches, closing(self.layout.items(batches)) as items:
             for item, (batch, columns, after) in items:
-                if batch.weight is not None:
-                    item = weighed(item, batch.weight, columns, self._num_items(batch))
-                if tally is not None:
-                    tally.made.append(self._counted(batch, item, columns))
-                yield item, after
+                yield then(item, partial(self._finished, batch, columns, tally)), after
+
+    def _finished(self, batch: Batch, columns: Columns, tally: Tally | None, item: Any) -> Any:
+        """An item as it is handed on, counted."""
+        from brimful.tensors.weights import weighed
+
+        if batch.weight is not None:
+            item = weighed(item, batch.weight, columns, self._num_items(batch))
+        if tally is not None:
+            tally.made.append(self._counted(batch, item, columns))
+        return item
 
     def _num_items(self, batch: Batch) -> int | None:
         """How many labels of a batch's step are trained on; None where it is not known, or padding may be taken for some."""

@@ -15,6 +15,7 @@ from brimful.core.errors import HIDDEN, DataError, where
 from brimful.rows.ragged import Gaps, gather, is_ragged, numpy_of, pad, ragged
 from brimful.steps.batch import Batch
 from brimful.tensors.layouts import TOKEN_COLUMNS, ColumnRules
+from brimful.tensors.unpadded import Unpadded
 from brimful.windows.window import Window
 
 IntArray: TypeAlias = NDArray[np.int64]
@@ -81,6 +82,14 @@ class Lists:
         if self.type.limits:
             self.type.check(self.name, gather(self.values, starts, sizes).values)
         return self.type.tensor(pad(self.values, starts, sizes, width, self.fill, self.type.made, left, at))
+
+    def unpadded(self, numbers: IntArray, sizes: IntArray, width: int, left: bool) -> Unpadded:
+        """What `padded` gives, once it is padded."""
+        values, offsets = gather(self.values, self.starts[numbers], sizes)
+        self.type.check(self.name, values)
+        made = torch.from_numpy(np.empty(0, self.type.made)).dtype
+        flat, starts, counts = (torch.from_numpy(np.ascontiguousarray(one)) for one in (values, offsets[:-1], sizes))
+        return Unpadded(flat, starts, counts, width, self.fill.item(), left, self.type.wanted, made)
 
     def joined(self, numbers: IntArray, sizes: IntArray) -> tuple[torch.Tensor, IntArray]:
         """The first `sizes` values of some samples end to end, and where each begins."""
@@ -307,7 +316,11 @@ def _type_of(name: str, source: np.dtype[Any], fill: float, dtypes: Mapping[str,
     limits: tuple[float, float] | None = None
     if wanted.is_floating_point:
         most = torch.finfo(wanted).max
-        limits = None if source.kind in "bf" and (source.kind == "b" or np.finfo(source).max <= most) else (-most, most)
+        limits = (
+            None
+            if source.kind in "bf" and (source.kind == "b" or float(np.finfo(source).max) <= most)
+            else (-most, most)
+        )
     else:
         least, most = (0, 1) if made.kind == "b" else (int(np.iinfo(made).min), int(np.iinfo(made).max))
         if source.kind == "f":

@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from brimful.core.errors import DataError, one_of
+from brimful.core.errors import DataError, integer, one_of
+from brimful.core.later import AHEAD, Later
 from brimful.core.stream import State
 from brimful.plan.rounded import Rounding
 from brimful.rows.blocks import Sample
@@ -122,15 +124,17 @@ class Padded(Layout):
     Args:
         left: the padding comes first.
         weighted: rows that fill a batch up to its static shape have weight 0.
+        on_device: lists travel end to end, and are padded where they arrive.
     """
 
     left: bool = False
     weighted: bool = False
+    on_device: bool = False
 
     def item(self, batch: Batch, columns: Columns) -> Any:
         from brimful.tensors.padded import padded
 
-        return padded(batch, columns, self.left, self.weighted)
+        return padded(batch, columns, self.left, self.weighted, on_device=self.on_device)
 
 
 @dataclass(frozen=True)
@@ -185,7 +189,10 @@ class PackedRows(Layout):
 
 @dataclass(frozen=True)
 class ByFunction(Layout):
-    """What a function of the user's makes of the samples, cut as planned; see `by_function.Collate`."""
+    """What a function of the user's makes of the samples, cut as planned; see `by_function.Collate`.
+
+    It is called by the consumer's thread when the batch is taken, so that nothing else draws meanwhile, or by workers.
+    """
 
     collate_fn: Callable[[list[Sample]], Any]
     parallel: Parallel = SERIAL
@@ -198,8 +205,13 @@ class ByFunction(Layout):
     def items(self, batches: Iterator[Collating]) -> Generator[tuple[Any, Collating], None, None]:
         from brimful.tensors.by_function import Collate, rows_of
 
-        collate = Collate(self.collate_fn)
+        in_threads = self.parallel.max_workers > 0 and self.parallel.executor_type == "thread"
+        collate = Collate(self.collate_fn, keyed=not in_threads)
         rows = ((rows_of(one.batch, one.columns), one) for one in batches)
+        if AHEAD.get() and not self.parallel.max_workers:
+            for block, one in rows:
+                yield Later(partial(collate, block)), one
+            return
         with closing(self.parallel.results(collate, rows, collate.called_as, shared=True)) as results:
             yield from ((item, one) for _, item, one in results)
 
@@ -209,3 +221,26 @@ class ByFunction(Layout):
         if len(batch.widths) == 1 and len(getattr(column, "shape", ())) >= 2:
             return tuple(column.shape), int(column.shape[0] * column.shape[1])
         return super().shape(batch, item, columns)
+
+
+def layout_named(layout: str, left: bool, static: bool, num_groups: int | None, rounding: Any) -> Layout:
+    """The layout that a user names, where no function of the user's makes the batch.
+
+    Args:
+        left: the padding comes first.
+        static: batches have static shapes.
+        rounding: what rounds padded lengths up, if anything does.
+    Raises:
+        ValueError: an unknown name, or settings that do not go together.
+    """
+    one_of("layout", layout, "padded", "nested", "grouped")
+    if static and layout != "padded":
+        words = "nothing" if layout == "nested" else "each group to its own longest"
+        raise ValueError(f"layout={layout!r} pads {words}, so it has no static shapes; choose layout='padded'")
+    if layout == "grouped":
+        multiple, buckets = getattr(rounding, "pad_to_multiple_of", 1), getattr(rounding, "buckets", None)
+        groups = integer("num_groups", 4 if num_groups is None else num_groups, 1, "group")
+        return Grouped(groups, Rounding(pad_to_multiple_of=multiple, buckets=buckets))
+    if num_groups is not None:
+        raise ValueError(f"num_groups is for layout='grouped' (got layout={layout!r})")
+    return Padded(left, static) if layout == "padded" else Nested()

@@ -12,11 +12,14 @@ from brimful.rows.ragged import attention_mask, gaps
 from brimful.steps.batch import Batch
 from brimful.tensors.columns import Columns, Lists
 from brimful.tensors.layouts import put
+from brimful.tensors.unpadded import Unpadded
 from brimful.tensors.weights import unlabel
 
 
-def padded(batch: Batch, columns: Columns, left: bool = False, weighted: bool = False) -> dict[str, Any]:
-    """A batch as padded tensors.
+def padded(
+    batch: Batch, columns: Columns, left: bool = False, weighted: bool = False, *, on_device: bool = False
+) -> dict[str, Any]:
+    """A batch as padded tensors; `on_device`: as what becomes them there (`Unpadded`).
 
     Shapes: each token column (B, L), L the padded length of the first length column, each further length column by its own;
     other lists of numbers (B, their own longest); lists of a fixed size and arrays of one shape (B, *shape); numbers (B,);
@@ -43,15 +46,20 @@ def padded(batch: Batch, columns: Columns, left: bool = False, weighted: bool = 
     for column in columns.all:
         if not isinstance(column, Lists):
             out[column.name] = column.of(numbers)
-        elif column.follows is not None:
-            place = column.follows
-            out[column.name] = column.padded(numbers, sizes[place], batch.widths[place], left, places[place])
+            continue
+        place = column.follows
+        own = column.counts[numbers] if place is None else sizes[place]
+        width = max(1, int(own.max())) if place is None else batch.widths[place]
+        if on_device and column.name != "attention_mask":  # whose sum is wanted here
+            out[column.name] = column.unpadded(numbers, own, width, left)
         else:
-            own = column.counts[numbers]
-            out[column.name] = column.padded(numbers, own, max(1, int(own.max())), left)
+            out[column.name] = column.padded(numbers, own, width, left, None if place is None else places[place])
     if sizes:
         mask = out.get("attention_mask")
-        if mask is None:
+        if mask is None and on_device:
+            counts, dtype = torch.from_numpy(sizes[0]), columns.made("attention_mask", np.empty(0, np.int64)).dtype
+            out["attention_mask"] = Unpadded(None, counts, counts, batch.widths[0], 0, left, dtype)
+        elif mask is None:
             out["attention_mask"] = columns.made("attention_mask", attention_mask(places[0], batch.widths[0]))
         elif isinstance(mask, torch.Tensor) and mask.shape == (len(numbers), batch.widths[0]):
             sizes[0] = (mask != 0).sum(1).numpy()

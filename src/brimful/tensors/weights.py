@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from brimful.tensors.columns import Columns
+from brimful.tensors.unpadded import Unpadded
 
 
 def weighed(tensors: Any, weight: float, columns: Columns, num_items: int | None = None) -> Any:
@@ -28,7 +29,10 @@ def weighed(tensors: Any, weight: float, columns: Columns, num_items: int | None
 def unlabel(out: MutableMapping[str, Any], rows: slice, columns: Columns) -> None:
     """Rows that ask for no label: -100 where labels are classes; anything else has its weight to go by."""
     labels = out.get("labels")
-    if isinstance(labels, torch.Tensor) and not labels.is_floating_point() and labels.dtype != torch.bool:
+    if isinstance(labels, Unpadded):
+        if not labels.dtype.is_floating_point and labels.dtype != torch.bool:
+            out["labels"] = labels.without(rows)
+    elif isinstance(labels, torch.Tensor) and not labels.is_floating_point() and labels.dtype != torch.bool:
         if labels.is_nested:
             labels = labels.values()
         labels[rows] = int(columns.fill("labels"))

@@ -1,0 +1,160 @@
+"""Any loader's batches, padded to few lengths and on the device before they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from brimful.core.errors import one_of
+from brimful.core.iterator import ResumableIterator
+from brimful.core.stats import Stats
+from brimful.core.stream import Stage
+from brimful.device.bucketed import PAD_VALUES, Bucketed, Overflow, ToBuckets
+from brimful.device.loaded import Loaded
+from brimful.loader import Loader
+from brimful.plan import uniform_buckets
+from brimful.tensors.on_device import OnDevice
+from brimful.tensors.static_buffers import StaticBuffers
+
+
+class AsyncLoader:
+    """The batches of `loader`, in its order, on a device, up to `prefetch` of them ahead of use.
+
+    A thread takes batches from the loader, pads them to the nearest bucket that is not smaller, and begins to copy them; on
+    accelerators the copies run beside the compute (pinned memory, a stream of their own). Without buckets any structure
+    passes through: tensors in dicts, lists, tuples and dataclasses move, anything else is handed on as it is. What the
+    loader gave is never changed. Each padding is logged at debug level (BRIMFUL_LOG_LEVEL=debug shows it).
+
+    Iterating takes an iterator of the loader, each time; the thread ends with the loop, however that ends. `len` is the
+    loader's; so is every attribute that is not named here (`dataset`, `set_epoch`).
+
+    Args:
+        loader: any iterable of batches: a DataLoader, `Batches.loader()`, a list.
+        device: where tensors go: "cuda", "cuda:1", "cpu", a torch.device.
+        buckets: lengths to pad to, in any order.
+        max_length: instead: `num_buckets` lengths up to it, equally far apart.
+        pad_value_dict: what each key is padded with, by default input_ids 0, attention_mask 0, labels -100; None: it is
+            never padded. The first key of a batch that has a value says how long the batch is, and only tensors of that
+            size are padded; one of them that is not named here is an error.
+        prefetch: batches on the device or on their way, besides the one in use and one in the making; 0: no thread.
+        dim: the dimension that is padded, a number for all keys or a dict of numbers by key, which has -1 for the others.
+        pad_side: "right", or "left": the padding comes first.
+        overflow: what becomes of a batch longer than every bucket: "error"; "grow": further buckets, as far apart as the
+            last two; "truncate": cut to the last one (where padding would be), and counted.
+        static_buffers: hand out the same device tensors for every batch of a shape, as CUDA graphs want them: a batch is
+            valid until the next one is taken.
+    Raises:
+        ValueError: both buckets and max_length, a bucket below 1, an unknown word.
+        DataError: (from `next`) a batch longer than every bucket, or a tensor to pad without a value, with both numbers.
+        TypeError: (from `next`) buckets, and a batch that is no dict; (`len`, `state_dict`) the loader has none.
+    State: the loader's own after the last batch that was handed out, whatever was read ahead; each may go on from the other's.
+    Price: on the host one copy of each batch into pinned memory and one for its padding; on the device `prefetch` + 2
+        batches. The loader's `state_dict` is called once a batch.
+    Example:
+        >>> texts = [{"input_ids": torch.tensor([[7, 8, 9]])}, {"input_ids": torch.tensor([[5]])}]
+        >>> [batch["input_ids"].tolist() for batch in AsyncLoader(texts, "cpu", buckets=[2, 4])]
+        [[[7, 8, 9, 0]], [[5, 0]]]
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        device: str | int | torch.device,
+        *,
+        buckets: Sequence[int] | None = None,
+        max_length: int | None = None,
+        num_buckets: int = 8,
+        pad_value_dict: Mapping[str, float | None] | None = None,
+        prefetch: int = 2,
+        dim: int | Mapping[str, int] = -1,
+        pad_side: Literal["right", "left"] = "right",
+        overflow: Overflow = "error",
+        static_buffers: bool = False,
+    ) -> None:
+        if buckets is not None and max_length is not None:
+            raise ValueError(
+                f"buckets and max_length={max_length:,} both say which buckets there are; give one of them"
+            )
+        if buckets is not None and not len(buckets):
+            raise ValueError("buckets must be at least 1 length (got none)")
+        one_of("pad_side", pad_side, "right", "left")
+        if max_length is not None:
+            buckets = uniform_buckets(max_length, num_buckets)
+        values = dict(PAD_VALUES if pad_value_dict is None else pad_value_dict)
+        to_buckets = ToBuckets(tuple(buckets or ()), values, dim, pad_side == "left", overflow)
+        self.loader = loader
+        self.buckets = to_buckets.buckets
+        self._stage: Stage[Any] = OnDevice(
+            Bucketed(Loaded(loader), to_buckets),
+            torch.device(device),
+            prefetch,
+            StaticBuffers() if static_buffers else None,
+        )
+        self._running: ResumableIterator[Any] | None = (
+            None  # also one that was left, until the loader is sent elsewhere
+        )
+        self._last: ResumableIterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        self._running = self._last = running = ResumableIterator(self._stage, None, ())
+        try:
+            with running:
+                yield from running
+            if self._running is running:
+                self._running = None
+        finally:
+            if self._running is running and isinstance(self.loader, Loader):
+                self._running = None
+                self.loader.leave_at(running.state_dict()["position"])
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]  # a TypeError that names it where it has none
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "loader" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_running": None, "_last": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+    @property
+    def stats(self) -> Stats | None:
+        """Counts of the iteration that runs, or ran last; None before the first. Tokens are those that the attention_mask
+        shows; what a loader of brimful's left out stands in its own `stats`."""
+        return None if self._last is None else self._last.stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's own state after the last batch that was handed out.
+
+        Raises:
+            TypeError: the loader has none.
+        """
+        self._check_stateful()
+        state: dict[str, Any] = (
+            self.loader.state_dict() if self._running is None else self._running.state_dict()["position"]  # type: ignore[attr-defined]
+        )
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from a state, also one of the loader itself, at the next iteration."""
+        self._check_stateful()
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
+        self.loader.load_state_dict(state_dict)  # type: ignore[attr-defined]
+
+    def _check_stateful(self) -> None:
+        if not (hasattr(self.loader, "state_dict") and hasattr(self.loader, "load_state_dict")):
+            raise TypeError(
+                f"a {type(self.loader).__name__} has no state; give AsyncLoader one with state_dict and load_state_dict, such as "
+                "Batches.loader() or torchdata's StatefulDataLoader"
+            )

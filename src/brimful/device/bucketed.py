@@ -1,0 +1,184 @@
+"""Dicts of tensors padded to one of few lengths."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+
+from brimful.core.errors import TALLY, DataError, count, integer, logger, one_of
+from brimful.core.stats import Made
+from brimful.core.stream import Stage, State, running
+from brimful.plan.buckets import as_buckets
+from brimful.tensors.layouts import OF_RANKS
+
+Overflow: TypeAlias = Literal["error", "grow", "truncate"]
+
+PAD_VALUES: Final = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+NOT_PADDED: Final = frozenset((*OF_RANKS, "lengths", "sample_weights"))
+"""What brimful's own batches have a number a row of, which may by chance be as many as there are tokens."""
+
+
+@dataclass(frozen=True)
+class ToBuckets:
+    """How a batch is padded to the nearest bucket that is not smaller.
+
+    The length of a batch is the size of its first tensor with a pad value, along `dim`. Each tensor of that size there is
+    padded with its own value; those of another size, of None as their value, or with one number a row stay.
+
+    Args:
+        buckets: lengths, in any order; none: nothing is padded.
+        pad_values: by key; None: never padded.
+        dim: the dimension that is padded, of all keys or by key (-1 for those not named).
+        left: the padding comes first, and what is too long is cut there.
+        overflow: of a batch longer than every bucket: an "error", "grow" (further buckets, as far apart as the last two) or
+            "truncate" to the last one.
+    """
+
+    buckets: tuple[int, ...] = ()
+    pad_values: Mapping[str, float | None] = field(default_factory=lambda: dict(PAD_VALUES))
+    dim: int | Mapping[str, int] = -1
+    left: bool = False
+    overflow: Overflow = "error"
+
+    def __post_init__(self) -> None:
+        one_of("overflow", self.overflow, "error", "grow", "truncate")
+        found = [integer("buckets", bucket, 1, "token") for bucket in self.buckets]
+        object.__setattr__(self, "buckets", as_buckets(found, max(found)) if found else ())
+        for name, dim in self.dim.items() if isinstance(self.dim, Mapping) else [("", self.dim)]:
+            integer(f"dim[{name!r}]" if name else "dim", dim, None)
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch, padded."""
+        if not self.buckets:
+            return batch
+        if not isinstance(batch, Mapping):
+            raise TypeError(
+                f"buckets pad dicts of tensors (got a {type(batch).__name__}); give AsyncLoader no buckets, or a loader whose "
+                "collate_fn makes dicts"
+            )
+        first = self.first(batch)
+        if first is None:
+            return batch
+        length = self._size(first, batch[first])
+        bucket = self.bucket(length)
+        logger.debug(
+            "original length: %d, bucket length: %d, padding length: %d", length, bucket, max(0, bucket - length)
+        )
+        if bucket < length:
+            count(
+                "truncated",
+                1,
+                f"overflow='truncate': a batch of {length:,} tokens was cut to {bucket:,}, the last bucket",
+            )
+        changed = {
+            name: self._padded(name, tensor, length, bucket)
+            for name, tensor in batch.items()
+            if self._goes_along(name, tensor, batch[first], length)
+        }
+        if bucket == length or not changed:
+            return batch
+        made: Any = dict(batch) if type(batch) is dict else copy.copy(batch)
+        made.update(changed)
+        return made
+
+    def first(self, batch: Mapping[str, Any]) -> str | None:
+        """The key that the length of a batch goes by."""
+        return next(
+            (name for name, one in batch.items() if self.pad_values.get(name) is not None and _is_rows(one)), None
+        )
+
+    def bucket(self, length: int) -> int:
+        """The length that a batch is padded, or cut, to.
+
+        Raises:
+            DataError: it is longer than every bucket, and `overflow` says "error".
+        """
+        last = self.buckets[-1]
+        if length <= last:
+            return next(bucket for bucket in self.buckets if bucket >= length)
+        if self.overflow == "truncate":
+            return last
+        if self.overflow == "grow":
+            step = last - (self.buckets[-2] if len(self.buckets) > 1 else 0)
+            return last + -(-(length - last) // step) * step
+        raise DataError(
+            f"a batch of length {length:,} is longer than every bucket, of which the last is {last:,}; add a longer bucket, "
+            "truncate the samples, or say overflow='grow' or 'truncate'"
+        )
+
+    def _goes_along(self, name: str, tensor: Any, first: torch.Tensor, length: int) -> bool:
+        if not _is_rows(tensor) or name in NOT_PADDED or (name in self.pad_values and self.pad_values[name] is None):
+            return False
+        a_number_a_row = tensor.ndim == 1 and first.ndim > 1
+        return (
+            not a_number_a_row and -tensor.ndim <= self._dim(name) < tensor.ndim and self._size(name, tensor) == length
+        )
+
+    def _padded(self, name: str, tensor: torch.Tensor, length: int, bucket: int) -> torch.Tensor:
+        dim, value = self._dim(name), self.pad_values.get(name)
+        if value is None:
+            raise DataError(
+                f"{name!r} has {length:,} values along dimension {dim}, as many as there are tokens, and would be padded to "
+                f"{bucket:,}, but there is no value to pad it with; name one, pad_value_dict={{..., {name!r}: 0}}, "
+                "or None to leave it as it is"
+            )
+        if bucket <= length:
+            return tensor.narrow(dim, length - bucket if self.left else 0, bucket)
+        shape = list(tensor.shape)
+        shape[dim] = bucket
+        out = tensor.new_full(shape, value)
+        out.narrow(dim, bucket - length if self.left else 0, length).copy_(tensor)
+        return out
+
+    def _dim(self, name: str) -> int:
+        return self.dim.get(name, -1) if isinstance(self.dim, Mapping) else self.dim
+
+    def _size(self, name: str, tensor: torch.Tensor) -> int:
+        dim = self._dim(name)
+        if not -tensor.ndim <= dim < tensor.ndim:
+            raise DataError(f"dim={dim} is no dimension of {name!r}, which has {tensor.ndim}; see dim=")
+        return tensor.shape[dim]
+
+
+@dataclass(frozen=True)
+class Bucketed(Stage[Any]):
+    """Each batch padded, and counted."""
+
+    upstream: Stage[Any]
+    to_buckets: ToBuckets
+
+    def start(self, epoch: int) -> State:
+        return self.upstream.start(epoch)
+
+    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+        tally = TALLY.get()
+        with running(self.upstream, at) as batches:
+            for batch, after in batches:
+                tokens = self._tokens(batch)
+                padded = self.to_buckets(batch)
+                if tally is not None:
+                    tally.made.append(self._made(padded, tokens))
+                yield padded, after
+
+    def _tokens(self, batch: Any) -> int:
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        if isinstance(mask, torch.Tensor) and mask.device.type == "cpu" and mask.layout == torch.strided:
+            return int(torch.count_nonzero(mask))
+        return self._shape(batch).numel()
+
+    def _made(self, batch: Any, tokens: int) -> Made:
+        shape = self._shape(batch)
+        return Made(shape[0], tokens, shape.numel(), tuple(shape), bool(self.to_buckets.buckets))
+
+    def _shape(self, batch: Any) -> torch.Size:
+        """Of the tensor that a batch goes by; nothing is known of the rows of something else."""
+        name = self.to_buckets.first(batch) if isinstance(batch, Mapping) else None
+        return torch.Size([0]) if name is None else batch[name].shape
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim > 0 and not value.is_nested and value.layout == torch.strided

@@ -1,0 +1,40 @@
+"""What any loader gives, each batch with the loader's own state after it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from brimful.core.stream import Stage, State, runtime
+
+
+@dataclass(frozen=True)
+class Loaded(Stage[Any]):
+    """The batches of a loader from where it stands.
+
+    State: the loader's own, where it has one: then it is sent to a place by its own `load_state_dict` before. Else the number
+    of batches that it gave; so many are passed over.
+    """
+
+    loader: Iterable[Any] = runtime()
+
+    def start(self, epoch: int) -> State:
+        return self._state(0)
+
+    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+        batches = iter(self.loader)
+        close = getattr(batches, "close", None)
+        given = at if isinstance(at, int) else 0
+        try:
+            for number, batch in enumerate(islice(batches, given, None), given + 1):
+                yield batch, self._state(number)
+        finally:
+            if close is not None:
+                close()
+
+    def _state(self, number: int) -> State:
+        state_dict = getattr(self.loader, "state_dict", None)
+        return number if state_dict is None else copy.deepcopy(state_dict())

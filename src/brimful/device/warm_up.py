@@ -1,0 +1,234 @@
+"""A step run once on a batch of each shape, so that compilers and CUDA graphs have seen all of them before the work begins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Final, TypeAlias
+
+import torch
+
+from brimful.batches import Batches
+from brimful.core.errors import integer, logger
+from brimful.core.stats import recompile_limit
+from brimful.core.stream import END, Stage, State, running, runtime, substituted, upstreams
+from brimful.core.take_items import TakeItems
+from brimful.plan import StaticShapes
+from brimful.steps.batched import Batched
+from brimful.steps.planners import ByPacking, ByPolicy
+from brimful.tensors.collated import Collated
+from brimful.tensors.layouts import ColumnRules, Grouped, PackedRows
+from brimful.tensors.on_device import OnDevice
+from brimful.windows.planned import Planned
+
+Shape: TypeAlias = tuple[int, ...]
+
+MOST_SHAPES: Final = 64
+TOKENS: Final = ("input_ids", "attention_mask", "labels")
+
+
+def warm_up(
+    step: Callable[[Any], Any],
+    policy: StaticShapes | Batches | Sequence[Shape],
+    *,
+    example: Mapping[str, Any] | None = None,
+) -> dict[Shape, float]:
+    """Calls `step(batch)` with a synthetic batch of each shape, the largest first; the seconds that each took.
+
+    So torch.compile(dynamic=False) compiles, and CUDA graphs are captured, before the first real batch; and whether the largest
+    shape fits into memory is known at once. The step should do all that a real one does, except to change the model: forward
+    and backward, no `optimizer.step()`, gradients set to None after it. Random generators of torch are as before afterwards.
+
+    Args:
+        policy: `StaticShapes`; or `Batches`, whose first batch is the pattern of keys and types, and which goes through
+            all that follows in them (`map`, `to_device` with its buffers); or shapes (rows, tokens). Batches without
+            static shapes: of indexed data, those of the first epoch, if they are few.
+        example: a batch that the synthetic ones are like, where `policy` gives none; by default input_ids, attention_mask and
+            labels (B, L) int64 on the CPU.
+    Raises:
+        ValueError: the batches have many shapes, or nobody knows which: how many to expect, and the ways out.
+    Shapes: each row is the example's longest one, repeated up to its length: no padding, all labels that it has.
+    Price: a step for each shape, and its compilation. More shapes than torch.compile compiles are logged as a warning.
+    Example:
+        >>> def step(batch):
+        ...     print(tuple(batch["input_ids"].shape))
+        >>> seconds = warm_up(step, StaticShapes([16, 64], max_tokens=64))
+        (4, 16)
+        (1, 64)
+    """
+    if isinstance(policy, Batches):
+        shapes, batches = _of_batches(policy)
+    else:
+        shapes = _static(policy) if isinstance(policy, StaticShapes) else [_checked(shape) for shape in policy]
+        shapes = _largest_first(shapes)
+        rules = ColumnRules(("input_ids",))
+        pattern = example if example is not None else {name: torch.ones(1, 1, dtype=torch.int64) for name in TOKENS}
+        batches = (like(pattern, shape, rules) for shape in shapes)
+    limit = recompile_limit()
+    if len(shapes) > limit:
+        logger.warning(
+            "%d shapes to warm up, and torch.compile runs eagerly what it would have to compile more than %d times: set "
+            "torch._dynamo.config.recompile_limit = %d first, or take fewer buckets",
+            len(shapes),
+            limit,
+            len(shapes),
+        )
+    seconds: dict[Shape, float] = {}
+    with torch.random.fork_rng():
+        for shape, batch in zip(shapes, batches):
+            began = time.perf_counter()
+            step(batch)
+            seconds[shape] = time.perf_counter() - began
+            logger.info("warm_up: shape %s, %d of %d, %.2f s", shape, len(seconds), len(shapes), seconds[shape])
+    if len(seconds) < len(shapes):
+        logger.warning("warm_up: these batches end after %d (take), of %d shapes", len(seconds), len(shapes))
+    return seconds
+
+
+def _checked(shape: Shape) -> Shape:
+    if not isinstance(shape, Sequence) or len(shape) < 2:
+        raise ValueError(f"shapes are (rows, tokens) (got {shape!r})")
+    return tuple(integer("shape", size, 1) for size in shape)
+
+
+def _static(policy: StaticShapes) -> list[Shape]:
+    return [(policy.max_tokens // bucket, bucket) for bucket in policy.buckets]
+
+
+def _largest_first(shapes: Sequence[Shape]) -> list[Shape]:
+    return sorted(shapes, key=lambda shape: (shape[0] * sum(shape[1:]), shape), reverse=True)
+
+
+# -- of batches --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Synthetic(Stage[Any]):
+    """A batch of each shape in place of those that a pattern is the first of."""
+
+    pattern: Mapping[str, Any] = runtime()
+    shapes: tuple[Shape, ...] = runtime()
+    rules: ColumnRules = runtime()
+
+    def start(self, epoch: int) -> State:
+        return 0
+
+    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+        for number, shape in enumerate(self.shapes[at:], at + 1):
+            yield like(self.pattern, shape, self.rules), END if number == len(self.shapes) else number
+
+
+def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, None]]:
+    """The shapes of batches, and a batch of each that went through all stages after the one that makes tensors."""
+    alone = batches.shard(0, 1) if batches.sharded else batches  # no other rank is waited for
+    collated = next(stage for stage in _chain(alone.stage) if isinstance(stage, Collated))
+    if isinstance(collated.layout, Grouped):
+        raise ValueError(
+            "warm_up cannot know the shapes of groups before they come (layout='grouped'); call the step yourself, or batch with "
+            "layout='padded'"
+        )
+    with running(collated, collated.start(0)) as items:
+        pattern, _ = next(items, (None, None))
+    if not isinstance(pattern, Mapping):
+        raise ValueError(
+            f"warm_up makes batches like the first one, a dict of tensors (got {type(pattern).__name__}); call the step yourself "
+            "with a batch of each shape"
+        )
+    shapes = _largest_first(_shapes(alone))
+    if isinstance(collated.layout, PackedRows):
+        stage: Stage[Any] = TakeItems(
+            collated, 1
+        )  # all are of one shape, and where samples begin is no matter of shapes
+    else:
+        stage = Synthetic(pattern, tuple(shapes), alone.rules)
+
+    above = _in_this_thread(substituted(alone.stage, collated, stage))
+
+    def made() -> Generator[Any, None, None]:
+        with replace(alone, stage=above).iter() as items:
+            yield from islice(items, len(shapes))
+
+    return shapes, made()
+
+
+def _in_this_thread(stage: Stage[Any]) -> Stage[Any]:
+    """A chain that sends batches when they are asked for: while a CUDA graph is captured no other thread may allocate."""
+    for one in _chain(stage):
+        if isinstance(one, OnDevice):
+            sent = replace(one, prefetch=0)
+            return sent if one is stage else substituted(stage, one, sent)
+    return stage
+
+
+def _chain(stage: Stage[Any]) -> Generator[Stage[Any], None, None]:
+    yield stage
+    for below in upstreams(stage):
+        yield from _chain(below)
+
+
+def _shapes(batches: Batches) -> list[Shape]:
+    """Those that there can be.
+
+    Raises:
+        ValueError: nobody knows, or they are too many.
+    """
+    batched = next(stage for stage in _chain(batches.planned) if isinstance(stage, Batched))
+    planner = batched.planner
+    if isinstance(planner, ByPolicy) and isinstance(planner.policy, StaticShapes):
+        return _static(planner.policy)
+    if isinstance(planner, ByPacking):
+        return [(planner.num_rows, planner.policy.row_length)]
+    remedy = "batch with bf.StaticShapes(bf.optimal_buckets(lengths, 8), max_tokens), which has as many as buckets"
+    if not isinstance(batched.upstream, Planned):
+        raise ValueError(
+            f"of streamed batches without static shapes nobody knows the shapes before they come; {remedy} (`brimful report` "
+            "says how many each policy makes of a corpus)"
+        )
+    shapes = batches.shapes()
+    if len(shapes) > MOST_SHAPES:
+        raise ValueError(
+            f"an epoch of these {sum(shapes.values()):,} batches has {len(shapes):,} shapes to expect, too many to warm up (at "
+            f"most {MOST_SHAPES}) or to compile; {remedy}"
+        )
+    return list(shapes)
+
+
+def like(pattern: Mapping[str, Any], shape: Shape, rules: ColumnRules) -> dict[str, Any]:
+    """A batch with the keys and types of another one, and of another shape (rows, tokens[, further tokens]).
+
+    Each row is the pattern's longest one, what is in its token columns repeated up to the wanted length.
+
+    >>> pattern = {"input_ids": torch.tensor([[7, 8, 0]]), "attention_mask": torch.tensor([[1, 1, 0]]), "text": ["a"]}
+    >>> {name: getattr(one, "tolist", lambda: one)() for name, one in like(pattern, (2, 5), ColumnRules(("input_ids",))).items()}
+    {'input_ids': [[7, 8, 7, 8, 7], [7, 8, 7, 8, 7]], 'attention_mask': [[1, 1, 1, 1, 1], [1, 1, 1, 1, 1]], 'text': ['a', 'a']}
+    """
+    rows, widths = shape[0], shape[1:]
+    first = pattern.get(rules.length_columns[0])
+    size = len(first) if isinstance(first, torch.Tensor) else 0
+    mask = pattern.get("attention_mask")
+    row, begin, count = 0, 0, None
+    if isinstance(mask, torch.Tensor) and mask.ndim == 2:
+        row = int((mask != 0).sum(1).argmax())
+        real = (mask[row] != 0).nonzero().flatten()
+        if len(real):
+            begin, count = int(real[0]), int(real[-1] - real[0]) + 1
+    made: dict[str, Any] = {}
+    for name, value in pattern.items():
+        follows = rules.follows(name)
+        if isinstance(value, list) and len(value) == size:
+            made[name] = [value[row]] * rows
+        elif not isinstance(value, torch.Tensor) or not value.ndim or len(value) != size:
+            made[name] = value
+        elif follows is None or value.ndim < 2:
+            made[name] = value[[row] * rows].clone()
+        else:
+            start, length = (begin, count) if follows == 0 and count is not None else (0, value.shape[1])
+            columns = start + torch.arange(widths[follows]) % length
+            made[name] = value[row][columns].expand(rows, *([-1] * (value.ndim - 1))).clone()
+    if "lengths" in made and isinstance(made["lengths"], torch.Tensor):
+        made["lengths"][:] = torch.tensor(widths if len(widths) > 1 else widths[0])
+    if "sample_weights" in made:
+        made["sample_weights"][:] = 1
+    return made

@@ -1,0 +1,52 @@
+"""Batches on the device before they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from brimful.core.errors import settle
+from brimful.core.later import items_ahead, then
+from brimful.core.stream import Stage, State, running, runtime
+from brimful.tensors.copies import Sent, copier
+from brimful.tensors.static_buffers import StaticBuffers
+
+
+@dataclass(frozen=True)
+class OnDevice(Stage[Any]):
+    """The items of `upstream` with their tensors on a device, up to `prefetch` of them sent early by a thread, and one in the
+    making; 0: sent when they are asked for. Nothing else changes."""
+
+    verb = ""
+
+    upstream: Stage[Any]
+    device: torch.device = runtime()
+    prefetch: int = runtime(2)
+    buffers: StaticBuffers | None = runtime(None)
+    transparent: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        settle(self, "prefetch", 0, "batches")
+
+    def start(self, epoch: int) -> State:
+        return self.upstream.start(epoch)
+
+    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+        copies = copier(self.device)
+
+        def sent() -> Generator[tuple[Sent, State], None, None]:
+            with running(self.upstream, at) as items:
+                for item, after in items:
+                    yield then(item, copies.send), after
+
+        def received(one: Sent) -> Any:
+            item = copies.receive(one)
+            return item if self.buffers is None else self.buffers.filled(item)
+
+        with closing(items_ahead(sent, self.prefetch, "device") if self.prefetch else sent()) as items:
+            for one, after in items:
+                yield then(one, received), after

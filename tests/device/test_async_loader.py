@@ -1,0 +1,523 @@
+"""AsyncLoader: what a plain loop over the loader gives, in its order, padded to buckets, wherever either is left."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import UserDict, namedtuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import brimful as bf
+from tests.effort import examples
+
+Point = namedtuple("Point", "x y")
+
+
+@dataclass(frozen=True)
+class Record:
+    tensor: torch.Tensor
+    name: str
+
+
+def ids(*rows: list[int]) -> torch.Tensor:
+    return torch.tensor(rows)
+
+
+def seen(batches: Any) -> list[Any]:
+    return [batch["input_ids"].tolist() for batch in batches]
+
+
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("brimful")}
+
+
+def stored() -> bf.Batches:
+    data = bf.from_sequence([{"input_ids": [i] * (1 + i % 7)} for i in range(60)], shuffle=True)
+    return data.batch_by_tokens(16, window=20)
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other) and one.dtype == other.dtype
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(equal(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return type(one) is type(other) and len(one) == len(other) and all(map(equal, one, other))
+    return bool(one == other)
+
+
+# -- the same batches ----------------------------------------------------------------------------------------------------
+
+LEAVES = st.one_of(
+    st.integers(0, 5).map(lambda n: torch.arange(n)),
+    st.just(None),
+    st.text(max_size=2),
+    st.floats(allow_nan=False),
+)
+STRUCTURES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.text(max_size=2), inner, max_size=3),
+        st.builds(Point, inner, inner),
+    ),
+)
+
+
+@given(st.lists(STRUCTURES, max_size=6), st.integers(0, 4))
+@examples(60)
+def test_any_structure_comes_through_in_order_for_any_prefetch(batches: list[Any], prefetch: int) -> None:
+    assert equal(list(bf.AsyncLoader(batches, "cpu", prefetch=prefetch)), batches)
+
+
+def test_what_is_there_already_is_handed_on_as_it_is() -> None:
+    batch = {"input_ids": ids([1, 2]), "more": [Record(ids([1]), "a"), object()]}
+    assert next(iter(bf.AsyncLoader([batch], "cpu"))) is batch
+
+
+def test_tensors_move_wherever_they_are_and_containers_keep_their_types() -> None:
+    class Encoding(UserDict[str, Any]):
+        encodings = ("kept",)
+
+    encoding = Encoding(input_ids=ids([1]))
+    encoding.encodings = ("kept", "too")  # type: ignore[assignment]
+    batch = {
+        "a": [ids([1])],
+        "b": (ids([2]), "text"),
+        "c": Point(ids([3]), 4),
+        "d": Record(ids([5]), "n"),
+        "e": encoding,
+    }
+    (out,) = bf.AsyncLoader([batch], "meta")
+    tensors = (out["a"][0], out["b"][0], out["c"].x, out["d"].tensor, out["e"]["input_ids"])
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert (type(out["c"]), out["d"].name, type(out["e"]), out["e"].encodings) == (
+        Point,
+        "n",
+        Encoding,
+        ("kept", "too"),
+    )
+    assert batch["a"][0].device.type == "cpu"  # type: ignore[index]
+    assert encoding["input_ids"].device.type == "cpu"
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 5])
+def test_a_loader_of_brimfuls_is_the_same_loader_ahead(prefetch: int) -> None:
+    plain, ahead = stored().loader(), bf.AsyncLoader(stored().loader(), "cpu", prefetch=prefetch)
+    assert len(ahead) == len(plain)
+    for _ in range(3):
+        for one, other in zip(ahead, plain, strict=True):
+            assert equal(one, other)
+            assert ahead.state_dict() == plain.state_dict()
+        assert ahead.state_dict() == plain.state_dict()
+
+
+def test_attributes_are_the_loaders_own() -> None:
+    loader = DataLoader([1, 2, 3], batch_size=2)  # type: ignore[arg-type]
+    ahead = bf.AsyncLoader(loader, "cpu")
+    assert (ahead.dataset, ahead.batch_size, len(ahead), bool(ahead)) == ([1, 2, 3], 2, 2, True)
+    with pytest.raises(AttributeError, match="no_such"):
+        _ = ahead.no_such
+    with pytest.raises(TypeError, match=r"object of type 'generator' has no len\(\)"):
+        len(bf.AsyncLoader((i for i in range(3)), "cpu"))
+
+
+# -- wherever it is left -------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(0, 3), st.data())
+@examples(40)
+def test_loops_that_are_left_saved_and_restored_are_those_of_the_plain_loader(
+    lengths: list[int], prefetch: int, data: st.DataObject
+) -> None:
+    plain, ahead = stored().loader(), bf.AsyncLoader(stored().loader(), "cpu", prefetch=prefetch)
+    for length in lengths:
+        assert seen(islice(ahead, length)) == seen(islice(plain, length))
+        gc.collect()
+        what = data.draw(st.sampled_from(["go on", "restore", "fresh", "pickle", "epoch"]))
+        if what == "epoch":
+            epoch = data.draw(st.integers(0, 3))
+            plain.set_epoch(epoch)
+            ahead.set_epoch(epoch)
+        assert ahead.state_dict() == plain.state_dict()
+        if what == "restore":
+            ahead.load_state_dict(plain.state_dict())
+            plain.load_state_dict(plain.state_dict())
+        elif what == "fresh":
+            state = ahead.state_dict()
+            plain, ahead = stored().loader(), bf.AsyncLoader(stored().loader(), "cpu", prefetch=prefetch)
+            plain.load_state_dict(state)
+            ahead.load_state_dict(state)
+        elif what == "pickle":
+            plain, ahead = pickle.loads(pickle.dumps(plain)), pickle.loads(pickle.dumps(ahead))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # by torchdata
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_state_of_a_stateful_data_loader_counts_what_was_handed_out(num_workers: int) -> None:
+    def loader() -> StatefulDataLoader[Any]:
+        return StatefulDataLoader(list(range(40)), batch_size=2, num_workers=num_workers)  # type: ignore[arg-type]
+
+    expected = [batch.tolist() for batch in loader()]
+    ahead = bf.AsyncLoader(loader(), "cpu", prefetch=3)
+    assert [batch.tolist() for batch in islice(ahead, 7)] == expected[:7]
+    for own in (bf.AsyncLoader(loader(), "cpu"), loader()):
+        own.load_state_dict(ahead.state_dict())
+        assert [batch.tolist() for batch in own] == expected[7:]
+        assert [batch.tolist() for batch in own] == expected
+
+
+def test_a_loader_without_a_state_says_so() -> None:
+    ahead = bf.AsyncLoader([1], "cpu")
+    message = (
+        r"^a list has no state; give AsyncLoader one with state_dict and load_state_dict, such as Batches.loader\(\)"
+    )
+    with pytest.raises(TypeError, match=message):
+        ahead.state_dict()
+    with pytest.raises(TypeError, match=message):
+        ahead.load_state_dict({})
+
+
+def test_two_loops_at_once_over_a_list_are_two() -> None:
+    ahead = bf.AsyncLoader([{"input_ids": ids([i])} for i in range(4)], "cpu")
+    assert [(a["input_ids"].item(), b["input_ids"].item()) for a, b in zip(ahead, ahead)] == [(i, i) for i in range(4)]
+    assert not threads()
+
+
+def test_a_loop_inside_a_loop_over_one_loader_ends_the_outer_one_with_an_error() -> None:
+    ahead = bf.AsyncLoader(stored().loader(), "cpu", prefetch=1)
+    outer = iter(ahead)
+    next(outer)
+    assert len(seen(ahead)) == len(ahead)
+    with pytest.raises(RuntimeError, match="another loop over this loader has begun inside this one"):
+        list(outer)
+
+
+# -- threads, errors -----------------------------------------------------------------------------------------------------
+
+
+def test_the_thread_ends_with_the_loop_however_it_ends() -> None:
+    closed = []
+
+    def batches() -> Iterator[int]:
+        try:
+            yield from range(100)
+        finally:
+            closed.append(threading.current_thread())
+
+    class Endless:
+        def __iter__(self) -> Iterator[int]:
+            return batches()
+
+    ahead = bf.AsyncLoader(Endless(), "cpu")
+    for number in ahead:
+        assert threads()
+        if number == 3:
+            break
+    assert not threads()
+    assert len(closed) == 1
+    with pytest.raises(ZeroDivisionError):
+        _ = [number // 0 for number in ahead]
+    assert not threads()
+    assert len(closed) == 2
+    it = iter(ahead)
+    next(it)
+    del it
+    gc.collect()
+    assert not threads()
+    assert len(closed) == 3
+    assert len(list(ahead)) == 100
+    assert not threads()
+    assert len(closed) == 4
+
+
+def test_an_error_of_the_loader_comes_in_its_place_as_it_is() -> None:
+    class Fails:
+        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+            yield {"input_ids": ids([1])}
+            yield {"input_ids": ids([2])}
+            raise LookupError("shard 7 is gone")
+
+    it = iter(bf.AsyncLoader(Fails(), "cpu", prefetch=5))
+    assert [next(it)["input_ids"].item() for _ in range(2)] == [1, 2]
+    with pytest.raises(LookupError, match=r"^shard 7 is gone$"):
+        next(it)
+    assert not threads()
+    with pytest.raises(TypeError, match="'int' object is not iterable"):
+        next(iter(bf.AsyncLoader(5, "cpu")))  # type: ignore[arg-type]
+
+
+def test_a_slow_consumer_has_no_more_ahead_than_it_asked_for() -> None:
+    made: list[int] = []
+
+    class Counted:
+        def __iter__(self) -> Iterator[int]:
+            for number in range(50):
+                made.append(number)
+                yield number
+
+    for taken, _ in enumerate(bf.AsyncLoader(Counted(), "cpu", prefetch=3), 1):
+        time.sleep(0.005)
+        assert len(made) <= taken + 3 + 1
+
+
+def test_10_000_batches_take_no_more_memory_and_no_more_threads() -> None:
+    class Many:
+        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+            for _ in range(10_000):
+                yield {"input_ids": torch.ones(4, 100, dtype=torch.int64)}
+
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    ahead = bf.AsyncLoader(Many(), "cpu", buckets=[128, 256])
+    before, most = 0, 0
+    for number, _ in enumerate(ahead):
+        if number == 1_000:
+            before = resident()
+        if number % 500 == 0:
+            assert len(threads()) == 1
+            most = max(most, resident())
+    assert most - before < 4 << 20  # 10,000 batches are 41 MB
+    assert ahead.stats is not None
+    assert (ahead.stats.batches, ahead.stats.num_shapes, ahead.stats.padding) == (10_000, 1, 1 - 100 / 128)
+
+
+def test_ctrl_c_in_a_loop_that_waits_reaches_the_consumer_and_ends_the_thread() -> None:
+    code = """
+import threading, time, brimful as bf
+
+class Slow:
+    def __iter__(self):
+        yield 1
+        print("waiting", flush=True)
+        time.sleep(3)
+        yield 2
+
+try:
+    for _ in bf.AsyncLoader(Slow(), "cpu"):
+        pass
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    print(sum(thread.name.startswith("brimful") for thread in threading.enumerate()), flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "waiting\n"
+        child.send_signal(signal.SIGINT)
+        assert child.stdout.read() == "interrupted\n0\n"
+    assert child.returncode == 0
+
+
+# -- buckets -------------------------------------------------------------------------------------------------------------
+
+
+def padded(batch: Any, **options: Any) -> Any:
+    (out,) = bf.AsyncLoader([batch], "cpu", **options)
+    return out
+
+
+def test_the_log_line_is_the_one_that_is_promised(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="brimful"):
+        padded({"input_ids": torch.ones(1, 179)}, buckets=[192, 64])
+    assert [record.getMessage() for record in caplog.records] == [
+        "original length: 179, bucket length: 192, padding length: 13"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("debug", r"^\[[-\d]+ [\d:,]+ - DEBUG\] original length: 179, bucket length: 192, padding length: 13\n$"),
+        ("INFO", "^$"),
+        ("", "^$"),
+        ("loud", r"^\[.* - WARNING\] BRIMFUL_LOG_LEVEL must be one of debug, info, .* \(got 'loud'\)\n$"),
+    ],
+)
+def test_the_environment_shows_the_log(level: str, expected: str) -> None:
+    code = (
+        'import torch, brimful as bf; list(bf.AsyncLoader([{"input_ids": torch.ones(1, 179)}], "cpu", buckets=[192]))'
+    )
+    environment = os.environ | {"BRIMFUL_LOG_LEVEL": level}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert re.match(expected, done.stderr)
+
+
+def test_each_key_is_padded_with_its_own_value_to_the_nearest_bucket() -> None:
+    batch = {
+        "input_ids": ids([1, 2, 3]),
+        "attention_mask": torch.tensor([[True, True, False]]),
+        "labels": ids([4, 5, 6]),
+        "lengths": torch.tensor([2]),
+        "text": ["a"],
+        "other": torch.ones(1, 2),
+    }
+    before = {name: getattr(one, "clone", lambda one=one: one)() for name, one in batch.items()}
+    out = padded(batch, buckets=[8, 5, 2])
+    assert out["input_ids"].tolist() == [[1, 2, 3, 0, 0]]
+    assert out["attention_mask"].tolist() == [[True, True, False, False, False]]
+    assert out["labels"].tolist() == [[4, 5, 6, -100, -100]]
+    assert (out["lengths"].tolist(), out["text"], out["other"].shape) == ([2], ["a"], (1, 2))
+    assert equal(batch, before)
+    left = padded(
+        batch, buckets=[5], pad_side="left", pad_value_dict={"input_ids": 9, "labels": -1, "attention_mask": 0}
+    )
+    assert (left["input_ids"].tolist(), left["labels"].tolist()) == ([[9, 9, 1, 2, 3]], [[-1, -1, 4, 5, 6]])
+
+
+def test_uniform_buckets_end_at_the_greatest_length() -> None:
+    assert bf.AsyncLoader([], "cpu", max_length=1024, num_buckets=4).buckets == (256, 512, 768, 1024)
+    assert len(bf.AsyncLoader([], "cpu", max_length=1000).buckets) == 8
+    assert padded({"input_ids": torch.ones(2, 900)}, max_length=1000)["input_ids"].shape == (2, 1000)
+
+
+def test_the_callers_lists_and_dicts_are_never_changed() -> None:
+    buckets, values = [8, 4, 4], {"input_ids": 1}
+    ahead = bf.AsyncLoader([{"input_ids": ids([1])}], "cpu", buckets=buckets, pad_value_dict=values)
+    assert (seen(ahead), ahead.buckets) == ([[[1, 1, 1, 1]]], (4, 8))
+    assert (buckets, values) == ([8, 4, 4], {"input_ids": 1})
+    buckets.append(1)
+    values["input_ids"] = 3
+    assert seen(ahead) == [[[1, 1, 1, 1]]]
+
+
+@pytest.mark.parametrize("length", [3, 4])
+def test_a_tensor_to_pad_without_a_value_is_an_error_with_both_numbers(length: int) -> None:
+    batch = {"input_ids": torch.ones(2, length), "token_type_ids": torch.ones(2, length)}
+    message = (
+        rf"^'token_type_ids' has {length} values along dimension -1, as many as there are tokens, and would be padded "
+    )
+    with pytest.raises(
+        bf.DataError,
+        match=message + r"to 4, but there is no value.*'token_type_ids': 0\}, or None to leave it as it is$",
+    ):
+        padded(batch, buckets=[4])
+    values = {"input_ids": 0, "token_type_ids": None}
+    assert padded(batch, buckets=[4], pad_value_dict=values)["token_type_ids"].shape == (2, length)
+
+
+@pytest.mark.parametrize("length", [2, 3])
+def test_one_number_a_row_is_never_padded_also_where_there_are_as_many_as_tokens(length: int) -> None:
+    batch = {"input_ids": torch.ones(2, length), "labels": torch.tensor([0, 1]), "score": torch.tensor([0.5, 1.0])}
+    out = padded(batch, buckets=[4])
+    assert (out["input_ids"].shape, out["labels"].tolist(), out["score"].tolist()) == ((2, 4), [0, 1], [0.5, 1.0])
+
+
+def test_a_batch_longer_than_every_bucket() -> None:
+    batch = {"input_ids": torch.arange(11)[None], "attention_mask": torch.ones(1, 11)}
+    message = (
+        r"^a batch of length 11 is longer than every bucket, of which the last is 6; add a longer bucket, truncate the"
+    )
+    with pytest.raises(bf.DataError, match=message):
+        padded(batch, buckets=[4, 6])
+    grown = padded(batch, buckets=[4, 6], overflow="grow")
+    assert grown["input_ids"].tolist() == [[*range(11), 0]]
+    assert padded(batch, buckets=[4], overflow="grow")["input_ids"].shape == (1, 12)
+    ahead = bf.AsyncLoader([batch], "cpu", buckets=[4, 6], overflow="truncate")
+    assert seen(ahead) == [[[*range(6)]]]
+    assert ahead.stats is not None
+    assert ahead.stats.truncated == 1
+    left = padded(batch, buckets=[4, 6], overflow="truncate", pad_side="left")
+    assert left["input_ids"].tolist() == [[*range(5, 11)]]
+
+
+def test_another_dimension_is_padded_by_name() -> None:
+    batch = {"features": torch.ones(2, 3, 7), "labels": torch.ones(2, 3), "mask": torch.ones(2, 3)}
+    values = {"features": 0.5, "labels": -100, "mask": 0}
+    out = padded(batch, buckets=[4], pad_value_dict=values, dim={"features": 1})
+    assert [tuple(out[name].shape) for name in batch] == [(2, 4, 7), (2, 4), (2, 4)]
+    assert out["features"][:, 3].eq(0.5).all()
+    with pytest.raises(bf.DataError, match=r"^dim=3 is no dimension of 'features', which has 3; see dim=$"):
+        padded(batch, buckets=[4], pad_value_dict=values, dim=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"buckets": [4], "max_length": 8},
+            r"^buckets and max_length=8 both say which buckets there are; give one of them$",
+        ),
+        ({"buckets": []}, r"^buckets must be at least 1 length \(got none\)$"),
+        ({"buckets": [0]}, r"^buckets must be at least 1 token \(got 0\)$"),
+        ({"max_length": 0}, r"^max_length must be at least 1 token \(got 0\)$"),
+        ({"overflow": "crop"}, r"^overflow must be one of error, grow, truncate \(got 'crop'\)$"),
+        ({"pad_side": "up"}, r"^pad_side must be one of right, left \(got 'up'\)$"),
+        ({"prefetch": -1}, r"^prefetch must be at least 0 batches \(got -1\)$"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bf.AsyncLoader([], "cpu", **options)
+
+
+def test_buckets_want_dicts() -> None:
+    with pytest.raises(TypeError, match=r"^buckets pad dicts of tensors \(got a tuple\); give AsyncLoader no buckets"):
+        padded((ids([1]),), buckets=[4])
+
+
+def test_a_device_that_is_not_there_is_said_to_be_missing() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one here")
+    with pytest.raises(
+        RuntimeError, match=r"^no device 'cuda:7' is to be had: this torch finds no cuda; name another, or 'cpu'$"
+    ):
+        next(iter(bf.AsyncLoader([1], "cuda:7")))
+
+
+# -- figures -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("slow", "share"), [("loader", (0.5, 1.0)), ("consumer", (0.0, 0.5))])
+def test_the_share_of_time_that_was_waited(slow: str, share: tuple[float, float]) -> None:
+    class Loader:
+        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+            for _ in range(10):
+                time.sleep(0.02 * (slow == "loader"))
+                yield {"input_ids": torch.ones(2, 3), "attention_mask": ids([1, 1, 0], [1, 0, 0])}
+
+    ahead = bf.AsyncLoader(Loader(), "cpu")
+    assert ahead.stats is None
+    for _ in ahead:
+        time.sleep(0.02 * (slow == "consumer"))
+    stats = ahead.stats
+    assert stats is not None
+    assert share[0] <= stats.stall_share <= share[1]
+    assert stats.stall_share == stats.seconds_waited / stats.seconds
+    assert (stats.batches, stats.samples, stats.tokens, stats.slots, stats.num_shapes) == (10, 20, 30, 60, 1)
+
+
+def test_figures_go_to_tensorboard(tmp_path: Any) -> None:
+    tensorboard: Callable[..., Any] = pytest.importorskip("torch.utils.tensorboard").SummaryWriter
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    ahead = bf.AsyncLoader([{"input_ids": torch.ones(2, 3)}], "cpu")
+    list(ahead)
+    assert ahead.stats is not None
+    with tensorboard(tmp_path) as writer:
+        ahead.stats.log_to(writer, 7)
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == {f"data/{name}" for name in ahead.stats}
+    assert [(event.step, event.value) for event in events.Scalars("data/slots")] == [(7, 6.0)]

@@ -1,0 +1,179 @@
+"""A step that has seen every shape: as many compilations as there are shapes, and none afterwards."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import brimful as bf
+from tests.test_wikitext import DATA, tokenized
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def compilations() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def stepper() -> tuple[Callable[[Any], Any], list[tuple[int, ...]]]:
+    """A compiled model's forward and backward, and the shapes that it was called with."""
+    model = nn.Sequential(nn.Embedding(30_000, 4), nn.Linear(4, 4))
+    compiled = torch.compile(model, dynamic=False, backend="eager")
+    shapes: list[tuple[int, ...]] = []
+
+    def step(batch: Any) -> None:
+        shapes.append(tuple(batch["input_ids"].shape))
+        hidden = compiled(batch["input_ids"])
+        (hidden * batch["attention_mask"][..., None]).sum().backward()
+        model.zero_grad(set_to_none=True)
+
+    return step, shapes
+
+
+def samples(count: int = 500) -> list[dict[str, Any]]:
+    lengths = np.random.default_rng(0).integers(1, 100, count)
+    return [{"input_ids": [1] * int(length), "labels": [2] * int(length), "text": "a"} for length in lengths]
+
+
+def assert_compiled_once_a_shape(batches: bf.Batches, num_shapes: int) -> None:
+    step, shapes = stepper()
+    seconds = bf.warm_up(step, batches)
+    assert list(seconds) == shapes
+    assert len(shapes) == compilations() == num_shapes
+    with batches.iter() as it:
+        for batch in it:
+            step(batch)
+        assert it.stats.num_shapes <= num_shapes
+    assert set(shapes[num_shapes:]) <= set(shapes[:num_shapes])
+    assert compilations() == num_shapes
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_each_shape_is_compiled_once_and_then_none(sharded: bool, streamed: bool) -> None:
+    data = bf.from_sequence(samples())
+    if streamed:
+        data = data.map_blocks(lambda block: block)
+    batches = data.batch(bf.StaticShapes([16, 50, 80, 100], 1_000), window=200)
+    if sharded and not streamed:
+        batches = batches.shard(1, 2)
+    assert_compiled_once_a_shape(batches.to_device("cpu"), 4)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"no corpus at {DATA}; set BRIMFUL_TEST_DATA")
+def test_an_epoch_of_wikitext_compiles_as_often_as_it_has_buckets() -> None:
+    data = tokenized().drop("text").cache()
+    buckets = bf.optimal_buckets([min(length, 512) for length in data.lengths()], 8)
+    assert_compiled_once_a_shape(data.batch(bf.StaticShapes(buckets, 16_384), window=10_000), 8)
+
+
+def test_the_synthetic_batches_have_the_keys_and_types_of_real_ones() -> None:
+    batches = (
+        bf.from_sequence(samples(50)).batch(bf.StaticShapes([50, 100], 400), window=50).shard(0, 1).to_device("cpu")
+    )
+    first = next(iter(batches))
+    seen: list[dict[str, Any]] = []
+    bf.warm_up(seen.append, batches)
+    assert [tuple(batch["input_ids"].shape) for batch in seen] == [(8, 50), (4, 100)]
+    for batch in seen:
+        rows, length = batch["input_ids"].shape
+        assert list(batch) == list(first)
+        for name, value in first.items():
+            assert type(batch[name]) is type(value)
+            if isinstance(value, torch.Tensor):
+                assert (batch[name].dtype, batch[name].ndim) == (value.dtype, value.ndim)
+        assert batch["attention_mask"].all()
+        assert batch["lengths"].tolist() == [length] * rows
+        assert batch["sample_weights"].tolist() == [1.0] * rows
+        assert batch["labels"].eq(2).all()
+        assert batch["text"] == ["a"] * rows
+
+
+def test_a_policy_or_shapes_do_without_data() -> None:
+    seen: list[Any] = []
+    bf.warm_up(seen.append, bf.StaticShapes([16, 64], 64))
+    assert [(list(batch), tuple(batch["labels"].shape)) for batch in seen] == [
+        (["input_ids", "attention_mask", "labels"], (4, 16)),
+        (["input_ids", "attention_mask", "labels"], (1, 64)),
+    ]
+    example = {"input_ids": torch.tensor([[0, 5, 6]], dtype=torch.int32), "attention_mask": torch.tensor([[0, 1, 1]])}
+    bf.warm_up(seen.append, [(1, 2), (2, 5)], example=example)
+    assert [batch["input_ids"].tolist() for batch in seen[2:]] == [[[5, 6, 5, 6, 5]] * 2, [[5, 6]]]
+    assert seen[2]["input_ids"].dtype == torch.int32
+
+
+def test_the_generators_are_as_before() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    bf.warm_up(lambda batch: torch.rand(100), bf.StaticShapes([4], 8))
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_static_buffers_are_those_of_the_real_batches() -> None:
+    batches = bf.from_sequence(samples(50)).batch(bf.StaticShapes([50, 100], 400), window=50)
+    sent = batches.to_device("cpu", static_buffers=True)
+    warm: dict[Any, int] = {}
+    bf.warm_up(lambda batch: warm.update({tuple(batch["input_ids"].shape): batch["input_ids"].data_ptr()}), sent)
+    for batch in sent:
+        assert warm[tuple(batch["input_ids"].shape)] == batch["input_ids"].data_ptr()
+
+
+def test_packed_rows_have_one_shape() -> None:
+    seen: list[Any] = []
+    assert list(bf.warm_up(seen.append, bf.from_sequence(samples(50)).pack(128, rows=2))) == [(2, 128)]
+    assert [tuple(batch["input_ids"].shape) for batch in seen] == [(2, 128)]
+
+
+def test_without_buckets_it_says_how_many_shapes_to_expect() -> None:
+    batches = bf.from_sequence(samples(2_000)).batch_by_tokens(400, window=100)
+    shapes = batches.shapes()
+    assert sum(shapes.values()) == len(batches)
+    assert list(shapes.values()) == sorted(shapes.values(), reverse=True)
+    assert set(shapes) == {tuple(batch["input_ids"].shape) for batch in batches}
+    with pytest.raises(
+        ValueError,
+        match=rf"^an epoch of these {len(batches)} batches has {len(shapes)} shapes to expect, too many to warm up",
+    ):
+        bf.warm_up(lambda batch: None, batches)
+    few = bf.from_sequence(samples(8)).batch_by_tokens(400, window=8)
+    assert set(bf.warm_up(lambda batch: None, few)) == set(few.shapes())
+    streamed = bf.from_sequence(samples()).map(dict).batch_by_tokens(400, window=500)
+    with pytest.raises(
+        ValueError, match=r"^of streamed batches without static shapes nobody knows the shapes before they come; "
+    ):
+        bf.warm_up(lambda batch: None, streamed)
+
+
+def test_more_shapes_than_the_compiler_takes_are_said_before(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="brimful"):
+        bf.warm_up(lambda batch: None, bf.StaticShapes(range(1, 10), 9))
+    assert (
+        "9 shapes to warm up, and torch.compile runs eagerly what it would have to compile more than 8 times"
+        in caplog.text
+    )
+    assert "recompile_limit = 9 first" in caplog.text
+
+
+@pytest.mark.parametrize("shapes", [[(1,)], [5]])
+def test_shapes_have_rows_and_tokens(shapes: Any) -> None:
+    with pytest.raises(ValueError, match=r"^shapes are \(rows, tokens\) \(got "):
+        bf.warm_up(print, shapes)
+
+
+def test_batches_that_are_no_dicts_are_refused() -> None:
+    batches = bf.from_sequence(samples(5)).batch(bf.StaticShapes([100], 400), window=5, collate_fn=list)
+    with pytest.raises(ValueError, match=r"a dict of tensors \(got list\); call the step yourself"):
+        bf.warm_up(lambda batch: None, batches)

@@ -1,0 +1,255 @@
+"""Batches sent to a device: the same batches, ahead of use, wherever the run is stopped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+import brimful as bf
+from brimful.tensors import copies
+from brimful.tensors.copies import Beside
+from brimful.tensors.static_buffers import MOST_SHAPES
+
+
+def batches(**options: Any) -> bf.Batches:
+    data = bf.from_sequence(
+        [{"input_ids": [i] * (1 + i % 7), "labels": [i] * (1 + i % 7), "text": "t"} for i in range(60)]
+    )
+    return data.batch_by_tokens(16, window=20, **options)
+
+
+def as_lists(found: Any) -> list[Any]:
+    return [{name: getattr(one, "tolist", lambda one=one: one)() for name, one in batch.items()} for batch in found]
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("pad_on_device", [False, True])
+def test_the_batches_and_the_states_are_those_without_it(prefetch: int, pad_on_device: bool) -> None:
+    with (
+        batches().iter() as plain,
+        batches().to_device("cpu", prefetch=prefetch, pad_on_device=pad_on_device).iter() as sent,
+    ):
+        for expected, found in zip(plain, sent, strict=True):
+            assert as_lists([found]) == as_lists([expected])
+            assert list(found) == list(expected)
+            assert sent.state_dict() == plain.state_dict()
+        counts = ("batches", "samples", "tokens", "slots", "num_shapes")
+        assert [sent.stats[name] for name in counts] == [plain.stats[name] for name in counts]
+    state = plain.state_dict()
+    with batches().to_device("cpu").iter(state) as rest:
+        assert list(rest) == []
+
+
+def test_every_tensor_is_on_the_device_and_what_is_none_stays() -> None:
+    for batch in batches().shard(0, 2).to_device("meta"):
+        kinds = {name: one.device.type for name, one in batch.items() if isinstance(one, torch.Tensor)}
+        assert set(kinds.values()) == {"meta"}
+        assert {*batch} - {*kinds} == {"text", "weight", "is_filler"}
+
+
+def test_epochs_go_on_ahead_and_map_after_it_sees_the_device() -> None:
+    data = bf.from_sequence([{"input_ids": [1]}, {"input_ids": [2]}], repeat=True)
+    sent = data.batch(1).to_device("meta").map(lambda batch: batch["input_ids"].device.type)
+    with sent.iter() as it:
+        assert [next(it) for _ in range(5)] == ["meta"] * 5
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: batches().map(dict),
+        lambda: batches().prefetch(2),
+        lambda: batches(collate_fn=list),
+        lambda: batches(layout="nested"),
+        lambda: bf.from_sequence([{"input_ids": [1]}]).pack(8),
+    ],
+    ids=["map", "prefetch", "collate_fn", "nested", "pack"],
+)
+def test_what_is_not_padded_here_cannot_be_padded_on_the_device(made: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"^pad_on_device pads brimful's own padded batches as they arrive, so nothing may come"
+    ):
+        made().to_device("cpu", pad_on_device=True)
+
+
+def test_less_is_sent_where_the_device_pads() -> None:
+    rows = pa.table({"input_ids": pa.array([[7] * n for n in (500, 20, 10)], pa.list_(pa.uint16()))})
+    sizes = []
+    for pad_on_device in (False, True):
+        sent: list[int] = []
+
+        class Counting(copies.AtOnce):
+            def send(self, item: Any, sent: list[int] = sent) -> copies.Sent:
+                sent.append(sum(one.numel() * one.element_size() for one in copies.tensors_of(item)))
+                return super().send(item)
+
+        with patch.object(copies, "AtOnce", Counting):
+            (batch,) = bf.from_sequence(rows).batch(3).to_device("cpu", pad_on_device=pad_on_device)
+        assert batch["input_ids"].shape == (3, 500)
+        sizes += sent
+    assert sizes[0] > 3 * 500 * 16
+    assert sizes[1] < 530 * 2 + 200
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "uint32", "uint64", "int8", "bool", "float32"])
+@pytest.mark.parametrize("dtype", ["int64", "int32", "bfloat16", "float64"])
+def test_values_of_any_type_are_padded_there_as_they_are_here(kind: str, dtype: str) -> None:
+    values = pa.array(np.array([0, 1, 1, 1], kind))
+    rows = pa.table({"input_ids": pa.ListArray.from_arrays(pa.array([0, 3, 3, 4], pa.int32()), values)})
+    options: Any = {"dtypes": {"input_ids": dtype}, "pad_values": {"input_ids": 1}}
+    if kind == "float32" and dtype.startswith("int"):
+        pytest.skip("fractions are not made integers")
+    (here,) = bf.from_sequence(rows).batch(3, **options)
+    (there,) = bf.from_sequence(rows).batch(3, **options).to_device("cpu", pad_on_device=True)
+    assert there["input_ids"].dtype == here["input_ids"].dtype
+    assert torch.equal(there["input_ids"], here["input_ids"])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_fillers_and_copies_ask_for_no_label_there_either(world_size: int) -> None:
+    data = bf.from_sequence([{"input_ids": [i] * 3, "labels": [i] * 3} for i in range(7)])
+    static = data.batch(bf.StaticShapes([4], 12), window=100)
+    for rank in range(world_size):
+        here = static.shard(rank, world_size)
+        assert as_lists(here.to_device("cpu", pad_on_device=True)) == as_lists(here)
+
+
+@pytest.mark.parametrize("streams", [None, 2])
+def test_fillers_of_static_shapes_have_the_shape_of_the_others(tmp_path: Any, streams: int | None) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text('{"input_ids": [1, 2, 3]}\n' * (9 if name == "a" else 2))
+    data = (
+        bf.from_files(str(tmp_path / "*.jsonl"), streams=streams)
+        if streams
+        else bf.from_sequence([{"input_ids": [1]}] * 9)
+    )
+    seen = set()
+    world = [
+        data.batch(bf.StaticShapes([4], 12), window=100).shard(rank, 2, group=store(tmp_path)) for rank in range(2)
+    ]
+    results: list[list[Any]] = [[], []]
+    threads = [threading.Thread(target=lambda rank=rank: results[rank].extend(world[rank])) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    fillers = 0
+    for batch in (batch for result in results for batch in result):
+        seen.add(tuple(batch["input_ids"].shape))
+        fillers += batch["is_filler"]
+        if batch["is_filler"]:
+            assert batch["sample_weights"].tolist() == [1.0, 0.0, 0.0]
+    assert seen == {(3, 4)}
+    assert fillers
+
+
+def store(folder: Any) -> Any:
+    return torch.distributed.FileStore(str(folder / "store"), 2)
+
+
+# -- static buffers ------------------------------------------------------------------------------------------------------
+
+
+def test_batches_of_a_shape_are_in_the_same_tensors_over_epochs() -> None:
+    data = bf.from_sequence([{"input_ids": [i] * (1 + i % 2)} for i in range(8)])
+    loader = data.batch(bf.StaticShapes([1, 2], 2), window=8).to_device("cpu", static_buffers=True).loader()
+    pointers: dict[Any, set[int]] = {}
+    for epoch in range(3):
+        found = []
+        for batch in loader:
+            ids = batch["input_ids"]
+            found += ids[batch["sample_weights"] > 0][:, 0].tolist()
+            pointers.setdefault(tuple(ids.shape), set()).add(ids.data_ptr())
+        assert sorted(found) == list(range(8)), epoch
+    assert {shape: len(places) for shape, places in pointers.items()} == {(2, 1): 1, (1, 2): 1}
+
+
+def test_too_many_shapes_for_static_buffers_are_an_error_and_not_the_end_of_the_memory() -> None:
+    data = bf.from_sequence([{"input_ids": [1] * (n + 1)} for n in range(MOST_SHAPES + 1)])
+    with data.batch(1).to_device("cpu", static_buffers=True).iter() as it:
+        for _ in range(MOST_SHAPES):
+            next(it)
+        with pytest.raises(
+            ValueError, match=r"^static_buffers keeps .* a shape beside 64 others: \(1, 65\) .*StaticShapes"
+        ):
+            next(it)
+
+
+# -- an accelerator, as far as one can be told without it ----------------------------------------------------------------
+
+
+class Streams:
+    """Streams and events that do nothing but say in which order they were used."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def current_device(self) -> int:
+        return 0
+
+    def is_available(self) -> bool:
+        return True
+
+    def Stream(self, device: torch.device) -> Any:  # noqa: N802
+        return SimpleNamespace(record_event=lambda: f"copied {len(self.log)}")
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        self.log.append("copies")
+        yield
+
+    def current_stream(self, device: torch.device) -> Any:
+        return SimpleNamespace(wait_event=lambda event: self.log.append(f"waits for {event.split()[0]}"))
+
+
+def test_a_batch_is_copied_once_from_pinned_memory_and_kept_until_the_compute_has_run() -> None:
+    """The steps of a copy; that they do what they should is shown on a device (tests/gpu)."""
+    backend, pinned, kept = Streams(), [], []
+    empty = torch.empty
+
+    def allocated(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        if pin_memory:
+            pinned.append(size[0])
+        return empty(*size, **options)
+
+    shared = torch.arange(6)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
+    batch = {"input_ids": shared, "labels": shared, "flags": torch.tensor([True]), "nested": nested, "text": ["a"]}
+    with (
+        patch.object(torch, "fake", backend, create=True),
+        patch.object(torch, "empty", allocated),
+        patch.object(copies.torch.Tensor, "record_stream", lambda self, stream: kept.append(self.data_ptr())),
+    ):
+        beside = Beside.__new__(Beside)
+        beside._backend, beside._device, beside._stream = (
+            backend,
+            torch.device("cpu", 0),
+            backend.Stream(torch.device("cpu")),
+        )
+        sent = beside.send(batch)
+        assert backend.log == ["copies"]
+        out = beside.receive(sent)
+    assert backend.log == ["copies", "waits for copied"]
+    assert pinned == [64 + 64]  # the ids once, the flags
+    assert out["input_ids"] is out["labels"]
+    assert torch.equal(out["input_ids"], shared)
+    assert out["input_ids"] is not shared
+    assert (out["flags"].tolist(), out["text"]) == ([True], ["a"])
+    assert out["input_ids"].data_ptr() in kept
+    assert out["flags"].data_ptr() in kept
+
+
+def test_torch_is_not_imported_by_a_description() -> None:
+    code = "import sys, brimful as bf; bf.from_sequence([]).batch(2); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
