@@ -74,7 +74,10 @@ def measure(
             differ = np.flatnonzero(column != expected)
             if len(differ):
                 sample = int(differ[0])
-                words = _disagreement(rule, texts[path], int(column[sample]), int(expected[sample]), path, found_in)
+                words = _disagreement(rule, texts[path], int(column[sample]), int(expected[sample]))
+                if isinstance(rule, str):
+                    here = "in sample 0" if rule in constants else "on another axis"
+                    words += f" {here}" if found_in[rule] == path else f" in key {found_in[rule]!r}"
                 raise ValueError(f"{_place(sample, path)} of shape {tuple(shapes[path][sample])}: {words}")
     dims = {path: tuple(with_constants(rule, constants) for rule in rules) for path, rules in axes.items()}
     return Measured(dims, sizes, constants)
@@ -120,13 +123,14 @@ def expanded(pattern: Pattern, shape: Sequence[int]) -> Dims:
     return tuple(rules)
 
 
-def _disagreement(rule: Rule, text: str, size: int, expected: int, path: str, found_in: Mapping[str, str]) -> str:
-    if isinstance(rule, int):
-        return f"a fixed axis is {size}, not {expected}, as {text!r}, or sample 0, has it"
+def _disagreement(rule: Rule, text: str, size: int, expected: int) -> str:
+    if isinstance(rule, str):
+        return f"{rule!r} is {size}, but {expected}"
     if isinstance(rule, tuple):
         return f"an axis is {size}, but {text_of(rule)!r} is {expected}"
-    elsewhere = f" in key {found_in[rule]!r}" if found_in[rule] != path else " on another axis, or in sample 0"
-    return f"{rule!r} is {size}, but {expected}{elsewhere}"
+    if str(rule) in text.split():
+        return f"an axis is {size}, but {expected} in {text!r}"
+    return f"an axis in '...' is {size}, but {expected} in sample 0"
 
 
 def _place(sample: int, path: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Final
 
 import torch
 
@@ -16,6 +17,9 @@ from brimful.grouping.measure import IntArray
 
 Tensor = torch.Tensor
 Pad = float | Tensor
+
+_SIGNED: Final = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Types whose values torch puts at no index, and those in which their bits can be."""
 
 
 def rows_of(tensors: Sequence[Tensor], dims: Dims) -> Tensor:
@@ -44,7 +48,10 @@ def padded(rows: Tensor, places: IntArray, shapes: Sequence[Sequence[int]], pad:
         out = out.clone() if out.data_ptr() == pad.data_ptr() else out
     else:
         out = rows.new_full((sum(counts), *inner), pad)
-    out.index_put_((index_of(places, rows.device),), rows)
+    into, values = out, rows
+    if rows.dtype in _SIGNED:
+        into, values = out.view(_SIGNED[rows.dtype]), rows.view(_SIGNED[rows.dtype])
+    into.index_put_((index_of(places, rows.device),), values)
     parts = torch.unsafe_split_with_sizes(out, counts)  # no views to autograd: a module may change its input in place
     return tuple(part.view(shape) for part, shape in zip(parts, shapes))
 
