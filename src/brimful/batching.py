@@ -41,6 +41,7 @@ class BatchOptions(_Options, total=False):
     layout: "padded"; "nested": tensors of layout torch.jagged, which hold no padding; or "grouped": `groups` of like length
         inside the batch, each padded on the right to its own longest (see `brimful.grouping`), for lengths that differ a
         thousandfold. The batch is planned as a padded one: its budget counts what that would hold, `.stats` what the groups do.
+        Ranks may have different numbers of groups: see `Collection.apply` before you run FSDP on them.
     num_groups: most groups in a batch, of layout "grouped"; by default 4.
     dtypes: types other than int64 for integers and a column's own for the rest, by the names of what is in a batch:
         {"input_ids": "int32", "attention_mask": "bool"}.

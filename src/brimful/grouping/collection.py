@@ -169,6 +169,10 @@ class Collection:
     ) -> Any:
         """Calls a module, or any function, once a group, with plain padded tensors; its results as a collection.
 
+        Data-parallel ranks may have different numbers of groups. DDP takes that where `apply` is called inside the module that it
+        wraps. What exchanges something in each call of a layer (FSDP, synchronised batch norm) would wait for a rank that has
+        fewer: give all ranks as many groups (`Partition`), or leave groups out there.
+
         Args:
             module: takes (samples, ...) tensors, and bool masks of them.
             inputs: what it gets: a key, or several in order; or by parameter, {"x": "protein.pos"}. By default a tensor as it is,
