@@ -1240,6 +1240,56 @@ MUTANTS = [
         "Done(number + 1, batches.state_dict(), ",
         of("memory/test_inference", "test_a_run_that_stops_goes_on_with_the_window_at_work"),
     ),
+    # -- groups inside a batch
+    Mutant(
+        "the samples of a group lie on top of each other",
+        "grouping/frame.py",
+        "+ position * strides[0][which]",
+        "+ 0 * strides[0][which]",
+        of("grouping/test_collection", "test_samples_come_back_in_their_order"),
+    ),
+    Mutant(
+        "axes before the last ragged one are laid out as the sample has them, not as its group does",
+        "grouping/frame.py",
+        "inside *= np.repeat(stride[which[samples]], own)",
+        "inside *= np.repeat(np.roll(own, -1), own)",
+        of("grouping/test_collection", "test_a_group_is_its_samples_padded_to_the_longest"),
+    ),
+    Mutant(
+        "a mask of two dimensions shows what is in either",
+        "grouping/calls.py",
+        "whole & own",
+        "whole | own",
+        of("grouping/test_apply", "test_masks_of_two_dimensions_are_the_and_of_both"),
+    ),
+    Mutant(
+        "a sample that a convolution would make shorter than nothing goes through",
+        "grouping/resolve.py",
+        "if (lengths < 0).any():",
+        "if (lengths < -1).any():",
+        of("grouping/test_apply", "test_what_does_not_fit_is_named"),
+    ),
+    Mutant(
+        "a rule that falls where its name rises mixes samples up",
+        "grouping/frame.py",
+        "if (lengths > widths).any():",
+        "if False:",
+        of("grouping/test_collection", "test_what_does_not_agree_is_named"),
+    ),
+    Mutant(
+        "where longer samples are cheaper, thresholds stay at the dearer length",
+        "plan/groups.py",
+        "cheapest[np.searchsorted(cheapest, found)]",
+        "found",
+        of("plan/test_groups", "test_no_other_partition_costs_less"),
+    ),
+    Mutant(
+        "a rank's filler in groups asks for labels",
+        "tensors/grouped.py",
+        "if batch.weight == 0:",
+        "if batch.weight == 2:",
+        of("tensors/test_grouped", "test_a_rank_without_a_batch_asks_for_no_label"),
+    ),
 ]
 
 

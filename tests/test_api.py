@@ -76,6 +76,15 @@ def test_a_token_budget_cuts_longest_first_and_stable() -> None:
     assert (plan.padded_lengths.tolist(), plan.padding, plan.num_shapes) == ([50, 30, 20], 0.0, 3)
 
 
+def test_groups_inside_a_batch() -> None:
+    samples = [torch.ones(length) for length in (1, 4, 2, 9)]
+    grouped = bf.grouping.Collection(samples, "seq").group(bf.grouping.LengthThresholds("seq", [4]))
+    assert grouped.partition == ((0, 1, 2), (3,))
+    total = grouped.apply(lambda x, mask: (x * mask).sum(1), masks={"mask": "seq"}, outputs="")
+    assert [one.item() for one in total.ungroup()] == [1, 4, 2, 9]
+    assert bf.find_thresholds([1] * 771 + [4] * 193 + [16] * 48 + [64] * 12, 4) == [1, 4, 16]
+
+
 def test_uniform_buckets_end_at_the_longest() -> None:
     assert bf.uniform_buckets(1024, 4) == [256, 512, 768, 1024]
     assert bf.uniform_buckets(1000, 7)[-1] == 1000

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOMS = {  # in the order in which data flow, from below; a module imports from its own room and from those with smaller numbers
-    "core": 0, "plan": 1, "rows": 2, "sources": 3, "index": 4, "store": 5, "windows": 6, "steps": 7, "tensors": 8,
+    "core": 0, "plan": 1, "grouping": 2, "rows": 2, "sources": 3, "index": 4, "store": 5, "windows": 6, "steps": 7, "tensors": 8,
     "algebra": 9, "loader": 9, "batches": 10, "device": 11, "batching": 11, "transforms": 11, "dataset": 12,
     "read": 13, "testing": 13, "integrations": 13, "memory": 14, "__init__": 15,
     "report": 16, "demo": 16, "cli": 17, "__main__": 18,
@@ -25,7 +25,7 @@ SHARED = {  # what the stages of a room are made of; a stage does not import ano
     },
     "integrations": set[str](),
 }  # fmt: skip
-TORCH = {"cli", "demo", "device", "integrations", "loader", "memory", "steps", "tensors"}
+TORCH = {"cli", "demo", "device", "grouping", "integrations", "loader", "memory", "steps", "tensors"}
 MOST_AT_THE_TOP = 10
 
 PACKAGE = Path(__file__).parents[1] / "src" / "brimful"

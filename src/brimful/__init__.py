@@ -33,6 +33,7 @@ from brimful.plan import (
     TokenBudget,
     best_num_buckets,
     exponential_buckets,
+    find_thresholds,
     optimal_buckets,
     quantile_buckets,
     uniform_buckets,
@@ -50,7 +51,7 @@ from brimful.rows.parallel import CallOptions
 from brimful.steps.sampler import BatchSampler
 
 if TYPE_CHECKING:
-    from brimful import memory
+    from brimful import grouping, memory
     from brimful.device.async_loader import AsyncLoader
     from brimful.device.warm_up import warm_up
     from brimful.memory import map_batches_in_order, oom_guard
@@ -87,10 +88,12 @@ __all__ = [
     "best_num_buckets",
     "concat_datasets",
     "exponential_buckets",
+    "find_thresholds",
     "from_files",
     "from_iterable",
     "from_sequence",
     "from_store",
+    "grouping",
     "interleave_datasets",
     "map_batches_in_order",
     "memory",
@@ -110,10 +113,11 @@ _WITH_TORCH = {
     "map_batches_in_order": "brimful.memory",
     "memory": "brimful.memory",
     "oom_guard": "brimful.memory",
+    "grouping": "brimful.grouping",
     "token_mean": "brimful.tensors.loss",
     "warm_up": "brimful.device.warm_up",
 }
-_MODULES = {"attention", "memory"}
+_MODULES = {"attention", "grouping", "memory"}
 
 
 def __getattr__(name: str) -> Any:

@@ -30,7 +30,7 @@ from brimful.steps.planners import ByKey, ByPacking, ByPolicy
 from brimful.steps.round_robin import RoundRobin
 from brimful.steps.sharded import Sharded
 from brimful.tensors.collated import Collated
-from brimful.tensors.layouts import ByFunction, ColumnRules, Layout, Nested, PackedRows, Padded
+from brimful.tensors.layouts import ByFunction, ColumnRules, Layout, PackedRows, Padded, layout_named
 from brimful.windows.planned import Planned
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Batches:
     """A stream of batches: a description, cheap and immutable. Iterating over it runs it from the start.
 
     A batch is a dict of int64 tensors: each list column padded to (B, L), `attention_mask` (B, L), `lengths` (B,), other
-    numbers stacked, anything else as a list; see `brimful.tensors` for nested and packed ones.
+    numbers stacked, anything else as a list; see `brimful.tensors` for nested, grouped and packed ones.
     """
 
     planned: Stage[Batch]
@@ -237,14 +237,15 @@ class Batches:
         if not isinstance(stage, Collated) or not isinstance(stage.layout, Padded):
             raise ValueError(
                 "pad_on_device pads brimful's own padded batches as they arrive, so nothing may come between: no collate_fn, "
-                "layout='nested' or pack, and map, take, enumerate and prefetch after to_device"
+                "other layout or pack, and map, take, enumerate and prefetch after to_device"
             )
         return replace(self, stage=replace(stage, layout=replace(stage.layout, on_device=True)))
 
     def shapes(self, epoch: int = 0) -> dict[tuple[int, ...], int]:
         """The shapes (rows, tokens) of an epoch's batches and how many have each, the most frequent first: what compilers see.
 
-        Price: that of planning the epoch. Of indexed data no row is touched; streamed ones are read and tokenised.
+        Of layout "grouped" they are those of whole batches. Price: that of planning the epoch. Of indexed data no row is touched;
+        streamed ones are read and tokenised.
         """
         found = Counter((batch.padded_size, *batch.widths) for batch in self.plans(epoch))
         return dict(found.most_common())
@@ -264,7 +265,8 @@ def padded_batches(
     token_columns: Sequence[str] | None = None,
     pad_values: Mapping[str, float] | None = None,
     pad_side: Literal["right", "left"] | None = None,
-    layout: Literal["padded", "nested"] = "padded",
+    layout: Literal["padded", "nested", "grouped"] = "padded",
+    num_groups: int | None = None,
     dtypes: Mapping[str, Any] | None = None,
     drop_last: bool = False,
     shuffle_batches: bool = True,
@@ -275,26 +277,24 @@ def padded_batches(
     executor_type: ExecutorType = "thread",
 ) -> Batches:
     """Rows to batches, by a policy or by functions of the samples; see BatchOptions."""
-    one_of("layout", layout, "padded", "nested")
     policy = planner.policy if isinstance(planner, ByPolicy) else None
     in_order = isinstance(policy, FixedSize) and not policy.sort
     rules = _rules(stage, length_column, token_columns, pad_values, dtypes)
     static = isinstance(policy, StaticShapes)
-    if static and layout == "nested":
-        raise ValueError("layout='nested' pads nothing, so it has no static shapes; choose layout='padded'")
     side = pad_side or side_of(stage, rules.length_columns[0]) or "right"
     one_of("pad_side", side, "right", "left")
-    shape = Padded(side == "left", static) if layout == "padded" else Nested()
+    if layout == "grouped" and pad_side == "left":
+        raise ValueError("layout='grouped' pads on the right; leave pad_side out, or choose layout='padded'")
+    rounding = planner.rounding or policy
+    shape = layout_named(layout, side == "left", static, num_groups, rounding)
     windows = windows_of(
         stage, _rows(window), rules.length_columns, required=policy is not None and not in_order, policy=policy
     )
     batched = Batched(windows, planner, drop_last, shuffle_batches and not in_order, group, seed)
-    rounding = planner.rounding or policy
     few_shapes = (
         static or getattr(rounding, "buckets", None) is not None or getattr(rounding, "pad_to_multiple_of", 1) > 1
     )
-    layout_of = _layout(shape, collate_fn, max_workers, executor_type)
-    return _collated(batched, rules, layout_of, few_shapes, repeats)
+    return _collated(batched, rules, _layout(shape, collate_fn, max_workers, executor_type), few_shapes, repeats)
 
 
 def packed_batches(

@@ -38,7 +38,11 @@ class BatchOptions(_Options, total=False):
         Other lists of numbers are padded to their own longest.
     pad_values: what padding holds, by column; by default the tokenizer's own id, else 0, and -100 in labels.
     pad_side: where padding goes, "right" or "left"; by default the tokenizer's own side, else right.
-    layout: "padded", or "nested": tensors of layout torch.jagged, which hold no padding.
+    layout: "padded"; "nested": tensors of layout torch.jagged, which hold no padding; or "grouped": `groups` of like length
+        inside the batch, each padded on the right to its own longest (see `brimful.grouping`), for lengths that differ a
+        thousandfold. The batch is planned as a padded one: its budget counts what that would hold, `.stats` what the groups do.
+        Ranks may have different numbers of groups: see `Collection.apply` before you run FSDP on them.
+    num_groups: most groups in a batch, of layout "grouped"; by default 4.
     dtypes: types other than int64 for integers and a column's own for the rest, by the names of what is in a batch:
         {"input_ids": "int32", "attention_mask": "bool"}.
     drop_last: leave out incomplete batches: of a fixed size, one a window; else the last cut of an epoch. Counted in `.stats`.
@@ -56,12 +60,13 @@ class BatchOptions(_Options, total=False):
 
     length_column: str | tuple[str, str]
     pad_side: Literal["right", "left"] | None
-    layout: Literal["padded", "nested"]
+    layout: Literal["padded", "nested", "grouped"]
+    num_groups: int | None
 
 
 class PackOptions(_Options, total=False):
-    """What `pack` takes: all of BatchOptions but pad_side and layout, and one `length_column`. `drop_last` leaves out batches of
-    fewer rows, one a window."""
+    """What `pack` takes: all of BatchOptions but pad_side, layout and num_groups, and one `length_column`. `drop_last` leaves
+    out batches of fewer rows, one a window."""
 
     length_column: str
 

@@ -529,8 +529,8 @@ def test_nested_samples_are_cut_as_planned() -> None:
     assert batch["input_ids"].values().tolist() == list(range(8))
 
 
-def test_a_layout_is_padded_or_nested() -> None:
-    with pytest.raises(ValueError, match=r"layout must be one of padded, nested \(got 'ragged'\)"):
+def test_a_layout_is_padded_nested_or_grouped() -> None:
+    with pytest.raises(ValueError, match=r"layout must be one of padded, nested, grouped \(got 'ragged'\)"):
         bf.from_sequence([{"input_ids": [1]}]).batch(1, layout="ragged")  # type: ignore[typeddict-item]
 
 
@@ -759,7 +759,7 @@ def test_more_shapes_than_torch_compiles_are_told_once_where_few_were_asked_for(
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("way", ["packed", "split", "nested", "static", "function"])
+@pytest.mark.parametrize("way", ["packed", "split", "nested", "grouped", "static", "function"])
 def test_resuming_gives_the_same_tensors(way: str, streamed: bool) -> None:
     rows = table([number % 9 for number in range(20)], ("labels", "text", "spans"))
 
@@ -771,6 +771,8 @@ def test_resuming_gives_the_same_tensors(way: str, streamed: bool) -> None:
             return data.pack(4, rows=3, window=8, overlong="split")
         if way == "nested":
             return data.batch(bf.TokenBudget(20), window=8, layout="nested")
+        if way == "grouped":
+            return data.batch(bf.TokenBudget(20), window=8, layout="grouped", num_groups=2)
         if way == "static":
             return data.batch(bf.StaticShapes((4, 8), 24), window=8)
         return data.batch(3, collate_fn=list)

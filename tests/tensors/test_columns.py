@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.grouping import Collection
 from brimful.testing import assert_exact_resume
 from tests.effort import examples
 
@@ -46,6 +47,8 @@ def kinds(batch: dict[str, Any]) -> Kinds:
     def kind(value: Any) -> tuple[Any, ...]:
         if isinstance(value, torch.Tensor):
             return value.dtype, value.dim(), value.is_nested
+        if isinstance(value, Collection):
+            return tuple(kinds(value.groups[0]).items())
         return (type(value),)
 
     return {name: kind(value) for name, value in batch.items()}
@@ -74,6 +77,7 @@ WAYS: dict[str, Any] = {
         window, lambda sample: len(sample["input_ids"]), window=9, pad_to_multiple_of=4
     ),
     "nested": lambda data, window: data.batch_by_tokens(24, window=window, layout="nested"),
+    "grouped": lambda data, window: data.batch_by_tokens(24, window=window, layout="grouped", num_groups=2),
     "packed": lambda data, window: data.pack(16, rows=2, window=window),
     "packed, split": lambda data, window: data.pack(4, rows=3, window=window, overlong="split"),
     "two lengths": lambda data, window: data.batch_by_tokens(64, window=window, length_column=("input_ids", "spans")),

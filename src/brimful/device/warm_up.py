@@ -19,7 +19,7 @@ from brimful.plan import StaticShapes
 from brimful.steps.batched import Batched
 from brimful.steps.planners import ByPacking, ByPolicy
 from brimful.tensors.collated import Collated
-from brimful.tensors.layouts import ColumnRules, PackedRows
+from brimful.tensors.layouts import ColumnRules, Grouped, PackedRows
 from brimful.tensors.on_device import OnDevice
 from brimful.windows.planned import Planned
 
@@ -124,6 +124,11 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
     """The shapes of batches, and a batch of each that went through all stages after the one that makes tensors."""
     alone = batches.shard(0, 1) if batches.sharded else batches  # no other rank is waited for
     collated = next(stage for stage in _chain(alone.stage) if isinstance(stage, Collated))
+    if isinstance(collated.layout, Grouped):
+        raise ValueError(
+            "warm_up cannot know the shapes of groups before they come (layout='grouped'); call the step yourself, or batch with "
+            "layout='padded'"
+        )
     with running(collated, collated.start(0)) as items:
         pattern, _ = next(items, (None, None))
     if not isinstance(pattern, Mapping):

@@ -8,6 +8,7 @@ from brimful.plan.buckets import (
     uniform_buckets,
 )
 from brimful.plan.budget import AttentionCost, CostBudget, FixedSize, TokenBudget
+from brimful.plan.groups import balanced_thresholds, by_thresholds, find_thresholds, optimal_partition
 from brimful.plan.overlong import Overlong, OverlongError, Pieces, plan_with, split_long
 from brimful.plan.pack import Packed
 from brimful.plan.plan import Plan, Policy, as_lengths
@@ -27,9 +28,13 @@ __all__ = [
     "StaticShapes",
     "TokenBudget",
     "as_lengths",
+    "balanced_thresholds",
     "best_num_buckets",
+    "by_thresholds",
     "exponential_buckets",
+    "find_thresholds",
     "optimal_buckets",
+    "optimal_partition",
     "plan_with",
     "quantile_buckets",
     "split_long",

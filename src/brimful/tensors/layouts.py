@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from brimful.core.errors import DataError, one_of
+from brimful.core.errors import DataError, integer, one_of
 from brimful.core.later import AHEAD, Later
 from brimful.core.stream import State
+from brimful.plan.rounded import Rounding
 from brimful.rows.blocks import Sample
 from brimful.rows.parallel import SERIAL, Parallel
 from brimful.steps.batch import Batch, NumLabels
@@ -151,6 +152,26 @@ class Nested(Layout):
 
 
 @dataclass(frozen=True)
+class Grouped(Layout):
+    """Groups of like length, each padded to its own longest; see `grouped.grouped`."""
+
+    num_groups: int
+    rounding: Rounding
+
+    def item(self, batch: Batch, columns: Columns) -> Any:
+        from brimful.tensors.grouped import grouped
+
+        return grouped(batch, columns, self.num_groups, self.rounding)
+
+    def shape(self, batch: Batch, item: Any, columns: Columns) -> tuple[tuple[int, ...], int]:
+        """Samples and padded lengths of one group after another."""
+        extents = [item["groups"].extents[name].tolist() for name in columns.given]
+        shapes = [(len(members), *widths) for members, *widths in zip(item["groups"].partition, *extents)]
+        slots = sum(count * sum(widths) for count, *widths in shapes)
+        return tuple(size for shape in shapes for size in shape), slots
+
+
+@dataclass(frozen=True)
 class PackedRows(Layout):
     """Rows of samples end to end; see `packed.packed`."""
 
@@ -200,3 +221,26 @@ class ByFunction(Layout):
         if len(batch.widths) == 1 and len(getattr(column, "shape", ())) >= 2:
             return tuple(column.shape), int(column.shape[0] * column.shape[1])
         return super().shape(batch, item, columns)
+
+
+def layout_named(layout: str, left: bool, static: bool, num_groups: int | None, rounding: Any) -> Layout:
+    """The layout that a user names, where no function of the user's makes the batch.
+
+    Args:
+        left: the padding comes first.
+        static: batches have static shapes.
+        rounding: what rounds padded lengths up, if anything does.
+    Raises:
+        ValueError: an unknown name, or settings that do not go together.
+    """
+    one_of("layout", layout, "padded", "nested", "grouped")
+    if static and layout != "padded":
+        words = "nothing" if layout == "nested" else "each group to its own longest"
+        raise ValueError(f"layout={layout!r} pads {words}, so it has no static shapes; choose layout='padded'")
+    if layout == "grouped":
+        multiple, buckets = getattr(rounding, "pad_to_multiple_of", 1), getattr(rounding, "buckets", None)
+        groups = integer("num_groups", 4 if num_groups is None else num_groups, 1, "group")
+        return Grouped(groups, Rounding(pad_to_multiple_of=multiple, buckets=buckets))
+    if num_groups is not None:
+        raise ValueError(f"num_groups is for layout='grouped' (got layout={layout!r})")
+    return Padded(left, static) if layout == "padded" else Nested()

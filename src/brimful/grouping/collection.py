@@ -1,0 +1,323 @@
+"""Samples of several ragged dimensions, in groups of like length: the face of this room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, final
+
+import numpy as np
+import torch
+
+from brimful.core.errors import integer, names_of
+from brimful.grouping.calls import Names, Outputs, applied, mask, part_of
+from brimful.grouping.frame import Frame, framed
+from brimful.grouping.groupers import Grouper, checked
+from brimful.grouping.held import Held, held_of, regrouped, ungrouped
+from brimful.grouping.jagged import held_of_nested, nested
+from brimful.grouping.keys import below, joined
+from brimful.grouping.language import text_of
+from brimful.grouping.measure import IntArray
+from brimful.grouping.padded_batch import held_of_groups
+from brimful.grouping.rows import Tensor
+
+
+@final
+@dataclass(init=False, eq=False, repr=False)
+class Collection:
+    """Samples whose tensors have ragged dimensions: divided into groups, run through a module, given back in their order.
+
+    `dims` says what the axes are: names of ragged dimensions, numbers of fixed ones, `...` for any fixed ones, a rule such as
+    `res-1` for what follows from a name. A name has one length in a sample, whichever keys it stands in; whatever does not
+    agree is an error with sample, key and both sizes, and nothing is cropped or extended. A ragged dimension is one by its
+    name, also where all samples happen to be equally long.
+
+    Each group is padded to its own longest, on the right. What a module makes of padding stays in the padded slots of its
+    result until that is grouped anew; `ungroup` never shows it. Gradients flow through every step.
+
+    Args:
+        samples: tensors, or nested dicts of tensors with the same keys; of one type and device a key.
+        dims: of each key: text, or nested dicts of it ("a.b" is the key "b" inside "a").
+        pad_values: by key, what padding holds: a number, or a tensor for the fixed axes at the end, such as an identity
+            matrix; 0 where nothing is said.
+        constant: names of dimensions that have the same size in all samples: no ragged ones.
+    Raises:
+        ValueError, TypeError: what does not agree, at once.
+    Price: one copy of the data; 2 us a sample and key to read shapes, 1 to 3 us to give samples back.
+    Source: asym (groups inside a batch); einops and jaxtyping (names of axes).
+
+    >>> import torch
+    >>> from brimful.grouping import Collection, LengthThresholds
+    >>> samples = [{"pos": torch.ones(length, 3), "kind": torch.arange(length)} for length in (1, 4, 2, 9)]
+    >>> collection = Collection(samples, {"pos": "atm 3", "kind": "atm"}).group(LengthThresholds("atm", [4]))
+    >>> collection.partition, [tuple(group["pos"].shape) for group in collection.groups]
+    (((0, 1, 2), (3,)), [(3, 4, 3), (1, 9, 3)])
+    >>> def total(pos, mask): return (pos * mask[..., None]).sum((1, 2))
+    >>> sums = collection.apply(total, inputs={"pos": "pos"}, masks={"mask": "atm"}, outputs="")
+    >>> [sum.item() for sum in sums.ungroup()]
+    [3.0, 12.0, 6.0, 27.0]
+    """
+
+    _held: Held
+
+    def __init__(
+        self, samples: Sequence[Any], dims: Any, *, pad_values: Any = None, constant: str | Sequence[str] = ()
+    ) -> None:
+        self._held = held_of(samples, dims, pad_values, names_of("constant", constant))
+
+    @classmethod
+    def holding(cls, held: Held) -> Collection:
+        """What holds this already, for whoever makes groups by other means."""
+        made = object.__new__(cls)
+        made._held = held
+        return made
+
+    @classmethod
+    def from_padded(cls, batch: Any, dims: Any, lengths: Mapping[str, Any], *, pad_values: Any = None) -> Collection:
+        """A batch that is padded on the right, as a collection of one group, without a copy.
+
+        Args:
+            batch: a tensor, or nested dicts of tensors; the first axis is that of the samples.
+            dims: of the other axes.
+            lengths: of each sample, (B,), by name of the ragged dimension; what lies beyond is padding.
+            pad_values: what padding holds once it is grouped anew.
+        Raises:
+            ValueError: a shape that does not fit, or a length beyond the padded one.
+
+        >>> import torch
+        >>> Collection.from_padded(torch.tensor([[5, 6, 7], [8, 0, 0]]), "seq", {"seq": [3, 1]}).ungroup()
+        [tensor([5, 6, 7]), tensor([8])]
+        """
+        return cls.of_groups([batch], dims, lengths, pad_values=pad_values)
+
+    @classmethod
+    def of_groups(
+        cls,
+        groups: Sequence[Any],
+        dims: Any,
+        lengths: Mapping[str, Any],
+        *,
+        partition: Sequence[Sequence[int]] | None = None,
+        pad_values: Any = None,
+    ) -> Collection:
+        """Groups that are padded on the right already, as a collection, without a copy; see `from_padded`.
+
+        Args:
+            partition: the sample numbers of each group; by default its samples follow those of the group before.
+        """
+        return cls.holding(held_of_groups(groups, dims, lengths, partition, pad_values))
+
+    @classmethod
+    def from_nested(cls, batch: Any, dims: Any, *, pad_values: Any = None) -> Collection:
+        """Jagged nested tensors as a collection, without a copy.
+
+        Args:
+            batch: a nested tensor of layout torch.jagged, ragged in the first axis after that of the samples, or nested dicts
+                of such and of tensors (B, ...) of equal samples.
+            dims: of the axes after that of the samples: "seq ...".
+        Raises:
+            ValueError: another layout, holes, or lengths that do not agree.
+
+        >>> import torch
+        >>> batch = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
+        >>> Collection.from_nested(batch, "seq").ungroup()
+        [tensor([1., 1.]), tensor([1.])]
+        """
+        return cls.holding(held_of_nested(batch, dims, pad_values))
+
+    def nested(self) -> Any:
+        """The samples, in their order, as nested tensors of layout torch.jagged, which share their offsets.
+
+        Raises:
+            ValueError: a key with several ragged dimensions, or with one that does not come first.
+        """
+        return nested(self._held)
+
+    # -- groups ----------------------------------------------------------------------------------------------------------
+
+    def group(self, by: Grouper, *, pad_to_multiple_of: int = 1) -> Collection:
+        """The samples in groups, each padded to its own longest in every ragged dimension, and at least to 1.
+
+        Args:
+            by: LengthThresholds, OneGroup, Partition, OptimalGroups, or whatever has their method `partition`.
+            pad_to_multiple_of: round padded lengths up, so that a compiler meets few shapes.
+        Raises:
+            ValueError: an unknown dimension, or groups that do not have each sample once.
+        Price: about 10 ns a row and an index copy of the data; of a collection in groups, two.
+        """
+        multiple = integer("pad_to_multiple_of", pad_to_multiple_of, 1)
+        held = self._held
+        partition = checked(by.partition(held.count, held.sizes), held.count)
+        return self.holding(regrouped(held, framed(partition, held.sizes, multiple)))
+
+    def regroup(self, by: Grouper, *, pad_to_multiple_of: int = 1) -> Collection:
+        """The same samples in other groups; see `group`."""
+        return self.group(by, pad_to_multiple_of=pad_to_multiple_of)
+
+    def ungroup(self) -> list[Any]:
+        """The samples as they were given, in their order, without padding: views of one tensor a key."""
+        return ungrouped(self._held)
+
+    def apply(
+        self,
+        module: Callable[..., Any],
+        *,
+        inputs: Names | None = None,
+        outputs: Outputs,
+        masks: Names | None = None,
+        pad_values: Any = None,
+    ) -> Any:
+        """Calls a module, or any function, once a group, with plain padded tensors; its results as a collection.
+
+        Data-parallel ranks may have different numbers of groups. DDP takes that where `apply` is called inside the module that it
+        wraps. What exchanges something in each call of a layer (FSDP, synchronised batch norm) would wait for a rank that has
+        fewer: give all ranks as many groups (`Partition`), or leave groups out there.
+
+        Args:
+            module: takes (samples, ...) tensors, and bool masks of them.
+            inputs: what it gets: a key, or several in order; or by parameter, {"x": "protein.pos"}. By default a tensor as it is,
+                and each key under its own name.
+            outputs: the axes of its result after that of the samples: a name of a ragged dimension goes through, a rule such as
+                `res-2` or `(res-1)//2+1` says how one changes, one that is not named has vanished ("" where there is a number a
+                sample). For a dict, dicts of that: keys that are not named are left out. For a tuple, a tuple, None for what is
+                left out.
+            masks: bool masks, likewise in order after the inputs or by parameter, each by the axes that it has: "res", the *and*
+                of several, "res atm", or with fixed axes "res 1 1"; with the dims of a key it is shaped like the data. With `~`
+                before it, True where there is padding.
+            pad_values: what padding of the results holds once they are grouped anew, as for `Collection`.
+        Returns:
+            A collection in the same groups; for a tuple of outputs a tuple of them.
+        Raises:
+            ValueError: no groups yet; an unknown name or parameter twice (before anything runs); a result of another shape, or
+                with a fixed axis that differs between groups.
+            KeyError: an input that is not there.
+        Price: 50 us a group and mask, beside the module.
+
+        >>> import torch
+        >>> from brimful.grouping import Collection, OneGroup
+        >>> collection = Collection([torch.ones(1, 5), torch.ones(1, 3)], "1 seq").group(OneGroup())
+        >>> collection.apply(torch.nn.Conv1d(1, 2, 3), outputs="2 seq-2").ungroup()[1].shape
+        torch.Size([2, 1])
+        """
+        made = applied(self._held, module, inputs, outputs, masks, pad_values)
+        if isinstance(made, Held):
+            return self.holding(made)
+        return tuple(None if one is None else self.holding(one) for one in made)
+
+    @property
+    def partition(self) -> tuple[tuple[int, ...], ...]:
+        """The sample numbers of each group."""
+        return self._held.groups.partition
+
+    @property
+    def groups(self) -> tuple[Any, ...]:
+        """Of each group what the samples are, padded: (samples, ...) tensors, or nested dicts of them."""
+        return tuple(self._held.tree(group) for group in range(len(self.partition)))
+
+    @property
+    def sizes(self) -> dict[str, IntArray]:
+        """The length of each sample in each ragged dimension, int64 (B,), by name."""
+        return {name: lengths.copy() for name, lengths in self._held.sizes.items()}
+
+    @property
+    def extents(self) -> dict[str, IntArray]:
+        """What each group is padded to in each ragged dimension, int64 (G,), by name."""
+        return {name: lengths.copy() for name, lengths in self._held.groups.extents.items()}
+
+    def masks(self, dims: str) -> tuple[Tensor, ...]:
+        """Of each group the bool mask that `apply` would hand over for these dims."""
+        return mask(self._held, dims)
+
+    # -- keys ------------------------------------------------------------------------------------------------------------
+
+    def keys(self) -> list[str]:
+        """The keys at the top; none where the samples are tensors."""
+        return list(dict.fromkeys(path.split(".")[0] for path in self._held.columns if path))
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and bool(key) and any(below(path, key) is not None for path in self._held.columns)
+
+    def __getitem__(self, key: str) -> Collection:
+        """A part of it, in the same groups: `["pos"]`, `["protein"]["pos"]` or `["protein.pos"]`."""
+        return self.holding(part_of(self._held, key))
+
+    def __setitem__(self, key: str, value: Collection) -> None:
+        """Puts a collection of the same samples, in the same groups, under a key, in place of what was there.
+
+        Raises:
+            ValueError: other samples, groups or lengths, or a key inside a tensor.
+        """
+        if not isinstance(value, Collection):
+            raise TypeError(f"what is assigned to key {key!r} must be a Collection (got {type(value).__name__})")
+        held, new = self._held, value._held
+        _check_compatible(key, held, new)
+        if not key or any(below(key, path) is not None and path != key for path in held.columns):
+            raise ValueError(f"key {key!r} would lie inside a tensor of {self!r}")
+        kept = {path: column for path, column in held.columns.items() if below(path, key) is None}
+        added = {joined(key, path): column for path, column in new.columns.items()}
+        frame = held.frame
+        if frame is not None and new.frame is not None:
+            frame = Frame(frame.partition, {**new.frame.extents, **frame.extents})
+        self._held = replace(
+            held,
+            columns=kept | added,
+            sizes={**new.sizes, **held.sizes},
+            constants={**new.constants, **held.constants},
+            frame=frame,
+        )
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("a collection is gone through by keys(), groups or ungroup()")
+
+    def __len__(self) -> int:
+        return self._held.count
+
+    def __repr__(self) -> str:
+        columns = ", ".join(
+            f"{path and path + ': '}{' '.join(map(text_of, column.dims)) or 'number'}"
+            for path, column in self._held.columns.items()
+        )
+        groups = "" if self._held.frame is None else f" in {len(self._held.frame.partition):,} groups"
+        return f"Collection({self._held.count:,} samples{groups}; {columns})"
+
+    # -- devices ---------------------------------------------------------------------------------------------------------
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Collection:
+        """The same on another device."""
+        return self.holding(self._held.moved(lambda tensor: tensor.to(device, non_blocking=non_blocking)))
+
+    def pin_memory(self) -> Collection:
+        """The same in page-locked memory, as a DataLoader asks for it."""
+        return self.holding(self._held.moved(lambda tensor: tensor.pin_memory()))
+
+
+def _check_compatible(key: str, held: Held, new: Held) -> None:
+    """Refuses to put together what is not of the same samples in the same groups."""
+    if held.count != new.count:
+        raise ValueError(f"key {key!r}: a collection of {new.count:,} samples cannot join one of {held.count:,}")
+    for name in held.sizes.keys() & new.sizes.keys():
+        differ = np.flatnonzero(held.sizes[name] != new.sizes[name])
+        if len(differ):
+            sample = differ[0]
+            raise ValueError(
+                f"key {key!r}: {name!r} of sample {sample:,} is {new.sizes[name][sample]:,}, but {held.sizes[name][sample]:,} in "
+                "the collection that it is to join"
+            )
+    for name in (held.sizes.keys() | held.constants.keys()) & (new.sizes.keys() | new.constants.keys()):
+        if held.constants.get(name) != new.constants.get(name):
+            raise ValueError(
+                f"key {key!r}: {name!r} is {new.constants.get(name, 'ragged')}, but {held.constants.get(name, 'ragged')} in the "
+                "collection that it is to join"
+            )
+    if (held.frame is None) != (new.frame is None):
+        words = "in groups" if new.frame is not None else "not in groups"
+        raise ValueError(f"key {key!r}: a collection {words} cannot join one that is{' not' * (new.frame is not None)}")
+    if held.frame is None or new.frame is None:
+        return
+    if held.frame.partition != new.frame.partition:
+        raise ValueError(
+            f"key {key!r}: its groups are others than those of the collection that it is to join; regroup it"
+        )
+    for name in held.sizes.keys() & new.sizes.keys():
+        if (held.frame.extents[name] != new.frame.extents[name]).any():
+            raise ValueError(f"key {key!r}: {name!r} is padded to other lengths in its groups; regroup it")

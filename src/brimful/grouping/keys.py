@@ -1,0 +1,81 @@
+"""Nested dicts by the path to each leaf: "protein.pos" is sample["protein"]["pos"], and "" a leaf that stands alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+
+def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Path and leaf of each leaf of nested dicts, in order.
+
+    Raises:
+        TypeError: a key that is no text.
+        ValueError: a key that is empty.
+
+    >>> dict(leaves({"protein": {"pos": 1, "rot": 2}, "id": 3}))
+    {'protein.pos': 1, 'protein.rot': 2, 'id': 3}
+    """
+    if not isinstance(tree, Mapping):
+        yield "", tree
+        return
+    for key, value in tree.items():
+        if not isinstance(key, str):
+            raise TypeError(f"keys are text (got {key!r})")
+        if not key:
+            raise ValueError("a key must have at least 1 letter (got '')")
+        for path, leaf in leaves(value):
+            yield joined(key, path), leaf
+
+
+def texts_of(dims: Any) -> dict[str, str]:
+    """Dims as the user wrote them, by path.
+
+    Raises:
+        ValueError: there are none.
+    """
+    texts = dict(leaves(dims))
+    if not texts:
+        raise ValueError("dims must name at least 1 key (got none)")
+    return texts
+
+
+def joined(first: str, rest: str) -> str:
+    """A path below another one."""
+    return f"{first}.{rest}" if first and rest else first or rest
+
+
+def below(path: str, key: str) -> str | None:
+    """The rest of a path below a key; None where it is elsewhere.
+
+    >>> below("protein.pos", "protein"), below("protein", "protein"), below("proteins", "protein")
+    ('pos', '', None)
+    """
+    if path == key or not key:
+        return path if not key else ""
+    return path.removeprefix(f"{key}.") if path.startswith(f"{key}.") else None
+
+
+def tree_of(leaves: Iterable[tuple[str, Any]]) -> Any:
+    """The nested dicts that have these leaves.
+
+    Raises:
+        ValueError: one lies inside another.
+
+    >>> tree_of([("protein.pos", 1), ("id", 3)])
+    {'protein': {'pos': 1}, 'id': 3}
+    """
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves:
+        if not path:
+            return leaf
+        *parents, last = path.split(".")
+        inside = tree
+        for parent in parents:
+            inside = inside.setdefault(parent, {})
+            if not isinstance(inside, dict):
+                raise ValueError(f"{parent!r} in {path!r} cannot both hold keys and be a leaf")
+        if last in inside:
+            raise ValueError(f"{path!r} cannot both hold keys and be a leaf")
+        inside[last] = leaf
+    return tree

@@ -1,0 +1,127 @@
+"""The language of dimensions: what the axes of a tensor are called, as text. Knows names and numbers, no tensor.
+
+An axis is a number (fixed), a name, `...` (any number of fixed ones), or a rule: what a module makes of a name, such as
+`res-2` after a convolution of width 3 or `(res-1)//2+1` after one of stride 2.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import EllipsisType
+from typing import Any, Final, TypeAlias
+
+Rule: TypeAlias = "int | str | tuple[str, Rule, Rule]"
+"""A number, a name, or (operation, left, right)."""
+Dims: TypeAlias = tuple[Rule, ...]
+"""The axes of a tensor, in order."""
+
+_OPERATIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+}
+_SIGNS: Final = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//"}
+
+
+@lru_cache(maxsize=1024)
+def parse(text: str) -> tuple[Rule | EllipsisType, ...]:
+    """The axes that a text names, divided by spaces.
+
+    Raises:
+        TypeError: not a text.
+        ValueError: an axis that cannot be read, or `...` twice.
+
+    >>> parse("res 3 (res-1)//2+1 ...")
+    ('res', 3, ('+', ('//', ('-', 'res', 1), 2), 1), Ellipsis)
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"dims are written as text, such as 'res 3' (got {text!r})")
+    axes = tuple(_axis(word, text) for word in text.split())
+    if axes.count(...) > 1:
+        raise ValueError(f"'...' stands twice in {text!r}: how many axes each of them has would be open")
+    return axes
+
+
+def names_in(rule: Rule) -> tuple[str, ...]:
+    """The names in a rule, in order, each once."""
+    if isinstance(rule, tuple):
+        return tuple(dict.fromkeys((*names_in(rule[1]), *names_in(rule[2]))))
+    return (rule,) if isinstance(rule, str) else ()
+
+
+def value_of(rule: Rule, known: Mapping[str, Any]) -> Any:
+    """What a rule comes to, where its names stand for numbers, or for arrays of them.
+
+    >>> value_of(("-", "res", 2), {"res": 7})
+    5
+    """
+    if isinstance(rule, tuple):
+        return _OPERATIONS[rule[0]](value_of(rule[1], known), value_of(rule[2], known))
+    return known[rule] if isinstance(rule, str) else rule
+
+
+def with_constants(rule: Rule, constants: Mapping[str, int]) -> Rule:
+    """A rule with numbers in place of the names that stand for them; a number where no name is left."""
+    if isinstance(rule, str):
+        return constants.get(rule, rule)
+    if isinstance(rule, int):
+        return rule
+    return _folded(rule[0], with_constants(rule[1], constants), with_constants(rule[2], constants))
+
+
+def text_of(rule: Rule, inner: bool = False) -> str:
+    """A rule as it is written.
+
+    >>> text_of(("+", ("//", ("-", "res", 1), 2), 1))
+    '((res-1)//2)+1'
+    """
+    if not isinstance(rule, tuple):
+        return str(rule)
+    written = f"{text_of(rule[1], True)}{rule[0]}{text_of(rule[2], True)}"
+    return f"({written})" if inner else written
+
+
+def num_leading(dims: Dims) -> int:
+    """How many axes there are up to the last one that is no number: all that follow are fixed."""
+    return max((place for place, rule in enumerate(dims, 1) if not isinstance(rule, int)), default=0)
+
+
+def trailing(dims: Dims) -> tuple[int, ...]:
+    """The fixed axes at the end."""
+    return tuple(rule for rule in dims[num_leading(dims) :] if isinstance(rule, int))
+
+
+def _folded(sign: str, left: Rule, right: Rule) -> Rule:
+    if isinstance(left, int) and isinstance(right, int):
+        return int(_OPERATIONS[sign](left, right))
+    return sign, left, right
+
+
+def _axis(word: str, text: str) -> Rule | EllipsisType:
+    if word == "...":
+        return ...
+    try:
+        return _rule(ast.parse(word, mode="eval").body)
+    except (SyntaxError, ValueError):
+        raise ValueError(
+            f"cannot read {word!r} in dims {text!r}: an axis is a name, a number, '...', or a rule without spaces, such as "
+            "res-2 or (res-1)//2+1"
+        ) from None
+
+
+def _rule(node: ast.expr) -> Rule:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    sign = _SIGNS.get(type(node.op)) if isinstance(node, ast.BinOp) else None
+    if sign is None or not isinstance(node, ast.BinOp):
+        raise ValueError
+    left, right = _rule(node.left), _rule(node.right)
+    if sign == "//" and right == 0:
+        raise ValueError
+    return sign, left, right

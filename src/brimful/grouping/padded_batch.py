@@ -1,0 +1,150 @@
+"""Batches that were padded elsewhere: as a collection, and through a model in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from brimful.core.errors import names_of
+from brimful.grouping.calls import Outputs, applied
+from brimful.grouping.frame import Frame, framed
+from brimful.grouping.groupers import OptimalGroups, checked
+from brimful.grouping.held import Held, columns_with, regrouped
+from brimful.grouping.keys import texts_of
+from brimful.grouping.language import parse
+from brimful.grouping.measure import IntArray
+from brimful.grouping.resolve import picked, resolved
+from brimful.grouping.rows import Tensor
+from brimful.plan.plan import one_length
+
+MODEL_INPUTS: Final = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")
+"""What `group_apply` hands to a model by default, of these what there is."""
+
+
+def group_apply(
+    model: Callable[..., Any],
+    batch: Mapping[str, Any],
+    num_groups: int,
+    *,
+    inputs: Sequence[str] | None = None,
+    outputs: Outputs | None = None,
+    cost: Callable[[int], float] | None = None,
+) -> Any:
+    """`model(**batch)`, run in at most `num_groups` groups of like length: the same result, less padding computed.
+
+    The groups are those of least cost. The result has the shape of the whole batch, in its order, with 0 where it has no token.
+    Gradients are those of the whole batch.
+
+    Args:
+        model: takes tensors by name, padded on the right, and looks at no padding.
+        batch: with `attention_mask` (B, L); tensors that begin with (B, L) are cut with it, others are a value a sample.
+        num_groups: most groups; 4 give most of what there is to gain.
+        inputs: keys that the model gets; by default input_ids, inputs_embeds, attention_mask, token_type_ids and position_ids,
+            as far as they are there. No labels: a loss that is a mean is another one in each group.
+        outputs: what comes out, as in `Collection.apply`, `seq` being the tokens; by default "seq ..." of the tensor that the
+            model returns, or of its logits or last_hidden_state. "..." where it returns a row a sample.
+        cost: cost(padded length) of one sample; by default the length.
+    Raises:
+        ValueError: no attention_mask, rows that are padded on the left, or a result of another shape.
+    Price: a copy of inputs and outputs; on a GPU one wait for the lengths.
+
+    >>> import torch
+    >>> embedding = torch.nn.Embedding(10, 4)
+    >>> batch = {"input_ids": torch.tensor([[5, 6, 7], [8, 0, 0]]), "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]])}
+    >>> group_apply(lambda input_ids, attention_mask: embedding(input_ids), batch, 2).shape
+    torch.Size([2, 3, 4])
+    """
+    mask = batch.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        raise ValueError(f"group_apply needs attention_mask (B, L) in the batch (got {', '.join(map(str, batch))})")
+    names = [name for name in MODEL_INPUTS if name in batch] if inputs is None else names_of("inputs", inputs)
+    if missing := [name for name in names if name not in batch]:
+        raise ValueError(f"inputs names {missing[0]!r}, but the batch has {', '.join(map(str, batch))}")
+    tensors = {name: batch[name] for name in names}
+    dims = {
+        name: "seq ..." if isinstance(tensor, Tensor) and tensor.shape[:2] == mask.shape else "..."
+        for name, tensor in tensors.items()
+    }
+    held = held_of_groups([tensors], dims, {"seq": _lengths(mask)}, None, None)
+    grouper = OptimalGroups("seq", num_groups, cost=cost)
+    partition = checked(grouper.partition(held.count, held.sizes), held.count)
+    grouped = regrouped(held, framed(partition, held.sizes))
+    run, wanted = (_main_of(model), "seq ...") if outputs is None else (model, outputs)
+    made = applied(grouped, run, None, wanted, None, None)
+    whole = Frame(held.groups.partition, {"seq": np.array([mask.shape[1]])})
+    if isinstance(made, Held):
+        return regrouped(made, whole).tree(0)
+    return tuple(None if one is None else regrouped(one, whole).tree(0) for one in made)
+
+
+def held_of_groups(
+    groups: Sequence[Any],
+    dims: Any,
+    lengths: Mapping[str, Any],
+    partition: Sequence[Sequence[int]] | None,
+    pad_values: Any,
+) -> Held:
+    """What a collection of padded groups holds; see `Collection.of_groups`."""
+    sizes = {name: one_length(torch.as_tensor(column).cpu().numpy(), "lengths") for name, column in lengths.items()}
+    texts = texts_of(dims)
+    tensors = picked(groups, texts, "the batch")
+    counts = [len(tensor) for tensor in next(iter(tensors.values()))]
+    count = sum(counts)
+    if partition is None:
+        partition = [group.tolist() for group in np.split(np.arange(count), np.cumsum(counts)[:-1])]
+    for name, column in sizes.items():
+        if len(column) != count:
+            raise ValueError(f"lengths of {name!r} are for {len(column):,} samples, and the batch has {count:,}")
+    frame = framed(checked(partition, count), sizes)
+    frame = Frame(frame.partition, {**frame.extents, **_extents(texts, tensors, sizes)})
+    axes = {path: resolved(path, text, tensors[path], sizes, {}, frame, "the batch") for path, text in texts.items()}
+    columns = columns_with({path: (axes[path], tuple(tensors[path])) for path in texts}, pad_values)
+    return Held(count, columns, sizes, {}, frame)
+
+
+def _extents(
+    texts: Mapping[str, str], tensors: Mapping[str, Sequence[Tensor]], sizes: Mapping[str, IntArray]
+) -> dict[str, IntArray]:
+    """How far each group is padded, by name: read off the first axis that is the name itself."""
+    found: dict[str, IntArray] = {}
+    for path, text in texts.items():
+        pattern = parse(text)
+        for place, rule in enumerate(pattern):
+            if isinstance(rule, str) and rule in sizes and rule not in found:
+                axis = place - len(pattern) if ... in pattern[:place] else place + 1
+                if all(-tensor.ndim <= axis < tensor.ndim for tensor in tensors[path]):
+                    found[rule] = np.array([tensor.shape[axis] for tensor in tensors[path]], np.int64)
+    return found
+
+
+def _lengths(mask: Tensor) -> IntArray:
+    """How far each row reaches: up to its last token."""
+    real = mask != 0
+    width = mask.shape[1]
+    lengths = ((torch.arange(1, width + 1, device=mask.device) * real).amax(1) if width else real.sum(1)).cpu().numpy()
+    left = np.flatnonzero((lengths > 0) & ~real[:, :1].any(1).cpu().numpy())
+    if len(left):
+        raise ValueError(
+            f"row {left[0]:,} of attention_mask begins with padding; groups are padded on the right: give pad_side='right', or "
+            "the tokenizer padding_side='right'"
+        )
+    found: IntArray = lengths.astype(np.int64)
+    return found
+
+
+def _main_of(model: Callable[..., Any]) -> Callable[..., Any]:
+    """A model that returns its main tensor."""
+
+    def run(**tensors: Any) -> Any:
+        result = model(**tensors)
+        if not isinstance(result, Mapping):
+            return result
+        for name in ("logits", "last_hidden_state"):
+            if name in result:
+                return result[name]
+        raise ValueError(f"the model returns {', '.join(map(str, result))}; say in outputs= what is wanted of these")
+
+    return run

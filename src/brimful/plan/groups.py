@@ -1,0 +1,248 @@
+"""Groups inside a batch: which samples go together, so that each group is padded to its own longest at the least cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from brimful.core.errors import integer
+from brimful.plan.buckets import FloatArray, optimal_buckets
+from brimful.plan.plan import IntArray, as_lengths, one_length
+
+Cost = Callable[..., float]
+
+MOST_OF_ALL_PARTITIONS: Final = 8
+"""Distinct samples of several lengths up to which every partition is looked at: 3^8 pairs of sets a group, 3 ms."""
+
+
+def find_thresholds(lengths: ArrayLike, num_groups: int, *, cost: Callable[[int], float] | None = None) -> list[int]:
+    """The `num_groups` - 1 lengths, ascending, at which to divide samples into groups of least total padded cost, exactly.
+
+    A sample belongs to the first threshold that is not smaller than it, the longest ones to none; each group is padded to
+    its own longest, at least to 1. There are fewer only where more would gain nothing.
+
+    Who comes from asym: its `k` counts thresholds, `num_groups` counts groups, one more.
+
+    Args:
+        lengths: of each sample of a batch, or of a whole data set, (n,).
+        num_groups: most groups.
+        cost: cost(padded length) of one sample, of any form, finite; by default the length.
+    Raises:
+        ValueError: no lengths, fewer than 1 group, or a cost that is not finite.
+    Price: under 1 ms for the samples of a batch; 10 ms per million samples and 12 ms for 32 groups of 4,096 distinct lengths.
+    Source: the dynamic programme of `optimal_buckets`. A cost that falls is replaced by the least one from a length on: what
+        is cheaper padded further is padded further.
+    Example:
+        >>> find_thresholds([1, 1, 1, 1, 2, 8, 9, 30], 3)
+        [2, 9]
+    """
+    return _tops(_checked("find_thresholds", lengths), integer("num_groups", num_groups, 1, "group"), cost)[:-1]
+
+
+def balanced_thresholds(
+    lengths: ArrayLike, num_groups: int, *, cost: Callable[[int], float] | None = None
+) -> list[int]:
+    """The thresholds, ascending, whose dearest group costs least, exactly: groups of about equal cost, for workers side by side.
+
+    Their total is never below that of `find_thresholds`, which is what one worker wants.
+
+    Args:
+        lengths: of each sample, (n,).
+        num_groups: most groups; there are fewer where more would gain nothing.
+        cost: cost(padded length) of one sample, never less for a longer one; by default the length.
+    Raises:
+        ValueError: no lengths, fewer than 1 group, or a cost that falls.
+    Price: 1 ms a group for 4,096 distinct lengths.
+    Source: f_k(j) = min_i max(f_{k-1}(i), (P_j - P_i) c(v_j)), P the samples up to a length; the first rises with i and the
+        second falls, so the least lies where they cross, found by bisection.
+    Example:
+        >>> lengths = [1, 1, 1, 1, 4, 4, 4, 4, 5, 5, 5, 5]
+        >>> balanced_thresholds(lengths, 2), find_thresholds(lengths, 2)
+        ([4], [1])
+    """
+    num_groups = integer("num_groups", num_groups, 1, "group")
+    values, counts = np.unique(np.maximum(_checked("balanced_thresholds", lengths), 1), return_counts=True)
+    costs = _costs(values, cost)
+    if (falls := np.flatnonzero(np.diff(costs) < 0)).size:
+        steps = ", ".join(f"cost({values[i]:,})={costs[i]:,}" for i in (falls[0], falls[0] + 1))
+        raise ValueError(f"balanced_thresholds: cost must never fall with length (got {steps})")
+    mass = np.concatenate(([0.0], np.cumsum(counts)))
+    ends = np.arange(1, len(mass))
+    dearest, layers = np.concatenate(([0.0], mass[1:] * costs)), []
+    for _ in range(min(num_groups, len(values)) - 1):
+        low, high = (
+            np.zeros(len(ends), np.int64),
+            ends.copy(),
+        )  # the first i whose groups before cost no less than the last
+        while (low < high).any():
+            middle = (low + high) // 2
+            crossed = dearest[middle] >= (mass[ends] - mass[middle]) * costs
+            low, high = np.where(crossed, low, np.minimum(middle + 1, high)), np.where(crossed, middle, high)
+        tries = np.stack((np.maximum(low - 1, 0), low))
+        found = np.maximum(dearest[tries], (mass[ends] - mass[tries]) * costs)
+        choice = found.argmin(axis=0)
+        layers.append(np.concatenate(([0], tries[choice, ends - 1])))
+        dearest = np.concatenate(([0.0], found[choice, ends - 1]))
+    at, tops = len(values), []
+    for before in reversed(layers):
+        at = int(before[at])
+        tops.append(at)
+    thresholds: list[int] = values[sorted({top - 1 for top in tops if 0 < top < len(values)})].tolist()
+    return thresholds
+
+
+def by_thresholds(lengths: ArrayLike, thresholds: Sequence[int]) -> list[IntArray]:
+    """Sample numbers, ascending, of each group that has some: a sample of length <= threshold is in its group.
+
+    >>> [group.tolist() for group in by_thresholds([1, 4, 2, 9], [4])]
+    [[0, 1, 2], [3]]
+    """
+    which = np.searchsorted(np.asarray(thresholds, dtype=np.int64), as_lengths(lengths))
+    return [np.flatnonzero(which == group) for group in np.unique(which)]
+
+
+def optimal_partition(lengths: ArrayLike, num_groups: int, *, cost: Cost | None = None) -> list[IntArray]:
+    """Sample numbers of at most `num_groups` groups, of least total padded cost, groups in order of their shortest.
+
+    Of one length a sample, exact: the groups lie between thresholds. Of several, a group is padded to the longest in each;
+    exact where there are at most 8 distinct samples, else the least among all groups that are runs of the samples sorted by
+    one of their lengths, or by cost (of all partitions would take time that grows exponentially).
+
+    Args:
+        lengths: (n,), or (n, d) for d lengths a sample.
+        num_groups: most groups.
+        cost: cost(padded length, ...) of one sample, a number for each of its d lengths, of any form, finite; by default their
+            product.
+    Raises:
+        ValueError: no lengths, fewer than 1 group, or a cost that is not finite.
+    Price: one length: under 1 ms for 1,024 samples. Of d lengths: d + 1 times m x m numbers for m distinct samples, and a call
+        of `cost` for each shape that a run may have; 4 ms for 64 distinct pairs, .1 s for 512, .3 s with a cost of one's own.
+    Example:
+        >>> [group.tolist() for group in optimal_partition([[9, 1], [1, 9], [8, 2], [2, 8]], 2)]
+        [[1, 3], [0, 2]]
+    """
+    num_groups = integer("num_groups", num_groups, 1, "group")
+    array = np.asarray(lengths)
+    if array.ndim != 2:
+        one = _checked("optimal_partition", array)
+        return by_thresholds(one, _tops(one, num_groups, cost)[:-1])
+    if not array.size:
+        raise ValueError("optimal_partition needs at least 1 length (got none)")
+    columns = [as_lengths(column) for column in array.T]
+    points, which, counts = np.unique(
+        np.maximum(np.stack(columns, axis=1), 1), axis=0, return_inverse=True, return_counts=True
+    )
+    which = which.reshape(-1)
+    if len(points) <= MOST_OF_ALL_PARTITIONS:
+        labels = _least_of_all(points, counts, num_groups, cost)
+    else:
+        orders = [np.lexsort((*points.T, column)) for column in points.T]
+        orders.append(np.argsort(_costs(points, cost), kind="stable"))
+        tried = [_least_runs(points[order], counts[order], num_groups, cost) for order in orders]
+        best = int(np.argmin([total for total, _ in tried]))
+        labels = np.empty(len(points), np.int64)
+        labels[orders[best]] = tried[best][1]
+    groups = [np.flatnonzero(labels[which] == label) for label in np.unique(labels)]
+    return sorted(groups, key=lambda group: tuple(array[group].min(axis=0).tolist()))
+
+
+def _tops(lengths: IntArray, num_groups: int, cost: Callable[[int], float] | None) -> list[int]:
+    """The longest length of each group, ascending; the last is the longest there is."""
+    if cost is None:
+        return optimal_buckets(lengths, num_groups)
+    values = np.unique(np.maximum(lengths, 1))
+    costs = _costs(values, cost)
+    rising = np.minimum.accumulate(costs[::-1])[::-1]
+    least = dict(zip(values.tolist(), rising.tolist()))
+    found = np.searchsorted(values, optimal_buckets(lengths, num_groups, cost=least.__getitem__))
+    cheapest = np.flatnonzero(costs == rising)
+    tops: list[int] = values[np.unique(cheapest[np.searchsorted(cheapest, found)])].tolist()
+    return tops
+
+
+def _least_runs(points: IntArray, counts: IntArray, num_groups: int, cost: Cost | None) -> tuple[float, IntArray]:
+    """The least total, and the group of each point, of groups that are runs of the points as they are sorted."""
+    size = len(points)
+    tops = np.zeros((size, size, points.shape[1]), np.int64)  # of the run from i to j
+    for j in range(size):
+        tops[: j + 1, j] = np.maximum.accumulate(points[j::-1])[::-1]
+    upper = np.triu_indices(size)
+    mass = np.concatenate(([0], np.cumsum(counts)))
+    runs = np.full((size, size), np.inf)
+    runs[upper] = _costs_of_many(tops[upper], cost) * (mass[upper[1] + 1] - mass[upper[0]])
+    best, layers = runs[0], []
+    for _ in range(min(num_groups, size) - 1):
+        longer = best[:-1, None] + runs[1:]  # the last run begins at i + 1
+        choice = longer.argmin(axis=0)
+        gains = longer[choice, np.arange(size)] < best
+        best = np.where(gains, longer[choice, np.arange(size)], best)
+        layers.append(np.where(gains, choice, -1))
+    labels = np.zeros(size, np.int64)
+    at = size - 1
+    for before in reversed(layers):
+        if before[at] >= 0:
+            labels[before[at] + 1 :] += 1
+            at = int(before[at])
+    return float(best[-1]), labels
+
+
+def _least_of_all(points: IntArray, counts: IntArray, num_groups: int, cost: Cost | None) -> IntArray:
+    """The group of each point, of all partitions: sets of points are bits of a number."""
+    size = len(points)
+    sets = [[i for i in range(size) if members >> i & 1] for members in range(1, 1 << size)]
+    shapes = np.stack([points[members].max(axis=0) for members in sets])
+    alone = [0.0, *(_costs(shapes, cost) * [counts[members].sum() for members in sets]).tolist()]
+    best, layers = alone, []
+    for _ in range(min(num_groups, size) - 1):
+        totals, choices = list(best), [0] * len(best)
+        for whole in range(1, len(best)):
+            rest = whole & (whole - 1)  # the group split off has no part in the first point of the whole
+            part = rest
+            while part:
+                total = alone[part] + best[whole ^ part]
+                if total < totals[whole]:
+                    totals[whole], choices[whole] = total, part
+                part = (part - 1) & rest
+        best = totals
+        layers.append(choices)
+    labels, whole = np.zeros(size, np.int64), len(best) - 1
+    for number, choices in enumerate(reversed(layers), start=1):
+        for i in range(size):
+            if choices[whole] >> i & 1:
+                labels[i] = number
+        whole ^= choices[whole]
+    return labels
+
+
+def _costs(shapes: IntArray, cost: Cost | None) -> FloatArray:
+    """What one sample padded to each of these costs, (n,) of lengths (n,) or (n, d)."""
+    if cost is None:
+        product: NDArray[np.float64] = shapes.reshape(len(shapes), -1).astype(np.float64).prod(axis=1)
+        return product
+    rows = shapes.reshape(len(shapes), -1).tolist()
+    costs = np.array([cost(*row) for row in rows], dtype=np.float64)
+    if not np.isfinite(costs).all():
+        row = int(np.flatnonzero(~np.isfinite(costs))[0])
+        raise ValueError(f"cost must be finite (got cost({', '.join(map(str, rows[row]))})={costs[row]})")
+    return costs
+
+
+def _costs_of_many(shapes: IntArray, cost: Cost | None) -> FloatArray:
+    """The same, each shape asked for once."""
+    if cost is None:
+        return _costs(shapes, None)
+    which = np.zeros(len(shapes), np.int64)
+    for column in shapes.T:  # a number for each shape; `np.unique(axis=0)` takes ten times as long
+        values, ranks = np.unique(column, return_inverse=True)
+        firsts, which = np.unique(which * len(values) + ranks, return_index=True, return_inverse=True)[1:]
+    return _costs(shapes[firsts], cost)[which]
+
+
+def _checked(name: str, lengths: ArrayLike) -> IntArray:
+    array = one_length(lengths, name)
+    if not len(array):
+        raise ValueError(f"{name} needs at least 1 length (got none)")
+    return array

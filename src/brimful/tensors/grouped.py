@@ -1,0 +1,94 @@
+"""Rows and a plan to groups of like length inside the batch, each padded to its own longest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from brimful.grouping import Collection
+from brimful.grouping.frame import Frame
+from brimful.grouping.groupers import checked
+from brimful.grouping.held import Column, Held
+from brimful.plan import optimal_partition
+from brimful.plan.rounded import Rounding
+from brimful.steps.batch import Batch
+from brimful.tensors.columns import Columns, Lists
+from brimful.tensors.layouts import refuse_taken
+from brimful.tensors.padded import padded
+from brimful.tensors.weights import unlabel
+
+
+def grouped(batch: Batch, columns: Columns, num_groups: int, rounding: Rounding) -> dict[str, Any]:
+    """A batch as at most `num_groups` groups of like length, of least padded slots: `groups`, a collection of all tensors.
+
+    `batch["groups"].groups` are padded batches, as `padded` makes them, each of some samples; `.apply` runs a module once a
+    group, `.ungroup()` gives the samples back in the order of the batch. What is no tensor lies beside it, as lists in that
+    order. A ragged dimension bears the name of its column; of those that go with a length column, `attention_mask` too, the name
+    is that of the length column. Padding comes last.
+    Price: that of `padded` for each group, and 1 ms to find them.
+
+    >>> import brimful as bf
+    >>> data = bf.from_sequence([{"input_ids": [5, 6, 7, 8, 9]}, {"input_ids": [4]}, {"input_ids": [2, 3]}])
+    >>> groups = next(iter(data.batch(3, layout="grouped", num_groups=2)))["groups"]
+    >>> groups.partition, [group["input_ids"].tolist() for group in groups.groups]
+    (((1, 2), (0,)), [[[4, 0], [2, 3]], [[5, 6, 7, 8, 9]]])
+    """
+    numbers, sizes = batch.numbers, columns.sizes(batch)
+    refuse_taken(["groups"], [column.name for column in columns.all])
+    partition, widths = _planned(sizes, batch, num_groups, rounding)
+    parts = []
+    for members, own in zip(partition, widths, strict=True):
+        length = own if isinstance(batch.padded_length, tuple) else own[0]
+        chosen = replace(batch, numbers=numbers[members], padded_length=length, padded_size=len(members))
+        parts.append(padded(chosen, columns))
+        if batch.weight == 0:
+            unlabel(parts[-1], slice(None), columns)
+    ragged, lengths = _ragged(columns, numbers, sizes)
+    out: dict[str, Any] = {}
+    found, extents = {}, {}
+    for key, first in parts[0].items():
+        if not isinstance(first, torch.Tensor):
+            values = [value for part in parts for value in part[key]]
+            out[key] = [values[place] for place in np.argsort(np.concatenate(partition)).tolist()]
+            continue
+        tensors = tuple(part[key] for part in parts)
+        dims: tuple[Any, ...] = tuple(first.shape[1:])
+        if key in ragged:
+            dims = (ragged[key],)
+            extents[ragged[key]] = np.array([tensor.shape[1] for tensor in tensors])
+        found[key] = Column(dims, columns.fill(key), tensors)
+    frame = Frame(checked([members.tolist() for members in partition], len(numbers)), extents)
+    out["groups"] = Collection.holding(Held(len(numbers), found, lengths, {}, frame))
+    return out
+
+
+def _planned(
+    sizes: list[np.ndarray], batch: Batch, num_groups: int, rounding: Rounding
+) -> tuple[list[np.ndarray], list[tuple[int, ...]]]:
+    """The members of each group, and what it is padded to, by length column."""
+    if not sizes:
+        return [np.arange(len(batch))], [batch.widths]
+    rounded = np.stack([np.minimum(rounding(own), width) for own, width in zip(sizes, batch.widths)], axis=1)
+    if rounded.shape[1] == 1:
+        partition = optimal_partition(rounded[:, 0], num_groups)
+    else:
+        partition = optimal_partition(rounded, num_groups, cost=lambda *lengths: sum(lengths))
+    return partition, [tuple(rounded[members].max(axis=0).tolist()) for members in partition]
+
+
+def _ragged(
+    columns: Columns, numbers: np.ndarray, sizes: list[np.ndarray]
+) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """The ragged dimension of each key that has one, and the lengths in each."""
+    names: dict[str, str] = {}
+    lengths = dict(zip(columns.given, sizes))
+    for column in columns.all:
+        if isinstance(column, Lists):
+            names[column.name] = column.name if column.follows is None else columns.given[column.follows]
+            lengths.setdefault(names[column.name], column.counts[numbers])
+    if columns.given and all(column.name != "attention_mask" for column in columns.all):
+        names["attention_mask"] = columns.given[0]
+    return names, lengths

@@ -1,0 +1,166 @@
+"""Nested tensors and padded batches, to and from; `group_apply` equals the model on the whole batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import brimful as bf
+from brimful.grouping import Collection, OptimalGroups, Partition, group_apply
+from tests.effort import examples
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(1, 3))
+@examples(30)
+def test_nested_tensors_there_and_back(lengths: list[int], num_groups: int) -> None:
+    samples = [{"x": torch.rand(n, 2), "y": torch.arange(n), "id": torch.tensor(n)} for n in lengths]
+    dims = {"x": "seq 2", "y": "seq", "id": ""}
+    nested = Collection(samples, dims).group(OptimalGroups("seq", num_groups)).nested()
+    assert (nested["x"].layout, nested["id"].tolist()) == (torch.jagged, lengths)
+    assert nested["x"].offsets() is nested["y"].offsets()
+    doubled = nested["x"] * nested["y"].unsqueeze(-1)
+    for one, sample in zip(doubled.unbind(), samples, strict=True):
+        assert torch.equal(one, sample["x"] * sample["y"][:, None])
+    back = Collection.from_nested(nested, {"x": "seq ...", "y": "seq", "id": ""})
+    for one, sample in zip(back.group(OptimalGroups("seq", num_groups)).ungroup(), samples, strict=True):
+        assert all(torch.equal(one[key], sample[key]) for key in dims)
+
+
+def test_gradients_go_through_nested_tensors() -> None:
+    values = torch.rand(5, requires_grad=True)
+    collection = Collection([values[:2], values[2:]], "seq").group(Partition([[1], [0]]))
+    back = Collection.from_nested(collection.nested(), "seq").group(Partition([[0], [1]]))
+    torch.cat(back.ungroup()).mul(torch.arange(5)).sum().backward()
+    assert torch.equal(values.grad, torch.arange(5.0))
+
+
+def test_a_batch_of_nested_tensors_is_a_collection() -> None:
+    data = bf.from_sequence([{"input_ids": [1, 2, 3]}, {"input_ids": [4]}])
+    batch = next(iter(data.batch(2, layout="nested")))
+    back = Collection.from_nested(batch, {"input_ids": "seq", "lengths": ""})
+    assert [one["input_ids"].tolist() for one in back.ungroup()] == [[1, 2, 3], [4]]
+
+
+def jagged(*lengths: int, width: int = 0) -> Any:
+    return torch.nested.nested_tensor([torch.ones(n, *filter(None, [width])) for n in lengths], layout=torch.jagged)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Collection.from_nested({"x": jagged(1, 2), "y": jagged(2, 1)}, {"x": "seq", "y": "seq"}),
+            "the batch, key 'y': 'seq' has other lengths than in the keys before",
+        ),
+        (
+            lambda: Collection.from_nested({"x": jagged(1, 2)}, {"x": "3"}),
+            "the batch, key 'x': the first axis of '3' must name its ragged dimension",
+        ),
+        (
+            lambda: Collection.from_nested({"x": jagged(1, 2, width=3).transpose(1, 2)}, {"x": "seq ..."}),
+            "the batch, key 'x', must be a nested tensor of layout torch.jagged, ragged in the first axis after that of the "
+            "samples, without holes",
+        ),
+        (
+            lambda: Collection.from_nested({"x": jagged(1, 2), "y": torch.ones(3, 4)}, {"x": "seq", "y": "4"}),
+            "the batch, key 'y', has 3 samples with rows of shape (4,), which '4' and 2 samples do not fit",
+        ),
+        (
+            lambda: Collection.from_nested({"x": jagged(1, 2, width=3)}, {"x": "seq 4"}),
+            "the batch, key 'x', has 2 samples with rows of shape (3,), which 'seq 4' and 2 samples do not fit",
+        ),
+        (
+            lambda: Collection([torch.ones(2, 3)], "a b").nested(),
+            "key '': a nested tensor of layout torch.jagged has one ragged dimension, the first after that of the samples (got 2 "
+            "axes up to the last ragged one); take other keys",
+        ),
+        (
+            lambda: Collection.from_padded(torch.ones(2, 3), "seq", {"seq": [4, 1]}),
+            "sample 0: 'seq' is 4, but its group is padded to 3; a length must fit, and a rule must not fall where its names "
+            "rise",
+        ),
+        (
+            lambda: Collection.from_padded(torch.ones(2, 3), "seq", {"seq": [1]}),
+            "lengths of 'seq' are for 1 samples, and the batch has 2",
+        ),
+        (
+            lambda: Collection.from_padded(
+                {"x": torch.ones(2, 3), "y": torch.ones(2, 4)}, {"x": "a", "y": "a"}, {"a": [1, 2]}
+            ),
+            "the batch, key 'y', has shape (2, 4) in group 0, but 'a' makes it (2, 3): 2 samples, a padded to 3",
+        ),
+        (
+            lambda: group_apply(len, {"input_ids": 3}, 2),
+            "group_apply needs attention_mask (B, L) in the batch (got input_ids)",
+        ),
+        (
+            lambda: group_apply(len, {"attention_mask": torch.tensor([[1, 1], [0, 1]])}, 2),
+            "row 1 of attention_mask begins with padding; groups are padded on the right: give pad_side='right', or the "
+            "tokenizer padding_side='right'",
+        ),
+        (
+            lambda: group_apply(len, {"attention_mask": torch.ones(1, 1)}, 2, inputs=["ids"]),
+            "inputs names 'ids', but the batch has attention_mask",
+        ),
+        (
+            lambda: group_apply(lambda attention_mask: {"loss": 3}, {"attention_mask": torch.ones(1, 1)}, 2),
+            "the model returns loss; say in outputs= what is wanted of these",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_does_not_fit_is_named(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        make()
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = self.layer(self.embedding(input_ids), src_key_padding_mask=attention_mask == 0)
+        return {"logits": hidden, "pooled": hidden[:, 0], "loss": hidden.sum()}
+
+
+def test_group_apply_is_the_model_on_the_whole_batch() -> None:
+    torch.manual_seed(0)
+    data = bf.from_sequence([{"input_ids": [*range(1, n + 1)], "id": n} for n in (3, 1, 17, 2, 9, 1)])
+    batch = next(iter(data.batch(6, pad_to_multiple_of=4)))
+    model = Encoder().double()
+    expected = model(batch["input_ids"], batch["attention_mask"])
+    real = batch["attention_mask"][..., None] != 0
+
+    logits = group_apply(model, batch, 3)
+    assert logits.shape == expected["logits"].shape == (6, 20, 8)
+    torch.testing.assert_close(logits, expected["logits"] * real, rtol=1e-10, atol=1e-12)
+    pooled = group_apply(model, batch, 3, outputs={"pooled": "..."})["pooled"]
+    torch.testing.assert_close(pooled, expected["pooled"], rtol=1e-10, atol=1e-12)
+    gradients, of_whole = (
+        torch.autograd.grad((one * real).pow(2).sum(), list(model.parameters())) for one in (logits, expected["logits"])
+    )
+    for one, other in zip(gradients, of_whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_group_apply_takes_models_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    model = transformers.BertForMaskedLM(config).eval()
+    data = bf.from_sequence([{"input_ids": [*range(1, n + 1)]} for n in (3, 1, 12, 2)])
+    batch = next(iter(data.batch(4)))
+    with torch.no_grad():
+        whole = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        torch.testing.assert_close(group_apply(model, batch, 2), whole * (batch["attention_mask"] != 0)[..., None])
