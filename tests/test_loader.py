@@ -321,3 +321,8 @@ def test_a_loop_inside_a_loop_of_steps_ends_the_outer_one_with_an_error() -> Non
 def test_steps_are_a_number_of_them(steps: Any) -> None:
     with pytest.raises((ValueError, TypeError), match=r"^steps_per_epoch must be (at least 1 step|an integer) \(got "):
         make_batches().loader(steps_per_epoch=steps)
+
+
+def test_a_damaged_state_is_told_as_such() -> None:
+    with pytest.raises(StateError, match=r"^this loader's state is damaged: Expecting value: .* in 'xx'$"):
+        make().load_state_dict({"epoch": 0, "iterator": "xx"})

@@ -207,7 +207,7 @@ class Batches:
         a stream of their own. What the caller's current stream runs after `next` runs after the copy; nobody waits on the host.
 
         Args:
-            device: "cuda", "cuda:1", "cpu", a torch.device; "cuda" is the current one of the thread that iterates.
+            device: "cuda", "cuda:1", "cpu", a torch.device; "cuda" is the current one when this is called.
             prefetch: batches on the device or on their way, besides the one in use and one in the making; 0: no thread.
             pad_on_device: send the values end to end, in the type that they are stored in, and pad them there: a quarter of
                 the bytes, or less. Of padded batches, with nothing between.
@@ -222,14 +222,13 @@ class Batches:
             >>> next(iter(data.batch(2).to_device("cpu", pad_on_device=True)))["input_ids"].tolist()
             [[1, 2], [3, 0]]
         """
-        import torch
-
+        from brimful.tensors.copies import numbered
         from brimful.tensors.on_device import OnDevice
         from brimful.tensors.static_buffers import StaticBuffers
 
         sent = self._unpadded() if pad_on_device else self
         buffers = StaticBuffers() if static_buffers else None
-        return replace(sent, stage=OnDevice(sent._endless, torch.device(device), prefetch, buffers), repeats=False)
+        return replace(sent, stage=OnDevice(sent._endless, numbered(device), prefetch, buffers), repeats=False)
 
     def _unpadded(self) -> Batches:
         """Batches whose lists are padded by what comes next."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Protocol
@@ -54,9 +55,7 @@ class Loader(IterableDataset[Any]):
         self._steps = 0  # of an epoch of so many
         self.epoch = 0
         self._running: ResumableIterator[Any] | None = None
-        self._last: ResumableIterator[Any] | None = (
-            None  # what the last iteration ran, unless this was sent elsewhere since
-        )
+        self._last: object = None  # what the last iteration ran, unless this was sent elsewhere since
         self._restored: dict[str, Any] | None = None
         self._left: dict[str, Any] | None = None  # the place of a loop that read ahead of what was used
         self._loaded = False  # a state, and no loop has begun since
@@ -75,7 +74,7 @@ class Loader(IterableDataset[Any]):
         left = self._left if self._running is None else self._running.state_dict()
         if left is not None and self._restored is None and self._is_over(left):
             self.epoch += 1
-        self._leave()
+        self._leave(for_another=object())
         over = False
         while not over:
             restored = self._restored
@@ -137,7 +136,7 @@ class Loader(IterableDataset[Any]):
     @property
     def stats(self) -> Stats | None:
         """Counts of the epoch that is iterated over, or was last; None before the first."""
-        return None if self._last is None else self._last.stats
+        return self._last.stats if isinstance(self._last, ResumableIterator) else None
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration runs; the one that was restored keeps its position, another starts anew.
@@ -171,10 +170,19 @@ class Loader(IterableDataset[Any]):
         self._restored, self._left = self._left, None
         self._loaded = True
 
+    def at(self, state_dict: dict[str, Any]) -> Loader:
+        """A copy that goes on from a state."""
+        made = copy.copy(self)
+        made.load_state_dict(state_dict)
+        made._loaded = False
+        return made
+
     def leave_at(self, state_dict: dict[str, Any]) -> None:
         """What a loop that reads ahead calls when it is left: this state, of its last batch that was used, is the place now,
-        and the next loop begins that epoch again, as after any loop that was left."""
-        self._leave()
+        and the next loop begins that epoch again, as after any loop that was left. Not where this was sent elsewhere since."""
+        if self._last is None:
+            return
+        self._leave(self._last)
         self._restored = None
         self._go_to(state_dict)
 
@@ -194,10 +202,10 @@ class Loader(IterableDataset[Any]):
             return self._restored
         return self._left if self._running is None else self._running.state_dict()
 
-    def _leave(self) -> None:
-        """Ends the iteration that runs: it is not where this loader goes on."""
+    def _leave(self, for_another: object = None) -> None:
+        """Ends the iteration that runs: it is not where this loader goes on, but another loop, or None where it is sent."""
         self._steps = 0
-        running, self._running, self._last, self._left = self._running, None, None, None
+        running, self._running, self._last, self._left = self._running, None, for_another, None
         if running is not None:
             running.close()
 

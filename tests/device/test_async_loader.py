@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import os
@@ -16,8 +17,10 @@ from collections import UserDict, namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -89,9 +92,37 @@ def test_any_structure_comes_through_in_order_for_any_prefetch(batches: list[Any
     assert equal(list(bf.AsyncLoader(batches, "cpu", prefetch=prefetch)), batches)
 
 
-def test_what_is_there_already_is_handed_on_as_it_is() -> None:
+def test_without_a_thread_what_is_there_already_is_handed_on_as_it_is() -> None:
     batch = {"input_ids": ids([1, 2]), "more": [Record(ids([1]), "a"), object()]}
-    assert next(iter(bf.AsyncLoader([batch], "cpu"))) is batch
+    assert next(iter(bf.AsyncLoader([batch], "cpu", prefetch=0))) is batch
+
+
+def test_a_loader_may_use_its_tensors_and_dicts_again() -> None:
+    class Again:
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            batch = {"input_ids": ids([0, 0]), "number": 0}
+            for number in range(8):
+                batch["input_ids"].fill_(number)  # type: ignore[attr-defined]
+                batch["number"] = number
+                yield batch
+
+    found = []
+    for batch in bf.AsyncLoader(Again(), "cpu", prefetch=3):
+        time.sleep(0.005)
+        found.append((batch["input_ids"].tolist(), batch["number"]))
+    assert found == [([[number, number]], number) for number in range(8)]
+
+
+def test_packed_sequences_keep_their_sizes_on_the_cpu_and_model_outputs_their_kind() -> None:
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    transformers = pytest.importorskip("transformers")
+    output = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=torch.ones(1, 2))
+    (found,) = bf.AsyncLoader([{"packed": packed, "output": output}], "meta")
+    assert (found["packed"].data.device.type, found["packed"].batch_sizes.device.type) == ("meta", "cpu")
+    assert type(found["output"]) is type(output)
+    assert found["output"].last_hidden_state.device.type == "meta"
+    frozen = MappingProxyType({"input_ids": torch.ones(1)})
+    assert next(iter(bf.AsyncLoader([frozen], "meta")))["input_ids"].device.type == "meta"
 
 
 def test_tensors_move_wherever_they_are_and_containers_keep_their_types() -> None:
@@ -204,13 +235,75 @@ def test_two_loops_at_once_over_a_list_are_two() -> None:
     assert not threads()
 
 
-def test_a_loop_inside_a_loop_over_one_loader_ends_the_outer_one_with_an_error() -> None:
-    ahead = bf.AsyncLoader(stored().loader(), "cpu", prefetch=1)
-    outer = iter(ahead)
-    next(outer)
-    assert len(seen(ahead)) == len(ahead)
-    with pytest.raises(RuntimeError, match="another loop over this loader has begun inside this one"):
-        list(outer)
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_a_loop_inside_a_loop_over_one_loader_ends_the_outer_one_with_an_error(prefetch: int) -> None:
+    for _ in range(10):
+        ahead = bf.AsyncLoader(stored().loader(), "cpu", prefetch=prefetch)
+        outer = iter(ahead)
+        next(outer)
+        assert len(seen(ahead)) == len(ahead)
+        with pytest.raises(RuntimeError, match="another loop over this loader has begun inside this one"):
+            list(outer)
+
+
+def test_an_epoch_that_is_named_inside_a_loop_is_the_next_one() -> None:
+    plain, ahead = stored().loader(), bf.AsyncLoader(stored().loader(), "cpu")
+    for loader in (plain, ahead):
+        for _ in loader:
+            loader.set_epoch(5)
+            break
+    assert ahead.state_dict() == plain.state_dict()
+    assert seen(ahead) == seen(plain)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))], ids=["copy", "pickle"]
+)
+def test_a_copy_of_one_that_runs_goes_on_where_it_is(copied: Any) -> None:
+    plain, ahead = stored().loader(), bf.AsyncLoader(stored().loader(), "cpu", prefetch=5)
+    loops = iter(plain), iter(ahead)
+    for loop in loops:
+        assert len(list(islice(loop, 3))) == 3
+    time.sleep(0.1)
+    twin = copied(ahead)
+    assert twin.state_dict() == ahead.state_dict() == plain.state_dict()
+    assert seen(twin) == seen(loops[0]) == seen(loops[1])
+
+
+def test_one_around_another_is_left_and_restored_alike() -> None:
+    plain = stored().loader()
+    around = bf.AsyncLoader(bf.AsyncLoader(stored().loader(), "cpu", prefetch=3), "cpu", prefetch=3)
+    assert seen(islice(around, 4)) == seen(islice(plain, 4))
+    assert around.state_dict() == plain.state_dict()
+    assert seen(around) == seen(plain)
+    assert list(bf.AsyncLoader(bf.AsyncLoader([1, 2], "cpu"), "cpu")) == [1, 2]
+
+
+def test_a_collate_fn_that_draws_gives_the_same_and_leaves_the_loops_draws_alone() -> None:
+    def noisy(samples: list[Any]) -> dict[str, float]:
+        first = torch.rand(1).item()
+        time.sleep(0.001)
+        return {"first": first, "second": torch.rand(1).item()}
+
+    def loader() -> Any:
+        return bf.from_sequence([{"input_ids": [i]} for i in range(40)]).batch(2, collate_fn=noisy).loader()
+
+    results = []
+    for one in (loader(), bf.AsyncLoader(loader(), "cpu"), bf.AsyncLoader(bf.AsyncLoader(loader(), "cpu"), "cpu")):
+        torch.manual_seed(3)
+        results.append([(batch, torch.rand(2).tolist()) for batch in one])
+        assert one.stats.batches == 20
+    assert results[0] == results[1] == results[2]
+
+
+def test_an_iterator_that_is_left_where_the_interpreter_ends_says_nothing() -> None:
+    code = """
+import brimful as bf
+it = iter(bf.AsyncLoader(bf.from_sequence([{"input_ids": [i]} for i in range(40)]).batch(2).loader(), "cpu"))
+next(it)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
 
 
 # -- threads, errors -----------------------------------------------------------------------------------------------------
@@ -405,12 +498,11 @@ def test_the_callers_lists_and_dicts_are_never_changed() -> None:
 @pytest.mark.parametrize("length", [3, 4])
 def test_a_tensor_to_pad_without_a_value_is_an_error_with_both_numbers(length: int) -> None:
     batch = {"input_ids": torch.ones(2, length), "token_type_ids": torch.ones(2, length)}
-    message = (
-        rf"^'token_type_ids' has {length} values along dimension -1, as many as there are tokens, and would be padded "
-    )
+    message = rf"^'token_type_ids' has {length} values along dimension -1, as many as there are tokens, which become "
     with pytest.raises(
         bf.DataError,
-        match=message + r"to 4, but there is no value.*'token_type_ids': 0\}, or None to leave it as it is$",
+        match=message
+        + r"4, but there is no value.*'labels': -100, 'token_type_ids': 0\}, or None to leave it as it is$",
     ):
         padded(batch, buckets=[4])
     values = {"input_ids": 0, "token_type_ids": None}
@@ -459,7 +551,13 @@ def test_another_dimension_is_padded_by_name() -> None:
             {"buckets": [4], "max_length": 8},
             r"^buckets and max_length=8 both say which buckets there are; give one of them$",
         ),
-        ({"buckets": []}, r"^buckets must be at least 1 length \(got none\)$"),
+        ({"num_buckets": 4}, r"^num_buckets=4 divides max_length, of which there is none; give that too$"),
+        (
+            {"buckets": [8], "num_buckets": 4},
+            r"^num_buckets=4 divides max_length, of which there is none; give that too$",
+        ),
+        ({"buckets": 16}, r"^buckets must be at least 1 length, in a list \(got 16\)$"),
+        ({"buckets": []}, r"^buckets must be at least 1 length, in a list \(got none\)$"),
         ({"buckets": [0]}, r"^buckets must be at least 1 token \(got 0\)$"),
         ({"max_length": 0}, r"^max_length must be at least 1 token \(got 0\)$"),
         ({"overflow": "crop"}, r"^overflow must be one of error, grow, truncate \(got 'crop'\)$"),
@@ -470,6 +568,57 @@ def test_another_dimension_is_padded_by_name() -> None:
 def test_settings_that_make_no_sense_are_refused_at_once(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         bf.AsyncLoader([], "cpu", **options)
+
+
+@pytest.mark.parametrize("buckets", [np.array([4, 8]), torch.tensor([8, 4]), (4, 8)], ids=["numpy", "torch", "tuple"])
+def test_buckets_are_any_lengths(buckets: Any) -> None:
+    assert bf.AsyncLoader([], "cpu", buckets=buckets).buckets == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("uint8", -100), ("uint16", -100), ("bool", -100), ("int64", 0.5), ("int64", float("nan")), ("int32", 1e10)],
+)
+def test_a_value_that_a_type_does_not_hold_is_refused(dtype: str, value: float) -> None:
+    batch = {"input_ids": torch.ones(1, 3), "labels": torch.ones(1, 3).to(getattr(torch, dtype))}
+    with pytest.raises(
+        bf.DataError, match=rf"^'labels' is of {dtype}, which does not hold its pad value {value}; choose another"
+    ):
+        padded(batch, buckets=[4], pad_value_dict={"input_ids": 0, "labels": value})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("float16", 0.1), ("bfloat16", -100), ("float32", float("nan")), ("bool", 1)]
+)
+def test_a_value_is_rounded_as_its_type_rounds(dtype: str, value: float) -> None:
+    batch = {"input_ids": torch.ones(1, 3).to(getattr(torch, dtype))}
+    assert padded(batch, buckets=[4], pad_value_dict={"input_ids": value})["input_ids"].shape == (1, 4)
+
+
+def test_positions_that_all_rows_share_go_along() -> None:
+    batch = {"input_ids": torch.ones(2, 3), "cache_position": torch.arange(3)}
+    out = padded(batch, buckets=[4], pad_value_dict={"input_ids": 0, "cache_position": 9})
+    assert out["cache_position"].tolist() == [0, 1, 2, 9]
+
+
+def test_a_batch_without_a_key_to_go_by_is_refused() -> None:
+    message = (
+        r"^nothing says how long a batch is: of its keys \(input_ids\) none is a tensor with a value in pad_value_dict="
+    )
+    with pytest.raises(bf.DataError, match=message):
+        padded({"input_ids": torch.ones(1, 2)}, buckets=[4], pad_value_dict={"a": 0})
+
+
+def test_a_loader_that_accelerate_prepared_is_refused() -> None:
+    """It would tell Accelerate of the end of an epoch before that is there."""
+    accelerate = pytest.importorskip("accelerate")
+    rows = [{"input_ids": torch.ones(3)} for _ in range(4)]
+    prepared = accelerate.Accelerator(cpu=True).prepare(DataLoader(rows, batch_size=2))  # type: ignore[arg-type]
+    message = (
+        r"^a DataLoaderShard of Accelerate tells it where an epoch ends as it is read: .*; do not prepare the loader"
+    )
+    with pytest.raises(TypeError, match=message):
+        bf.AsyncLoader(prepared, "cpu")
 
 
 def test_buckets_want_dicts() -> None:
@@ -505,6 +654,14 @@ def test_the_share_of_time_that_was_waited(slow: str, share: tuple[float, float]
     assert stats is not None
     assert share[0] <= stats.stall_share <= share[1]
     assert stats.stall_share == stats.seconds_waited / stats.seconds
+    assert 0 < stats.seconds_to_first < stats.seconds
+    told: dict[str, float] = {}
+    writer: Any = SimpleNamespace(add_scalar=lambda name, value, step: told.update({name: value}))
+    stats.log_to(writer, 1)
+    assert told["data/recent_stall_share"] == stats.stall_share
+    stats.waited(stats._first + stats.seconds, stats._first + stats.seconds + 1)  # type: ignore[operator]
+    stats.log_to(writer, 2)
+    assert round(told["data/recent_stall_share"], 6) == 1
     assert (stats.batches, stats.samples, stats.tokens, stats.slots, stats.num_shapes) == (10, 20, 30, 60, 1)
 
 
@@ -519,5 +676,5 @@ def test_figures_go_to_tensorboard(tmp_path: Any) -> None:
         ahead.stats.log_to(writer, 7)
     events = EventAccumulator(str(tmp_path))
     events.Reload()
-    assert set(events.Tags()["scalars"]) == {f"data/{name}" for name in ahead.stats}
+    assert set(events.Tags()["scalars"]) == {f"data/{name}" for name in (*ahead.stats, "recent_stall_share")}
     assert [(event.step, event.value) for event in events.Scalars("data/slots")] == [(7, 6.0)]

@@ -173,6 +173,55 @@ def test_shapes_have_rows_and_tokens(shapes: Any) -> None:
         bf.warm_up(print, shapes)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_batches_that_are_padded_on_the_device_are_warmed_up_as_such(side: Any) -> None:
+    batches = bf.from_sequence(samples(80)).batch(bf.StaticShapes([50, 100], 400), window=50, pad_side=side)
+    assert_compiled_once_a_shape(batches.to_device("cpu", pad_on_device=True), 2)
+
+
+def test_an_example_goes_by_its_own_keys_and_must_have_tokens() -> None:
+    seen: list[Any] = []
+    example = {"tokens": torch.ones(2, 6), "more": torch.ones(2, 6, 3), "score": torch.ones(2)}
+    bf.warm_up(seen.append, [(4, 8), (4, 8), (1, 3)], example=example)
+    assert [[tuple(one.shape) for one in batch.values()] for batch in seen] == [
+        [(4, 8), (4, 8, 3), (4,)],
+        [(1, 3), (1, 3, 3), (1,)],
+    ]
+    for wrong in ({"input_ids": torch.ones(3)}, {"input_ids": [[1]]}, {"input_ids": torch.ones(0, 3)}, {}):
+        with pytest.raises(
+            ValueError, match=r"^example must be a batch with a tensor \(rows, tokens\), both at least 1 \(got "
+        ):
+            bf.warm_up(print, [(2, 8)], example=wrong)
+
+
+def test_nothing_to_warm_up_with_is_said() -> None:
+    empty = bf.from_sequence(samples(1)).take(0).batch(bf.StaticShapes([100], 400), window=5)
+    with pytest.raises(ValueError, match=r"^there is no batch to warm up with: the data are empty"):
+        bf.warm_up(print, empty)
+    nested = bf.from_sequence(samples(5)).batch_by_tokens(400, window=5, layout="nested")
+    with pytest.raises(ValueError, match=r"^warm_up cannot know the shapes of layout='nested' before they come"):
+        bf.warm_up(print, nested)
+
+
+def test_a_loader_of_batches_is_warmed_up_as_they_are_and_others_are_asked_for_shapes() -> None:
+    batches = bf.from_sequence(samples(50)).batch(bf.StaticShapes([50, 100], 400), window=50)
+    assert list(bf.warm_up(lambda batch: None, batches.loader())) == [(8, 50), (4, 100)]
+    message = r"^warm_up takes StaticShapes, Batches or shapes \(got a {}\); of another policy, or of a loader: warm_up\(step, \["
+    wrong: Any
+    for wrong in (bf.TokenBudget(400), bf.AsyncLoader(batches.loader(), "cpu")):
+        with pytest.raises(TypeError, match=message.format(type(wrong).__name__)):
+            bf.warm_up(print, wrong)
+
+
+def test_a_column_of_its_own_length_is_told_to_vary(caplog: pytest.LogCaptureFixture) -> None:
+    data = bf.from_sequence([{"input_ids": [1], "labels_of_each": [1, 2]}])
+    next(iter(data.batch(bf.StaticShapes([4], 8), window=8)))
+    assert (
+        "static shapes are those of the tokens; labels_of_each is padded to its own longest in each batch"
+        in caplog.text
+    )
+
+
 def test_batches_that_are_no_dicts_are_refused() -> None:
     batches = bf.from_sequence(samples(5)).batch(bf.StaticShapes([100], 400), window=5, collate_fn=list)
     with pytest.raises(ValueError, match=r"a dict of tensors \(got list\); call the step yourself"):

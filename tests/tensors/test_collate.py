@@ -747,7 +747,7 @@ def test_more_shapes_than_torch_compiles_are_told_once_where_few_were_asked_for(
     assert warnings(data.batch(bf.StaticShapes(few, 40), window=40)) == []
     (message,) = warnings(data.batch(bf.StaticShapes(list(range(4, 41, 4)), 40), window=40))
     assert message.startswith(
-        "9 distinct batch shapes so far, and torch.compile runs eagerly what it would have to compile more"
+        "9 distinct batch shapes (rows, tokens) so far, and torch.compile runs eagerly what it would have to compile more"
     )
     assert len(warnings(data.batch_by_tokens(41, window=40, buckets=list(range(2, 41, 2))))) == 1
     assert len(warnings(data.batch_by_tokens(41, window=40, pad_to_multiple_of=2))) == 1

@@ -159,5 +159,5 @@ def test_groups_go_to_a_device_ahead_of_use() -> None:
     assert [one["input_ids"].tolist() for one in sent["groups"].ungroup()] == [[1] * n for n in (3, 1, 5, 2)]
     with pytest.raises(ValueError, match=r"^pad_on_device pads brimful's own padded batches"):
         batches.to_device("cpu", pad_on_device=True)
-    with pytest.raises(ValueError, match=r"^warm_up cannot know the shapes of groups before they come"):
+    with pytest.raises(ValueError, match=r"^warm_up cannot know the shapes of layout='grouped' before they come"):
         bf.warm_up(lambda batch: None, batches)

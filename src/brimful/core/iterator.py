@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from brimful.core.background import JOIN_SECONDS, RUN, Running, check_process, close_all, stop_all
 from brimful.core.errors import TALLY, BrokenError, StateError, Tally
-from brimful.core.later import AHEAD
+from brimful.core.later import AHEAD, HANDED_ON, Later
 from brimful.core.stats import Stats
 from brimful.core.stream import END, VERSION, Stage, State, allowed, check_header, describe
 
@@ -46,7 +46,8 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self._context = copy_context()
         self._context.run(TALLY.set, tally)  # before the first use: of indexed data a filter counts what it leaves out
         self._context.run(RUN.set, self._running)
-        self._context.run(AHEAD.set, False)  # whoever takes its items is the consumer
+        self._context.run(AHEAD.set, AHEAD.get() and HANDED_ON.get())  # else whoever takes its items is the consumer
+        self._context.run(HANDED_ON.set, False)
         self.stats = Stats(tally)
         self._stage = stage
         try:
@@ -147,7 +148,9 @@ class ResumableIterator(Iterator[T], Generic[T]):
                 self._items = self._stage.items(self._state)
             item, after = next(self._items, (nothing, None))
             self.stats.waited(began, time.perf_counter())
-            if after is not None:
+            if isinstance(item, Later):
+                item = cast(T, item.then(self._made_later))
+            elif after is not None:
                 self.stats.took(item)
             return item, after, None
         except StopIteration as error:
@@ -156,6 +159,10 @@ class ResumableIterator(Iterator[T], Generic[T]):
             return nothing, None, wrong
         except BaseException as error:
             return nothing, None, error
+
+    def _made_later(self, item: T) -> T:
+        self.stats.took(item)
+        return item
 
     def _stop(self) -> bool:
         """Closes all that runs, unless another thread is inside."""

@@ -15,6 +15,8 @@ R = TypeVar("R")
 
 AHEAD: Final[ContextVar[bool]] = ContextVar("brimful_ahead", default=False)
 """Whether this code runs ahead of the consumer, beside whatever the consumer does."""
+HANDED_ON: Final[ContextVar[bool]] = ContextVar("brimful_handed_on", default=False)
+"""Whether whoever takes the items of an iterator here is ours, and hands on what will be made later."""
 
 
 class Later(Generic[T]):
@@ -38,6 +40,11 @@ def then(item: Any, fn: Callable[[Any], Any]) -> Any:
     ('2', '2')
     """
     return item.then(fn) if isinstance(item, Later) else fn(item)
+
+
+def later(item: Any, fn: Callable[[Any], Any]) -> Later[Any]:
+    """What `fn` will make of an item, once it is taken."""
+    return item.then(fn) if isinstance(item, Later) else Later(lambda: fn(item))
 
 
 def items_ahead(

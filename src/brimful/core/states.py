@@ -94,8 +94,11 @@ def from_text(saved: Any) -> tuple[int, State | None]:
         )
     if not saved["iterator"]:
         return saved["epoch"], None
-    state = json.loads(saved["iterator"])
-    entries = {stream: json.loads(entry) for stream, entry in saved.get("streams", {}).items() if entry}
+    try:
+        state = json.loads(saved["iterator"])
+        entries = {stream: json.loads(entry) for stream, entry in saved.get("streams", {}).items() if entry}
+    except (TypeError, ValueError) as error:
+        raise StateError(f"this loader's state is damaged: {error} in {saved['iterator']!r:.80}") from None
     return saved["epoch"], state | {"position": _with_streams(state["position"], entries)}
 
 

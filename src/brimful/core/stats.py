@@ -33,13 +33,14 @@ class Stats(Mapping[str, Any]):
     `batches`, `samples`, `tokens`, `slots` (positions of the padded tensors), `fill` (tokens / slots), `padding`
     (1 - fill) and `num_shapes` (distinct shapes of the batches) count what the consumer took: of a copy without weight (static
     shapes, fillers) the slots alone. `seconds` ran from the first call of `next` to the end of the last one; of these the
-    consumer waited for `seconds_waited`, whose share is `stall_share`. `skipped` records (on_error="skip"), of these such as
+    consumer waited for `seconds_waited` (`seconds_to_first` for the first item), whose share is `stall_share`: what lies between
+    two calls is the consumer's, pauses too. `skipped` records (on_error="skip"), of these such as
     take along all that follows in their shard `skipped_shards` (a damaged archive, other columns), `dropped` samples,
     `truncated` samples, samples left `alone` in a batch of their own and `dropped_tokens` are counted where they happen,
     which is up to a window ahead of the consumer.
 
     Where few shapes were asked for (buckets, static shapes, a multiple), more than torch.compile compiles are logged as a
-    warning, once.
+    warning, once an iterator.
     """
 
     def __init__(self, tally: Tally) -> None:
@@ -47,8 +48,9 @@ class Stats(Mapping[str, Any]):
         self._shapes: set[tuple[int, ...]] = set()
         self._warned = False
         self.batches = self.samples = self.tokens = self.slots = 0
-        self.seconds = self.seconds_waited = 0.0
+        self.seconds = self.seconds_waited = self.seconds_to_first = 0.0
         self._first: float | None = None
+        self._logged = (0.0, 0.0)  # seconds, and those waited, up to the last `log_to`
 
     @property
     def stall_share(self) -> float:
@@ -91,11 +93,13 @@ class Stats(Mapping[str, Any]):
 
     def waited(self, began: float, ended: float) -> None:
         """Counts a call of `next`, by a clock of seconds."""
-        self._first = began if self._first is None else self._first
+        if self._first is None:
+            self._first, self.seconds_to_first = began, ended - began
         self.seconds, self.seconds_waited = ended - self._first, self.seconds_waited + ended - began
 
     def log_to(self, writer: Writer, step: int, prefix: str = "data/") -> None:
-        """Writes each figure as a scalar: to TensorBoard's SummaryWriter, or whatever has its `add_scalar`.
+        """Writes each figure as a scalar: to TensorBoard's SummaryWriter, or whatever has its `add_scalar`. With them goes
+        `recent_stall_share`, that of the time since they were written last.
 
         >>> import brimful as bf
         >>> class Printed:
@@ -113,7 +117,10 @@ class Stats(Mapping[str, Any]):
         data/num_shapes 1 1
         data/seconds ...
         """
-        for name, value in self.items():
+        seconds, waited = (now - before for now, before in zip((self.seconds, self.seconds_waited), self._logged))
+        self._logged = self.seconds, self.seconds_waited
+        recent = {"recent_stall_share": waited / seconds if seconds else 0.0}
+        for name, value in (dict(self) | recent).items():
             writer.add_scalar(prefix + name, value, step)
 
     def took(self, item: Any) -> None:
@@ -131,8 +138,9 @@ class Stats(Mapping[str, Any]):
         if made.few_shapes and not self._warned and len(self._shapes) > recompile_limit():
             self._warned = True
             logger.warning(
-                "%d distinct batch shapes so far, and torch.compile runs eagerly what it would have to compile more than "
-                "%d times (torch._dynamo.config.recompile_limit): take fewer buckets, StaticShapes, or raise that limit",
+                "%d distinct batch shapes (rows, tokens) so far, and torch.compile runs eagerly what it would have to compile "
+                "more than %d times (torch._dynamo.config.recompile_limit): take StaticShapes, whose rows do not vary, fewer "
+                "buckets, or raise that limit",
                 len(self._shapes),
                 recompile_limit(),
             )
@@ -141,7 +149,7 @@ class Stats(Mapping[str, Any]):
     def _names() -> tuple[str, ...]:
         return (
             *("batches", "samples", "tokens", "slots", "fill", "padding", "num_shapes"),
-            *("seconds", "seconds_waited", "stall_share", *LEFT_OUT),
+            *("seconds", "seconds_waited", "seconds_to_first", "stall_share", *LEFT_OUT),
         )
 
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, ClassVar, Final, Literal, cast
 
 import torch
 
 from brimful.core.errors import one_of
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stats import Stats
-from brimful.core.stream import Stage
+from brimful.core.stream import Stage, substituted
 from brimful.device.bucketed import PAD_VALUES, Bucketed, Overflow, ToBuckets
 from brimful.device.loaded import Loaded
 from brimful.loader import Loader
 from brimful.plan import uniform_buckets
+from brimful.tensors.copies import numbered
 from brimful.tensors.on_device import OnDevice
 from brimful.tensors.static_buffers import StaticBuffers
+
+NUM_BUCKETS: Final = 8
 
 
 class AsyncLoader:
@@ -35,9 +40,10 @@ class AsyncLoader:
         device: where tensors go: "cuda", "cuda:1", "cpu", a torch.device.
         buckets: lengths to pad to, in any order.
         max_length: instead: `num_buckets` lengths up to it, equally far apart.
-        pad_value_dict: what each key is padded with, by default input_ids 0, attention_mask 0, labels -100; None: it is
-            never padded. The first key of a batch that has a value says how long the batch is, and only tensors of that
-            size are padded; one of them that is not named here is an error.
+        pad_value_dict: what each key is padded with, all of them: by default input_ids 0, attention_mask 0, labels -100; None: it
+            is never padded. The first key of a batch that has a value says how long the batch is, and only tensors of that size
+            are padded; one of them that is not named here is an error. Labels of a length of their own (sequence to sequence)
+            stay as they are, unless a batch has them as long as its inputs: give them None, and pad them in the collate_fn.
         prefetch: batches on the device or on their way, besides the one in use and one in the making; 0: no thread.
         dim: the dimension that is padded, a number for all keys or a dict of numbers by key, which has -1 for the others.
         pad_side: "right", or "left": the padding comes first.
@@ -65,7 +71,7 @@ class AsyncLoader:
         *,
         buckets: Sequence[int] | None = None,
         max_length: int | None = None,
-        num_buckets: int = 8,
+        num_buckets: int = NUM_BUCKETS,
         pad_value_dict: Mapping[str, float | None] | None = None,
         prefetch: int = 2,
         dim: int | Mapping[str, int] = -1,
@@ -77,25 +83,35 @@ class AsyncLoader:
             raise ValueError(
                 f"buckets and max_length={max_length:,} both say which buckets there are; give one of them"
             )
-        if buckets is not None and not len(buckets):
-            raise ValueError("buckets must be at least 1 length (got none)")
+        if max_length is None and num_buckets != NUM_BUCKETS:
+            raise ValueError(f"num_buckets={num_buckets} divides max_length, of which there is none; give that too")
+        if buckets is not None and not (isinstance(buckets, Iterable) and len(buckets := list(buckets))):
+            raise ValueError(f"buckets must be at least 1 length, in a list (got {buckets or 'none'})")
         one_of("pad_side", pad_side, "right", "left")
         if max_length is not None:
             buckets = uniform_buckets(max_length, num_buckets)
         values = dict(PAD_VALUES if pad_value_dict is None else pad_value_dict)
         to_buckets = ToBuckets(tuple(buckets or ()), values, dim, pad_side == "left", overflow)
+        if type(loader).__module__.startswith("accelerate."):
+            raise TypeError(
+                f"a {type(loader).__name__} of Accelerate tells it where an epoch ends as it is read: ahead of use, gradient "
+                "accumulation and gather_for_metrics would end it early; do not prepare the loader, share its batches out "
+                "(Batches.shard().loader()), and give AsyncLoader that"
+            )
+        ours = isinstance(loader, Loader | AsyncLoader)
         self.loader = loader
         self.buckets = to_buckets.buckets
+        loaded = Loaded(loader, passes_on=ours)
+        buffers = StaticBuffers() if static_buffers else None
+        self._loaded = loaded
         self._stage: Stage[Any] = OnDevice(
-            Bucketed(Loaded(loader), to_buckets),
-            torch.device(device),
-            prefetch,
-            StaticBuffers() if static_buffers else None,
+            Bucketed(loaded, to_buckets), numbered(device), prefetch, buffers, copies=not ours
         )
-        self._running: ResumableIterator[Any] | None = (
-            None  # also one that was left, until the loader is sent elsewhere
-        )
+        self._running: ResumableIterator[Any] | None = None  # also one that was left
         self._last: ResumableIterator[Any] | None = None
+
+    _ended: ClassVar[bool] = False
+    """Whether the interpreter ends: then nobody goes on."""
 
     def __iter__(self) -> Iterator[Any]:
         self._running = self._last = running = ResumableIterator(self._stage, None, ())
@@ -105,7 +121,7 @@ class AsyncLoader:
             if self._running is running:
                 self._running = None
         finally:
-            if self._running is running and isinstance(self.loader, Loader):
+            if self._running is running and hasattr(self.loader, "leave_at") and not self._ended:
                 self._running = None
                 self.loader.leave_at(running.state_dict()["position"])
 
@@ -121,7 +137,13 @@ class AsyncLoader:
         return getattr(self.loader, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_running": None, "_last": None}
+        """A copy goes on where this one is."""
+        loader = self.loader
+        if self._running is not None and isinstance(loader, Loader):
+            loader = loader.at(self.state_dict())  # which may have been read ahead
+        loaded = replace(self._loaded, loader=loader)
+        around = substituted(self._stage, self._loaded, loaded)
+        return vars(self) | {"loader": loader, "_loaded": loaded, "_stage": around, "_running": None, "_last": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -138,23 +160,27 @@ class AsyncLoader:
         Raises:
             TypeError: the loader has none.
         """
-        self._check_stateful()
-        state: dict[str, Any] = (
-            self.loader.state_dict() if self._running is None else self._running.state_dict()["position"]  # type: ignore[attr-defined]
-        )
-        return state
+        state = Loaded(self.loader).start(0) if self._running is None else self._running.state_dict()["position"]
+        if isinstance(state, int):
+            raise self._stateless()
+        return cast(dict[str, Any], state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a state, also one of the loader itself, at the next iteration."""
-        self._check_stateful()
+        if not hasattr(self.loader, "load_state_dict"):
+            raise self._stateless()
         running, self._running = self._running, None
         if running is not None:
             running.close()
-        self.loader.load_state_dict(state_dict)  # type: ignore[attr-defined]
+        self.loader.load_state_dict(state_dict)
 
-    def _check_stateful(self) -> None:
-        if not (hasattr(self.loader, "state_dict") and hasattr(self.loader, "load_state_dict")):
-            raise TypeError(
-                f"a {type(self.loader).__name__} has no state; give AsyncLoader one with state_dict and load_state_dict, such as "
-                "Batches.loader() or torchdata's StatefulDataLoader"
-            )
+    def _stateless(self) -> TypeError:
+        return TypeError(
+            f"a {type(self.loader).__name__} has no state; give AsyncLoader one with state_dict and load_state_dict, such as "
+            "Batches.loader() or torchdata's StatefulDataLoader"
+        )
+
+
+@atexit.register
+def _end() -> None:
+    AsyncLoader._ended = True

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
-from brimful.core.errors import TALLY, DataError, count, integer, logger, one_of
+from brimful.core.errors import TALLY, DataError, Tally, count, integer, logger, one_of
+from brimful.core.later import then
 from brimful.core.stats import Made
 from brimful.core.stream import Stage, State, running
 from brimful.plan.buckets import as_buckets
 from brimful.tensors.layouts import OF_RANKS
+from brimful.tensors.structures import with_values
 
 Overflow: TypeAlias = Literal["error", "grow", "truncate"]
 
@@ -62,7 +64,10 @@ class ToBuckets:
             )
         first = self.first(batch)
         if first is None:
-            return batch
+            raise DataError(
+                f"nothing says how long a batch is: of its keys ({', '.join(map(str, batch)) or 'none'}) none is a tensor with a "
+                f"value in pad_value_dict={dict(self.pad_values)}; name one"
+            )
         length = self._size(first, batch[first])
         bucket = self.bucket(length)
         logger.debug(
@@ -81,9 +86,7 @@ class ToBuckets:
         }
         if bucket == length or not changed:
             return batch
-        made: Any = dict(batch) if type(batch) is dict else copy.copy(batch)
-        made.update(changed)
-        return made
+        return with_values(batch, changed)
 
     def first(self, batch: Mapping[str, Any]) -> str | None:
         """The key that the length of a batch goes by."""
@@ -113,7 +116,7 @@ class ToBuckets:
     def _goes_along(self, name: str, tensor: Any, first: torch.Tensor, length: int) -> bool:
         if not _is_rows(tensor) or name in NOT_PADDED or (name in self.pad_values and self.pad_values[name] is None):
             return False
-        a_number_a_row = tensor.ndim == 1 and first.ndim > 1
+        a_number_a_row = tensor.ndim == 1 and first.ndim > 1 and len(tensor) == len(first)
         return (
             not a_number_a_row and -tensor.ndim <= self._dim(name) < tensor.ndim and self._size(name, tensor) == length
         )
@@ -122,17 +125,31 @@ class ToBuckets:
         dim, value = self._dim(name), self.pad_values.get(name)
         if value is None:
             raise DataError(
-                f"{name!r} has {length:,} values along dimension {dim}, as many as there are tokens, and would be padded to "
-                f"{bucket:,}, but there is no value to pad it with; name one, pad_value_dict={{..., {name!r}: 0}}, "
-                "or None to leave it as it is"
+                f"{name!r} has {length:,} values along dimension {dim}, as many as there are tokens, which become "
+                f"{bucket:,}, but there is no value to pad it with; name one, "
+                f"pad_value_dict={dict(self.pad_values) | {name: 0}}, or None to leave it as it is"
             )
         if bucket <= length:
             return tensor.narrow(dim, length - bucket if self.left else 0, bucket)
+        self._check_value(name, tensor, value)
         shape = list(tensor.shape)
         shape[dim] = bucket
         out = tensor.new_full(shape, value)
         out.narrow(dim, bucket - length if self.left else 0, length).copy_(tensor)
         return out
+
+    def _check_value(self, name: str, tensor: torch.Tensor, value: float) -> None:
+        """Refuses a value that a type does not hold."""
+        try:
+            held = tensor.new_full((), value).item()
+        except (RuntimeError, OverflowError):
+            held = None
+        if held == value or (held is not None and (held != held) == (value != value) and tensor.is_floating_point()):
+            return
+        raise DataError(
+            f"{name!r} is of {str(tensor.dtype).removeprefix('torch.')}, which does not hold its pad value {value}; choose "
+            "another in pad_value_dict"
+        )
 
     def _dim(self, name: str) -> int:
         return self.dim.get(name, -1) if isinstance(self.dim, Mapping) else self.dim
@@ -158,11 +175,14 @@ class Bucketed(Stage[Any]):
         tally = TALLY.get()
         with running(self.upstream, at) as batches:
             for batch, after in batches:
-                tokens = self._tokens(batch)
-                padded = self.to_buckets(batch)
-                if tally is not None:
-                    tally.made.append(self._made(padded, tokens))
-                yield padded, after
+                yield then(batch, partial(self._padded, tally)), after
+
+    def _padded(self, tally: Tally | None, batch: Any) -> Any:
+        tokens = self._tokens(batch)
+        padded = self.to_buckets(batch)
+        if tally is not None:
+            tally.made.append(self._made(padded, tokens))
+        return padded
 
     def _tokens(self, batch: Any) -> int:
         mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from brimful.core.later import HANDED_ON
 from brimful.core.stream import Stage, State, runtime
 
 
@@ -15,22 +16,30 @@ from brimful.core.stream import Stage, State, runtime
 class Loaded(Stage[Any]):
     """The batches of a loader from where it stands.
 
+    `passes_on`: the loader is one of ours, which hands on what the consumer's thread is to make.
+
     State: the loader's own, where it has one: then it is sent to a place by its own `load_state_dict` before. Else the number
     of batches that it gave; so many are passed over.
     """
 
     loader: Iterable[Any] = runtime()
+    passes_on: bool = runtime(False)
 
     def start(self, epoch: int) -> State:
-        return self._state(0)
+        try:
+            return self._state(0)
+        except (AttributeError, NotImplementedError, TypeError):  # an adapter around what has no state
+            return 0
 
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+        HANDED_ON.set(self.passes_on)
         batches = iter(self.loader)
         close = getattr(batches, "close", None)
-        given = at if isinstance(at, int) else 0
+        stateless = isinstance(at, int)
+        given = at if stateless else 0
         try:
             for number, batch in enumerate(islice(batches, given, None), given + 1):
-                yield batch, self._state(number)
+                yield batch, number if stateless else self._state(number)
         finally:
             if close is not None:
                 close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final, TypeAlias
@@ -15,11 +15,12 @@ from brimful.core.errors import integer, logger
 from brimful.core.stats import recompile_limit
 from brimful.core.stream import END, Stage, State, running, runtime, substituted, upstreams
 from brimful.core.take_items import TakeItems
+from brimful.loader import Loader
 from brimful.plan import StaticShapes
 from brimful.steps.batched import Batched
 from brimful.steps.planners import ByPacking, ByPolicy
 from brimful.tensors.collated import Collated
-from brimful.tensors.layouts import ColumnRules, Grouped, PackedRows
+from brimful.tensors.layouts import ColumnRules, Grouped, Nested, PackedRows, Padded
 from brimful.tensors.on_device import OnDevice
 from brimful.windows.planned import Planned
 
@@ -31,7 +32,7 @@ TOKENS: Final = ("input_ids", "attention_mask", "labels")
 
 def warm_up(
     step: Callable[[Any], Any],
-    policy: StaticShapes | Batches | Sequence[Shape],
+    policy: StaticShapes | Batches | Loader | Sequence[Shape],
     *,
     example: Mapping[str, Any] | None = None,
 ) -> dict[Shape, float]:
@@ -42,9 +43,10 @@ def warm_up(
     and backward, no `optimizer.step()`, gradients set to None after it. Random generators of torch are as before afterwards.
 
     Args:
-        policy: `StaticShapes`; or `Batches`, whose first batch is the pattern of keys and types, and which goes through
-            all that follows in them (`map`, `to_device` with its buffers); or shapes (rows, tokens). Batches without
-            static shapes: of indexed data, those of the first epoch, if they are few.
+        policy: `StaticShapes`; or `Batches` (or their loader), whose first batch is the pattern of keys and types, and which
+            goes through all that follows in them (`map`, `to_device` with its buffers); or shapes (rows, tokens). Batches
+            without static shapes: of indexed data, those of the first epoch, if they are few. Of another loader, an AsyncLoader
+            among them, the shapes, and a batch as `example`.
         example: a batch that the synthetic ones are like, where `policy` gives none; by default input_ids, attention_mask and
             labels (B, L) int64 on the CPU.
     Raises:
@@ -58,13 +60,19 @@ def warm_up(
         (4, 16)
         (1, 64)
     """
+    policy = getattr(policy, "batches", policy) if isinstance(policy, Loader) else policy
     if isinstance(policy, Batches):
         shapes, batches = _of_batches(policy)
+    elif not isinstance(policy, StaticShapes | list | tuple):
+        raise TypeError(
+            f"warm_up takes StaticShapes, Batches or shapes (got a {type(policy).__name__}); of another policy, or of a loader: "
+            "warm_up(step, [(rows, tokens), ...], example=batch)"
+        )
     else:
-        shapes = _static(policy) if isinstance(policy, StaticShapes) else [_checked(shape) for shape in policy]
-        shapes = _largest_first(shapes)
-        rules = ColumnRules(("input_ids",))
+        given = _static(policy) if isinstance(policy, StaticShapes) else [_checked(shape) for shape in policy]
+        shapes = _largest_first(set(given))
         pattern = example if example is not None else {name: torch.ones(1, 1, dtype=torch.int64) for name in TOKENS}
+        rules = _rules_of(pattern)
         batches = (like(pattern, shape, rules) for shape in shapes)
     limit = recompile_limit()
     if len(shapes) > limit:
@@ -76,7 +84,8 @@ def warm_up(
             len(shapes),
         )
     seconds: dict[Shape, float] = {}
-    with torch.random.fork_rng():
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices):
         for shape, batch in zip(shapes, batches):
             began = time.perf_counter()
             step(batch)
@@ -97,7 +106,19 @@ def _static(policy: StaticShapes) -> list[Shape]:
     return [(policy.max_tokens // bucket, bucket) for bucket in policy.buckets]
 
 
-def _largest_first(shapes: Sequence[Shape]) -> list[Shape]:
+def _rules_of(example: Mapping[str, Any]) -> ColumnRules:
+    """Which columns of an example are tokens: those of the shape (rows, tokens, ...) of its first one."""
+    found = {name: one.shape[:2] for name, one in example.items() if isinstance(one, torch.Tensor) and one.ndim > 1}
+    first = "input_ids" if "input_ids" in found else next(iter(found), None)
+    if first is None or not found[first].numel():
+        shown = {name: tuple(getattr(one, "shape", ())) for name, one in example.items()}
+        raise ValueError(f"example must be a batch with a tensor (rows, tokens), both at least 1 (got {shown})")
+    return ColumnRules(
+        (first,), tuple(name for name, shape in found.items() if shape == found[first] and name != first)
+    )
+
+
+def _largest_first(shapes: Iterable[Shape]) -> list[Shape]:
     return sorted(shapes, key=lambda shape: (shape[0] * sum(shape[1:]), shape), reverse=True)
 
 
@@ -124,13 +145,18 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
     """The shapes of batches, and a batch of each that went through all stages after the one that makes tensors."""
     alone = batches.shard(0, 1) if batches.sharded else batches  # no other rank is waited for
     collated = next(stage for stage in _chain(alone.stage) if isinstance(stage, Collated))
-    if isinstance(collated.layout, Grouped):
+    layout = collated.layout
+    if isinstance(layout, Grouped | Nested):
+        kind = "grouped" if isinstance(layout, Grouped) else "nested"
         raise ValueError(
-            "warm_up cannot know the shapes of groups before they come (layout='grouped'); call the step yourself, or batch with "
+            f"warm_up cannot know the shapes of layout='{kind}' before they come; call the step yourself, or batch with "
             "layout='padded'"
         )
-    with running(collated, collated.start(0)) as items:
-        pattern, _ = next(items, (None, None))
+    here = replace(collated, layout=replace(layout, on_device=False)) if isinstance(layout, Padded) else collated
+    with running(here, here.start(0)) as items:
+        pattern, after = next(items, (None, None))
+    if after is None:
+        raise ValueError("there is no batch to warm up with: the data are empty, or drop_last leaves nothing of them")
     if not isinstance(pattern, Mapping):
         raise ValueError(
             f"warm_up makes batches like the first one, a dict of tensors (got {type(pattern).__name__}); call the step yourself "

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from brimful.core.errors import TALLY, Tally
+from brimful.core.errors import TALLY, Tally, logger
 from brimful.core.later import then
 from brimful.core.stats import Made
 from brimful.core.stream import Stage, State, running, runtime
@@ -42,7 +42,7 @@ class Collated(Stage[Any]):
         return self.upstream.start(epoch)
 
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
-        from brimful.tensors.columns import columns_of
+        from brimful.tensors.columns import Lists, columns_of
 
         tally = TALLY.get()
         as_tensors = not isinstance(self.layout, ByFunction)
@@ -54,6 +54,10 @@ class Collated(Stage[Any]):
                     columns = known.get(batch.window)
                     if columns is None:
                         columns = known[batch.window] = columns_of(batch.window, self.rules, as_tensors)
+                        if batch.static:
+                            _say_varying(
+                                tuple(one.name for one in columns.all if isinstance(one, Lists) and one.follows is None)
+                            )
                         if batch.weight is not None and as_tensors:
                             refuse_taken(OF_RANKS, [column.name for column in columns.all])
                     yield Collating(batch, columns, after)
@@ -86,3 +90,14 @@ class Collated(Stage[Any]):
             return Made(0, 0, slots, shape, self.few_shapes)
         tokens = int(np.minimum(batch.lengths, batch.padded_length).sum())
         return Made(batch.num_samples, tokens, slots, shape, self.few_shapes)
+
+
+@cache
+def _say_varying(names: tuple[str, ...]) -> None:
+    """Once in a process."""
+    if names:
+        logger.warning(
+            "static shapes are those of the tokens; %s is padded to its own longest in each batch, so its shapes vary: drop it, "
+            "or name it in token_columns",
+            ", ".join(names),
+        )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -12,7 +14,7 @@ import torch
 from brimful.tensors.structures import mapped, tensors_of
 
 ALIGNED: Final = 64  # bytes, for views of any type and whole cache lines
-WITH_STREAMS: Final = ("cuda", "xpu")
+LAG: Final = 4
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Sent:
     Args:
         item: as it will be, with tensors that may still be empty.
         arrives: an event on the device after which they are not; None where they are there.
-        fresh: those tensors.
+        fresh: what the stream of the copies has to do with.
     """
 
     item: Any
@@ -43,16 +45,24 @@ class Copier(ABC):
 
 
 class AtOnce(Copier):
-    """To a device without streams of its own, such as the CPU: what is sent is there."""
+    """To a device without streams of its own, such as the CPU: what is sent is there.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    Args:
+        copies: also what is there already, as whoever made it may use it again.
+    """
+
+    def __init__(self, device: torch.device, copies: bool) -> None:
+        self._device, self._copies = device, copies
 
     def send(self, item: Any) -> Sent:
-        return Sent(mapped(item, lambda tensor: tensor.to(self._device)))
+        return Sent(mapped(item, self._sent))
 
     def receive(self, sent: Sent) -> Any:
         return sent.item
+
+    def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
+        sent = tensor.to(self._device)
+        return sent.clone() if self._copies and sent is tensor else sent
 
 
 class Beside(Copier):
@@ -61,25 +71,33 @@ class Beside(Copier):
     The tensors of a batch lie end to end in one slab of pinned memory, so that a copy needs no help of the CPU. Slabs come from
     torch's caching host allocator: it hands one out again once the copies from it have ended, which it knows by events. What
     arrives is fresh memory of the copy stream's, and `record_stream` keeps it from being used again before the compute
-    that was given it has run. A tensor that is there twice in a batch is copied once.
+    that was given it has run. A tensor that is there twice in a batch is copied once. A consumer whose host runs ahead of its
+    device has no more than `LAG` batches there that were taken and not computed: the thread that sends waits for them.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._backend: Any = getattr(torch, device.type)
-        number = self._backend.current_device() if device.index is None else device.index
-        self._device = torch.device(device.type, number)
-        self._stream = self._backend.Stream(device=self._device)
+        self._device = device
+        self._stream = _stream_of(device)
+        self._used: deque[Any] = deque()  # events: all that was given a batch has run
 
     def send(self, item: Any) -> Sent:
+        while len(self._used) > LAG:
+            self._used.popleft().synchronize()
         with self._backend.stream(self._stream), torch.no_grad():
-            copies = self._copies(tensor for tensor in tensors_of(item) if tensor.device != self._device)
+            tensors = list(tensors_of(item))
+            made_here = [tensor for tensor in tensors if tensor.device == self._device]
+            if made_here:  # by this thread, on its own stream
+                self._stream.wait_stream(self._backend.default_stream(self._device))
+            copies = self._copies(tensor for tensor in tensors if tensor.device != self._device)
             arrived = mapped(item, lambda tensor: copies.get(id(tensor), tensor))
-            known = {id(tensor) for tensor in tensors_of(item)}
-            fresh = tuple(tensor for tensor in tensors_of(arrived) if id(tensor) not in known)
-            return Sent(arrived, self._stream.record_event(), fresh)
+            return Sent(arrived, self._stream.record_event(), tuple(tensors_of(arrived)))
 
     def receive(self, sent: Sent) -> Any:
         stream = self._backend.current_stream(self._device)
+        event = self._backend.Event(blocking=True)
+        event.record(stream)
+        self._used.append(event)
         stream.wait_event(sent.arrives)
         for tensor in sent.fresh:
             for part in _parts(tensor):
@@ -101,25 +119,43 @@ class Beside(Copier):
                 copies[key] = tensor.to(self._device)
                 continue
             at, count = places[key], tensor.numel() * tensor.element_size()
-            pinned = slab[at : at + count].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-            copies[key] = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
-            copies[key].copy_(pinned, non_blocking=True)
+            strides = torch.empty_like(tensor, device="meta").stride()  # those of the tensor, where it is dense
+            pinned = (
+                slab[at : at + count].view(tensor.dtype).as_strided(tensor.shape, strides, at // tensor.element_size())
+            )
+            copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=self._device)
+            copies[key] = copy.copy_(pinned.copy_(tensor), non_blocking=True).requires_grad_(tensor.requires_grad)
         return copies
 
 
-def copier(device: torch.device) -> Copier:
-    """What sends batches to a device.
+def copier(device: torch.device, copies: bool = False) -> Copier:
+    """What sends batches to a device; `copies`: see `AtOnce`.
 
     Raises:
         RuntimeError: there is no such device here.
     """
-    if device.type not in WITH_STREAMS:
-        return AtOnce(device)
-    if not getattr(torch, device.type).is_available():
+    if device.type != "cuda":
+        return AtOnce(device, copies)
+    if not torch.cuda.is_available():
         raise RuntimeError(
             f"no device {str(device)!r} is to be had: this torch finds no {device.type}; name another, or 'cpu'"
         )
-    return Beside(device)
+    return Beside(numbered(device))
+
+
+def numbered(device: str | int | torch.device) -> torch.device:
+    """A device by its number: "cuda" is the current one of the thread that asks."""
+    found = torch.device(device)
+    number: int | None = found.index  # None, whatever torch's annotations say
+    if found.type == "cuda" and number is None and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return found
+
+
+@cache
+def _stream_of(device: torch.device) -> Any:
+    """The one on which batches are copied: memory that it has allocated is used again by later batches of any iterator."""
+    return getattr(torch, device.type).Stream(device=device)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

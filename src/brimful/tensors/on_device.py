@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from brimful.core.errors import settle
-from brimful.core.later import items_ahead, then
+from brimful.core.later import AHEAD, items_ahead, later, then
 from brimful.core.stream import Stage, State, running, runtime
 from brimful.tensors.copies import Sent, copier
 from brimful.tensors.static_buffers import StaticBuffers
@@ -19,7 +19,11 @@ from brimful.tensors.static_buffers import StaticBuffers
 @dataclass(frozen=True)
 class OnDevice(Stage[Any]):
     """The items of `upstream` with their tensors on a device, up to `prefetch` of them sent early by a thread, and one in the
-    making; 0: sent when they are asked for. Nothing else changes."""
+    making; 0: sent when they are asked for. Nothing else changes.
+
+    They are received by the consumer's thread, whatever else runs ahead: its stream waits for them, and its batch before may
+    be overwritten. `copies`: tensors that are there already are copied too, as whoever made them may use them again.
+    """
 
     verb = ""
 
@@ -27,6 +31,7 @@ class OnDevice(Stage[Any]):
     device: torch.device = runtime()
     prefetch: int = runtime(2)
     buffers: StaticBuffers | None = runtime(None)
+    copies: bool = runtime(False)
     transparent: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -36,7 +41,7 @@ class OnDevice(Stage[Any]):
         return self.upstream.start(epoch)
 
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
-        copies = copier(self.device)
+        copies, inside = copier(self.device, self.copies and self.prefetch > 0), AHEAD.get()
 
         def sent() -> Generator[tuple[Sent, State], None, None]:
             with running(self.upstream, at) as items:
@@ -49,4 +54,4 @@ class OnDevice(Stage[Any]):
 
         with closing(items_ahead(sent, self.prefetch, "device") if self.prefetch else sent()) as items:
             for one, after in items:
-                yield then(one, received), after
+                yield later(one, received) if inside else received(one), after

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from brimful.tensors.unpadded import Unpadded
 
@@ -16,6 +17,8 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     """The tensors of a structure, in order; one that is there twice comes twice."""
     if isinstance(value, torch.Tensor):
         yield value
+    elif isinstance(value, PackedSequence):
+        yield from (one for one in (value.data, value.sorted_indices, value.unsorted_indices) if one is not None)
     elif isinstance(value, Mapping):
         for one in value.values():
             yield from tensors_of(one)
@@ -39,9 +42,13 @@ def mapped(value: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """
     if isinstance(value, torch.Tensor):
         return fn(value)
+    if isinstance(value, PackedSequence):  # whose batch_sizes stay on the CPU
+        data = fn(value.data)
+        order, back = (one if one is None else fn(one) for one in (value.sorted_indices, value.unsorted_indices))
+        return value if data is value.data else PackedSequence(data, value.batch_sizes, order, back)
     if isinstance(value, Mapping):
         new = {name: mapped(one, fn) for name, one in value.items()}
-        return value if _same(new.values(), value.values()) else _mapping(value, new)
+        return value if _same(new.values(), value.values()) else with_values(value, new)
     if isinstance(value, list | tuple):
         items = [mapped(one, fn) for one in value]
         return value if _same(items, value) else _sequence(value, items)
@@ -63,13 +70,13 @@ def _same(new: Any, old: Any) -> bool:
     return all(one is other for one, other in zip(new, old, strict=True))
 
 
-def _mapping(old: Mapping[Any, Any], new: dict[Any, Any]) -> Any:
-    if type(old) is dict:
-        return new
-    made: Any = copy.copy(old)  # with its other attributes, as transformers' BatchEncoding has some
-    if not hasattr(made, "update"):
-        return new
-    made.update(new)
+def with_values(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> Any:
+    """A mapping of the same kind, with these values in place of those of the same name."""
+    if type(old) is dict or not isinstance(old, MutableMapping):
+        return {**old, **new}
+    made = copy.copy(old)  # with its other attributes, as transformers' BatchEncoding has some
+    for name, value in new.items():  # its ModelOutput has no `update`
+        made[name] = value
     return made
 
 

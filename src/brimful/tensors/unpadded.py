@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
+
+_NOT_FILLED: Final = (torch.uint16, torch.uint32, torch.uint64)
+"""Types of which torch fills no mask; their bits go through int64 and back."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +53,8 @@ class Unpadded:
             return inside.to(self.dtype)
         if not len(self.values):
             return torch.full(inside.shape, self.fill, dtype=self.dtype, device=inside.device)
-        values = self.values.to(self.made or self.dtype)
+        made = self.made or self.dtype
+        values = self.values.to(torch.int64 if made in _NOT_FILLED else made)
         index = (at + self.starts[:, None]).clamp_(0, len(values) - 1)
         return values[index].masked_fill_(~inside, self.fill).to(self.dtype)
 
