@@ -11,7 +11,7 @@ from pathlib import Path
 ROOMS = {  # in the order in which data flow, from below; a module imports from its own room and from those with smaller numbers
     "core": 0, "plan": 1, "rows": 2, "sources": 3, "index": 4, "store": 5, "windows": 6, "steps": 7, "tensors": 8,
     "algebra": 9, "loader": 9, "batches": 10, "batching": 11, "transforms": 11, "dataset": 12,
-    "read": 13, "testing": 13, "integrations": 13, "__init__": 14,
+    "read": 13, "testing": 13, "integrations": 13, "memory": 13, "__init__": 14,
     "report": 15, "demo": 15, "cli": 16, "__main__": 17,
 }  # fmt: skip
 SHARED = {  # what the stages of a room are made of; a stage does not import another

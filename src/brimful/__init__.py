@@ -24,6 +24,7 @@ from brimful.plan import (
     AttentionCost,
     CostBudget,
     FixedSize,
+    MemoryBudget,
     OverlongError,
     Packed,
     Plan,
@@ -49,6 +50,8 @@ from brimful.rows.parallel import CallOptions
 from brimful.steps.sampler import BatchSampler
 
 if TYPE_CHECKING:
+    from brimful import memory
+    from brimful.memory import MemoryModel
     from brimful.tensors import attention
     from brimful.tensors.loss import token_mean
 
@@ -65,6 +68,8 @@ __all__ = [
     "DataError",
     "Dataset",
     "FixedSize",
+    "MemoryBudget",
+    "MemoryModel",
     "OverlongError",
     "PackOptions",
     "Packed",
@@ -84,6 +89,7 @@ __all__ = [
     "from_sequence",
     "from_store",
     "interleave_datasets",
+    "memory",
     "merge_states",
     "optimal_buckets",
     "quantile_buckets",
@@ -92,14 +98,19 @@ __all__ = [
     "zip_datasets",
 ]
 
-_WITH_TORCH = {"attention": "brimful.tensors.attention", "token_mean": "brimful.tensors.loss"}
+_LATER = {
+    "MemoryModel": "brimful.memory",
+    "attention": "brimful.tensors.attention",
+    "memory": "brimful.memory",
+    "token_mean": "brimful.tensors.loss",
+}
 
 
 def __getattr__(name: str) -> Any:
     """What needs torch is imported on first use: descriptions and plans do without."""
-    if name not in _WITH_TORCH:
+    if name not in _LATER:
         raise AttributeError(f"module 'brimful' has no attribute {name!r}")
-    module = import_module(_WITH_TORCH[name])
+    module = import_module(_LATER[name])
     return module if module.__name__.endswith(f".{name}") else getattr(module, name)
 
 

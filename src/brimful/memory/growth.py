@@ -9,6 +9,7 @@ moments at which a step can be at its peak: the optimizer's update, the end of t
 
 from __future__ import annotations
 
+from math import log
 from typing import Final
 
 import numpy as np
@@ -47,7 +48,8 @@ def triangle(rows: Floats, peaks: Floats, before: Floats | None = None) -> Float
     width = rows.shape[1] + 1
     new = np.column_stack([rows / peaks[:, None], np.ones(len(rows))])
     stacked = np.vstack([np.zeros((width, width)) if before is None else before, new])
-    return np.linalg.qr(stacked, mode="r")
+    found: Floats = np.linalg.qr(stacked, mode="r")  # type: ignore[assignment]
+    return found
 
 
 def coefficients(triangle: Floats, constant: bool) -> Floats:
@@ -114,9 +116,7 @@ def pieces_of(rows: Floats, peaks: Floats, constant: bool) -> list[NDArray[np.in
     return best
 
 
-def _settled(
-    rows: Floats, peaks: Floats, pieces: list[NDArray[np.int64]], constant: bool
-) -> list[NDArray[np.int64]]:
+def _settled(rows: Floats, peaks: Floats, pieces: list[NDArray[np.int64]], constant: bool) -> list[NDArray[np.int64]]:
     """Pieces fitted and rows given to the one that is highest there, until nothing changes."""
     for _ in range(_ROUNDS):
         highest = np.argmax(rows @ _all_coefficients(rows, peaks, pieces, constant).T, axis=1)
@@ -127,9 +127,7 @@ def _settled(
     return pieces
 
 
-def _all_coefficients(
-    rows: Floats, peaks: Floats, pieces: list[NDArray[np.int64]], constant: bool
-) -> Floats:
+def _all_coefficients(rows: Floats, peaks: Floats, pieces: list[NDArray[np.int64]], constant: bool) -> Floats:
     return np.array([coefficients(triangle(rows[part], peaks[part]), constant) for part in pieces])
 
 
@@ -137,4 +135,5 @@ def _criterion(rows: Floats, peaks: Floats, pieces: list[NDArray[np.int64]], con
     """The Bayesian information criterion of the relative errors: smaller is better."""
     predicted = (rows @ _all_coefficients(rows, peaks, pieces, constant).T).max(axis=1)
     error = float(np.mean((predicted / peaks - 1) ** 2))
-    return len(peaks) * np.log(max(error, _EXACT**2)) + len(pieces) * rows.shape[1] * np.log(len(peaks))
+    spent = len(pieces) * int(rows.shape[1])
+    return len(peaks) * log(max(error, _EXACT**2)) + spent * log(len(peaks))

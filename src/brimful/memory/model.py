@@ -107,10 +107,12 @@ class MemoryModel:
             ValueError: shapes of another number of lengths; peaks in bytes for a model that is `relative` (`anchored` first).
         """
         if self.unit == "relative":
-            raise ValueError("this model knows peaks relative to one another only; give it bytes first: anchored(batch, length, ...)")
+            raise ValueError(
+                "this model knows peaks relative to one another only; give it bytes first: anchored(batch, length, ...)"
+            )
         batches, lengths, peaks = _checked(shapes, peak_bytes)
         if lengths.shape[1] != len(self.lengths):
-            raise ValueError(f"this model takes {_shape(len(self.lengths))} (got {_shape(lengths.shape[1])})")
+            raise ValueError(f"this model takes {_shape(self.num_lengths)} (got {_shape(lengths.shape[1])})")
         model = self
         for row in range(len(peaks)):
             model = model._with(batches[row : row + 1], lengths[row : row + 1], peaks[row : row + 1])
@@ -126,9 +128,14 @@ class MemoryModel:
             pieces.append(_tuples(scaled))
         return replace(self, pieces=tuple(pieces), unit="bytes")
 
+    @property
+    def num_lengths(self) -> int:
+        """1, or 2 where a sample has a source and a target."""
+        return len(self.lengths)
+
     def predict(self, batch: int, length: Length) -> float:
         """The peak to expect, in bytes: half of the peaks lie above."""
-        return float(self._peaks(*_shapes([batch], [length], len(self.lengths)))[0])
+        return float(self._peaks(*_shapes([batch], [length], self.num_lengths))[0])
 
     def bound(self, batch: int, length: Length, *, risk: float = 0.025) -> float:
         """The peak that is exceeded with at most this risk, in bytes."""
@@ -141,11 +148,13 @@ class MemoryModel:
         """
         factor = self.margin.factor(_share(risk))
         limit = finite("limit_bytes", limit_bytes) / factor
-        one, lengths = _shapes([1], [length], len(self.lengths))
+        one, lengths = _shapes([1], [length], self.num_lengths)
         # Of pieces that are affine in the batch the least of the largest batches; by what a sample adds at this length.
         constants = self._coefficients[:, 0]
         slopes = self._samples(lengths)[0]
-        fits = [ENDLESS if not slope else floor((limit - constant) / slope) for constant, slope in zip(constants, slopes)]
+        fits = [
+            ENDLESS if not slope else floor((limit - constant) / slope) for constant, slope in zip(constants, slopes)
+        ]
         batch = min(max(min(fits), -1) + 1, ENDLESS) if constants.max() <= limit else 0
         while batch and self._peaks(one * batch, lengths)[0] * factor > limit_bytes:  # the floor may be off by a bit
             batch -= 1
@@ -243,7 +252,8 @@ class MemoryModel:
         inside = per_sample(np.clip(lengths, low, high)) @ shares
         grown = np.maximum((lengths / high).max(axis=1), 1.0) ** 2
         shrunk = np.minimum((lengths / low).max(axis=1), 1.0)
-        return np.maximum(per_sample(lengths) @ shares, inside * (grown * shrunk)[:, None])
+        found: Floats = np.maximum(per_sample(lengths) @ shares, inside * (grown * shrunk)[:, None])
+        return found
 
     def _peaks(self, batches: Floats, lengths: Floats) -> Floats:
         """Predictions for batches (n,) of lengths (n, d)."""
@@ -318,7 +328,9 @@ def _checked(shapes: ArrayLike, peak_bytes: ArrayLike) -> tuple[Floats, Floats, 
     if peaks.shape != table.shape[:1]:
         raise ValueError(f"peak_bytes must have one peak a shape, ({len(table)},) (got {peaks.shape})")
     if bad := [row for row in range(len(table)) if table[row].min() < 1]:
-        raise ValueError(f"a shape must have a batch and lengths of at least 1 (shape {bad[0]:,} has {table[bad[0]].tolist()})")
+        raise ValueError(
+            f"a shape must have a batch and lengths of at least 1 (shape {bad[0]:,} has {table[bad[0]].tolist()})"
+        )
     if bad := [row for row, peak in enumerate(peaks.tolist()) if not 0 < peak < float("inf")]:
         raise ValueError(f"a peak must be positive and finite (peak {bad[0]:,} is {peaks[bad[0]]})")
     return table[:, 0], table[:, 1:], peaks

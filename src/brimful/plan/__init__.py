@@ -8,6 +8,7 @@ from brimful.plan.buckets import (
     uniform_buckets,
 )
 from brimful.plan.budget import AttentionCost, CostBudget, FixedSize, TokenBudget
+from brimful.plan.memory import MemoryBudget, PeakModel
 from brimful.plan.overlong import Overlong, OverlongError, Pieces, plan_with, split_long
 from brimful.plan.pack import Packed
 from brimful.plan.plan import Plan, Policy, as_lengths
@@ -18,9 +19,11 @@ __all__ = [
     "AttentionCost",
     "CostBudget",
     "FixedSize",
+    "MemoryBudget",
     "Overlong",
     "OverlongError",
     "Packed",
+    "PeakModel",
     "Pieces",
     "Plan",
     "Policy",
