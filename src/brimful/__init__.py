@@ -51,7 +51,7 @@ from brimful.steps.sampler import BatchSampler
 
 if TYPE_CHECKING:
     from brimful import memory
-    from brimful.memory import MemoryModel
+    from brimful.memory import MemoryModel, estimate, probe
     from brimful.tensors import attention
     from brimful.tensors.loss import token_mean
 
@@ -83,6 +83,7 @@ __all__ = [
     "attention",
     "best_num_buckets",
     "concat_datasets",
+    "estimate",
     "exponential_buckets",
     "from_files",
     "from_iterable",
@@ -92,6 +93,7 @@ __all__ = [
     "memory",
     "merge_states",
     "optimal_buckets",
+    "probe",
     "quantile_buckets",
     "token_mean",
     "uniform_buckets",
@@ -100,6 +102,8 @@ __all__ = [
 
 _LATER = {
     "MemoryModel": "brimful.memory",
+    "estimate": "brimful.memory",
+    "probe": "brimful.memory",
     "attention": "brimful.tensors.attention",
     "memory": "brimful.memory",
     "token_mean": "brimful.tensors.loss",
