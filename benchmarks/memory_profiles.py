@@ -2,9 +2,9 @@
 
     python benchmarks/memory_profiles.py [--write src/brimful/memory/pretrained.json]
 
-The peaks are memory_profiles.parquet in ../shared/data (or $BRIMFUL_TEST_DATA), of 78 runs of `generate`. Each batch is judged at the
-limit for which it is the largest that the bound allows: it exceeds the limit where its peak lies above the bound, and uses
-min(peak / bound, 1) of it. Two ways to know the bound:
+The peaks are memory_profiles.parquet in ../shared/data (or $BRIMFUL_TEST_DATA), of 78 runs of `generate`. Each batch is judged
+at the limit for which it is the largest that the bound allows: it exceeds the limit where its peak lies above the bound, and
+uses min(peak / bound, 1) of it. Two ways to know the bound:
 
 - probed: eight batches of a run, chosen by shape alone, then the rest in the order of the run, each judged and then learnt;
 - prior: one model for all, relative to the first batch of a run, fitted to the other runs alone (and to none that has the same

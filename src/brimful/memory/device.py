@@ -46,9 +46,7 @@ def meter_on(device: Any, step: Callable[[Any], object], make_batch: Callable[[i
     """What `probe` measures a shape with, for `largest_batches`: arguments as there."""
     import torch
 
-    place = torch.device(device)
-    if place.type not in ("cpu", "cuda"):
-        raise ValueError(f"device must be cpu or cuda (got {place}); estimate needs none")
+    place = as_device(device)
     run = _on_cpu if place.type == "cpu" else _on_cuda
 
     def meter(batch: int, length: Length) -> float:
@@ -64,6 +62,25 @@ def meter_on(device: Any, step: Callable[[Any], object], make_batch: Callable[[i
         return inf
 
     return meter
+
+
+def as_device(device: Any) -> Any:
+    """A `torch.device` whose memory can be measured.
+
+    Raises:
+        ValueError: another one, or one that is not there.
+    """
+    import torch
+
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device must be cpu or cuda (got {device!r})") from error
+    if place.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu or cuda (got {str(place)!r})")
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {str(place)!r} is not there: torch finds no GPU; estimate needs none")
+    return place
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -61,17 +61,62 @@ def estimator(
     make_step: MakeStep | None = None,
 ) -> Meter:
     """What `estimate` measures a shape with, for `largest_batches`: arguments as there."""
-    import torch
+    from torch._subclasses.fake_tensor import FakeCopyMode
+    from torch.nn import Module
+
+    mode, memory = _fakes()
+    if isinstance(model, Module):
+        if elsewhere := {str(one.device) for one in model.parameters()} - {"cpu"}:
+            raise ValueError(
+                f"estimate takes a model on the CPU (got one on {', '.join(sorted(elsewhere))}); give a function that makes it"
+            )
+        with FakeCopyMode(mode):
+            fake = copy.deepcopy(model)
+        memory.was_there([*fake.parameters(), *fake.buffers()])
+    else:
+        fake = _built(mode, memory, model)
+    with mode, memory:
+        step = (make_step or _plain_step)(fake)
+    return _metered(mode, memory, step, make_batch, name_of(fake))
+
+
+def estimator_of(build: Callable[[], tuple[Callable[[Any], object], Callable[[int, Any], Any]]]) -> Meter:
+    """What measures the step of `build() -> (step, make_batch)`, whose model is made by it, of fake tensors."""
+    mode, memory = _fakes()
+    step, make_batch = _built(mode, memory, build)
+    return _metered(mode, memory, step, make_batch, name_of(build))
+
+
+def _built(mode: Any, memory: Any, make: Callable[[], Any]) -> Any:
+    try:
+        with mode, memory:
+            return make()
+    except RuntimeError as error:
+        if "Couldn't swap" not in str(error):  # torch's words where it cannot put another tensor in a parameter's place
+            raise
+        raise ValueError(
+            f"{name_of(make)} moves or casts a module (.to, .half), which torch cannot do with fake tensors; make it with device= "
+            "and dtype=, or under torch.device(...)"
+        ) from error
+
+
+def _fakes() -> tuple[Any, Any]:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from brimful.memory.tracked import TrackedMemory
+
+    return FakeTensorMode(allow_non_fake_inputs=True), TrackedMemory()
+
+
+def _metered(
+    mode: Any, memory: Any, step: Callable[[Any], object], make_batch: Callable[[int, Any], Any], name: str
+) -> Meter:
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
-        FakeCopyMode,
-        FakeTensorMode,
         UnsupportedFakeTensorException,
         UnsupportedOperatorException,
     )
-
-    from brimful.memory.tracked import TrackedMemory
 
     lost = (
         DataDependentOutputException,
@@ -79,32 +124,17 @@ def estimator(
         UnsupportedFakeTensorException,
         UnsupportedOperatorException,
     )
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    if isinstance(model, torch.nn.Module):
-        if elsewhere := {str(one.device) for one in model.parameters()} - {"cpu"}:
-            raise ValueError(
-                f"estimate takes a model on the CPU (got one on {', '.join(sorted(elsewhere))}); give a function that makes it"
-            )
-        with FakeCopyMode(mode):
-            fake = copy.deepcopy(model)
-    else:
-        with mode:
-            fake = model()
-    with mode:
-        step = (make_step or _plain_step)(fake)
 
     def meter(batch: int, length: Length) -> float:
         gc.collect()  # cycles of the step before would count as held
-        held = [*fake.parameters(), *fake.buffers()]
-        gradients = [one.grad for one in fake.parameters() if one.grad is not None]
+        memory.begin()
         try:
-            with mode, TrackedMemory() as memory:
-                memory.was_there([held, gradients])
+            with mode, memory:
                 step(make_batch(batch, length))
         except lost as error:
             what = next(iter(str(error).splitlines()), "") or type(error).__name__
             raise ValueError(
-                f"fake tensors, which have no values, cannot follow {name_of(fake)} ({what}); probe on a device instead"
+                f"fake tensors, which have no values, cannot follow {name} ({what}); probe on a device instead"
             ) from error
         return float(memory.peak_bytes)
 

@@ -14,11 +14,10 @@ BLOCK_BYTES: Final = 512
 
 
 class TrackedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of the storages of all tensors that operators take or give, from the first that needs them until the last
-    reference is gone.
+    """Counts the bytes of the storages of all tensors that operators take or give, until the last reference to each is gone.
 
     A storage that an operator takes and none gave was there before: it counts as if from the start. Scratch memory inside
-    an operator is not seen.
+    an operator is not seen. Entered again it goes on with what is still held; `begin` forgets the peak so far.
 
     Args:
         block_bytes: a storage takes a multiple of it.
@@ -43,6 +42,10 @@ class TrackedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._note(made)
         self.peak_bytes = max(self.peak_bytes, self._held)
         return made
+
+    def begin(self) -> None:
+        """From here on the peak counts, of what is held now and of what comes."""
+        self.peak_bytes = self._held
 
     def was_there(self, tensors: Any) -> None:
         """Counts tensors in any structure as held from the start, those that are known aside."""
