@@ -87,41 +87,49 @@ def errors(run: Run, share: tuple[float, float]) -> Floats:
     return found
 
 
-def quantile(values: list[Floats], risk: float) -> float:
-    """What a share `risk` lies above, of runs that count alike."""
-    joined, weights = np.concatenate(values), np.concatenate([np.full(len(one), 1 / len(one)) for one in values])
-    order = np.argsort(joined)
-    summed = np.cumsum(weights[order])
-    return float(joined[order][np.searchsorted(summed, (1 - risk) * summed[-1])])
+@dataclass(frozen=True)
+class Table:
+    """The errors of all runs under one share by length: joined, and their order."""
+
+    errors: Floats
+    order: NDArray[np.int64]
+
+    def bounds(self, weights: Floats) -> list[float]:
+        """What the risks' shares of the weight lie above."""
+        summed = np.cumsum(weights[self.order])
+        return [float(self.errors[self.order][np.searchsorted(summed, (1 - risk) * summed[-1])]) for risk in RISKS]
+
+    def used(self, weights: Floats) -> float:
+        """How much of the limits is used, added up over the risks."""
+        return sum(float(weights @ np.minimum(np.exp(self.errors - bound), 1)) for bound in self.bounds(weights))
 
 
-def best_share(table: dict[tuple[float, float], list[Floats]], runs: list[int]) -> tuple[float, float]:
-    """The share by length with which most of the limits is used, of runs that count alike."""
-
-    def used(share: tuple[float, float]) -> float:
-        values = [table[share][run] for run in runs]
-        bounds = [quantile(values, risk) for risk in RISKS]
-        return float(np.mean([np.minimum(np.exp(one - bound), 1).mean() for bound in bounds for one in values]))
-
-    return max(table, key=used)
+def tables(runs: list[Run]) -> dict[tuple[float, float], Table]:
+    """By share."""
+    joined = {share: np.concatenate([errors(run, share) for run in runs]) for share in SHARES}
+    return {share: Table(one, np.argsort(one, kind="stable")) for share, one in joined.items()}
 
 
 def judged_prior(runs: list[Run]) -> list[dict[float, Floats]]:
-    """For each run, by risk, peak / bound under a prior that was fitted to the others."""
-    table = {share: [errors(run, share) for run in runs] for share in SHARES}
+    """For each run, by risk, peak / bound under a prior that was fitted to the others, each of which counts alike."""
+    by_share = tables(runs)
+    owners = np.repeat(np.arange(len(runs)), [len(run.peaks) for run in runs])
+    weights = 1 / np.bincount(owners)[owners]
     found = []
     for number, run in enumerate(runs):
-        others = [other for other, one in enumerate(runs) if other != number and not one.alike(run)]
-        share = best_share(table, others)
-        bounds = {risk: quantile([table[share][other] for other in others], risk) for risk in RISKS}
-        found.append({risk: np.exp(table[share][number] - bound) for risk, bound in bounds.items()})
+        alike = [other for other, one in enumerate(runs) if other == number or one.alike(run)]
+        others = weights * ~np.isin(owners, alike)
+        table = max(by_share.values(), key=lambda table: table.used(others))  # called at once
+        own = table.errors[owners == number]
+        found.append({risk: np.exp(own - bound) for risk, bound in zip(RISKS, table.bounds(others))})
     return found
 
 
 def prior(runs: list[Run]) -> MemoryModel:
     """The prior of all runs."""
-    table = {share: [errors(run, share) for run in runs] for share in SHARES}
-    linear, quadratic = share = best_share(table, list(range(len(runs))))
+    weights = np.concatenate([np.full(len(run.peaks), 1 / len(run.peaks)) for run in runs])
+    by_share = tables(runs)
+    linear, quadratic = share = max(by_share, key=lambda share: by_share[share].used(weights))
     shapes = np.concatenate([run.shapes for run in runs])
     corners = [
         (batch, length)
@@ -132,7 +140,7 @@ def prior(runs: list[Run]) -> MemoryModel:
         corners, [batch * (1 + linear * length + quadratic * length**2) for batch, length in corners]
     )
     levels = (np.arange(ERRORS_A_RUN) + 0.5) / ERRORS_A_RUN
-    known = np.concatenate([np.quantile(one, levels) for one in table[share]])
+    known = np.concatenate([np.quantile(errors(run, share), levels) for run in runs])
     return replace(model, margin=Margin.of(known.tolist()), unit="relative")
 
 

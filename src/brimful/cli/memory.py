@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module, util
 from itertools import product
 from pathlib import Path
@@ -101,7 +100,7 @@ def fit(
 
 def _meter(build: Callable[[str], Any], device: str) -> Meter:
     if device == "fake":
-        return estimator_of(partial(build, "cpu"))
+        return estimator_of(build)
     as_device(device)
     return meter_on(device, *build(device))
 

@@ -80,23 +80,23 @@ def estimator(
     return _metered(mode, memory, step, make_batch, name_of(fake))
 
 
-def estimator_of(build: Callable[[], tuple[Callable[[Any], object], Callable[[int, Any], Any]]]) -> Meter:
-    """What measures the step of `build() -> (step, make_batch)`, whose model is made by it, of fake tensors."""
+def estimator_of(build: Callable[[str], tuple[Callable[[Any], object], Callable[[int, Any], Any]]]) -> Meter:
+    """What measures the step of `build(device) -> (step, make_batch)`, which makes the model too, of fake tensors."""
     mode, memory = _fakes()
-    step, make_batch = _built(mode, memory, build)
+    step, make_batch = _built(mode, memory, build, "cpu")
     return _metered(mode, memory, step, make_batch, name_of(build))
 
 
-def _built(mode: Any, memory: Any, make: Callable[[], Any]) -> Any:
+def _built(mode: Any, memory: Any, make: Callable[..., Any], *args: str) -> Any:
     try:
         with mode, memory:
-            return make()
+            return make(*args)
     except RuntimeError as error:
         if "Couldn't swap" not in str(error):  # torch's words where it cannot put another tensor in a parameter's place
             raise
         raise ValueError(
-            f"{name_of(make)} moves or casts a module (.to, .half), which torch cannot do with fake tensors; make it with device= "
-            "and dtype=, or under torch.device(...)"
+            f"{name_of(make)} moves or casts a module (.to, .half), which torch cannot do with fake tensors; make it with "
+            "device= and dtype=, or under torch.device(...)"
         ) from error
 
 

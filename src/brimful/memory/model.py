@@ -108,7 +108,7 @@ class MemoryModel:
         """
         if self.unit == "relative":
             raise ValueError(
-                "this model knows peaks relative to one another only; give it bytes first: anchored(batch, length, ...)"
+                "this model knows peaks only relative to one another; give it bytes by anchored(...) first"
             )
         batches, lengths, peaks = _checked(shapes, peak_bytes)
         if lengths.shape[1] != len(self.lengths):
