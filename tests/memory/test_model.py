@@ -142,6 +142,8 @@ def test_a_file_holds_all_of_a_model(tmp_path: Path) -> None:
         "{": "Expecting property name",
         json.dumps(model.to_json() | {"pieces": [[1.0]]}): "its pieces must have the shape (n, 5, 5)",
         json.dumps({name: value for name, value in model.to_json().items() if name != "errors"}): "'errors'",
+        json.dumps(model.to_json() | {"lengths": [[0, 4]]}): "its batches and lengths must be ranges from 1 on (got",
+        json.dumps(model.to_json() | {"squared_errors": float("nan")}): "squared_errors must be finite",
         json.dumps(model.to_json() | {"unit": "miles"}): "unit must be one of bytes, relative (got 'miles')",
     }.items():
         (tmp_path / "other.json").write_text(text)

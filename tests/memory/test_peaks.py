@@ -79,6 +79,29 @@ def test_a_model_that_takes_no_memory_and_a_step_without_backward() -> None:
     assert peaks.peak_bytes.tolist() == [weights + 2 * row, weights + 8 * row]
 
 
+def test_two_lengths_a_sample() -> None:
+    def make_batch(batch: int, lengths: tuple[int, int]) -> list[torch.Tensor]:
+        return [torch.zeros(batch, length, 128) for length in lengths]
+
+    shapes = [(2, 8, 4), (2, 16, 4)]
+    real = bf.probe(lambda batch: [one * 2 for one in batch], make_batch, shapes, "cpu")
+    assert real.peak_bytes.tolist() == [2 * 2 * 512 * (source + target) for _, source, target in shapes]
+    assert real.rows()[1] == {"batch": 2, "length": 16, "target_length": 4, "peak_bytes": 40960}
+
+
+def test_nested_tensors_count_and_what_cannot_be_counted_is_an_error() -> None:
+    def nested(batch: int, length: int) -> torch.Tensor:
+        values, offsets = torch.zeros(batch * length, 128), torch.arange(0, (batch + 1) * length, length)
+        return torch.nested.nested_tensor_from_jagged(values, offsets)
+
+    (peak,) = bf.probe(lambda batch: batch * 2, nested, [(4, 64)], "cpu").peak_bytes.tolist()
+    assert peak == pytest.approx(2 * 4 * 64 * 512, rel=0.02)
+    with pytest.raises(
+        ValueError, match=r"^the memory of tensors of layout torch.sparse_coo is not counted; probe on a device"
+    ):
+        bf.probe(lambda batch: batch.to_sparse(), lambda batch, length: torch.ones(batch, length), [(2, 2)], "cpu")
+
+
 def test_the_exact_largest_batch_of_a_length() -> None:
     meter = estimator(make_model("encoder", "eager"), make_batch)
     limit = 40e6

@@ -105,6 +105,12 @@ def test_a_first_batch_that_fits_may_always_be_made(lengths: list[int], batch: i
         assert size <= batch or model.bound(size, padded, risk=0.01) <= limit * (1 + 1e-12)
     first = policy.plan([length] * 100)
     assert first.padded_sizes.tolist()[0] == min(batch, 100), "exactly the batch that is known"
+    longest = policy.max_length
+    assert longest is not None
+    for longer in range(length + 1, longest + 1):
+        assert model.bound(policy.plan([longer] * 100).padded_sizes.tolist()[0], longer, risk=0.01) <= limit * (
+            1 + 1e-12
+        )
 
 
 def test_the_pretrained_model_needs_a_reference() -> None:
@@ -196,7 +202,7 @@ class Nothing:
         ),
         (lambda: bf.MemoryBudget(Slots(), 5, batch_sizes="even"), ValueError, "batch_sizes must be one of any, friendly (got"),
         (lambda: bf.MemoryBudget(Slots(), 5, order="up"), ValueError, "order must be one of longest_first, hardest_first"),
-        (lambda: bf.MemoryBudget(Nothing(), 5), TypeError, "model must have the method largest_batch (got Nothing("),
+        (lambda: bf.MemoryBudget(Nothing(), 5), TypeError, "model must have largest_batch (got Nothing(num_lengths=1)); a Mem"),
         (
             lambda: bf.MemoryBudget(Slots(), 5).plan([[1, 2]]),
             ValueError,

@@ -216,11 +216,14 @@ class MemoryModel:
         pieces = np.array(saved["pieces"], dtype=np.float64)
         if pieces.shape[1:] != (width, width) or not len(pieces) or not np.isfinite(pieces).all():
             raise ValueError(f"its pieces must have the shape (n, {width}, {width}) and be finite (got {pieces.shape})")
+        ranges = [saved["batches"], *saved["lengths"]]
+        if not all(1 <= low <= high for low, high in ranges):
+            raise ValueError(f"its batches and lengths must be ranges from 1 on (got {ranges})")
         smallest, largest = saved["batches"]
         counts = tuple((int(step), int(number)) for step, number in saved["errors"])
         return cls(
             tuple(map(_tuples, pieces)),
-            Margin(counts, float(saved["squared_errors"])),
+            Margin(counts, finite("squared_errors", saved["squared_errors"])),
             lengths,
             (int(smallest), int(largest)),
             unit=saved["unit"],

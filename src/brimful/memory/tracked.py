@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 BLOCK_BYTES: Final = 512
@@ -55,8 +55,9 @@ class TrackedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The bytes of the storages that are new among those of the tensors in a structure."""
         before = self._held
         for tensor in tree_leaves(tensors):
-            if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
-                self._hold(tensor.untyped_storage())
+            if isinstance(tensor, torch.Tensor):
+                for part in _parts(tensor):
+                    self._hold(part.untyped_storage())
         return self._held - before
 
     def _hold(self, storage: Any) -> None:
@@ -75,3 +76,13 @@ class TrackedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             reference = self._sizes[key][0]
         self._sizes[key] = reference, size
         self._held += size - known
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that have the storages: of a nested or a distributed one those that it is made of."""
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = cast(Any, tensor).__tensor_flatten__()
+        return [part for name in names for part in _parts(getattr(tensor, name))]
+    if tensor.layout != torch.strided:
+        raise ValueError(f"the memory of tensors of layout {tensor.layout} is not counted; probe on a device instead")
+    return [tensor]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.core.errors import finite, integer, one_of
+from brimful.core.once import once
 from brimful.plan.budget import ENDLESS, largest
 from brimful.plan.cut import cut_greedy, pair_rows_at, plan_pairs, plan_sorted
 from brimful.plan.overlong import refuse_overlong
@@ -19,6 +20,7 @@ Length = int | tuple[int, int]
 BatchSizes = Literal["any", "friendly"]
 Order = Literal["longest_first", "hardest_first"]
 
+_MEMBERS = ("largest_batch", "predict", "fingerprint", "num_lengths", "unit")
 _MULTIPLE = 8  # of which friendly batch sizes are multiples; below, powers of two
 
 
@@ -51,7 +53,7 @@ class MemoryBudget:
     know both.
 
     Args:
-        model: a `MemoryModel`, or whatever has its `largest_batch`, `predict` and `fingerprint`.
+        model: a `MemoryModel`, or an object of one's own with the members of `PeakModel`.
         limit_bytes: peak that the device can hold, in bytes.
         risk: the share of full batches that may exceed it.
         reference: in place of `limit_bytes` a (batch, length) that is known to fit; of pairs (batch, (source, target)). The
@@ -81,8 +83,8 @@ class MemoryBudget:
     order: Order = field(default="longest_first", kw_only=True)
 
     def __post_init__(self) -> None:
-        if missing := [name for name in ("largest_batch", "predict", "fingerprint") if not hasattr(self.model, name)]:
-            raise TypeError(f"model must have the method {missing[0]} (got {self.model!r}); a MemoryModel has")
+        if missing := [name for name in _MEMBERS if not hasattr(self.model, name)]:
+            raise TypeError(f"model must have {missing[0]} (got {self.model!r}); a MemoryModel has")
         if (self.limit_bytes is None) == (self.reference is None):
             found = f"{self.limit_bytes!r} and {self.reference!r}"
             raise ValueError(f"MemoryBudget takes either limit_bytes or reference=(batch, length) (got {found})")
@@ -152,7 +154,7 @@ class MemoryBudget:
         batch, known = self.reference
         return max(rows, batch) if np.less_equal(length, known).all() else rows
 
-    @property
+    @once
     def _limit(self) -> float:
         if self.reference is not None:
             return self.model.predict(*self.reference)
