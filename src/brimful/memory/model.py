@@ -46,7 +46,8 @@ class MemoryModel:
         lengths: (shortest, longest) of each length.
         batches: (smallest, largest).
         unit: "bytes"; or "relative", where only the ratio of two predictions means something.
-    Price: fit 5 ms for 8 peaks, 1 s for 10,000; `refined` .2 ms a peak; a prediction 20 us; 2 kB of JSON.
+    Price: fit 5 ms for 8 peaks, .2 s for 10,000; `refined` .3 ms a peak; a prediction 30 us, a largest batch 90 us; JSON of
+        1 kB, and 10 bytes for each half per cent in which there are errors.
     Source: the convex fit is Magnani and Boyd's (2009), the bound split conformal prediction (Vovk and others, 2005).
     Example:
         >>> shapes = [(1, 64), (8, 64), (4, 128), (2, 256), (8, 256), (1, 512), (8, 512), (4, 512)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
@@ -78,10 +78,10 @@ class TrackedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._held += size - known
 
 
-def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+def _parts(tensor: Any) -> list[torch.Tensor]:
     """The tensors that have the storages: of a nested or a distributed one those that it is made of."""
     if is_traceable_wrapper_subclass(tensor):
-        names, _ = cast(Any, tensor).__tensor_flatten__()
+        names, _ = tensor.__tensor_flatten__()
         return [part for name in names for part in _parts(getattr(tensor, name))]
     if tensor.layout != torch.strided:
         raise ValueError(f"the memory of tensors of layout {tensor.layout} is not counted; probe on a device instead")
