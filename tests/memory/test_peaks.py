@@ -193,19 +193,19 @@ def test_a_gpu_that_is_not_there() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_gpu_has_the_peaks_that_fake_tensors_say_and_recovers() -> None:
-    model = make_model("decoder", "eager")
-    fake = bf.estimate(model, make_batch, SHAPES)
+    shapes = [(8, 256), (16, 256), (32, 512)]
+    fake = bf.estimate(make_model("decoder", "eager"), make_batch, shapes)
     on_gpu = make_model("decoder", "eager").to("cuda")
 
     def batch_on_gpu(batch: int, length: int) -> dict[str, torch.Tensor]:
         return {name: tensor.to("cuda") for name, tensor in make_batch(batch, length).items()}
 
-    real = bf.probe(training_step(on_gpu), batch_on_gpu, SHAPES, "cuda")
-    np.testing.assert_allclose(fake.peak_bytes, real.peak_bytes, rtol=0.3)  # cuBLAS has a workspace
-    beyond = bf.probe(
-        lambda batch: batch * 2,
-        lambda batch, length: torch.zeros(batch, length << 20, device="cuda"),
-        [(1, 1), (1 << 20, 1)],
-        "cuda",
-    )
+    real = bf.probe(training_step(on_gpu), batch_on_gpu, shapes, "cuda")
+    rises = np.diff(real.peak_bytes)  # what libraries take for themselves is the same for all
+    np.testing.assert_allclose(np.diff(fake.peak_bytes), rises, rtol=0.2)
+
+    def rows(batch: int, length: int) -> torch.Tensor:
+        return torch.zeros(batch, length << 20, device="cuda")
+
+    beyond = bf.probe(lambda batch: batch * 2, rows, [(1, 1), (1 << 20, 1)], "cuda")
     assert beyond.out_of_memory.tolist() == [[1 << 20, 1]]

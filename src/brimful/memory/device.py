@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from numpy.typing import ArrayLike
 
-from brimful.memory.peaks import Length, Meter, Peaks, measured
+from brimful.memory.peaks import Meter, Peaks, measured
+from brimful.plan.memory import Length
 
 _WORDS: Final = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 

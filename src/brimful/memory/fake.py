@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import ArrayLike
 
 from brimful.core.errors import name_of
-from brimful.memory.peaks import Length, Meter, Peaks, measured
+from brimful.memory.peaks import Meter, Peaks, measured
+from brimful.plan.memory import Length
 
 if TYPE_CHECKING:
     from torch.nn import Module

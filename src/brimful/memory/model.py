@@ -18,9 +18,9 @@ from brimful.core.errors import finite, positive
 from brimful.core.once import once
 from brimful.memory.growth import Floats, coefficients, per_sample, pieces_of, terms, triangle
 from brimful.memory.margin import Margin
+from brimful.plan.memory import Length
 
 Unit = Literal["bytes", "relative"]
-Length = int | tuple[int, int]
 
 ENDLESS: Final = 1 << 40
 """A batch size that no limit stops."""
@@ -237,10 +237,10 @@ class MemoryModel:
 
     def __repr__(self) -> str:
         lengths = " and ".join(f"{low:,} to {high:,}" for low, high in self.lengths)
-        margin = self.margin.factor(0.025) - 1
+        above = 100 * (self.margin.factor(0.025) - 1)
         return (
             f"MemoryModel({len(self.margin):,} peaks, batches {self.batches[0]:,} to {self.batches[1]:,}, lengths {lengths}; "
-            f"at risk 2.5 % peaks are up to {margin:.1%} above)".replace("%", " %").replace("  %", " %")
+            f"at risk 2.5 % peaks are up to {above:.1f} % above)"
         )
 
     @once

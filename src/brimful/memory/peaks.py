@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Length = int | tuple[int, int]
+from brimful.plan.memory import Length
+
 Meter: TypeAlias = Callable[[int, Length], float]
 """The peak bytes of a step by (batch, length), or (batch, (source, target)); infinite where it runs out of memory."""
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from math import inf, isfinite
 
 from brimful.core.errors import integer, positive
-from brimful.memory.peaks import Length, Meter
+from brimful.memory.peaks import Meter
+from brimful.plan.memory import Length
 
 _AHEAD = 64  # times the largest batch known to fit that a guess may be
 _SURE = 0.95  # of the last slope: allocators round, so that a convex peak may rise a little less than before

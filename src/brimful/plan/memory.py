@@ -17,6 +17,7 @@ from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, Plan, as_lengths
 
 Length = int | tuple[int, int]
+"""A padded length, in tokens; or (source, target)."""
 BatchSizes = Literal["any", "friendly"]
 Order = Literal["longest_first", "hardest_first"]
 
