@@ -29,7 +29,7 @@ def build(device):
 def test_probe_then_fit_then_a_policy(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     target = f"{tmp_path / 'train.py'}:build"
-    shapes = ("--batch-sizes", "1,16", "--lengths", "128, 512", "--count", 4)
+    shapes = ("--batch-sizes", "1,16", "--lengths", "128, 512", "--count", 3)
     for device in ("fake", "cpu"):
         result = invoke(
             "memory", "probe", target, *shapes, "--device", device, "--output", tmp_path / f"{device}.jsonl"
@@ -38,12 +38,12 @@ def test_probe_then_fit_then_a_policy(tmp_path: Path) -> None:
     peaks = (tmp_path / "cpu.jsonl").read_text()
     assert peaks == (tmp_path / "fake.jsonl").read_text()
     rows = [json.loads(line) for line in peaks.splitlines()]
-    assert len(rows) == 4
+    assert len(rows) == 3
     assert rows[0].keys() == {"batch", "length", "peak_bytes"}
 
     result = invoke("memory", "fit", tmp_path / "cpu.jsonl", "--output", tmp_path / "memory.json", "--limit-gb", 0.01)
     assert result.exit_code == 0, result.output
-    assert "MemoryModel(4 peaks, batches 1 to 16, lengths 128 to 512; at risk 2.5 %" in result.stdout
+    assert "MemoryModel(3 peaks, batches 1 to 16, lengths 128 to 512; at risk 2.5 %" in result.stdout
     model = bf.MemoryModel.load(tmp_path / "memory.json")
     assert f" {model.largest_batch(512, 1e7)} " in result.stdout
     assert model.predict(rows[0]["batch"], rows[0]["length"]) == pytest.approx(rows[0]["peak_bytes"], rel=0.05)

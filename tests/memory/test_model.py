@@ -84,6 +84,12 @@ def test_the_peak_is_convex_in_the_batch_and_never_falls(seed: int) -> None:
         assert model.predict(9, length + 1) >= model.predict(9, length) * (1 - 1e-12)
 
 
+def test_a_peak_that_no_batch_changes_sets_no_limit() -> None:
+    flat = MemoryModel.fit(GRID, np.full(len(GRID), 8e9))
+    assert flat.largest_batch(64, 16e9) == 1 << 40
+    assert flat.largest_batch(64, 8e9) == 0, "its bound is above"
+
+
 def test_source_and_target_lengths() -> None:
     shapes = np.array([(b, s, t) for b in (1, 4, 16) for s in (32, 128, 512) for t in (16, 64, 256)])
     batch, source, target = shapes.T.astype(float)

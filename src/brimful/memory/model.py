@@ -46,7 +46,7 @@ class MemoryModel:
         lengths: (shortest, longest) of each length.
         batches: (smallest, largest).
         unit: "bytes"; or "relative", where only the ratio of two predictions means something.
-    Price: fit 5 ms for 8 peaks, .2 s for 10,000; `refined` .3 ms a peak; a prediction 30 us, a largest batch 90 us; JSON of
+    Price: fit 5 ms for 8 peaks, .2 s for 10,000; `refined` .3 ms a peak; a prediction 30 us, a largest batch 40 us; JSON of
         1 kB, and 10 bytes for each half per cent in which there are errors.
     Source: the convex fit is Magnani and Boyd's (2009), the bound split conformal prediction (Vovk and others, 2005).
     Example:
@@ -149,15 +149,14 @@ class MemoryModel:
         """
         factor = self.margin.factor(_share(risk))
         limit = finite("limit_bytes", limit_bytes) / factor
-        one, lengths = _shapes([1], [length], self.num_lengths)
+        _, lengths = _shapes([1], [length], self.num_lengths)
         # Of pieces that are affine in the batch the least of the largest batches; by what a sample adds at this length.
-        constants = self._coefficients[:, 0]
-        slopes = self._samples(lengths)[0]
-        fits = [
-            ENDLESS if not slope else floor((limit - constant) / slope) for constant, slope in zip(constants, slopes)
-        ]
-        batch = min(max(min(fits), -1) + 1, ENDLESS) if constants.max() <= limit else 0
-        while batch and self._peaks(one * batch, lengths)[0] * factor > limit_bytes:  # the floor may be off by a bit
+        constants, slopes = self._coefficients[:, 0], self._samples(lengths)[0]
+        if constants.max() > limit:
+            return 0
+        grows = slopes * ENDLESS > limit - constants
+        batch = min((floor(fits) + 1 for fits in (limit - constants[grows]) / slopes[grows]), default=ENDLESS)
+        while batch and (constants + batch * slopes).max() * factor > limit_bytes:  # the floor may be off by a bit
             batch -= 1
         return batch
 
