@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.core.errors import finite, positive
-from brimful.core.once import once
+from brimful.core.once import once, settings_of
 from brimful.memory.growth import Floats, coefficients, per_sample, pieces_of, terms, triangle
 from brimful.memory.margin import Margin
 from brimful.plan.memory import Length
@@ -233,6 +233,9 @@ class MemoryModel:
         """The model in a few words, other ones for any other model; stands for it in the header of a state."""
         digest = sha256(json.dumps(self.to_json()).encode()).hexdigest()[:16]
         return f"{len(self.margin):,} peaks, {digest}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
 
     def __repr__(self) -> str:
         lengths = " and ".join(f"{low:,} to {high:,}" for low, high in self.lengths)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.core.errors import finite, integer, one_of
-from brimful.core.once import once
+from brimful.core.once import once, settings_of
 from brimful.plan.budget import ENDLESS, largest
 from brimful.plan.cut import cut_greedy, pair_rows_at, plan_pairs, plan_sorted
 from brimful.plan.overlong import refuse_overlong
@@ -106,6 +106,9 @@ class MemoryBudget:
         if not self._rows(token):
             least = f"the peak of a single token, {self.model.predict(1, token):,.0f} and its margin"
             raise ValueError(f"limit_bytes must be at least {least} (got {self._limit:,.0f})")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
 
     @once
     def max_length(self) -> int | None:
