@@ -752,6 +752,35 @@ MUTANTS = [
         "return plan_sorted(lengths, np.maximum(lengths, 1), self.max_tokens.__floordiv__, self._cut())",
         ("tests/plan/test_budget.py",),
     ),
+    # -- memory
+    Mutant(
+        "the next peak counts as one of those that were seen",
+        "memory/margin.py",
+        "rank = ceil((known + 1) * (1 - risk))",
+        "rank = ceil(known * (1 - risk))",
+        of("memory/test_margin", "test_errors_that_were_seen_bound_the_next_one"),
+    ),
+    Mutant(
+        "a peak is learnt before it is predicted",
+        "memory/model.py",
+        "self.margin.after(_errors(predicted.max(axis=1), peaks))",
+        "self.margin.after(_errors(peaks, peaks))",
+        of("memory/test_model", "test_a_peak_is_predicted_before_it_is_learnt"),
+    ),
+    Mutant(
+        "the largest batch is that of the peaks to expect, whatever the risk",
+        "memory/model.py",
+        "        factor = self.margin.factor(_share(risk))\n        limit =",
+        "        factor = 1.0\n        limit =",
+        of("memory/test_model", "test_the_largest_batch_is_the_last_whose_bound_is_within_the_limit"),
+    ),
+    Mutant(
+        "a first batch that fits is allowed at any length",
+        "plan/memory.py",
+        "max(rows, batch) if np.less_equal(length, known).all() else rows",
+        "max(rows, batch)",
+        of("plan/test_memory", "test_a_first_batch_that_fits_may_always_be_made"),
+    ),
     Mutant(
         "samples of one length change places",
         "plan/cut.py",
@@ -1162,8 +1191,8 @@ MUTANTS = [
     Mutant(
         "the state of an AsyncLoader is that of its loader, which read ahead",
         "device/async_loader.py",
-        "self.loader.state_dict() if self._running is None else self._running.state_dict()",
-        "self.loader.state_dict() if True else self._running.state_dict()",
+        "if self._running is None else self._running.state_dict()",
+        "if True else self._running.state_dict()",
         of("device/test_async_loader", "test_a_loader_of_brimfuls_is_the_same_loader_ahead"),
     ),
     Mutant(

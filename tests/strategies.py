@@ -55,7 +55,8 @@ from brimful.index.stride import Stride as IndexStride
 from brimful.index.take import Take as IndexTake
 from brimful.index.train_valid_split import TrainValidSplit as IndexTrainValidSplit
 from brimful.index.zip import Zip as IndexZip
-from brimful.plan import CostBudget, FixedSize, Packed, Policy, StaticShapes, TokenBudget
+from brimful.memory import MemoryModel
+from brimful.plan import CostBudget, FixedSize, MemoryBudget, Packed, Policy, StaticShapes, TokenBudget
 from brimful.rows.add_bos_eos import AddBosEos
 from brimful.rows.blocks import Block, Sample
 from brimful.rows.choice import Choice
@@ -536,12 +537,17 @@ def beside_other_ids(upstream: Any, size: int, seed: int) -> Stage[Any]:
     return IndexZip((upstream, IndexChoose(ids, Choice("rename", ("id",), ("other",)))))
 
 
+PEAKS: Final = MemoryModel.fit([(1, 1), (1, 8), (4, 1), (4, 8)], [11, 18, 14, 42])
+"""Ten bytes, and one a slot."""
 policies: SearchStrategy[Policy] = st.one_of(
     st.builds(FixedSize, few, sort=st.booleans()),
     st.builds(TokenBudget, st.integers(4, 20), pad_to_multiple_of=st.integers(1, 4)),
     st.just(TokenBudget(16, buckets=(2, 8))),
     st.just(CostBudget(lambda batch, length: batch * length**2, 64)),
     st.just(StaticShapes((2, 8), 16)),
+    st.builds(
+        MemoryBudget, st.just(PEAKS), st.integers(20, 60), order=st.sampled_from(["longest_first", "hardest_first"])
+    ),
 )
 planners = st.one_of(
     st.builds(

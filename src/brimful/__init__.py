@@ -25,6 +25,7 @@ from brimful.plan import (
     AttentionCost,
     CostBudget,
     FixedSize,
+    MemoryBudget,
     OverlongError,
     Packed,
     Plan,
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from brimful import grouping, memory
     from brimful.device.async_loader import AsyncLoader
     from brimful.device.warm_up import warm_up
-    from brimful.memory import map_batches_in_order, oom_guard
+    from brimful.memory import MemoryModel, estimate, map_batches_in_order, oom_guard, probe
     from brimful.tensors import attention
     from brimful.tensors.loss import token_mean
 
@@ -74,6 +75,8 @@ __all__ = [
     "DataError",
     "Dataset",
     "FixedSize",
+    "MemoryBudget",
+    "MemoryModel",
     "OverlongError",
     "PackOptions",
     "Packed",
@@ -87,6 +90,7 @@ __all__ = [
     "attention",
     "best_num_buckets",
     "concat_datasets",
+    "estimate",
     "exponential_buckets",
     "find_thresholds",
     "from_files",
@@ -100,6 +104,7 @@ __all__ = [
     "merge_states",
     "oom_guard",
     "optimal_buckets",
+    "probe",
     "quantile_buckets",
     "token_mean",
     "uniform_buckets",
@@ -107,13 +112,16 @@ __all__ = [
     "zip_datasets",
 ]
 
-_WITH_TORCH = {
+_LATER = {
     "AsyncLoader": "brimful.device.async_loader",
+    "MemoryModel": "brimful.memory",
     "attention": "brimful.tensors.attention",
+    "estimate": "brimful.memory",
+    "grouping": "brimful.grouping",
     "map_batches_in_order": "brimful.memory",
     "memory": "brimful.memory",
     "oom_guard": "brimful.memory",
-    "grouping": "brimful.grouping",
+    "probe": "brimful.memory",
     "token_mean": "brimful.tensors.loss",
     "warm_up": "brimful.device.warm_up",
 }
@@ -122,9 +130,9 @@ _MODULES = {"attention", "grouping", "memory"}
 
 def __getattr__(name: str) -> Any:
     """What needs torch is imported on first use: descriptions and plans do without."""
-    if name not in _WITH_TORCH:
+    if name not in _LATER:
         raise AttributeError(f"module 'brimful' has no attribute {name!r}")
-    module = import_module(_WITH_TORCH[name])
+    module = import_module(_LATER[name])
     return module if name in _MODULES else getattr(module, name)
 
 

@@ -1,5 +1,5 @@
-"""The command line: `brimful demo`, `run`, `report`, `tokenize`, `verify`, `state show`. A file a command; what is heavy is
-imported when a command needs it."""
+"""The command line: `brimful demo`, `run`, `report`, `tokenize`, `verify`, `memory probe`, `memory fit`, `state show`. A file a
+command, or a noun; what is heavy is imported when a command needs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from brimful import __version__
-from brimful.cli import demo, report, run, state, tokenize, verify
+from brimful.cli import demo, memory, report, run, state, tokenize, verify
 
 app = typer.Typer(
     help="Full batches for PyTorch from samples of very different lengths: little padding, few shapes, exact resume.",
@@ -38,6 +38,11 @@ app.command()(run.run)
 app.command()(report.report)
 app.command()(tokenize.tokenize)
 app.command()(verify.verify)
+
+peaks = typer.Typer(help="Peak memory: measured, and modelled.", no_args_is_help=True)
+peaks.command()(memory.probe)
+peaks.command()(memory.fit)
+app.add_typer(peaks, name="memory")
 
 states = typer.Typer(help="Saved positions.", no_args_is_help=True)
 states.command()(state.show)

@@ -1,27 +1,62 @@
-"""Batch sizes that follow memory: what needs torch is imported on first use."""
+"""Batch sizes that follow memory: a model of peaks and what measures them, steps and inference that survive running out of it.
+
+What needs torch is imported on first use.
+"""
+
+from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from brimful.memory.device import meter_on, probe
+    from brimful.memory.fake import estimate, estimator
     from brimful.memory.generation import oom_safe, oom_safe_generate
     from brimful.memory.guard import OomGuard, oom_guard
     from brimful.memory.inference import map_batches_in_order
+    from brimful.memory.model import MemoryModel
+    from brimful.memory.peaks import Peaks
+    from brimful.memory.search import largest_batches
+    from brimful.memory.shapes import spread_shapes
     from brimful.memory.simulated import SimulatedOOM
 
-__all__ = ["OomGuard", "SimulatedOOM", "map_batches_in_order", "oom_guard", "oom_safe", "oom_safe_generate"]
-
 _MODULES: Final = {
+    "MemoryModel": "model",
     "OomGuard": "guard",
-    "oom_guard": "guard",
+    "Peaks": "peaks",
+    "SimulatedOOM": "simulated",
+    "estimate": "fake",
+    "estimator": "fake",
+    "largest_batches": "search",
     "map_batches_in_order": "inference",
+    "meter_on": "device",
+    "oom_guard": "guard",
     "oom_safe": "generation",
     "oom_safe_generate": "generation",
-    "SimulatedOOM": "simulated",
+    "probe": "device",
+    "spread_shapes": "shapes",
 }
+
+__all__ = [
+    "MemoryModel",
+    "OomGuard",
+    "Peaks",
+    "SimulatedOOM",
+    "estimate",
+    "estimator",
+    "largest_batches",
+    "map_batches_in_order",
+    "meter_on",
+    "oom_guard",
+    "oom_safe",
+    "oom_safe_generate",
+    "probe",
+    "spread_shapes",
+]
 
 
 def __getattr__(name: str) -> Any:
+    # A module of one of these names would take the name's place once it is imported.
     if name not in _MODULES:
         raise AttributeError(f"module 'brimful.memory' has no attribute {name!r}")
     return getattr(import_module(f"brimful.memory.{_MODULES[name]}"), name)

@@ -9,6 +9,7 @@ from brimful.plan.buckets import (
 )
 from brimful.plan.budget import AttentionCost, CostBudget, FixedSize, TokenBudget
 from brimful.plan.groups import balanced_thresholds, by_thresholds, find_thresholds, optimal_partition
+from brimful.plan.memory import MemoryBudget, PeakModel
 from brimful.plan.overlong import Overlong, OverlongError, Pieces, plan_with, split_long
 from brimful.plan.pack import Packed
 from brimful.plan.plan import Plan, Policy, as_lengths
@@ -19,9 +20,11 @@ __all__ = [
     "AttentionCost",
     "CostBudget",
     "FixedSize",
+    "MemoryBudget",
     "Overlong",
     "OverlongError",
     "Packed",
+    "PeakModel",
     "Pieces",
     "Plan",
     "Policy",

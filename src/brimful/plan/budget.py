@@ -21,7 +21,8 @@ from brimful.plan.plan import IntArray, Plan, as_lengths, widths
 Cost = Callable[[int, int], float]
 PlannerName = Literal["greedy", "least_padding"]
 
-_ENDLESS = 1 << 40  # a length or a batch size that no limit stops
+ENDLESS = 1 << 40
+"""A length or a batch size that no limit stops."""
 
 
 @dataclass(frozen=True)
@@ -212,8 +213,8 @@ class CostBudget:
     @property
     def max_length(self) -> int | None:
         """The longest sample, in tokens, whose cost alone is within the limit; None where no length exceeds it."""
-        longest = _largest(lambda length: self.cost(1, length), self.limit)
-        return None if longest == _ENDLESS else longest
+        longest = largest(lambda length: self.cost(1, length), self.limit)
+        return None if longest == ENDLESS else longest
 
     def plan(self, lengths: ArrayLike) -> Plan:
         """Batches that cost at most `limit`."""
@@ -227,12 +228,12 @@ class CostBudget:
         return plan_sorted(lengths, padded, self._rows, cut_greedy)
 
     def _rows(self, padded_length: int) -> int:
-        return _largest(lambda batch_size: self.cost(batch_size, padded_length), self.limit)
+        return largest(lambda batch_size: self.cost(batch_size, padded_length), self.limit)
 
 
-def _largest(cost: Callable[[int], float], limit: float) -> int:
-    """The largest number from 1 on whose cost is within the limit, by doubling and bisection; `_ENDLESS` where all are."""
+def largest(cost: Callable[[int], float], limit: float) -> int:
+    """The largest number from 1 on whose cost is within the limit, by doubling and bisection; `ENDLESS` where all are."""
     low = 1
-    while low < _ENDLESS and cost(2 * low) <= limit:
+    while low < ENDLESS and cost(2 * low) <= limit:
         low *= 2
-    return _ENDLESS if low == _ENDLESS else bisect_right(range(2 * low), limit, lo=low, key=cost) - 1
+    return ENDLESS if low == ENDLESS else bisect_right(range(2 * low), limit, lo=low, key=cost) - 1

@@ -1,0 +1,342 @@
+"""A model of peak memory: bytes as a function of batch size and padded length, with a bound that holds at a given risk."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from importlib.resources import files
+from math import floor
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from brimful.core.errors import finite, positive
+from brimful.core.once import once, settings_of
+from brimful.memory.growth import Floats, coefficients, per_sample, pieces_of, terms, triangle
+from brimful.memory.margin import Margin
+from brimful.plan.memory import Length
+
+Unit = Literal["bytes", "relative"]
+
+ENDLESS: Final = 1 << 40
+"""A batch size that no limit stops."""
+
+_FORMAT: Final = "brimful memory model 1"
+_FOLDS: Final = 16  # in which peaks are left out in turn to see how far a fit without them is off
+
+
+@dataclass(frozen=True, repr=False)
+class MemoryModel:
+    """Peak bytes of a step by batch size and padded length, as learnt from peaks; immutable, a few numbers however many.
+
+    Per length the peak is convex and piecewise affine in the batch (`growth.py`), and never falls when a batch or a length
+    grows. Beyond the longest length that was seen a sample is taken to grow with its square, below the shortest in
+    proportion at most: no set of terms that explains the peaks costs more. Beyond the largest batch it is affine: probe the
+    worst shapes that will come.
+
+    Make one with `fit`, `load` or `pretrained`.
+
+    Args:
+        pieces: for each, what least squares need to know of its peaks: a triangle of numbers.
+        margin: how far off its predictions were.
+        lengths: (shortest, longest) of each length.
+        batches: (smallest, largest).
+        unit: "bytes"; or "relative", where only the ratio of two predictions means something.
+    Price: fit 5 ms for 8 peaks, .2 s for 10,000; `refined` .3 ms a peak; a prediction 30 us, a largest batch 40 us; JSON of
+        1 kB, and 10 bytes for each half per cent in which there are errors.
+    Source: the convex fit is Magnani and Boyd's (2009), the bound split conformal prediction (Vovk and others, 2005).
+    Example:
+        >>> shapes = [(1, 64), (8, 64), (4, 128), (2, 256), (8, 256), (1, 512), (8, 512), (4, 512)]
+        >>> model = MemoryModel.fit(shapes, [10**6 + batch * (2000 * length + length**2) for batch, length in shapes])
+        >>> round(model.predict(16, 512))
+        21578304
+        >>> model.largest_batch(512, 24e6, risk=0.01), model.largest_batch(128, 24e6)
+        (16, 80)
+        >>> model
+        MemoryModel(8 peaks, batches 1 to 8, lengths 64 to 512; at risk 2.5 % peaks are up to 5.2 % above)
+    """
+
+    pieces: tuple[tuple[tuple[float, ...], ...], ...]
+    margin: Margin
+    lengths: tuple[tuple[int, int], ...]
+    batches: tuple[int, int]
+    unit: Unit = field(default="bytes", kw_only=True)
+
+    @classmethod
+    def fit(cls, shapes: ArrayLike, peak_bytes: ArrayLike) -> MemoryModel:
+        """The model of these peaks: of probes, or of a log.
+
+        How sure it is follows from leaving out each peak (of many: a sixteenth of them at a time) and predicting it.
+
+        Args:
+            shapes: (n, 2): batch size and padded length; (n, 3): batch size, source and target length.
+            peak_bytes: (n,).
+        Raises:
+            ValueError: fewer than 2 peaks, or all of one batch size above 1, which cannot tell what a sample adds.
+        """
+        batches, lengths, peaks = _checked(shapes, peak_bytes)
+        if len(peaks) < 2:
+            raise ValueError(f"fit needs at least 2 peaks (got {len(peaks)}); 8 of different shapes do well")
+        smallest, largest = int(batches.min()), int(batches.max())
+        if smallest == largest > 1:
+            raise ValueError(
+                f"fit needs at least 2 batch sizes (got {len(peaks):,} peaks of batch {smallest:,}): one cannot tell what a "
+                "sample adds to what is there anyway; probe batch 1 too"
+            )
+        rows = terms(batches, lengths)
+        pieces = pieces_of(rows, peaks, smallest < largest)
+        known = cls(_triangles(rows, peaks, pieces), Margin(), _ranges(lengths), (smallest, largest))
+        folds = min(_FOLDS, len(peaks))
+        errors: list[float] = []
+        for fold in range(folds):
+            left_out = np.arange(len(peaks)) % folds == fold
+            kept = [part[~left_out[part]] for part in pieces]
+            partly = replace(known, pieces=_triangles(rows, peaks, [part for part in kept if len(part)]))
+            errors += _errors(partly._peaks(batches[left_out], lengths[left_out]), peaks[left_out])
+        return replace(known, margin=Margin.of(errors))
+
+    def refined(self, shapes: ArrayLike, peak_bytes: ArrayLike) -> MemoryModel:
+        """The model that knows these peaks too, each predicted before it is learnt; in the order in which they came.
+
+        Args:
+            shapes, peak_bytes: as for `fit`; one is enough.
+        Raises:
+            ValueError: shapes of another number of lengths; peaks in bytes for a model that is `relative` (`anchored` first).
+        """
+        if self.unit == "relative":
+            raise ValueError(
+                "this model knows peaks only relative to one another; give it bytes by anchored(...) first"
+            )
+        batches, lengths, peaks = _checked(shapes, peak_bytes)
+        if lengths.shape[1] != len(self.lengths):
+            raise ValueError(f"this model takes {_shape(self.num_lengths)} (got {_shape(lengths.shape[1])})")
+        model = self
+        for row in range(len(peaks)):
+            model = model._with(batches[row : row + 1], lengths[row : row + 1], peaks[row : row + 1])
+        return model
+
+    def anchored(self, batch: int, length: Length, peak_bytes: float) -> MemoryModel:
+        """The same model in bytes, scaled so that it predicts exactly `peak_bytes` for this shape."""
+        scale = positive("peak_bytes", peak_bytes) / self.predict(batch, length)
+        pieces = []
+        for piece in self.pieces:
+            scaled = np.array(piece)
+            scaled[:, :-1] /= scale  # a row is divided by its peak
+            pieces.append(_tuples(scaled))
+        return replace(self, pieces=tuple(pieces), unit="bytes")
+
+    @property
+    def num_lengths(self) -> int:
+        """1, or 2 where a sample has a source and a target."""
+        return len(self.lengths)
+
+    def predict(self, batch: int, length: Length) -> float:
+        """The peak to expect, in bytes: half of the peaks lie above."""
+        return float(self._peaks(*_shapes([batch], [length], self.num_lengths))[0])
+
+    def bound(self, batch: int, length: Length, *, risk: float = 0.025) -> float:
+        """The peak that is exceeded with at most this risk, in bytes."""
+        return self.predict(batch, length) * self.margin.factor(_share(risk))
+
+    def largest_batch(self, length: Length, limit_bytes: float, *, risk: float = 0.025) -> int:
+        """The largest batch whose bound at this risk is within the limit; 0 where a single sample's is not.
+
+        Never larger for a longer length. Where the peak does not grow with the batch: 2^40.
+        """
+        factor = self.margin.factor(_share(risk))
+        limit = finite("limit_bytes", limit_bytes) / factor
+        _, lengths = _shapes([1], [length], self.num_lengths)
+        # Of pieces that are affine in the batch the least of the largest batches; by what a sample adds at this length.
+        constants, slopes = self._coefficients[:, 0], self._samples(lengths)[0]
+        if constants.max() > limit:
+            return 0
+        grows = slopes * ENDLESS > limit - constants
+        batch = min((floor(fits) + 1 for fits in (limit - constants[grows]) / slopes[grows]), default=ENDLESS)
+        while batch and (constants + batch * slopes).max() * factor > limit_bytes:  # the floor may be off by a bit
+            batch -= 1
+        return batch
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the model as JSON, all or nothing."""
+        part = Path(f"{os.fspath(path)}.part")
+        part.write_text(json.dumps(self.to_json(), indent=1) + "\n", "utf-8")
+        os.replace(part, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> MemoryModel:
+        """The model that `save` wrote.
+
+        Raises:
+            ValueError: the file holds none.
+        """
+        try:
+            return cls.from_json(json.loads(Path(path).read_text("utf-8")))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{os.fspath(path)} holds no memory model: {error or type(error).__name__}") from error
+
+    @classmethod
+    def pretrained(cls) -> MemoryModel:
+        """A model for those who have none: relative peaks of `generate` with encoder-decoder and decoder models.
+
+        It says how a peak compares with that of a first batch, `anchored` to it or as the `reference` of a `MemoryBudget`.
+        Source: 26,336 peaks of 78 runs of NLLB-600M, opus-mt and ALMA-7B of the dynabatch project, fitted by
+            benchmarks/memory_profiles.py.
+        """
+        return cls.from_json(json.loads(files("brimful.memory").joinpath("pretrained.json").read_text("utf-8")))
+
+    def to_json(self) -> dict[str, Any]:
+        """All that the model knows, as plain JSON."""
+        return {
+            "format": _FORMAT,
+            "unit": self.unit,
+            "batches": list(self.batches),
+            "lengths": [list(ends) for ends in self.lengths],
+            "pieces": [[list(row) for row in piece] for piece in self.pieces],
+            "errors": [list(pair) for pair in self.margin.counts],
+            "squared_errors": self.margin.squares,
+        }
+
+    @classmethod
+    def from_json(cls, saved: Any) -> MemoryModel:
+        """The model that `to_json` described.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is none.
+        """
+        if not isinstance(saved, dict) or saved.get("format") != _FORMAT:
+            raise ValueError(f"its format is not {_FORMAT!r}")
+        if saved["unit"] not in get_args(Unit):
+            raise ValueError(f"unit must be one of {', '.join(get_args(Unit))} (got {saved['unit']!r})")
+        lengths = tuple((int(low), int(high)) for low, high in saved["lengths"])
+        width = terms(np.ones(1), np.ones((1, len(lengths)))).shape[1] + 1
+        pieces = np.array(saved["pieces"], dtype=np.float64)
+        if pieces.shape[1:] != (width, width) or not len(pieces) or not np.isfinite(pieces).all():
+            raise ValueError(f"its pieces must have the shape (n, {width}, {width}) and be finite (got {pieces.shape})")
+        ranges = [saved["batches"], *saved["lengths"]]
+        if not all(1 <= low <= high for low, high in ranges):
+            raise ValueError(f"its batches and lengths must be ranges from 1 on (got {ranges})")
+        smallest, largest = saved["batches"]
+        counts = tuple((int(step), int(number)) for step, number in saved["errors"])
+        return cls(
+            tuple(map(_tuples, pieces)),
+            Margin(counts, finite("squared_errors", saved["squared_errors"])),
+            lengths,
+            (int(smallest), int(largest)),
+            unit=saved["unit"],
+        )
+
+    def fingerprint(self) -> str:
+        """The model in a few words, other ones for any other model; stands for it in the header of a state."""
+        digest = sha256(json.dumps(self.to_json()).encode()).hexdigest()[:16]
+        return f"{len(self.margin):,} peaks, {digest}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
+
+    def __repr__(self) -> str:
+        lengths = " and ".join(f"{low:,} to {high:,}" for low, high in self.lengths)
+        above = 100 * (self.margin.factor(0.025) - 1)
+        return (
+            f"MemoryModel({len(self.margin):,} peaks, batches {self.batches[0]:,} to {self.batches[1]:,}, lengths {lengths}; "
+            f"at risk 2.5 % peaks are up to {above:.1f} % above)"
+        )
+
+    @once
+    def _coefficients(self) -> Floats:
+        """(pieces, terms)."""
+        constant = self.batches[0] < self.batches[1]
+        return np.array([coefficients(np.array(piece), constant) for piece in self.pieces])
+
+    def _samples(self, lengths: Floats) -> Floats:
+        """What a sample of these lengths (n, d) adds in each piece, (n, pieces)."""
+        low, high = np.array(self.lengths, dtype=np.float64).T
+        shares = self._coefficients[:, 1:].T
+        inside = per_sample(np.clip(lengths, low, high)) @ shares
+        grown = np.maximum((lengths / high).max(axis=1), 1.0) ** 2
+        shrunk = np.minimum((lengths / low).max(axis=1), 1.0)
+        found: Floats = np.maximum(per_sample(lengths) @ shares, inside * (grown * shrunk)[:, None])
+        return found
+
+    def _peaks(self, batches: Floats, lengths: Floats) -> Floats:
+        """Predictions for batches (n,) of lengths (n, d)."""
+        peaks: Floats = (self._coefficients[:, 0] + batches[:, None] * self._samples(lengths)).max(axis=1)
+        return peaks
+
+    def _with(self, batches: Floats, lengths: Floats, peaks: Floats) -> MemoryModel:
+        """The model after one more peak, which the piece learns that is highest there."""
+        rows = terms(batches, lengths)
+        predicted = self._coefficients[:, 0] + batches[:, None] * self._samples(lengths)
+        highest = int(predicted.argmax())
+        grown = _tuples(triangle(rows, peaks, np.array(self.pieces[highest])))
+        ranges = zip(self.lengths, _ranges(lengths))
+        return replace(
+            self,
+            pieces=(*self.pieces[:highest], grown, *self.pieces[highest + 1 :]),
+            margin=self.margin.after(_errors(predicted.max(axis=1), peaks)),
+            lengths=tuple((min(low, one), max(high, other)) for (low, high), (one, other) in ranges),
+            batches=(min(self.batches[0], int(batches[0])), max(self.batches[1], int(batches[0]))),
+        )
+
+
+def _triangles(
+    rows: Floats, peaks: Floats, pieces: list[NDArray[np.int64]]
+) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    return tuple(_tuples(triangle(rows[part], peaks[part])) for part in pieces)
+
+
+def _tuples(matrix: Floats) -> tuple[tuple[float, ...], ...]:
+    return tuple(map(tuple, matrix.tolist()))
+
+
+def _errors(predicted: Floats, peaks: Floats) -> list[float]:
+    """How far off predictions are, as logarithms."""
+    errors: list[float] = np.log(peaks / predicted).tolist()
+    return errors
+
+
+def _ranges(lengths: Floats) -> tuple[tuple[int, int], ...]:
+    return tuple(zip(lengths.min(axis=0).astype(int).tolist(), lengths.max(axis=0).astype(int).tolist()))
+
+
+def _share(risk: float) -> float:
+    if not 0 < finite("risk", risk) < 1:
+        raise ValueError(f"risk must be between 0 and 1 (got {risk})")
+    return risk
+
+
+def _shape(num_lengths: int) -> str:
+    return "(batch, length)" if num_lengths == 1 else "(batch, source length, target length)"
+
+
+def _shapes(batches: Any, lengths: Any, num_lengths: int) -> tuple[Floats, Floats]:
+    """Batches (n,) and lengths (n, d), checked."""
+    found = np.asarray(lengths, dtype=np.float64)
+    found = found[:, None] if found.ndim == 1 else found
+    if found.shape[1] != num_lengths:
+        raise ValueError(f"this model takes {_shape(num_lengths)} (got {_shape(found.shape[1])})")
+    if found.min() < 1 or min(batches) < 0:
+        raise ValueError(f"a shape must have lengths of at least 1 (got batch {min(batches)}, length {found.min():g})")
+    return np.asarray(batches, dtype=np.float64), found
+
+
+def _checked(shapes: ArrayLike, peak_bytes: ArrayLike) -> tuple[Floats, Floats, Floats]:
+    """Batches (n,), lengths (n, d) and peaks (n,)."""
+    given, peaks = np.asarray(shapes), np.asarray(peak_bytes, dtype=np.float64)
+    if given.size and given.dtype.kind not in "iu":
+        raise TypeError(f"shapes must be integers (got {given.dtype})")
+    table = given.astype(np.float64)
+    if table.ndim != 2 or table.shape[1] not in (2, 3):
+        raise ValueError(f"shapes must be (n, 2) or (n, 3): batch and length, or source and target (got {table.shape})")
+    if peaks.shape != table.shape[:1]:
+        raise ValueError(f"peak_bytes must have one peak a shape, ({len(table)},) (got {peaks.shape})")
+    if bad := [row for row in range(len(table)) if table[row].min() < 1]:
+        raise ValueError(
+            f"a shape must have a batch and lengths of at least 1 (shape {bad[0]:,} has {table[bad[0]].tolist()})"
+        )
+    if bad := [row for row, peak in enumerate(peaks.tolist()) if not 0 < peak < float("inf")]:
+        raise ValueError(f"a peak must be positive and finite (peak {bad[0]:,} is {peaks[bad[0]]})")
+    return table[:, 0], table[:, 1:], peaks

@@ -1,0 +1,187 @@
+"""A policy whose batches fit into memory: as large as a model of peak memory allows at a given risk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from brimful.core.errors import finite, integer, one_of
+from brimful.core.once import once, settings_of
+from brimful.plan.budget import ENDLESS, largest
+from brimful.plan.cut import cut_greedy, pair_rows_at, plan_pairs, plan_sorted
+from brimful.plan.overlong import refuse_overlong
+from brimful.plan.plan import IntArray, Plan, as_lengths
+
+Length = int | tuple[int, int]
+"""A padded length, in tokens; or (source, target)."""
+BatchSizes = Literal["any", "friendly"]
+Order = Literal["longest_first", "hardest_first"]
+
+_MEMBERS = ("largest_batch", "predict", "fingerprint", "num_lengths", "unit")
+_MULTIPLE = 8  # of which friendly batch sizes are multiples; below, powers of two
+
+
+class PeakModel(Protocol):
+    """What says how much memory a shape takes: a `MemoryModel`, or an object of one's own with these members.
+
+    `largest_batch` never grows when a length does. `fingerprint` is another one for a model that answers differently: it
+    stands for the model in the header of a state.
+    """
+
+    @property
+    def num_lengths(self) -> int: ...
+
+    @property
+    def unit(self) -> str: ...
+
+    def predict(self, batch: int, length: Length) -> float: ...
+
+    def largest_batch(self, length: Length, limit_bytes: float, *, risk: float) -> int: ...
+
+    def fingerprint(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """Batches whose peak memory is within a limit, at a given risk: sorted longest first (stable) and cut greedily.
+
+    A batch is padded to its longest sample (1 token at least). The model says, for each padded length, the largest batch
+    whose peak stays within the limit but for a share `risk` of such batches. With two lengths a sample the model must
+    know both.
+
+    Args:
+        model: a `MemoryModel`, or an object of one's own with the members of `PeakModel`.
+        limit_bytes: peak that the device can hold, in bytes.
+        risk: the share of full batches that may exceed it.
+        reference: in place of `limit_bytes` a (batch, length) that is known to fit; of pairs (batch, (source, target)). The
+            limit is the peak that the model predicts for it; a batch of no more rows and no greater length always may be made.
+        batch_sizes: "friendly" rounds them down to multiples of 8, below to powers of two; the last batch is what is left.
+        order: "hardest_first" puts the batches with the greatest predicted peaks first, so that what does not fit shows at
+            once; it is kept where batches are not shuffled.
+    Raises:
+        ValueError: not exactly one of `limit_bytes` and `reference`; a limit that a single token exceeds; a model of relative
+            peaks and a limit in bytes.
+        OverlongError: from `plan`, for a sample that alone exceeds the limit.
+    Price: that of `TokenBudget`, and 50 us for each batch of another length; of pairs 50 us for each that differs.
+    Example:
+        >>> from brimful.memory import MemoryModel
+        >>> shapes = [(batch, length) for batch in (1, 4) for length in (10, 20, 40)]
+        >>> model = MemoryModel.fit(shapes, [1000 + batch * length for batch, length in shapes])
+        >>> plan = MemoryBudget(model, 1130, risk=0.025).plan([50, 30, 20, 20, 30, 20])
+        >>> [batch.tolist() for batch in plan.batches]
+        [[0], [1, 4], [2, 3, 5]]
+    """
+
+    model: PeakModel
+    limit_bytes: float | None = None
+    risk: float = field(default=0.025, kw_only=True)
+    reference: tuple[int, Length] | None = field(default=None, kw_only=True)
+    batch_sizes: BatchSizes = field(default="any", kw_only=True)
+    order: Order = field(default="longest_first", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if missing := [name for name in _MEMBERS if not hasattr(self.model, name)]:
+            raise TypeError(f"model must have {missing[0]} (got {self.model!r}); a MemoryModel has")
+        if (self.limit_bytes is None) == (self.reference is None):
+            found = f"{self.limit_bytes!r} and {self.reference!r}"
+            raise ValueError(f"MemoryBudget takes either limit_bytes or reference=(batch, length) (got {found})")
+        if self.limit_bytes is not None:
+            object.__setattr__(self, "limit_bytes", finite("limit_bytes", self.limit_bytes))
+            if self.model.unit == "relative":
+                raise ValueError(
+                    f"this model knows peaks only relative to one another (got limit_bytes={self.limit_bytes:,.0f}); give "
+                    "reference=(batch, length), or model.anchored(batch, length, peak_bytes)"
+                )
+        else:
+            object.__setattr__(self, "reference", _reference(self.reference, self.model.num_lengths))
+        if not 0 < finite("risk", self.risk) < 1:
+            raise ValueError(f"risk must be between 0 and 1 (got {self.risk})")
+        one_of("batch_sizes", self.batch_sizes, *get_args(BatchSizes))
+        one_of("order", self.order, *get_args(Order))
+        token: Length = 1 if self.model.num_lengths == 1 else (1, 1)
+        if not self._rows(token):
+            least = f"the peak of a single token, {self.model.predict(1, token):,.0f} and its margin"
+            raise ValueError(f"limit_bytes must be at least {least} (got {self._limit:,.0f})")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
+
+    @once
+    def max_length(self) -> int | None:
+        """The longest sample, in tokens, that fits alone; None where any does, and for pairs, which have no longest."""
+        if self.model.num_lengths == 2:
+            return None
+        longest = largest(lambda length: not self._rows(length), 0)
+        return None if longest == ENDLESS else longest
+
+    def plan(self, lengths: ArrayLike) -> Plan:
+        """Batches whose peak is within the limit."""
+        lengths = as_lengths(lengths)
+        if lengths.ndim != self.model.num_lengths:
+            raise ValueError(
+                f"the model of this MemoryBudget knows peaks by {self.model.num_lengths} length(s) a sample, and here are "
+                f"{lengths.ndim}; fit it with shapes of {1 + lengths.ndim} numbers"
+            )
+        padded = np.maximum(lengths, 1)
+        plan = self._pairs(lengths, padded) if lengths.ndim == 2 else self._singles(lengths, padded)
+        return plan if self.order == "longest_first" else self._hardest_first(plan)
+
+    def _singles(self, lengths: IntArray, padded: IntArray) -> Plan:
+        max_length = self.max_length
+        if max_length is not None:
+            self._refuse(lengths, padded <= max_length, max_length)
+        return plan_sorted(lengths, padded, cache(self._rows), cut_greedy)
+
+    def _pairs(self, lengths: IntArray, padded: IntArray) -> Plan:
+        rows = cache(lambda source, target: self._rows((source, target)))
+        if len(lengths):
+            self._refuse(lengths, pair_rows_at(padded, rows) > 0, None)
+        return plan_pairs(lengths, padded, rows)
+
+    def _refuse(self, lengths: IntArray, fits: NDArray[np.bool_], max_length: int | None) -> None:
+        words = f"limit_bytes={self._limit:,.0f}" if self.reference is None else f"reference={self.reference}"
+        limit = f"{words} at a risk of {self.risk:.1%}"
+        limit += "" if max_length is None else f" (at most {max_length:,} tokens)"
+        refuse_overlong(lengths, fits, max_length=max_length, limit=limit, remedy="raise the limit or the risk")
+
+    def _rows(self, length: Length) -> int:
+        """The most rows of a padded length; 0 where none fits."""
+        rows = self.model.largest_batch(length, self._limit, risk=self.risk)
+        if self.batch_sizes == "friendly":
+            rows = rows // _MULTIPLE * _MULTIPLE if rows >= _MULTIPLE else rows and 1 << (rows.bit_length() - 1)
+        if self.reference is None:
+            return rows
+        batch, known = self.reference
+        return max(rows, batch) if np.less_equal(length, known).all() else rows
+
+    @once
+    def _limit(self) -> float:
+        if self.reference is not None:
+            return self.model.predict(*self.reference)
+        assert self.limit_bytes is not None
+        return self.limit_bytes
+
+    def _hardest_first(self, plan: Plan) -> Plan:
+        sizes, lengths = plan.padded_sizes.tolist(), plan.padded_lengths.tolist()
+        shapes = zip(sizes, (tuple(length) if isinstance(length, list) else length for length in lengths))
+        peaks = np.array([self.model.predict(*shape) for shape in shapes])
+        order = np.argsort(-peaks, kind="stable")
+        batches = [plan.batches[number] for number in order.tolist()]
+        return Plan(batches, plan.padded_lengths[order], plan.padded_sizes[order], plan.tokens)
+
+
+def _reference(reference: object, num_lengths: int) -> tuple[int, Length]:
+    """A reference, checked: ints of Python's."""
+    whole = partial(integer, "reference", least=1)
+    if isinstance(reference, (tuple, list)) and len(reference) == 2:
+        batch, length = reference
+        if num_lengths == 1:
+            return whole(batch), whole(length)
+        if isinstance(length, (tuple, list)) and len(length) == 2:
+            return whole(batch), (whole(length[0]), whole(length[1]))
+    shape = "(batch, length)" if num_lengths == 1 else "(batch, (source length, target length))"
+    raise TypeError(f"reference must be {shape} (got {reference!r})")

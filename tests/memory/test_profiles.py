@@ -1,0 +1,40 @@
+"""Real peaks: bounds are exceeded no more often than their risk says, and most of the limit is used."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.memory_profiles import DATA, RISKS, Run, interval, judged_prior, prior, probed, read_runs
+from brimful.memory import MemoryModel
+
+pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no peaks at {DATA}; set BRIMFUL_TEST_DATA")
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    return read_runs()
+
+
+def test_eight_probes_and_what_comes_after_keep_to_the_risk_and_use_most_of_the_limit(runs: list[Run]) -> None:
+    """Of translation; every fourth run here, all of them in benchmarks/memory_profiles.py."""
+    judged = [probed(run) for run in [run for run in runs if run.family != "alma"][::4]]
+    for risk, least in zip(RISKS, (0.75, 0.82)):
+        ratios = np.concatenate([one[risk] for one in judged])
+        assert len(ratios) > 2_000
+        assert interval(int((ratios > 1).sum()), len(ratios))[0] <= risk
+        assert np.minimum(ratios, 1).mean() >= least
+
+
+def test_the_prior_uses_more_than_others_on_runs_that_it_does_not_know(runs: list[Run]) -> None:
+    judged = judged_prior(runs)
+    for risk, others in zip(RISKS, (0.33, 0.46)):
+        ratios = np.concatenate([one[risk] for one in judged])
+        assert interval(int((ratios > 1).sum()), len(ratios))[0] <= risk
+        assert np.minimum(ratios, 1).mean() > others
+
+
+def test_the_prior_that_comes_with_the_library_is_the_one_of_all_runs(runs: list[Run]) -> None:
+    made, kept = prior(runs), MemoryModel.pretrained()
+    assert made.margin.counts == kept.margin.counts
+    assert made.predict(7, 300) == pytest.approx(kept.predict(7, 300), rel=1e-6)
