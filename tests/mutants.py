@@ -1319,6 +1319,42 @@ MUTANTS = [
         "if batch.weight == 2:",
         of("tensors/test_grouped", "test_a_rank_without_a_batch_asks_for_no_label"),
     ),
+    # -- what is drawn at random
+    Mutant(
+        "a collate_fn draws ahead of the loop",
+        "core/later.py",
+        "AHEAD.set(True)",
+        "AHEAD.set(False)",
+        of("tensors/test_collate_random", "test_it_is_the_same_whatever_runs_ahead_while_the_loop_draws_too"),
+    ),
+    Mutant(
+        "batches of a window draw alike",
+        "steps/batched.py",
+        "key=random.key(key, number)",
+        "key=key",
+        of("tensors/test_collate_random", "test_it_is_the_same_whatever_runs_ahead_while_the_loop_draws_too"),
+    ),
+    Mutant(
+        "the loop's generators are left where a collate_fn left them",
+        "core/drawn.py",
+        "torch.random.set_rng_state(before[2])",
+        "pass",
+        of("tensors/test_collate_random", "test_the_loop_draws_what_it_draws_without_it"),
+    ),
+    Mutant(
+        "a batch on a device is received by a thread that runs ahead",
+        "tensors/on_device.py",
+        "yield later(one, received) if inside else received(one), after",
+        "yield received(one), after",
+        of("tensors/test_on_device", "test_static_buffers_are_filled_when_the_consumer_takes_the_batch"),
+    ),
+    Mutant(
+        "an epoch of steps begins with the data again",
+        "loader.py",
+        "self._running = self.batches.iter(self._place(), epoch=self.epoch)\n            self._restored",
+        "self._running = self.batches.iter(None, epoch=self.epoch)\n            self._restored",
+        of("test_loader", "test_nothing_comes_twice_or_never_where_loops_are_left_and_restored"),
+    ),
 ]
 
 
