@@ -1325,7 +1325,7 @@ MUTANTS = [
         "core/later.py",
         "AHEAD.set(True)",
         "AHEAD.set(False)",
-        of("tensors/test_collate_random", "test_it_is_the_same_whatever_runs_ahead_while_the_loop_draws_too"),
+        of("tensors/test_collate_random", "test_it_is_called_by_the_thread_that_takes_the_batch"),
     ),
     Mutant(
         "batches of a window draw alike",
