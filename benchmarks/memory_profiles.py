@@ -12,9 +12,10 @@ uses min(peak / bound, 1) of it. Two ways to know the bound:
 
 Then the batches that `build_dynamic_batch_dataloader` makes of a run's texts (as long as the batches were padded to in which they
 were) by such a prior, or by a model of eight probes that learns from each batch. The limit is the first batch's peak, of which
-.9 are aimed at: counted are the batches above the limit, and of those larger than the first the ones above it and above .9 of it. (Others
-have the first one's size and shorter texts, and are above it where a model generates without end for these.) The peak of a shape that a run does not have is a fit to all its peaks, times how far that is off the batch in
-which the first of its texts was.
+.9 are aimed at: counted are the batches above the limit, and of those larger than the first the ones above it and above .9
+of it. (Others have the first one's size and shorter texts, and are above it where a model generates without end for these.)
+The peak of a shape that a run does not have is a fit to all its peaks, times how far that is off the batch in which the
+first of its texts was.
 
 `--write` fits the prior to all runs, and writes what `MemoryModel.pretrained()` is.
 """
@@ -256,8 +257,8 @@ def main() -> None:
             for risk in RISKS:
                 print(line(f"{way}, {name}", [one for one, run in zip(judged, runs) if run.family in families], risk))
     print(
-        f"\n{'batches of the loader':<24}{'runs':>5}{'batches':>8}{'risk':>8}{'exceeded':>10}{'95 %':>18}{'larger: > 1':>12}{'> .9':>8}"
-        f"{'used':>8}{'samples x':>10}"
+        f"\n{'batches of the loader':<24}{'runs':>5}{'batches':>8}{'risk':>8}{'exceeded':>10}{'95 %':>18}"
+        f"{'larger: > 1':>12}{'> .9':>8}{'used':>8}{'samples x':>10}"
     )
     for way in ("probed", "prior"):
         loaded = judged_loader(runs, way)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import pickle
 import subprocess
 import sys
 from itertools import chain
@@ -266,6 +267,15 @@ def test_workers_collate_for_a_script_without_a_main_guard_and_leave_nothing_beh
         check=False,
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, "done\n", "")
+
+
+def test_what_workers_need_can_be_sent_to_them_where_they_are_no_forks() -> None:
+    loader = build(TEXTS, tokenizers.byt5(), 4, 32)
+    texts, tokenized = pickle.loads(pickle.dumps((loader.dataset, loader.collate_fn)))
+    first = next(iter(loader))
+    again = tokenized([texts[TEXTS.index(text)] for text in first["texts"]])
+    assert again["texts"] == first["texts"]
+    assert again["input_ids"].equal(first["input_ids"])
 
 
 # -- with a model that generates ----------------------------------------------------------------------------------------
