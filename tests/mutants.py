@@ -782,6 +782,37 @@ MUTANTS = [
         of("plan/test_memory", "test_a_first_batch_that_fits_may_always_be_made"),
     ),
     Mutant(
+        "later batches take all of the first one's peak",
+        "memory/first_batch.py",
+        "self.model.largest_batch(length, SHARE * self._first, risk=self.risk)",
+        "self.model.largest_batch(length, self._first, risk=self.risk)",
+        of(
+            "memory/test_first_batch",
+            "test_a_batch_has_the_largest_size_whose_bound_is_within_nine_tenths_of_the_first_peak",
+        ),
+    ),
+    Mutant(
+        "the first batch has a size of the forecast, not the one that fits",
+        "memory/first_batch.py",
+        "sizes().rows(int(padded[start])) if start else sizes().batch_size",
+        "sizes().rows(int(padded[start]))",
+        of("memory/test_first_batch", "test_every_text_is_in_one_batch_and_the_first_is_as_large_as_was_said"),
+    ),
+    Mutant(
+        "texts that are cut are taken for texts of the greatest length",
+        "memory/dataloader.py",
+        "max_length=self.max_length + 1)",
+        "max_length=self.max_length)",
+        of("memory/test_dataloader", "test_truncated_texts_are_counted_and_said_once[gpt2]"),
+    ),
+    Mutant(
+        "a peak is learnt for the batch after the one that was run",
+        "memory/dataloader.py",
+        "            peaks.begin()\n            yield batch\n            peak = peaks.end()\n",
+        "            peak = peaks.end()\n            peaks.begin()\n            yield batch\n",
+        of("memory/test_dataloader", "test_batches_are_cut_by_all_peaks_before_but_those_of_batches_read_ahead[0]"),
+    ),
+    Mutant(
         "samples of one length change places",
         "plan/cut.py",
         "return ascending(lengths.max(initial=0) - lengths)",
