@@ -63,7 +63,8 @@ def oom_guard(
         unfit: what becomes of a batch of which one sample alone does not fit: "raise", or "skip" (counted, logged; None is
             returned, and the gradients are those from before).
     Returns:
-        a callable on a batch: see `OomGuard`; a batch is cut as `parts.divisible` says.
+        a callable on a batch: see `OomGuard`; a batch is cut as `parts.divisible` says. Of a batch that was split, the numbers
+        that `step` returned are averaged by weight, as losses are: return counts as lists or tensors of a row a sample.
     Raises:
         ValueError: several ranks, and no `distributed`.
         TypeError: parameters that are no tensors.
