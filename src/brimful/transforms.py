@@ -12,6 +12,7 @@ from brimful.core.stream import Stage
 from brimful.rows.add_bos_eos import AddBosEos
 from brimful.rows.blocks import Block, Sample
 from brimful.rows.encoders import encoder_for
+from brimful.rows.engines import EngineName
 from brimful.rows.ensure_bos_eos import EnsureBosEos, bos_eos_of
 from brimful.rows.filter import Filter
 from brimful.rows.filter_map import FilterMap
@@ -117,6 +118,7 @@ def tokenize(
     max_length: int | None = None,
     add_special_tokens: bool = True,
     remove_columns: str | Sequence[str] = (),
+    engine: EngineName = "auto",
     outputs: str | Sequence[str] = (),
     tokenizer_kwargs: Mapping[str, Any] | None = None,
     max_workers: int = 1,
@@ -167,7 +169,7 @@ def tokenize(
     asked: dict[str, Any] = {"truncation": truncation, "max_length": max_length}
     asked |= {"add_special_tokens": None if add_special_tokens else False}
     asked = {name: value for name, value in asked.items() if value is not None}
-    encoder = encoder_for(tokenizer, tokenizer_kwargs, asked, pairs=pairs, outputs=more)
+    encoder = encoder_for(tokenizer, tokenizer_kwargs, asked, pairs=pairs, outputs=more, engine=engine)
     parallel = Parallel(max_workers, executor_type, prefetch_factor=2, shares=executor_type == "process")
     return replace(self, stage=Tokenize(self.stage, encoder, columns, made, more, removed, parallel=parallel))
 
