@@ -55,7 +55,7 @@ def why_not(tokenizer: Part, split_special_tokens: bool) -> str | None:
     `single_word`, `rstrip`, or `normalized` with a normaliser.
 
     Args:
-        tokenizer: as its JSON has it.
+        tokenizer: as `cuttable.described` has it.
     """
     model, steps, changes = tokenizer["model"], steps_of(tokenizer["pre_tokenizer"]), steps_of(tokenizer["normalizer"])
     if split_special_tokens:
@@ -65,16 +65,16 @@ def why_not(tokenizer: Part, split_special_tokens: bool) -> str | None:
     ):
         return f"gigatoken does no {model['type']}, or not with these settings"
     names = [name_of(step) for step in changes]
-    known = _by_marks(model, steps, names) if model.get("byte_fallback") else _by_bytes(steps, names)
+    known = _by_marks(model, steps, names) if model["byte_fallback"] else _by_bytes(steps, names)
     if not known:
         return (
             f"gigatoken is not known to do {' + '.join([*names, *(step['type'] for step in steps)]) or 'whole texts'}"
         )
     added = tokenizer["added_tokens"]
     for token in added:
-        alike = not names and all(one["normalized"] for one in added)
-        if token["single_word"] or token["rstrip"] or (token["normalized"] and not alike):
-            return f"gigatoken is not known to do added tokens such as {token['content']!r}"
+        alike = not names and all(one.normalized for one in added)
+        if token.single_word or token.rstrip or (token.normalized and not alike):
+            return f"gigatoken is not known to do added tokens such as {token.content!r}"
     return None
 
 
@@ -91,7 +91,8 @@ def _by_bytes(steps: list[Part], names: list[str]) -> bool:
 
 
 def _by_marks(model: Part, steps: list[Part], names: list[str]) -> bool:
-    if model.get("ignore_merges") or any(f"<0x{byte:02X}>" not in model["vocab"] for byte in range(256)):
+    vocabulary = model["vocab"]()
+    if model["ignore_merges"] or any(f"<0x{byte:02X}>" not in vocabulary for byte in range(256)):
         return False
     match [step["type"] for step in steps], names:
         case ["Metaspace"], []:

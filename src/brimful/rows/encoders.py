@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +47,15 @@ class FastEncoder(Encoder):
 
     @once
     def _prepared(self) -> str:
-        return _serialized(self.serialized, self.truncation)
+        return str(self._spare[0].to_str())
+
+    @once
+    def _spare(self) -> list[Any]:
+        """One that is made already, for the first thread that wants its own: of GPT-2's size it takes .1 s."""
+        clone = _without_settings(self.serialized)
+        if self.truncation is not None:
+            clone.enable_truncation(**self.truncation)
+        return [clone]
 
     def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
         return [encoding.ids for encoding in self._encodings(texts)]
@@ -67,22 +74,27 @@ class FastEncoder(Encoder):
         return [encoding.ids for encoding in clone.encode_batch_fast(texts, add_special_tokens=False)]
 
     def parts(self) -> Parts | str:
-        config, normalizer = json.loads(self._prepared), self._make().normalizer
-        return Parts(
+        made = self._make()
+        described = cuttable.described(made)
+        normalizer = made.normalizer
+        parts = Parts(
             self.fingerprint(),
             cast(Callable[[list[str]], Iterable[Sequence[int]]], self.encode),
             self.bare,
-            frame_of(config, self.add_special_tokens),
-            cuttable.why_not(config, normalizer.normalize_str if normalizer else str),
-            compiled.why_not(config, self.split_special_tokens),
+            frame_of(described["post_processor"] if self.add_special_tokens else None, self.truncation),
+            cuttable.why_not(described, normalizer.normalize_str if normalizer else str),
+            compiled.why_not(described, self.split_special_tokens),
             lambda: compiled.make(self._prepared),
         )
+        self._spare.append(made)
+        return parts
 
     def depends_on(self) -> tuple[Any, ...]:
         return self._prepared, self.add_special_tokens, self.split_special_tokens
 
     def words(self) -> str:
         made = self._make()
+        self._spare.append(made)
         size = f"{type(made.model).__name__} of {made.get_vocab_size():,} tokens"
         return size if self.truncation is None else f"{size}, cut to {self.truncation['max_length']:,}"
 
@@ -92,7 +104,11 @@ class FastEncoder(Encoder):
         return clone
 
     def _make(self) -> Any:
-        clone = Tokenizer.from_str(self._prepared)
+        prepared = self._prepared
+        try:
+            clone = self._spare.pop()
+        except IndexError:
+            clone = Tokenizer.from_str(prepared)
         clone.encode_special_tokens = self.split_special_tokens  # the one setting that is not serialized
         return clone
 
@@ -115,7 +131,7 @@ class TransformersEncoder(Encoder):
     def depends_on(self) -> tuple[Any, ...]:
         tokenizer = self.tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        rules = sorted(tokenizer.get_vocab().items()) if backend is None else _serialized(backend.to_str(), None)
+        rules = sorted(tokenizer.get_vocab().items()) if backend is None else _serialized(backend.to_str())
         settings = {
             name: value
             for name, value in tokenizer.init_kwargs.items()
@@ -399,11 +415,13 @@ def _called(kwargs: Mapping[str, Any]) -> str:
     return "".join(f", {words}" for words in given)
 
 
-def _serialized(tokenizer: str, truncation: dict[str, Any] | None) -> str:
-    """A tokenizer with this truncation, and without the padding that an earlier call may have left behind."""
+def _serialized(tokenizer: str) -> str:
+    """A tokenizer without the truncation and the padding that an earlier call may have left behind."""
+    return str(_without_settings(tokenizer).to_str())
+
+
+def _without_settings(tokenizer: str) -> Any:
     clone = Tokenizer.from_str(tokenizer)
     clone.no_padding()
     clone.no_truncation()
-    if truncation is not None:
-        clone.enable_truncation(**truncation)
-    return str(clone.to_str())
+    return clone

@@ -42,27 +42,24 @@ class Frame:
         return tokens
 
 
-def frame_of(tokenizer: Mapping[str, Any], add_special_tokens: bool) -> Frame | str:
-    """The frame that a tokenizer, as its JSON has it, puts around single texts; or what of it is not known.
+def frame_of(processor: Mapping[str, Any] | None, truncation: Mapping[str, Any] | None) -> Frame | str:
+    """The frame that a tokenizer's post-processor, as its JSON has it, and its truncation make around single texts; or what of
+    them is not known.
 
-    >>> frame_of({"post_processor": {"type": "Other"}, "truncation": None}, add_special_tokens=True)
+    >>> frame_of({"type": "Other"}, None)
     'its post-processor Other'
     """
-    before: tuple[int, ...] = ()
-    after: tuple[int, ...] = ()
-    if add_special_tokens:
-        processors = [one for one in _processors(tokenizer["post_processor"]) if one["type"] != "ByteLevel"]
-        around = _around(processors[0]) if len(processors) == 1 else None
-        if processors and around is None:
-            return f"its post-processor {' + '.join(one['type'] for one in processors)}"
-        before, after = around or (before, after)
-    truncation = tokenizer["truncation"]
+    processors = [one for one in _processors(processor) if one["type"] != "ByteLevel"]
+    around = _around(processors[0]) if len(processors) == 1 else None
+    if processors and around is None:
+        return f"its post-processor {' + '.join(one['type'] for one in processors)}"
+    before, after = around or ((), ())
     if truncation is None:
         return Frame(before, after)
     most = truncation["max_length"] - len(before) - len(after)
-    if most < 1 or truncation["strategy"] == "OnlySecond":
-        return f"its truncation to {truncation['max_length']} tokens ({truncation['strategy']})"
-    return Frame(before, after, most, truncation["direction"] == "Left")
+    if most < 1 or truncation.get("strategy", "longest_first") not in ("longest_first", "only_first"):
+        return f"its truncation {dict(truncation)}"
+    return Frame(before, after, most, truncation["direction"].lower() == "left")
 
 
 def _processors(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
