@@ -58,7 +58,9 @@ def ours(tokenizer: str, files: list[str], engine: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     made = Tokenizer.from_file(tokenizer)
     began = time.perf_counter()
-    data = bf.from_files(files).tokenize(made, truncation=True, max_length=MAX_LENGTH, engine=engine)
+    data = bf.from_files(files, columns=["text"]).tokenize(
+        made, truncation=True, max_length=MAX_LENGTH, remove_columns="text", engine=engine
+    )
     batches = data.batch_by_tokens(BATCH)
     with batches.iter() as it:
         next(it)

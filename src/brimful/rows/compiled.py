@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from brimful.rows.cuttable import CL100K, DEEPSEEK_V3, MARK, O200K, QWEN2, QWEN3_5, Part, name_of, split_of, steps_of
 from brimful.rows.pieces import cut
-from brimful.rows.ragged import Ragged, flat, gather, offsets_in
+from brimful.rows.ragged import Ragged, array_of, flat, gather, offsets_in
 
 _CHINESE: Final = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _PATTERNS: Final = (
@@ -171,7 +171,7 @@ class Compiled:
         rows = with_new_characters(texts)
         if not len(rows):
             return tokens
-        others = flat(self._own(texts.take(pa.array(rows)).to_pylist()), len(rows))
+        others = flat(self._own(texts.take(array_of(rows)).to_pylist()), len(rows))
         starts, counts = tokens.offsets[:-1].copy(), tokens.lengths
         starts[rows], counts[rows] = len(tokens.values) + others.offsets[:-1], others.lengths
         return gather(np.concatenate((tokens.values, others.values)), starts, counts)
@@ -180,7 +180,7 @@ class Compiled:
         """Counts the words that are new in every 32nd text, a long one as several, and begins anew where there are many."""
         some = np.arange(-self._texts % _SAMPLED, len(texts), _SAMPLED)
         self._texts += len(texts)
-        new = {*cut(texts.take(pa.array(some))).array.unique().to_pylist()} - self._seen
+        new = {*cut(texts.take(array_of(some))).array.unique().to_pylist()} - self._seen
         self._seen |= new
         self._words += _SAMPLED * sum(1 + len(word) // _LONG for word in new)
         if self._words > self._max_words:

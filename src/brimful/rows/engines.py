@@ -15,7 +15,7 @@ from brimful.core import random
 from brimful.core.background import Workers
 from brimful.rows import compiled
 from brimful.rows.framed import Frame
-from brimful.rows.ragged import Ragged, flat, offsets_in
+from brimful.rows.ragged import Ragged, array_of, flat, offsets_in
 from brimful.rows.word_cache import WordCache
 
 EngineName: TypeAlias = Literal["auto", "gigatoken", "cache", "tokenizer"]
@@ -108,7 +108,7 @@ class Engine:
         return tokens
 
     def _own(self, texts: pa.Array, rows: NDArray[np.int64]) -> Ragged:
-        return flat(self.own(texts.take(pa.array(rows)).to_pylist()), len(rows))
+        return flat(self.own(texts.take(array_of(rows)).to_pylist()), len(rows))
 
     def _compare(self, tokens: Ragged, rows: NDArray[np.int64], own: Ragged) -> None:
         for number, row in enumerate(rows.tolist()):

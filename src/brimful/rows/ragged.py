@@ -347,7 +347,7 @@ def fingerprint(block: pa.RecordBatch) -> int:
             crc = crc32(np.diff(offsets_in(array)).tobytes(), crc)
         elif pa.types.is_primitive(array.type):
             crc = crc32(array.is_valid().to_numpy(zero_copy_only=False).tobytes(), crc) if array.null_count else crc
-            crc = crc32(np.ascontiguousarray(array.drop_null().to_numpy(zero_copy_only=False)).tobytes(), crc)
+            crc = crc32(np.ascontiguousarray(numpy_of(array.drop_null())).tobytes(), crc)
     return crc
 
 
