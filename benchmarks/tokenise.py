@@ -1,6 +1,7 @@
 """JSONL to padded batches, tokenised on the fly, beside `encode_batch_fast` alone on the same text and cores.
 
     python benchmarks/tokenise.py [runs]
+    python benchmarks/tokenise.py memory [millions of tokens]     what an engine keeps of words that never come again
 
 WikiText-2 from ../shared/data (or $BRIMFUL_TEST_DATA), repeated to 20 M tokens, and once, where every word is new: GPT-2 and
 bert-base-cased, by each engine that can. Each run is a fresh process, and they take turns, so that a ratio is of one time of
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,18 +77,60 @@ def ours(tokenizer: str, files: list[str], engine: str) -> dict[str, Any]:
     return {"speed": tokens / seconds / 1e6, "first": first, "resumed": time.perf_counter() - began}
 
 
+def memory(tokenizer: str, engine: str, tokens: int) -> dict[str, Any]:
+    """What a process holds after a tenth, and after all, of a text of which no word comes twice."""
+    import numpy as np
+    import psutil
+    from tokenizers import Tokenizer
+
+    import brimful as bf
+
+    letters, words = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8), 20_000
+
+    def text() -> Iterator[dict[str, str]]:
+        draw = np.random.default_rng(1)
+        while True:
+            some = letters[draw.integers(0, 26, (words, 11))]
+            some[:, 0] = ord(" ")
+            yield {"text": some.tobytes().decode()}
+
+    class Endless:
+        def __iter__(self) -> Iterator[dict[str, str]]:
+            return text()
+
+    held, seen, most = [], 0, 0
+    with (
+        bf.from_iterable(Endless())
+        .tokenize(Tokenizer.from_file(tokenizer), engine=engine, remove_columns="text")
+        .iter() as it
+    ):
+        for sample in it:
+            seen += len(sample["input_ids"])
+            most = max(most, psutil.Process().memory_info().rss)
+            if len(held) < 10 * seen // tokens:
+                held.append(round(psutil.Process().memory_info().rss / 1e6))
+            if seen >= tokens:
+                break
+    return {"engine": engine, "tokens": seen, "held_mb": held, "most_mb": round(most / 1e6)}
+
+
 def child(*arguments: str) -> dict[str, Any]:
     done = subprocess.run([sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE, text=True)
     return dict(json.loads(done.stdout))
 
 
 def main() -> None:
+    data = Path(os.environ.get("BRIMFUL_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    if sys.argv[1:2] == ["memory"]:
+        tokens = int(float(sys.argv[2]) * 1e6) if len(sys.argv) > 2 else 100_000_000
+        for engine in sys.argv[3:] or ("gigatoken", "cache"):
+            print(memory(str(data / "tokenizers" / "gpt2.json"), engine, tokens), flush=True)
+        return
     if len(sys.argv) > 2:
         tokenizer, engine, *files = sys.argv[1:]
         print(json.dumps(limit(tokenizer, files) if engine == "limit" else ours(tokenizer, files, engine)))
         return
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
-    data = Path(os.environ.get("BRIMFUL_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
     shards = sorted(glob.glob(str(data / "wikitext-2" / "*.jsonl.gz")))
     if not shards:
         sys.exit(f"there is no data at {data}")

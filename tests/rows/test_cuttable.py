@@ -1,4 +1,4 @@
-"""Each line of the lists: tokenizers that may be cut at spaces, on generated texts over all of Unicode, and those that may not."""
+"""Each line of the lists, on generated texts: tokenizers that may be cut at spaces, and those that may not."""
 
 from __future__ import annotations
 

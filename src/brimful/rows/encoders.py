@@ -322,7 +322,8 @@ def encoder_for(
         backend = getattr(tokenizer, "backend_tokenizer", None)
         padding = Padding(tokenizer.pad_token_id, tokenizer.padding_side)
         limit = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
-        if not isinstance(backend, Tokenizer) or settings.keys() - _FAST or set(outputs) - _OUTPUTS.keys():
+        called = settings.keys() - _FAST or set(outputs) - _OUTPUTS.keys() or _encodes_itself(tokenizer)
+        if not isinstance(backend, Tokenizer) or called:
             _truncated(settings, limit, 1, pairs)
             return TransformersEncoder(copy.deepcopy(tokenizer), settings, padding=padding, engine=engine)
         split = tokenizer.split_special_tokens
@@ -354,6 +355,12 @@ def encoder_for(
         "a tokenizer must be from tokenizers, transformers or tiktoken, or a callable list[str] -> list[list[int]] "
         f"(got {type(tokenizer).__name__})"
     )
+
+
+def _encodes_itself(tokenizer: Any) -> bool:
+    """Whether the class of a transformers tokenizer has its own way to encode, around the tokenizer that it holds."""
+    ways = (getattr(type(tokenizer), name, None) for name in ("__call__", "_encode_plus", "_batch_encode_plus"))
+    return any(way is not None and not way.__module__.startswith("transformers.tokenization_") for way in ways)
 
 
 def _fast(

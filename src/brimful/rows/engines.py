@@ -26,7 +26,7 @@ AUDITED_TEXTS: Final = 1_000
 """So many of a tokenizer's first texts go through it as well, .1 s; one of more than 1 kB counts for several."""
 _KILOBYTE: Final = 1 << 10
 _ONE_IN: Final = 1 << 12
-_LETTERS: Final = 8
+_WORD: Final = 8
 _SHOWN: Final = 8
 
 
@@ -179,15 +179,18 @@ def _first(texts: pa.Array, left: int) -> tuple[NDArray[np.int64], int]:
 
 
 def _some(texts: pa.Array) -> NDArray[np.int64]:
-    """One text in 4,096, by number: by a hash of its length and of eight letters from all of it. Price: 100 ns a text."""
+    """One text in 4,096, by number: by a hash of its length and of 64 bytes from all of it. Price: 150 ns a text."""
     offsets = offsets_in(texts)
-    data = np.frombuffer(texts.buffers()[2] or b"", dtype=np.uint8)
-    lengths = np.diff(offsets)
+    data = np.frombuffer(texts.buffers()[2] or b"", dtype=np.uint8)[offsets[0] : offsets[-1]]
+    padded = np.concatenate((data, np.zeros(_WORD, np.uint8)))
+    words = np.ndarray((len(data) + 1,), "<u8", padded, 0, (1,))  # at any byte
+    starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
+    beside = (8 * np.maximum(0, _WORD - lengths)).astype(np.uint64)  # bits of the next text, where one is short
     hashes = random.mixed(lengths.astype(np.uint64))
-    for share in range(_LETTERS) if len(data) else ():
-        letters = data[np.minimum(offsets[:-1] + lengths * share // _LETTERS, len(data) - 1)]
-        hashes = random.mixed(hashes ^ letters)
-    return np.flatnonzero(hashes % _ONE_IN == 0)
+    for share in range(_WORD):
+        some = words[starts + np.maximum(0, lengths - _WORD) * share // (_WORD - 1)]
+        hashes = random.mixed(hashes ^ np.where(lengths == 0, np.uint64(0), some.astype(np.uint64) << beside))
+    return np.flatnonzero(hashes % np.uint64(_ONE_IN) == 0)
 
 
 def _words(tokens: NDArray[np.int32], first: int) -> str:
