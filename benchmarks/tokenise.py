@@ -85,7 +85,7 @@ def memory(tokenizer: str, engine: str, tokens: int) -> dict[str, Any]:
 
     import brimful as bf
 
-    letters, words = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8), 20_000
+    letters, words = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8), 400
 
     def text() -> Iterator[dict[str, str]]:
         draw = np.random.default_rng(1)
