@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 from typing import Any, cast
 
+import pyarrow as pa
 import tiktoken
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+
+from tests.texts import texts
 
 TEXTS = [
     "",
@@ -93,3 +97,40 @@ def tiktoken_bytes(
     return tiktoken.Encoding(
         name, pat_str=r"\S+|\s+", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 256 + len(merged)}
     )
+
+
+def column(texts: list[str]) -> pa.Array:
+    """Texts as a column that begins in the middle of its memory."""
+    return pa.array(["before ", *texts]).slice(1)
+
+
+def trained(model: str, pre_tokenizer: Any, normalizer: Any = None) -> Tokenizer:
+    """A small tokenizer of any kind, trained on generated texts: "bpe" (byte-level), "marks" (byte fallback), "unknown" (BPE with
+    an unknown token), "wordpiece", "wordlevel", "unigram"."""
+    if model == "unigram":  # the library's trainer wants a token for every character
+        given = trained("unknown", pre_tokenizer, normalizer)
+        draw, vocabulary = random.Random(1), given.get_vocab()
+        tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+        given.model = models.Unigram([(token, -9 * draw.random()) for token in tokens], tokens.index("[UNK]"), False)
+        return given
+    made: Any = {
+        "bpe": lambda: models.BPE(),
+        "marks": lambda: models.BPE(byte_fallback=True, fuse_unk=True, unk_token="[UNK]"),
+        "unknown": lambda: models.BPE(fuse_unk=True, unk_token="[UNK]"),
+        "wordpiece": lambda: models.WordPiece(unk_token="[UNK]"),
+        "wordlevel": lambda: models.WordLevel(unk_token="[UNK]"),
+    }
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)] if model == "marks" else []
+    few: Any = {"vocab_size": 500 + len(bytes_), "special_tokens": SPECIAL + bytes_, "show_progress": False}
+    alphabet = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet() if model == "bpe" else ["\u2581"]}
+    limited = {**few, "limit_alphabet": 1_000 if model == "bpe" else 150}
+    trainer: Any = {
+        "wordpiece": lambda: trainers.WordPieceTrainer(**limited),
+        "wordlevel": lambda: trainers.WordLevelTrainer(**few),
+    }.get(model, lambda: trainers.BpeTrainer(**limited, **alphabet))
+    tokenizer = Tokenizer(made[model]())
+    tokenizer.pre_tokenizer = pre_tokenizer
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.train_from_iterator(texts(1_000, seed=2), trainer())
+    return tokenizer

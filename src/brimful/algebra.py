@@ -37,7 +37,7 @@ from brimful.rows.blocks import Block, Sample, samples
 from brimful.rows.choice import Choice
 from brimful.rows.choose import Choose
 from brimful.rows.concat import Concat
-from brimful.rows.encoders import Padding
+from brimful.rows.encoder import Padding
 from brimful.rows.filter import Filter
 from brimful.rows.interleave import Interleave
 from brimful.rows.parallel import Parallel

@@ -17,7 +17,7 @@ from brimful.core.iterator import ResumableIterator
 from brimful.core.map_items import MapItems
 from brimful.core.once import once, settings_of
 from brimful.core.repeat import Repeat
-from brimful.core.stream import Stage, chain, num_streams, running, substituted, upstreams
+from brimful.core.stream import Stage, num_streams, running, shown, substituted, upstreams
 from brimful.core.take_items import TakeItems
 from brimful.plan import FixedSize, StaticShapes
 from brimful.rows.blocks import Block, Sample
@@ -156,7 +156,7 @@ class Batches:
         return settings_of(self)
 
     def __repr__(self) -> str:
-        return f"Batches({' > '.join(chain(self.stage))}{', repeat' if self.repeats else ''})"
+        return f"Batches({shown(self.stage)}{', repeat' if self.repeats else ''})"
 
     @property
     def streams(self) -> int | None:

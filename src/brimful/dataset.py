@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from brimful import algebra, batching, transforms
 from brimful.core.errors import integer, names_of, positive
 from brimful.core.iterator import ResumableIterator
-from brimful.core.stream import Stage, chain
+from brimful.core.stream import Stage, shown
 from brimful.rows.blocks import Block, Sample
 from brimful.rows.choice import Choice
 from brimful.rows.chunk import Chunk
@@ -84,7 +84,7 @@ class Dataset:
         return Dataset(algebra.concatenated(stages_of("concat_datasets", [self, other])))
 
     def __repr__(self) -> str:
-        return f"Dataset({' > '.join(name for name in chain(self.stage))}{', repeat' if self.repeats else ''})"
+        return f"Dataset({shown(self.stage)}{', repeat' if self.repeats else ''})"
 
     @property
     def kind(self) -> str:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import brimful as bf
 from brimful.core.errors import ORIGIN, ORIGIN_TYPE
 from brimful.index.order import RUN_ROWS
-from brimful.rows.encoders import Padding
+from brimful.rows.encoder import Padding
 from brimful.store import index, local, mapped
 from brimful.store.index import StoreIndex
 from brimful.store.local import LocalFolder

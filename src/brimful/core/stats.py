@@ -8,6 +8,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from brimful.core.errors import Tally, logger
 
+ENGINE: Final = "engine:"
+"""How the counts of texts begin that an engine made the tokens of."""
 LEFT_OUT: Final = ("skipped", "skipped_shards", "dropped", "truncated", "alone", "dropped_tokens")
 
 
@@ -37,7 +39,8 @@ class Stats(Mapping[str, Any]):
     two calls is the consumer's, pauses too. `skipped` records (on_error="skip"), of these such as
     take along all that follows in their shard `skipped_shards` (a damaged archive, other columns), `dropped` samples,
     `truncated` samples, samples left `alone` in a batch of their own and `dropped_tokens` are counted where they happen,
-    which is up to a window ahead of the consumer.
+    which is up to a window ahead of the consumer; so are `engines`, an attribute alone: how many texts each engine of `tokenize`
+    made the tokens of, by its name.
 
     Where few shapes were asked for (buckets, static shapes, a multiple), more than torch.compile compiles are logged as a
     warning, once an iterator.
@@ -55,6 +58,11 @@ class Stats(Mapping[str, Any]):
     @property
     def stall_share(self) -> float:
         return self.seconds_waited / self.seconds if self.seconds else 0.0
+
+    @property
+    def engines(self) -> dict[str, int]:
+        counts = self._tally.counts()
+        return {name.removeprefix(ENGINE): counts[name] for name in sorted(counts) if name.startswith(ENGINE)}
 
     @property
     def fill(self) -> float:
@@ -85,7 +93,8 @@ class Stats(Mapping[str, Any]):
         return len(self._names())
 
     def __repr__(self) -> str:
-        return f"Stats({', '.join(f'{name}={value:,.6g}' for name, value in self.items())})"
+        figures = [f"{name}={value:,.6g}" for name, value in self.items()]
+        return f"Stats({', '.join([*figures, *([f'engines={self.engines}'] if self.engines else [])])})"
 
     def began(self) -> None:
         """A run begins: what an interrupted one had ready is made again."""

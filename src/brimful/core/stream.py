@@ -14,11 +14,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from math import isfinite
 from numbers import Real
+from operator import attrgetter
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -67,6 +68,11 @@ class Stage(ABC, Generic[T_co]):
     def verb(self) -> str:
         """What users write for it; "" where it only serves what they wrote: messages then speak of the stage below."""
         return _WORDS.sub("_", type(self).__name__).lower()
+
+    @property
+    def label(self) -> str:
+        """What it is shown as: the verb, and what it found out for itself."""
+        return self.verb
 
 
 _WORDS: Final = re.compile("(?<!^)(?=[A-Z])")
@@ -211,13 +217,18 @@ def upstreams(stage: Stage[Any]) -> list[Stage[Any]]:
     return [value for group in several for value in group if isinstance(value, Stage)]
 
 
-def chain(stage: Stage[Any]) -> list[str]:
+def chain(stage: Stage[Any], name: Callable[[Stage[Any]], str] = attrgetter("verb")) -> list[str]:
     """What users wrote for the stages that a stage reads through, from its source on; branches in brackets."""
     below = upstreams(stage)
-    names = chain(below[0]) if len(below) == 1 else []
+    names = chain(below[0], name) if len(below) == 1 else []
     if len(below) > 1:
-        names = [f"({' | '.join(' > '.join(chain(one)) for one in below)})"]
-    return [*names, stage.verb] if stage.verb else names
+        names = [f"({' | '.join(' > '.join(chain(one, name)) for one in below)})"]
+    return [*names, own] if (own := name(stage)) else names
+
+
+def shown(stage: Stage[Any]) -> str:
+    """A chain of stages as a person is shown it."""
+    return " > ".join(chain(stage, attrgetter("label")))
 
 
 def named(stage: Stage[Any]) -> str:

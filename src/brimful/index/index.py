@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from brimful.core.once import once, settings_of
 from brimful.core.stream import BLOCK_ROWS
 from brimful.rows.blocks import Block, visible
-from brimful.rows.encoders import Padding
+from brimful.rows.encoder import Padding
 from brimful.rows.ragged import EMPTY, LABELS, is_ragged, ragged, token_counts, trained_on
 
 

@@ -19,7 +19,7 @@ from brimful.index.index import BlockIndex, Index, RowSet
 from brimful.index.indexed import RowNumbers, Source
 from brimful.index.order import Order
 from brimful.rows.blocks import Block
-from brimful.rows.encoders import Padding
+from brimful.rows.encoder import Padding
 from brimful.rows.ragged import concat, fingerprint, with_column
 from brimful.sources.hugging_face import rows_of, stored
 from brimful.sources.iterable import drawn, numbered

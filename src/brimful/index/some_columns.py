@@ -16,7 +16,7 @@ from brimful.core.stream import describe
 from brimful.index.index import Index, RowSet
 from brimful.rows.blocks import Block
 from brimful.rows.choice import Choice
-from brimful.rows.encoders import Padding
+from brimful.rows.encoder import Padding
 from brimful.rows.ragged import LABELS
 
 

@@ -3,107 +3,21 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import itertools
 import os
-import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from dataclasses import dataclass
+from typing import Any, Final, cast, get_args
 
-import numpy as np
 from tokenizers import Tokenizer
 
-from brimful.core.errors import integer
-from brimful.core.once import once, settings_of
+from brimful.core.errors import integer, one_of
+from brimful.core.once import once
 from brimful.core.stream import describe
-from brimful.rows.ragged import Ragged
-
-Texts: TypeAlias = "list[str] | list[tuple[str, str]]"
-"""Texts, or pairs of them that a tokenizer makes one row of each."""
-
-
-class Padding(NamedTuple):
-    """What a tokenizer says of padding: the id (None: it has none), and the side, "right" or "left"."""
-
-    id: int | None
-    side: str
-
-
-@dataclass(frozen=True, eq=False)
-class Encoder(ABC):
-    """Abstract: a tokenizer with its settings, both as they were when it was made; the user's object is never changed.
-
-    Args:
-        padding: what it says of it, where it does; batches go by it.
-    """
-
-    padding: Padding | None = field(default=None, kw_only=True)
-
-    @abstractmethod
-    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
-        """The tokens of each text."""
-
-    def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
-        """The tokens of each text, and what else the tokenizer says of them, by name; where `encoder_for` lets it be asked."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def depends_on(self) -> tuple[Any, ...]:
-        """What the tokens depend on: vocabulary, rules, settings."""
-
-    @abstractmethod
-    def words(self) -> str:
-        """What a person would know it by."""
-
-    def fingerprint(self) -> str:
-        """What a state is held against: the same for the same vocabulary, rules and settings; it begins with words, so that
-        a refusal says which tokenizers do not fit.
-
-        >>> encoder_for(len).fingerprint()
-        'len (8677a496bc61d5e6)'
-        """
-        return self._fingerprint
-
-    @once
-    def _fingerprint(self) -> str:
-        return f"{self.words()} ({hashlib.sha256(repr(self.depends_on()).encode()).hexdigest()[:16]})"
-
-    @once
-    def _local(self) -> threading.local:
-        return threading.local()
-
-    def _clone(self, make: Callable[[], Any]) -> Any:
-        """The tokenizer of this thread: one that is shared refuses ("Already borrowed"), or mixes up its settings."""
-        if not hasattr(self._local, "clone"):
-            self._local.clone = make()
-        return self._local.clone
-
-    def __getstate__(self) -> dict[str, Any]:
-        return settings_of(self)
-
-    def __call__(self, texts: Texts) -> Ragged:
-        """The tokens of each text, int32, flat.
-
-        Price: the tokenizer's own, and about 25 ns a token to copy them out of Python lists.
-        """
-        return _flat(self.encode(texts), len(texts))
-
-    def with_outputs(self, texts: Texts, outputs: tuple[str, ...]) -> list[Ragged]:
-        """The tokens of each text, and what else the tokenizer says of them, all int32, flat."""
-        found = self.encode_with(texts, outputs) if outputs else [self.encode(texts)]
-        return [_flat(rows, len(texts)) for rows in found]
-
-
-def _flat(given: Iterable[Sequence[int]], count: int) -> Ragged:
-    rows = list(given)
-    if len(rows) != count:
-        raise ValueError(f"the tokenizer returned {len(rows):,} results for {count:,} texts")
-    counts = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-    flat = itertools.chain.from_iterable(rows)
-    return Ragged(np.fromiter(flat, dtype=np.int32, count=int(offsets[-1])), offsets)
+from brimful.rows import compiled, cuttable
+from brimful.rows.encoder import Encoder, Padding, Texts
+from brimful.rows.engines import EngineName, Parts
+from brimful.rows.framed import Frame, frame_of
+from brimful.rows.gigatoken_encoder import GigatokenEncoder
 
 
 def _sides(texts: Texts) -> tuple[list[str], ...]:
@@ -132,7 +46,15 @@ class FastEncoder(Encoder):
 
     @once
     def _prepared(self) -> str:
-        return _serialized(self.serialized, self.truncation)
+        return str(self._spare[0].to_str())
+
+    @once
+    def _spare(self) -> list[Any]:
+        """One that is made already, for the first thread that wants its own: of GPT-2's size it takes .1 s."""
+        clone = _without_settings(self.serialized)
+        if self.truncation is not None:
+            clone.enable_truncation(**self.truncation)
+        return [clone]
 
     def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
         return [encoding.ids for encoding in self._encodings(texts)]
@@ -145,16 +67,47 @@ class FastEncoder(Encoder):
         clone = self._clone(self._make)
         return list(clone.encode_batch_fast(texts, add_special_tokens=self.add_special_tokens))
 
+    def bare(self, texts: list[str]) -> list[list[int]]:
+        """The tokens of each text, not cut, and without special tokens."""
+        clone = self._clone(self._make_bare, "bare")
+        return [encoding.ids for encoding in clone.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def parts(self) -> Parts | str:
+        made = self._make()
+        described = cuttable.described(made)
+        normalizer = made.normalizer
+        parts = Parts(
+            self.fingerprint(),
+            cast(Callable[[list[str]], Iterable[Sequence[int]]], self.encode),
+            self.bare,
+            frame_of(described["post_processor"] if self.add_special_tokens else None, self.truncation),
+            cuttable.why_not(described, normalizer.normalize_str if normalizer else str),
+            compiled.why_not(described, self.split_special_tokens),
+            lambda: compiled.make(self._prepared),
+        )
+        self._spare.append(made)
+        return parts
+
     def depends_on(self) -> tuple[Any, ...]:
         return self._prepared, self.add_special_tokens, self.split_special_tokens
 
     def words(self) -> str:
         made = self._make()
+        self._spare.append(made)
         size = f"{type(made.model).__name__} of {made.get_vocab_size():,} tokens"
         return size if self.truncation is None else f"{size}, cut to {self.truncation['max_length']:,}"
 
+    def _make_bare(self) -> Any:
+        clone = self._make()
+        clone.no_truncation()
+        return clone
+
     def _make(self) -> Any:
-        clone = Tokenizer.from_str(self._prepared)
+        prepared = self._prepared
+        try:
+            clone = self._spare.pop()
+        except IndexError:
+            clone = Tokenizer.from_str(prepared)
         clone.encode_special_tokens = self.split_special_tokens  # the one setting that is not serialized
         return clone
 
@@ -177,7 +130,7 @@ class TransformersEncoder(Encoder):
     def depends_on(self) -> tuple[Any, ...]:
         tokenizer = self.tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        rules = sorted(tokenizer.get_vocab().items()) if backend is None else _serialized(backend.to_str(), None)
+        rules = sorted(tokenizer.get_vocab().items()) if backend is None else _serialized(backend.to_str())
         settings = {
             name: value
             for name, value in tokenizer.init_kwargs.items()
@@ -204,6 +157,25 @@ class TiktokenEncoder(Encoder):
         encode = self.tokenizer.encode_batch if self.kwargs else self.tokenizer.encode_ordinary_batch
         rows = cast(Iterable[Sequence[int]], encode(texts, num_threads=os.cpu_count() or 1, **self.kwargs))
         return rows if self.max_length is None else [row[: self.max_length] for row in rows]
+
+    def parts(self) -> Parts | str:
+        if self.kwargs:
+            return "special tokens in its texts are special"
+        own = self.tokenizer.encode_ordinary_batch
+
+        def bare(texts: list[str]) -> list[list[int]]:
+            return cast("list[list[int]]", own(texts, num_threads=os.cpu_count() or 1))
+
+        whole = self.tokenizer._pat_str in cuttable.TIKTOKEN.values()
+        return Parts(
+            self.fingerprint(),
+            cast(Callable[[list[str]], Iterable[Sequence[int]]], self.encode),
+            bare,
+            Frame(most=self.max_length),
+            None if whole else "its pattern is none of tiktoken's own",
+            "gigatoken makes none of a tiktoken.Encoding",
+            lambda: None,
+        )
 
     def depends_on(self) -> tuple[Any, ...]:
         tokenizer = self.tokenizer  # tiktoken's README builds on these three
@@ -255,6 +227,7 @@ _OUTPUTS: Final = {
 _STRATEGIES: Final = ("longest_first", "only_first", "only_second", "do_not_truncate")
 _FAST: Final = {"truncation", "max_length", "add_special_tokens", "split_special_tokens"}
 _TIKTOKEN: Final = {"allowed_special", "disallowed_special", "truncation", "max_length", "add_special_tokens"}
+_GIGATOKEN: Final = {"truncation", "max_length", "add_special_tokens"}
 _NO_LIMIT: Final = 10**9
 
 
@@ -265,8 +238,9 @@ def encoder_for(
     *,
     pairs: bool = False,
     outputs: tuple[str, ...] = (),
+    engine: EngineName = "auto",
 ) -> Encoder:
-    """The encoder for a tokenizer: `tokenizers`, fast or slow `transformers`, `tiktoken`, or any callable.
+    """The encoder for a tokenizer: `tokenizers`, fast or slow `transformers`, `tiktoken`, `gigatoken`, or any callable.
 
     Keywords are those of a transformers call. Padding belongs to the batch and is refused here.
 
@@ -274,14 +248,20 @@ def encoder_for(
         asked: truncation, max_length and add_special_tokens, where they are not for the tokenizer's call but to be seen to.
         pairs: it is for pairs of texts.
         outputs: what it is asked for beside the tokens.
+        engine: what makes the tokens of columns.
     Raises:
         TypeError: for anything else.
-        ValueError: for a keyword that the tokenizer does not take, for padding, for truncation to no length, and for what it
-            cannot do.
+        ValueError: for a keyword that the tokenizer does not take, for padding, for truncation to no length, for what it cannot
+            do, and for an engine that is named and cannot stand in for it.
 
     >>> encoder_for(lambda texts: [[len(text)] for text in texts])(["a", "bc"]).values.tolist()
     [1, 2]
     """
+    one_of("engine", engine, *get_args(EngineName))
+    if engine not in ("auto", "tokenizer") and (pairs or outputs):
+        raise ValueError(
+            f"engine={engine!r} makes tokens alone, of single texts; of pairs, and outputs=, the tokenizer does"
+        )
     settings = dict(kwargs or {})
     if settings.pop("padding", None):
         raise ValueError("padding belongs to the batch: leave it out of tokenizer_kwargs")
@@ -295,34 +275,50 @@ def encoder_for(
         side = own["direction"].lower() if own else "right"
         pads = tokenizer.padding
         padding = None if pads is None else Padding(pads["pad_id"], pads["direction"].lower())
-        return _fast(tokenizer, settings, own, side, None, tokenizer.encode_special_tokens, padding, pairs)
+        return _fast(tokenizer, settings, own, side, None, tokenizer.encode_special_tokens, padding, pairs, engine)
     if hasattr(tokenizer, "model_max_length"):  # transformers
         backend = getattr(tokenizer, "backend_tokenizer", None)
         padding = Padding(tokenizer.pad_token_id, tokenizer.padding_side)
         limit = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
-        if not isinstance(backend, Tokenizer) or settings.keys() - _FAST or set(outputs) - _OUTPUTS.keys():
+        called = settings.keys() - _FAST or set(outputs) - _OUTPUTS.keys() or _encodes_itself(tokenizer)
+        if not isinstance(backend, Tokenizer) or called:
             _truncated(settings, limit, 1, pairs)
-            return TransformersEncoder(copy.deepcopy(tokenizer), settings, padding=padding)
+            return TransformersEncoder(copy.deepcopy(tokenizer), settings, padding=padding, engine=engine)
         split = tokenizer.split_special_tokens
-        return _fast(backend, settings, None, tokenizer.truncation_side, limit, split, padding, pairs)
+        return _fast(backend, settings, None, tokenizer.truncation_side, limit, split, padding, pairs, engine)
     if hasattr(tokenizer, "encode_ordinary_batch"):
         _refuse_unknown("tiktoken.Encoding", settings, _TIKTOKEN)
         _refuse_outputs("tiktoken.Encoding", outputs, {})
         if pairs:
             raise ValueError("tiktoken.Encoding makes no row of a pair of texts; give each column an output of its own")
         own_kwargs = {name: value for name, value in settings.items() if name not in _FAST}
-        return TiktokenEncoder(tokenizer, own_kwargs, _truncated(settings, None, 1, pairs)[0])
+        return TiktokenEncoder(tokenizer, own_kwargs, _truncated(settings, None, 1, pairs)[0], engine=engine)
+    if type(tokenizer).__module__.partition(".")[0] == "gigatoken" and hasattr(tokenizer, "encode_batch_list"):
+        _refuse_unknown("gigatoken.Tokenizer", settings, _GIGATOKEN)
+        _refuse_outputs("gigatoken.Tokenizer", outputs, {})
+        if pairs:
+            raise ValueError(
+                "gigatoken.Tokenizer makes no row of a pair of texts; give each column an output of its own"
+            )
+        limit = _truncated(settings, None, 1, pairs)[0]
+        return GigatokenEncoder(tokenizer, limit, engine="auto" if engine == "gigatoken" else engine)
     if callable(tokenizer):
         if asked:
             raise ValueError(
                 f"tokenize: {', '.join(asked)} cannot be seen to for a callable, which alone knows what it adds to the texts; "
                 "let it do that itself (tokenizer_kwargs go to it)"
             )
-        return CallableEncoder(tokenizer, settings)
+        return CallableEncoder(tokenizer, settings, engine=engine)
     raise TypeError(
         "a tokenizer must be from tokenizers, transformers or tiktoken, or a callable list[str] -> list[list[int]] "
         f"(got {type(tokenizer).__name__})"
     )
+
+
+def _encodes_itself(tokenizer: Any) -> bool:
+    """Whether the class of a transformers tokenizer has its own way to encode, around the tokenizer that it holds."""
+    ways = (getattr(type(tokenizer), name, None) for name in ("__call__", "_encode_plus", "_batch_encode_plus"))
+    return any(way is not None and not way.__module__.startswith("transformers.tokenization_") for way in ways)
 
 
 def _fast(
@@ -334,6 +330,7 @@ def _fast(
     split: bool,
     padding: Padding | None,
     pairs: bool,
+    engine: EngineName,
 ) -> FastEncoder:
     special = settings.get("add_special_tokens", True)
     least = max(1, tokenizer.num_special_tokens_to_add(pairs)) if special else 1
@@ -344,7 +341,7 @@ def _fast(
     elif settings.get("truncation") is None:
         truncation = own
     split = settings.get("split_special_tokens", split)
-    return FastEncoder(tokenizer.to_str(), truncation, special, split, padding=padding)
+    return FastEncoder(tokenizer.to_str(), truncation, special, split, padding=padding, engine=engine)
 
 
 def _truncated(settings: Mapping[str, Any], limit: int | None, least: int, pairs: bool) -> tuple[int | None, str]:
@@ -383,11 +380,13 @@ def _called(kwargs: Mapping[str, Any]) -> str:
     return "".join(f", {words}" for words in given)
 
 
-def _serialized(tokenizer: str, truncation: dict[str, Any] | None) -> str:
-    """A tokenizer with this truncation, and without the padding that an earlier call may have left behind."""
+def _serialized(tokenizer: str) -> str:
+    """A tokenizer without the truncation and the padding that an earlier call may have left behind."""
+    return str(_without_settings(tokenizer).to_str())
+
+
+def _without_settings(tokenizer: str) -> Any:
     clone = Tokenizer.from_str(tokenizer)
     clone.no_padding()
     clone.no_truncation()
-    if truncation is not None:
-        clone.enable_truncation(**truncation)
-    return str(clone.to_str())
+    return clone

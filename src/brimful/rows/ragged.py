@@ -5,6 +5,7 @@ Nothing here runs Python once a sample: that would cost 10 to 100 times more.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -148,8 +149,19 @@ def offsets_of(counts: NDArray[Any]) -> NDArray[np.int64]:
 def gather(values: NDArray[Any], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> Ragged:
     """Runs of `counts` values from `starts` on, end to end in a new flat array. Price: about 5 ns a value."""
     offsets = offsets_of(counts)
-    index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
-    return Ragged(values[index], offsets)
+    kind = np.int32 if max(len(values), offsets[-1]) <= _INT32_MAX else np.int64  # 3 ns a value less
+    index = np.arange(offsets[-1], dtype=kind) + np.repeat((starts - offsets[:-1]).astype(kind), counts)
+    return Ragged(values.take(index), offsets)
+
+
+def flat(given: Iterable[Sequence[int]], count: int) -> Ragged:
+    """The tokens of each of `count` texts, as a tokenizer gave them, as int32, flat. Price: about 25 ns a token."""
+    rows = list(given)
+    if len(rows) != count:
+        raise ValueError(f"the tokenizer returned {len(rows):,} results for {count:,} texts")
+    offsets = offsets_of(np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)))
+    values = itertools.chain.from_iterable(rows)
+    return Ragged(np.fromiter(values, dtype=np.int32, count=int(offsets[-1])), offsets)
 
 
 def trained_on(
@@ -335,7 +347,7 @@ def fingerprint(block: pa.RecordBatch) -> int:
             crc = crc32(np.diff(offsets_in(array)).tobytes(), crc)
         elif pa.types.is_primitive(array.type):
             crc = crc32(array.is_valid().to_numpy(zero_copy_only=False).tobytes(), crc) if array.null_count else crc
-            crc = crc32(np.ascontiguousarray(array.drop_null().to_numpy(zero_copy_only=False)).tobytes(), crc)
+            crc = crc32(np.ascontiguousarray(numpy_of(array.drop_null())).tobytes(), crc)
     return crc
 
 

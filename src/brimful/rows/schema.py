@@ -7,6 +7,7 @@ of its first 1,000 rows, whatever is read or resumed first; what comes later is 
 from __future__ import annotations
 
 import base64
+import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -211,15 +212,21 @@ def infer(rows: Sequence[Mapping[str, Any]], columns: tuple[str, ...] | None = N
 
 
 def _common(values: list[Any]) -> pa.DataType:
+    there = [value for value in values if value is not None]
+    kinds = {*map(type, there)}  # two that need no pa.array, which imports pandas: .3 s
+    if kinds == {int} and max(map(int.bit_length, there)) < 64:
+        return pa.int64()
+    if kinds == {str} and not re.search(r"[\ud800-\udfff]", "".join(there)):
+        return pa.string()
     try:
         return as_column(values).type
     except UNFIT:
-        kinds = pa.schema([("", pa.null())])
+        found = pa.schema([("", pa.null())])
         for value in values:
             with suppress(*UNFIT):
                 one = pa.schema([("", as_column([value]).type)])
-                kinds = pa.unify_schemas([kinds, one], promote_options="permissive")
-        return kinds.field(0).type
+                found = pa.unify_schemas([found, one], promote_options="permissive")
+        return found.field(0).type
 
 
 def settled(schema: pa.Schema) -> pa.Schema:

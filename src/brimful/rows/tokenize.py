@@ -11,9 +11,10 @@ import pyarrow as pa
 from brimful.core.errors import HIDDEN, DataError, StageError, where
 from brimful.core.stream import describe
 from brimful.rows.blocks import Block
-from brimful.rows.encoders import Encoder, Texts
+from brimful.rows.encoder import Encoder, Texts
+from brimful.rows.engines import EngineError
 from brimful.rows.parallel import BlockFunction
-from brimful.rows.ragged import column_of, list_array, with_column
+from brimful.rows.ragged import Ragged, column_of, list_array, with_column
 
 
 @dataclass(frozen=True)
@@ -51,29 +52,45 @@ class Tokenize(BlockFunction):
     def called_as(self) -> str:
         return "tokenize"
 
+    @property
+    def label(self) -> str:
+        return f"tokenize by {self.encoder.by_name}" if self._alone else "tokenize"
+
+    @property
+    def _alone(self) -> bool:
+        """Whether single texts become tokens and nothing else; the tokenizer itself does the rest."""
+        return len(self.output) == len(self.column) and not self.outputs
+
     def apply(self, block: Block) -> Block:
         columns = [self._texts(block, name) for name in self.column]
-        rows: list[Texts] = [*columns] if len(self.output) == len(self.column) else [list(zip(*columns))]
         out = block
-        for texts, output in zip(rows, self.output):
-            try:
-                found = self.encoder.with_outputs(texts, self.outputs)
-            except Exception as error:
-                place = self._culprit(block, texts) or f"near {where(block, 0)}"
-                raise StageError(f"tokenize failed {place}: {type(error).__name__}: {error}") from error
-            for name, tokens in zip((output, *self.outputs), found):
+        for number, output in enumerate(self.output):
+            texts = columns[number : number + 1] if len(self.output) == len(columns) else columns
+            for name, tokens in zip((output, *self.outputs), self._tokens(block, texts)):
                 out = with_column(out, name, list_array(tokens.values, tokens.offsets))
         return self._without(out)
 
-    def _texts(self, block: Block, column: str) -> list[str]:
+    def _tokens(self, block: Block, columns: list[pa.Array]) -> list[Ragged]:
+        """The tokens of each row, and what else was asked for."""
+        try:
+            return [self.encoder.of_column(columns[0])] if self._alone else self._with_outputs(_rows(columns))
+        except EngineError as error:
+            raise StageError(f"tokenize failed at {where(block, error.row)}: {error}") from error
+        except Exception as error:
+            place = self._culprit(block, columns) or f"near {where(block, 0)}"
+            raise StageError(f"tokenize failed {place}: {type(error).__name__}: {error}") from error
+
+    def _with_outputs(self, texts: Texts) -> list[Ragged]:
+        return self.encoder.with_outputs(texts, self.outputs)
+
+    def _texts(self, block: Block, column: str) -> pa.Array:
         texts = column_of(block, column)
         if texts.null_count:
             row = int(np.flatnonzero(texts.is_null().to_numpy(zero_copy_only=False))[0])
             raise DataError(f"tokenize: column {column!r} is null ({where(block, row)}); filter it out or fill it")
         if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
             raise DataError(f"tokenize: column {column!r} must be text (got {texts.type}; {where(block, 0)})")
-        rows: list[str] = texts.to_pylist()
-        return rows
+        return texts
 
     def _without(self, block: Block) -> Block:
         if missing := [name for name in self.remove_columns if name not in block.schema.names]:
@@ -83,11 +100,17 @@ class Tokenize(BlockFunction):
             )
         return block.drop_columns(list(self.remove_columns)) if self.remove_columns else block
 
-    def _culprit(self, block: Block, texts: Texts) -> str | None:
-        """The first row that fails alone too; None where it takes several."""
-        for row in range(len(texts)):
+    def _culprit(self, block: Block, columns: list[pa.Array]) -> str | None:
+        """The first row that fails alone too, by the tokenizer itself; None where it takes several."""
+        for row in range(block.num_rows):
             try:
-                self.encoder.with_outputs(texts[row : row + 1], self.outputs)
+                self._with_outputs(_rows([column.slice(row, 1) for column in columns]))
             except Exception:
                 return f"at {where(block, row)}"
         return None
+
+
+def _rows(columns: list[pa.Array]) -> Texts:
+    """Texts, or pairs of them."""
+    texts = [column.to_pylist() for column in columns]
+    return texts[0] if len(texts) == 1 else list(zip(*texts))

@@ -17,7 +17,7 @@ from brimful.core.once import once
 from brimful.core.stream import Stage
 from brimful.index.index import Index, RowSet
 from brimful.rows.blocks import Block
-from brimful.rows.encoders import Padding
+from brimful.rows.encoder import Padding
 from brimful.rows.ragged import LABELS
 from brimful.store.folder import Folder
 from brimful.store.folders import folder_of, is_remote

@@ -11,7 +11,8 @@ from typing import Any
 from brimful.core.errors import StateError, name_of
 from brimful.core.stream import Stage, describe, header_difference, upstreams
 from brimful.index.sequence import CachedIndex
-from brimful.rows.encoders import CallableEncoder, Encoder
+from brimful.rows.encoder import Encoder
+from brimful.rows.encoders import CallableEncoder
 
 
 def pipeline_of(stage: Stage[Any], version: str | None) -> dict[str, Any]:

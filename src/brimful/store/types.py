@@ -13,7 +13,9 @@ from tokenizers import Tokenizer
 from brimful.core.errors import DataError, where
 from brimful.core.stream import Stage
 from brimful.rows.blocks import Block, visible
-from brimful.rows.encoders import Encoder, FastEncoder, TiktokenEncoder, TransformersEncoder
+from brimful.rows.encoder import Encoder
+from brimful.rows.encoders import FastEncoder, TiktokenEncoder, TransformersEncoder
+from brimful.rows.gigatoken_encoder import GigatokenEncoder
 from brimful.rows.ragged import array_of, is_ragged, numpy_of, offsets_of
 from brimful.store.pipeline import all_below
 
@@ -43,6 +45,8 @@ def _num_ids(encoder: Encoder) -> int:
         return max(encoder.tokenizer.get_vocab().values(), default=-1) + 1
     if isinstance(encoder, TiktokenEncoder):
         return int(encoder.tokenizer.n_vocab)
+    if isinstance(encoder, GigatokenEncoder):
+        return int(encoder.tokenizer.vocab_size)
     return 0
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from brimful.core.errors import TALLY, DataError, Tally, where
 from brimful.core.stream import END, Stage, State, running
 from brimful.rows.blocks import Block, visible
-from brimful.rows.encoders import Padding
+from brimful.rows.encoder import Padding
 from brimful.rows.ragged import concat, is_ragged
 from brimful.store.journal import Journal
 from brimful.store.lock import LOCK, one_writer

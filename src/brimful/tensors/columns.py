@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from brimful.core.errors import HIDDEN, DataError, where
-from brimful.rows.ragged import Gaps, gather, is_ragged, numpy_of, pad, ragged
+from brimful.rows.ragged import Gaps, array_of, gather, is_ragged, numpy_of, pad, ragged
 from brimful.steps.batch import Batch
 from brimful.tensors.layouts import TOKEN_COLUMNS, ColumnRules
 from brimful.tensors.unpadded import Unpadded
@@ -216,7 +216,7 @@ def _check_token_columns(fields: Mapping[str, pa.Field], rules: ColumnRules) -> 
 def _lists(window: Window, field: pa.Field, rules: ColumnRules, follows: int | None) -> Lists:
     name, block, rows = field.name, window.block, window.rows
     if _has_null(block.column(name)) or pa.types.is_boolean(field.type.value_type):  # what takes a copy: of these alone
-        block = block.select([name, *_hidden(block)]).take(pa.array(rows))
+        block = block.select([name, *_hidden(block)]).take(array_of(rows))
         rows = np.arange(len(rows))
         _refuse_nulls(block, name)
     column = window.ragged(name) if block is window.block else ragged(block, name)
@@ -246,7 +246,7 @@ def _unequal(
 
 def _stacked(window: Window, field: pa.Field, rules: ColumnRules) -> Stacked:
     name = field.name
-    own = window.block.select([name, *_hidden(window.block)]).take(pa.array(window.rows))
+    own = window.block.select([name, *_hidden(window.block)]).take(array_of(window.rows))
     _refuse_nulls(own, name)
     array = own.column(name)
     if isinstance(field.type, pa.FixedShapeTensorType):
@@ -254,7 +254,7 @@ def _stacked(window: Window, field: pa.Field, rules: ColumnRules) -> Stacked:
     elif pa.types.is_fixed_size_list(field.type):
         values = numpy_of(array.flatten()).reshape(len(array), field.type.list_size)
     else:
-        values = array.to_numpy(zero_copy_only=False)
+        values = numpy_of(array)
     kind = _type_of(name, values.dtype, 0, rules.dtypes)
     kind.check(name, values)
     return Stacked(name, kind.tensor(np.array(values)))

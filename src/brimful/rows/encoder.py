@@ -1,0 +1,128 @@
+"""What an encoder is: a tokenizer, whoever made it, as one function from a column of texts to a column of tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from brimful.core.errors import count
+from brimful.core.once import once, settings_of
+from brimful.core.stats import ENGINE
+from brimful.rows.engines import Engine, EngineName, Parts, chosen
+from brimful.rows.ragged import Ragged, flat
+
+Texts: TypeAlias = "list[str] | list[tuple[str, str]]"
+"""Texts, or pairs of them that a tokenizer makes one row of each."""
+
+
+class Padding(NamedTuple):
+    """What a tokenizer says of padding: the id (None: it has none), and the side, "right" or "left"."""
+
+    id: int | None
+    side: str
+
+
+@dataclass(frozen=True, eq=False)
+class Encoder(ABC):
+    """Abstract: a tokenizer with its settings, both as they were when it was made; the user's object is never changed.
+
+    Args:
+        padding: what it says of it, where it does; batches go by it.
+        engine: what makes the tokens of columns: see `engines`. They are the same, so that neither states nor stores know it.
+    """
+
+    padding: Padding | None = field(default=None, kw_only=True)
+    engine: EngineName = field(default="auto", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("auto", "tokenizer"):
+            _ = self.by  # whether it can
+
+    @abstractmethod
+    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
+        """The tokens of each text."""
+
+    def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
+        """The tokens of each text, and what else the tokenizer says of them, by name; where `encoder_for` lets it be asked."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def depends_on(self) -> tuple[Any, ...]:
+        """What the tokens depend on: vocabulary, rules, settings."""
+
+    @abstractmethod
+    def words(self) -> str:
+        """What a person would know it by."""
+
+    def parts(self) -> Parts | str:
+        """What engines are made of; or why none but the tokenizer itself can make its tokens."""
+        return "it is called as it is"
+
+    @once
+    def by(self) -> Engine | None:
+        """What makes the tokens of columns; None: the tokenizer itself."""
+        return None if self.engine == "tokenizer" else chosen(self.engine, self.parts())
+
+    @property
+    def by_name(self) -> str:
+        return "tokenizer" if self.by is None else self.by.name
+
+    def of_column(self, texts: pa.Array) -> Ragged:
+        """The tokens of each text of a column, int32, flat.
+
+        Args:
+            texts: string or large_string, without nulls.
+        Raises:
+            EngineError: an engine gave other tokens than the tokenizer.
+        """
+        count(f"{ENGINE}{self.by_name}", len(texts))
+        return self.itself(texts) if self.by is None else self.by(texts)
+
+    def itself(self, texts: pa.Array) -> Ragged:
+        """The tokens of each text of a column by the tokenizer, as it is."""
+        return self(texts.to_pylist())
+
+    def fingerprint(self) -> str:
+        """What a state is held against: the same for the same vocabulary, rules and settings; it begins with words, so that
+        a refusal says which tokenizers do not fit.
+
+        >>> from brimful.rows.encoders import encoder_for
+        >>> encoder_for(len).fingerprint()
+        'len (8677a496bc61d5e6)'
+        """
+        return self._fingerprint
+
+    @once
+    def _fingerprint(self) -> str:
+        return f"{self.words()} ({hashlib.sha256(repr(self.depends_on()).encode()).hexdigest()[:16]})"
+
+    @once
+    def _local(self) -> threading.local:
+        return threading.local()
+
+    def _clone(self, make: Callable[[], Any], name: str = "own") -> Any:
+        """The tokenizer of this thread: one that is shared refuses ("Already borrowed"), or mixes up its settings."""
+        if not hasattr(self._local, name):
+            setattr(self._local, name, make())
+        return getattr(self._local, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
+
+    def __call__(self, texts: Texts) -> Ragged:
+        """The tokens of each text, int32, flat.
+
+        Price: the tokenizer's own, and about 25 ns a token to copy them out of Python lists.
+        """
+        return flat(self.encode(texts), len(texts))
+
+    def with_outputs(self, texts: Texts, outputs: tuple[str, ...]) -> list[Ragged]:
+        """The tokens of each text, and what else the tokenizer says of them, all int32, flat."""
+        found = self.encode_with(texts, outputs) if outputs else [self.encode(texts)]
+        return [flat(rows, len(texts)) for rows in found]

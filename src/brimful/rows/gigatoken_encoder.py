@@ -1,0 +1,56 @@
+"""A compiled tokenizer that the user made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pyarrow as pa
+
+from brimful.rows import compiled
+from brimful.rows.encoder import Encoder, Texts
+from brimful.rows.engines import EngineName
+from brimful.rows.framed import Frame
+from brimful.rows.ragged import Ragged
+
+
+@dataclass(frozen=True, eq=False)
+class GigatokenEncoder(Encoder):
+    """A `gigatoken.Tokenizer` that the user made: its tokens are what it says, held against nothing.
+
+    It adds no special tokens.
+    """
+
+    tokenizer: Any
+    max_length: int | None = None
+
+    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
+        rows = cast("list[list[int]]", self.tokenizer.encode_batch_list(texts))
+        return rows if self.max_length is None else [row[: self.max_length] for row in rows]
+
+    def itself(self, texts: pa.Array) -> Ragged:
+        texts.validate(full=True)
+        return Frame(most=self.max_length)(compiled.encode(self.tokenizer, texts))
+
+    def depends_on(self) -> tuple[Any, ...]:
+        tokenizer = self.tokenizer
+        rules = compiled.json_of(tokenizer) or (tokenizer.vocab, tokenizer.merges)
+        return repr(tokenizer), rules, self.max_length
+
+    def words(self) -> str:
+        cut = "" if self.max_length is None else f", cut to {self.max_length:,}"
+        return f"gigatoken of {self.tokenizer.vocab_size:,} tokens{cut}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        text = compiled.json_of(self.tokenizer)
+        if text is None:
+            raise TypeError(
+                "a gigatoken.Tokenizer that was not made of a tokenizer.json cannot go to another process; make it of one, or "
+                "use executor_type='thread'"
+            )
+        return _gigatoken, (text, self.max_length, self.engine)
+
+
+def _gigatoken(text: str, max_length: int | None, engine: EngineName) -> GigatokenEncoder:
+    return GigatokenEncoder(compiled.make(text), max_length, engine=engine)

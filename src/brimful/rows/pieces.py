@@ -1,0 +1,71 @@
+"""Texts cut at their spaces, a column at a time."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from brimful.rows.ragged import array_of, offsets_in
+
+_SPACE: Final = ord(" ")
+_NOT_WHITE, _WHITE, _PERHAPS = 0, 1, 2
+_LAST_BYTES: Final = {0xC2: (0x85, 0xA0), 0xE19A: (0x80,), 0xE281: (0x9F,), 0xE380: (0x80,)} | {
+    0xE280: (*range(0x80, 0x8B), 0xA8, 0xA9, 0xAF)
+}
+"""White space of several bytes: the last one, by those before. U+0085, 00A0, 1680, 205F, 3000, 2000 to 200A, 2028, 2029, 202F."""
+_WIDE: Final = np.array(sorted(lead << 8 | last for lead, lasts in _LAST_BYTES.items() for last in lasts))
+_KIND: Final = np.zeros(256, dtype=np.uint8)
+_KIND[_WIDE & 0xFF] = _PERHAPS
+_KIND[[*range(0x09, 0x0E), *range(0x1C, 0x20), _SPACE]] = (
+    _WHITE  # the separators are so to some: not to cut is never wrong
+)
+
+
+class Pieces(NamedTuple):
+    """Texts in pieces: `array`, binary with 64-bit offsets, has those of all, end to end; those of text i are
+    `array[firsts[i]:firsts[i + 1]]`, int64 (n + 1,)."""
+
+    array: pa.Array
+    firsts: NDArray[np.int64]
+
+
+def cut(texts: pa.Array) -> Pieces:
+    """Texts cut before each ASCII space that follows a character which is not white space: nothing is lost, and a text's
+    pieces but the first begin with one space, or with a run of them.
+
+    It goes by the character before, not by its last byte: those of white space, 0x80 or 0xA0, also end letters (53 % of
+    Arabic words, 25 % of Korean ones).
+
+    Args:
+        texts: a column of text, string or large_string, without nulls.
+    Price: 10 to 20 ns a piece; of the texts nothing is copied.
+
+    >>> cut(pa.array(["to be  or", "", "\\u3000 no"])).array.to_pylist()
+    [b'to', b' be', b'  or', b'\\xe3\\x80\\x80 no']
+    """
+    offsets = offsets_in(texts)
+    size = int(offsets[-1] - offsets[0])
+    data = np.frombuffer(texts.buffers()[2] or b"", dtype=np.uint8)[offsets[0] : offsets[-1]]
+    begins = np.zeros(size + 1, dtype=bool)
+    begins[_cuts(data)] = True
+    begins[offsets - offsets[0]] = True
+    starts = np.flatnonzero(begins)
+    memory = [None, array_of(starts).buffers()[1], pa.py_buffer(data)]
+    array = pa.Array.from_buffers(pa.large_binary(), len(starts) - 1, memory)
+    return Pieces(array, np.searchsorted(starts, offsets - offsets[0]))
+
+
+def _cuts(data: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The spaces that follow a character which is not white space, or begin the data."""
+    spaces = np.flatnonzero(data == _SPACE)
+    before = _KIND[data[spaces - 1]]
+    doubtful = spaces[before == _PERHAPS]
+    if len(doubtful):
+        last, second, third = (data[doubtful - back].astype(np.int64) for back in (1, 2, 3))
+        white = np.isin(second << 8 | last, _WIDE) | np.isin(third << 16 | second << 8 | last, _WIDE)
+        before[before == _PERHAPS] = np.where(white, _WHITE, _NOT_WHITE)
+    found: NDArray[np.int64] = spaces[before == _NOT_WHITE]
+    return found

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tokenizers import pre_tokenizers as p
+
+import brimful as bf
+from brimful.rows import engines
+from brimful.rows.encoder import Encoder
+from brimful.rows.encoders import TransformersEncoder, encoder_for
+from brimful.rows.engines import EngineName
+from brimful.rows.gigatoken_encoder import GigatokenEncoder
+from brimful.rows.ragged import Ragged
+from brimful.rows.word_cache import WordCache
+from tests import tokenizers as make
+from tests.rows.test_encoders import rows_of
+from tests.samples import ids, shard
+from tests.texts import texts
+
+FAST: tuple[EngineName, ...] = ("gigatoken", "cache") if find_spec("gigatoken") else ("cache",)
+ENGINES: tuple[EngineName, ...] = (*FAST, "tokenizer")
+TEXTS = [*make.TEXTS, *texts(400, seed=9)]
+
+
+@pytest.fixture(autouse=True)
+def _unseen() -> Iterator[None]:
+    """Each test audits as a new process would."""
+    engines._SEEN.clear()
+    yield
+    engines._SEEN.clear()
+
+
+@pytest.mark.parametrize("tokenizer", [make.bpe, make.wordpiece, make.gpt2, make.bert, make.llama, make.tiktoken_bytes])
+@pytest.mark.parametrize(
+    "settings", [{}, {"truncation": True, "max_length": 7}, {"add_special_tokens": False}], ids=str
+)
+def test_every_engine_gives_the_tokenizers_own_tokens(tokenizer: Callable[[], Any], settings: dict[str, Any]) -> None:
+    rows = [{"text": text} for text in TEXTS]
+    own = ids(bf.from_sequence(rows).tokenize(tokenizer(), engine="tokenizer", **settings))
+    for workers in (0, 3):
+        assert ids(bf.from_iterable(rows).tokenize(tokenizer(), max_workers=workers, **settings)) == own
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "found"),
+    [
+        (make.bpe, FAST[0]),
+        (make.llama, FAST[0]),
+        (make.bert, "cache"),
+        (make.byt5, "tokenizer"),
+        (make.tiktoken_bytes, "tokenizer"),  # of a pattern of its own
+        (lambda: len, "tokenizer"),
+        (lambda: make.trained("bpe", p.Punctuation()), "tokenizer"),
+    ],
+    ids=range(7),
+)
+def test_the_fastest_that_can_is_chosen_and_shown(tokenizer: Callable[[], Any], found: str) -> None:
+    data = bf.from_sequence(["a b", "c"]).tokenize(tokenizer())
+    assert repr(data) == f"Dataset(from_sequence > tokenize by {found})"
+    if found != "tokenizer":
+        with data.batch(2).iter() as it:
+            next(it)
+            assert it.stats.engines == {found: 2}
+            assert f"engines={{'{found}': 2}}" in repr(it.stats)
+
+
+def test_tiktokens_own_patterns_may_be_cut() -> None:
+    from brimful.rows.cuttable import TIKTOKEN
+
+    given = make.tiktoken_bytes()
+    for pattern in TIKTOKEN.values():
+        encoding = type(given)("test", pat_str=pattern, mergeable_ranks=given._mergeable_ranks, special_tokens={})
+        encoder = encoder_for(encoding, {"max_length": 9})
+        assert encoder.by_name == "cache"
+        some = texts(2_000, seed=5)
+        assert rows_of(encoder.of_column(make.column(some))) == [encoding.encode_ordinary(text)[:9] for text in some]
+        assert encoder_for(encoding, {"allowed_special": "all"}).by_name == "tokenizer"
+
+
+def test_pairs_and_further_outputs_are_the_tokenizers() -> None:
+    rows = bf.from_sequence([{"a": "x y", "b": "z"}])
+    for options in ({"column": ("a", "b")}, {"column": "a", "outputs": "token_type_ids"}):
+        data = rows.tokenize(make.bert(), **options)
+        assert repr(data) == "Dataset(from_sequence > tokenize)"
+        assert len(ids(data)[0]) > 2
+        with pytest.raises(
+            ValueError, match=r"^engine='cache' makes tokens alone, of single texts; of pairs, and outputs="
+        ):
+            rows.tokenize(make.bert(), engine="cache", **options)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "engine", "message"),
+    [
+        (make.bpe, "fast", "engine must be one of auto, gigatoken, cache, tokenizer (got 'fast')"),
+        (
+            make.byt5,
+            "cache",
+            "engine='cache' cannot stand in for this tokenizer: it is called as it is; engine='auto' takes",
+        ),
+        (make.bert, "gigatoken", "engine='gigatoken' cannot stand in for this tokenizer: gigatoken does no WordPiece"),
+        (
+            lambda: make.trained("bpe", p.Punctuation()),
+            "cache",
+            "engine='cache' cannot stand in for this tokenizer: its pre-tokenizer Punctuation is not known to be indifferent",
+        ),
+    ],
+    ids=range(4),
+)
+def test_an_engine_that_cannot_is_refused_at_once(tokenizer: Callable[[], Any], engine: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        bf.from_sequence(["a"]).tokenize(tokenizer(), engine=engine)
+
+
+def test_gigatoken_that_is_not_there_is_said_and_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brimful.rows.compiled.installed", lambda: False)
+    with pytest.raises(ValueError, match=r"gigatoken is not installed: pip install 'brimful\[fast\]'; engine='auto'"):
+        bf.from_sequence(["a"]).tokenize(make.bpe(), engine="gigatoken")
+    assert encoder_for(make.bpe()).by_name == "cache"
+
+
+@pytest.mark.parametrize("saved", ENGINES)
+def test_a_state_of_one_engine_resumes_under_another(saved: EngineName) -> None:
+    def data(engine: EngineName) -> bf.Dataset:
+        return bf.from_sequence(TEXTS).tokenize(make.bpe(), engine=engine).shuffle(50)
+
+    with data(saved).iter() as it:
+        for _ in range(33):
+            next(it)
+        state, rest = json.loads(json.dumps(it.state_dict())), [sample["input_ids"].tolist() for sample in it]
+    for engine in ENGINES:
+        with data(engine).iter(state) as it:
+            assert [sample["input_ids"].tolist() for sample in it] == rest
+        assert encoder_for(make.bpe(), engine=engine).fingerprint() == encoder_for(make.bpe()).fingerprint()
+
+
+def test_a_store_does_not_know_the_engine(tmp_path: Path) -> None:
+    for engine in ENGINES:
+        data = bf.from_sequence(TEXTS).tokenize(make.bpe(), engine=engine).cache(tmp_path / "store")
+        assert ids(data) == ids(bf.from_sequence(TEXTS).tokenize(make.bpe(), engine="tokenizer"))
+
+
+def test_what_an_engine_has_learnt_does_not_travel() -> None:
+    data = bf.from_sequence(TEXTS).tokenize(make.bert())
+    size, own = len(pickle.dumps(data)), ids(data)
+    assert len(pickle.dumps(data)) == size
+    assert ids(pickle.loads(pickle.dumps(data))) == own
+
+
+def test_processes_have_engines_of_their_own() -> None:
+    data = bf.from_sequence(["to be", "or not"]).tokenize(make.bert(), max_workers=1, executor_type="process")
+    with data.iter() as it:
+        assert [sample["input_ids"].tolist() for sample in it] == make.bert()(["to be", "or not"])["input_ids"]
+        assert it.stats.engines == {"cache": 2}
+
+
+# -- the audit -----------------------------------------------------------------------------------------------------------------
+
+
+def test_other_tokens_than_the_tokenizers_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: WordCache, given: pa.Array) -> Ragged:
+        found = right(self, given)
+        values = found.values.copy()
+        values[found.offsets[2] + 1] += 1
+        return Ragged(values, found.offsets)
+
+    right = WordCache.__call__
+    monkeypatch.setattr(WordCache, "__call__", wrong)
+    data = shard(tmp_path, [{"text": text} for text in ("a", "b", "the fox jumps", "d")])
+    own = encoder_for(make.bpe())(["the fox jumps"]).values.tolist()
+    ours = [own[0], own[1] + 1, *own[2:]]
+    shown = [
+        f"[{', '.join(map(str, row[1:9]))}{', ...' if len(row) > 9 else ''}] ({len(row)} in all)" for row in (ours, own)
+    ]
+    with pytest.raises(bf.StageError) as error:
+        list(data.tokenize(make.bpe(), engine="cache"))
+    assert str(error.value) == (
+        "tokenize failed at shard a.jsonl, line 3: engine 'cache' gave other tokens than the tokenizer: "
+        f"{shown[0]}, not {shown[1]}, from token 1 on; go on with engine='tokenizer', and please report it"
+    )
+
+
+def counting(given: list[str], worth: int = 0) -> list[int]:
+    """How many texts of each block went through the tokenizer too."""
+    asked: list[int] = []
+
+    def own(some: list[str]) -> list[list[int]]:
+        asked.append(len(some))
+        return [[len(text)] for text in some]
+
+    def encode(column: pa.Array) -> Ragged:
+        lengths = np.array([len(text) for text in column.to_pylist()], np.int32)
+        return Ragged(lengths, np.arange(len(lengths) + 1))
+
+    engine = engines.Engine("cache", encode, engines.Frame(), own, "mine")
+    for first in range(0, len(given), 400):
+        engine(pa.array(given[first : first + 400]))
+    return asked
+
+
+def test_the_first_thousand_texts_of_a_process_are_audited_and_then_one_in_4096() -> None:
+    given = [f"text {number} {'x' * (number % 90)}" for number in range(40_000)]
+    asked = counting(given)
+    assert asked[:3] == [400, 400, 200]
+    assert 2 <= sum(asked[3:]) <= 30
+    again = counting(given)  # the process knows the tokenizer
+    assert again[:1] != [400]
+    assert counting(given) == again  # by what is in a text, so that it is the same ones
+
+
+def test_long_texts_count_for_several() -> None:
+    assert counting(["x" * 9_000] * 400)[0] == 112
+
+
+def test_the_texts_that_are_audited_are_the_same_however_they_lie_in_blocks() -> None:
+    given = ["", "a", *texts(20_000, seed=6)]
+    found = [given[number] for number in engines._some(make.column(given))]
+    blocks = [given[first : first + 7] for first in range(0, len(given), 7)]
+    apart = [block[number] for block in blocks for number in engines._some(pa.array(block))]
+    assert found == apart
+    assert 2 <= len(found) <= 20
+
+
+# -- what users bring ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_class_that_encodes_in_its_own_way_is_called() -> None:
+    class Upper(make.PreTrainedTokenizerFast):  # type: ignore[misc]
+        def __call__(self, given: Any, **kwargs: Any) -> Any:
+            return super().__call__([text.upper() for text in given], **kwargs)
+
+    upper = Upper(tokenizer_object=make.bpe())
+    encoder = encoder_for(upper)
+    assert (type(encoder), encoder.by_name) == (TransformersEncoder, "tokenizer")
+    assert (
+        rows_of(encoder.of_column(pa.array(["the fox"])))
+        == upper(["the fox"])["input_ids"]
+        != make.gpt2()(["the fox"])["input_ids"]
+    )
+
+
+def test_a_gigatoken_tokenizer_is_taken_at_its_word() -> None:
+    gigatoken: Any = pytest.importorskip("gigatoken")
+    own = gigatoken.Tokenizer.from_json(make.bpe().to_str())
+    expected = [one.ids for one in make.bpe().encode_batch_fast(TEXTS, add_special_tokens=False)]
+    for engine in ("auto", "gigatoken", "tokenizer"):
+        data = bf.from_sequence(TEXTS).tokenize(own, engine=engine)  # type: ignore[arg-type]
+        assert ids(data) == ids(pickle.loads(pickle.dumps(data))) == expected
+    encoder: Encoder = encoder_for(own, {"max_length": 3})
+    assert isinstance(encoder, GigatokenEncoder)
+    assert rows_of(encoder.of_column(make.column(TEXTS))) == rows_of(encoder(TEXTS)) == [row[:3] for row in expected]
+    assert encoder.fingerprint().startswith("gigatoken of 300 tokens, cut to 3 (")
+    assert encoder_for(own).fingerprint() != encoder_for(make.bpe()).fingerprint()
+    with pytest.raises(ValueError, match=r"^engine='cache' cannot stand in for this tokenizer: it is called as it is;"):
+        encoder_for(own, engine="cache")
+    with pytest.raises(ValueError, match=r"^gigatoken\.Tokenizer makes no row of a pair of texts;"):
+        encoder_for(own, pairs=True)
+    unnamed = encoder_for(gigatoken.Tokenizer(own.backend))
+    with pytest.raises(
+        TypeError, match=r"^a gigatoken\.Tokenizer that was not made of a tokenizer\.json cannot go to another"
+    ):
+        pickle.dumps(unnamed)
