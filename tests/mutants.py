@@ -1296,14 +1296,14 @@ MUTANTS = [
         "grouping/resolve.py",
         "if (lengths < 0).any():",
         "if (lengths < -1).any():",
-        of("grouping/test_apply", "test_what_does_not_fit_is_named"),
+        of("grouping/test_refusals", "test_results_that_do_not_fit_are_named"),
     ),
     Mutant(
         "a rule that falls where its name rises mixes samples up",
         "grouping/frame.py",
         "if (lengths > widths).any():",
         "if False:",
-        of("grouping/test_collection", "test_what_does_not_agree_is_named"),
+        of("grouping/test_refusals", "test_samples_that_do_not_agree_are_named"),
     ),
     Mutant(
         "where longer samples are cheaper, thresholds stay at the dearer length",
