@@ -194,26 +194,6 @@ def test_the_loss_of_groups_is_that_of_the_padded_batch() -> None:
     torch.testing.assert_close(of_ours, of_theirs)
 
 
-def test_a_tokenizer_that_pads_on_the_left_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    class OnTheLeft:
-        padding_side, pad_token_id = "left", 9
-
-        def __call__(self, texts: list[str]) -> dict[str, list[list[int]]]:
-            return {"input_ids": [[1] * len(text) for text in texts]}
-
-    data = bf.from_sequence([{"text": "abc"}, {"text": "a"}]).tokenize(OnTheLeft(), version="1")
-    data.batch(2, layout="grouped", pad_side="right")
-    data.batch(2)
-    assert not caplog.records
-    for _ in range(2):
-        (batch,) = data.batch(2, layout="grouped", num_groups=1)
-        assert batch["groups"].groups[0]["input_ids"].tolist() == [[1, 1, 1], [1, 9, 9]]
-    assert [record.getMessage() for record in caplog.records] == [
-        "layout='grouped' pads on the right, though the tokenizer pads on the left; give pad_side='right' if that is meant, or "
-        "choose layout='padded'"
-    ]
-
-
 def test_what_is_handed_out_is_a_collection() -> None:
     (batch,) = bf.from_sequence([{"input_ids": [1], "image": np.zeros((2, 3), np.float32)}]).batch(1, layout="grouped")
     assert isinstance(batch["groups"], Collection)
