@@ -146,6 +146,17 @@ def jagged(*lengths: int, width: int = 0) -> Any:
             lambda: group_apply(len, {"attention_mask": torch.ones(1, 1, 2, 2)}, 2),
             "attention_mask must be (B, L), of at least 1 row (got shape (1, 1, 2, 2))",
         ),
+        *(
+            (
+                lambda lengths=lengths: Collection.from_padded(torch.ones(2, 3), "seq", {"seq": lengths}),  # type: ignore[misc]
+                f"lengths must be integers (got {kind})",
+            )
+            for lengths, kind in (([1.5, 2], "float64"), (["a", "b"], "<U1"), ([2**70, 1], "object"))
+        ),
+        (
+            lambda: group_apply(len, {"attention_mask": torch.ones(1, 1)}, 2, inputs=[]),
+            "inputs must name at least 1 key of the batch (got none)",
+        ),
         (
             lambda: group_apply(len, {"attention_mask": torch.ones(1, 1)}, 2, inputs=["ids"]),
             "inputs names 'ids', but the batch has attention_mask",
@@ -176,6 +187,10 @@ def test_what_does_not_fit_is_named(make: Callable[[], object], message: str) ->
         (
             lambda: group_apply(len, {"attention_mask": torch.ones(1, 1), "input_ids": np.ones((1, 1))}, 2),
             "input 'input_ids' must be a tensor (got ndarray)",
+        ),
+        (
+            lambda: Collection.from_padded(torch.ones(2, 3), "seq", {3: [1, 2]}),  # type: ignore[dict-item]
+            "lengths takes a dict of lengths by name, such as {'seq': [3, 1]} (got {3: [1, 2]})",
         ),
         (
             lambda: Collection.from_padded(torch.ones(2, 3), "seq", [3, 1]),  # type: ignore[arg-type]

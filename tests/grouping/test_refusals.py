@@ -139,6 +139,7 @@ A, B, C = {"pos": torch.ones(5, 3), "rot": torch.ones(5, 3, 3)}, {"pos": torch.o
         ),
         (lambda: LengthThresholds("seq", [4, 4]), "thresholds must ascend (got 4 before 4)"),
         (lambda: LengthThresholds("seq", [-1]), "thresholds must be at least 0 (got -1)"),
+        (lambda: OptimalGroups([], 2), "OptimalGroups must name at least 1 ragged dimension (got none)"),
         (lambda: OptimalGroups("seq", 0), "num_groups must be at least 1 group (got 0)"),
         (lambda: Collection([C], "res").group(Partition([[0], []])), "group 1 of the partition is empty; leave it out"),
         (
@@ -187,6 +188,17 @@ def test_samples_that_do_not_agree_are_named(make: Callable[[], object], message
                 f"group takes a grouper, such as OneGroup() or OptimalGroups('seq', 4) (got {by!r})",
             )
             for by in ("res", 4, None, OneGroup)
+        ),
+        (
+            lambda: Collection(iter([C]), "res"),  # type: ignore[arg-type]
+            "samples must be a list of tensors, or of dicts of them (got list_iterator)",
+        ),
+        *(
+            (
+                lambda groups=groups: Collection([C], "res").group(Given(groups)),  # type: ignore[misc]
+                f"a partition is sample numbers group by group, such as [[0, 2], [1]] (got {groups!r})",
+            )
+            for groups in (None, 3, {0: [0]})
         ),
         *(
             (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol, TypeAlias
@@ -116,6 +116,8 @@ class OptimalGroups:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", names_of("OptimalGroups", self.names))
+        if not self.names:
+            raise ValueError("OptimalGroups must name at least 1 ragged dimension (got none)")
         settle(self, "num_groups", 1, "group")
 
     def partition(self, num_samples: int, sizes: Sizes) -> Groups:
@@ -131,7 +133,10 @@ def checked(groups: Groups, num_samples: int) -> tuple[tuple[int, ...], ...]:
         ValueError: a sample is in none or in several, or a group is empty.
         TypeError: what is no integer.
     """
-    partition = tuple(_members(group) for group in groups)
+    given: Any = groups
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise TypeError(f"a partition is sample numbers group by group, such as [[0, 2], [1]] (got {given!r})")
+    partition = tuple(_members(group) for group in given)
     if not all(partition):
         raise ValueError(f"group {partition.index(())} of the partition is empty; leave it out")
     members = np.array([sample for group in partition for sample in group], np.int64)

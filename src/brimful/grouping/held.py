@@ -169,6 +169,8 @@ def _columns_of(samples: Sequence[Any], texts: Mapping[str, str]) -> dict[str, l
         ValueError: no samples; a key that is missing, or that has no dims; tensors of several types or devices.
         TypeError: something that is no dict where there should be keys, or no tensor where there should be none.
     """
+    if not hasattr(samples, "__len__"):
+        raise TypeError(f"samples must be a list of tensors, or of dicts of them (got {type(samples).__name__})")
     if not len(samples):
         raise ValueError("a collection needs at least 1 sample (got none)")
     found: dict[str, list[Any]] = {}

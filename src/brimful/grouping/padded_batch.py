@@ -104,6 +104,8 @@ def _inputs_of(batch: Mapping[str, Any], inputs: Sequence[str] | None) -> Sequen
     """What of a batch the model gets."""
     if inputs is not None:
         names = names_of("inputs", inputs)
+        if not names:
+            raise ValueError("inputs must name at least 1 key of the batch (got none)")
         if missing := [name for name in names if name not in batch]:
             raise ValueError(f"inputs names {missing[0]!r}, but the batch has {', '.join(map(str, batch))}")
         return names
@@ -137,10 +139,10 @@ def held_of_groups(
     pad_values: Any,
 ) -> Held:
     """What a collection of padded groups holds; see `Collection.of_groups`."""
-    if not isinstance(lengths, Mapping):
+    if not isinstance(lengths, Mapping) or not all(isinstance(name, str) for name in lengths):
         raise TypeError(f"lengths takes a dict of lengths by name, such as {{'seq': [3, 1]}} (got {lengths!r})")
-    columns_of_lengths = {name: torch.as_tensor(column).cpu().numpy() for name, column in lengths.items()}
-    sizes = {name_in(name): one_length(column, "lengths") for name, column in columns_of_lengths.items()}
+    on_host = {name: column.cpu() if isinstance(column, Tensor) else column for name, column in lengths.items()}
+    sizes = {name_in(name): one_length(column, "lengths") for name, column in on_host.items()}
     texts = texts_of(dims)
     tensors = picked(groups, texts, "the batch")
     counts = [_num_samples(path, tensor) for path, found in tensors.items() for tensor in found][: len(groups)]
