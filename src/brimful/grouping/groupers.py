@@ -98,8 +98,8 @@ class OptimalGroups:
     """At most `num_groups` groups of least total padded cost.
 
     Of one dimension exact. Of several, exact where there are at most 8 distinct samples and the cost never falls in any length;
-    beyond that the least of what is tried: see `brimful.plan.optimal_partition`, also for the price, which is 3 s for 2,000
-    distinct samples of two dimensions.
+    of others the least of what is tried: see `brimful.plan.optimal_partition`. Price: of two dimensions 4 ms for 64 distinct
+    samples, 3 s for 2,000.
 
     Args:
         names: the ragged dimension, or several.

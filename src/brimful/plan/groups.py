@@ -108,9 +108,9 @@ def optimal_partition(lengths: ArrayLike, num_groups: int, *, cost: Cost | None 
     """Sample numbers of at most `num_groups` groups, of least total padded cost, groups in order of their shortest.
 
     Of one length a sample, exact, whatever the cost: the groups lie between thresholds. Of several, a group is padded to the
-    longest in each; exact where there are at most 8 distinct samples and the cost never falls in any length (equal samples stay
-    together, which a cost that falls may punish). Else the least among all groups that are runs of the samples sorted by one
-    of their lengths, or by cost (of all partitions would take time that grows exponentially).
+    longest in each; exact where there are at most 8 distinct samples, and the cost never falls in any length or no two samples
+    are equal: equal ones stay together, which a cost that falls may punish. Of more, the least among all groups that are runs
+    of the samples sorted by one of their lengths, or by cost (of all partitions would take time that grows exponentially).
 
     Args:
         lengths: (n,), or (n, d) for d lengths a sample.
