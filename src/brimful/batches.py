@@ -280,8 +280,13 @@ def padded_batches(
     static = isinstance(policy, StaticShapes)
     side = pad_side or side_of(stage, rules.length_columns[0]) or "right"
     one_of("pad_side", side, "right", "left")
+    if collate_fn is not None and (layout != "padded" or num_groups is not None):
+        given = f"layout={layout!r}" if layout != "padded" else f"num_groups={num_groups}"
+        raise ValueError(f"collate_fn makes the batch, which leaves nothing for {given} to do; give one of the two")
     if layout == "grouped" and pad_side == "left":
         raise ValueError("layout='grouped' pads on the right; leave pad_side out, or choose layout='padded'")
+    if layout == "grouped" and side == "left":
+        _say_right()
     rounding = planner.rounding or policy
     shape = layout_named(layout, side == "left", static, num_groups, rounding)
     windows = windows_of(
@@ -354,6 +359,15 @@ def _rules(
 def _collated(batched: Batched, rules: ColumnRules, layout: Layout, few_shapes: bool, repeats: bool) -> Batches:
     planned = in_turn(batched)
     return Batches(planned, Collated(planned, rules, layout, few_shapes), repeats, rules)
+
+
+@cache
+def _say_right() -> None:
+    """Once in a process."""
+    logger.warning(
+        "layout='grouped' pads on the right, though the tokenizer pads on the left; give pad_side='right' if that is meant, or "
+        "choose layout='padded'"
+    )
 
 
 @cache

@@ -40,7 +40,10 @@ class BatchOptions(_Options, total=False):
     pad_side: where padding goes, "right" or "left"; by default the tokenizer's own side, else right.
     layout: "padded"; "nested": tensors of layout torch.jagged, which hold no padding; or "grouped": `groups` of like length
         inside the batch, each padded on the right to its own longest (see `brimful.grouping`), for lengths that differ a
-        thousandfold. The batch is planned as a padded one: its budget counts what that would hold, `.stats` what the groups do.
+        thousandfold. What makes no tensor (text, lists of lists) stays beside `groups`, as lists; which keys are in them, what
+        their dims are called and how a loss is taken says `help(brimful.tensors.grouped.grouped)`. A tokenizer's own padding
+        side is not looked at. The batch is planned as a padded one: its budget counts what that would hold, `.stats` what the
+        groups do.
         Ranks may have different numbers of groups: see `Collection.apply` before you run FSDP on them.
     num_groups: most groups in a batch, of layout "grouped"; by default 4.
     dtypes: types other than int64 for integers and a column's own for the rest, by the names of what is in a batch:
@@ -49,7 +52,7 @@ class BatchOptions(_Options, total=False):
     shuffle_batches: hand out a window's batches in a random order.
     group: keep so many batches of like cost next to each other when they are shuffled; the world size: equal work on all ranks.
     seed: of that order.
-    collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of tensors. What it draws at
+    collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of a layout. What it draws at
         random (from Python's, numpy's and torch's generators, or some of its own) is keyed by the batch: the same whatever
         runs ahead, on any number of ranks, and after a resume; the process's generators are afterwards as before. So it is
         called as a batch is taken, also where `prefetch` or `to_device` run ahead, unless it has workers.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -211,6 +209,55 @@ def test_a_module_may_change_its_input_in_place() -> None:
     assert torch.equal(values.grad, 2.0 * (values > 0))
 
 
+def test_a_second_convolution_sees_no_bias_where_there_is_padding() -> None:
+    torch.manual_seed(0)
+    first, second = nn.Conv1d(2, 3, 3, padding=1).double(), nn.Conv1d(3, 2, 3, padding=1).double()
+    samples = [torch.randn(2, n, dtype=torch.float64, requires_grad=True) for n in (4, 1, 6)]
+    grouped = Collection(samples, "2 seq").group(OneGroup())
+    once = grouped.apply(first, outputs="3 seq")
+    assert once.groups[0][1, :, 1:].abs().sum() > 0
+    repadded = once.repad()
+    assert repadded.groups[0][1, :, 1:].abs().sum() == 0
+    assert repadded.repad(pad_values=7).groups[0][1, :, 1:].unique().tolist() == [7]
+    results = repadded.apply(second, outputs="2 seq").ungroup()
+    expected = [second(first(one[None]))[0] for one in samples]
+    for one, other in zip(results, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    ours, theirs = (
+        torch.autograd.grad(torch.cat(found, 1).pow(2).sum(), samples, retain_graph=True)
+        for found in (results, expected)
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_repadding_keeps_the_groups_and_their_lengths() -> None:
+    samples = [{"x": torch.ones(n, 3, 3), "y": torch.ones(n)} for n in (1, 3)]
+    dims, pads = {"x": "seq 3 3", "y": "seq"}, {"x": torch.eye(3)}
+    grouped = Collection(samples, dims, pad_values=pads).group(Partition([[1, 0]]), pad_to_multiple_of=4)
+    again = grouped.repad(pad_values={"y": 5})
+    assert (again.partition, again.extents["seq"].tolist()) == (((1, 0),), [4])
+    assert torch.equal(again.groups[0]["x"], grouped.groups[0]["x"])
+    assert again.groups[0]["y"].tolist() == [[1, 1, 1, 5], [1, 5, 5, 5]]
+    with pytest.raises(ValueError, match=r"^pad_values names 'z', but the keys are 'x', 'y'$"):
+        grouped.repad(pad_values={"z": 1})
+
+
+def test_what_a_module_raises_says_with_which_group() -> None:
+    samples = [{"x": torch.randn(4, n)} for n in (9, 4, 9, 4, 4, 4, 4, 4)]
+    grouped = Collection(samples, {"x": "4 seq"}).group(LengthThresholds("seq", [5]))
+    shrunk = grouped["x"].apply(nn.Conv1d(4, 4, 3), outputs="4 seq-2")
+    with pytest.raises(RuntimeError) as caught:
+        shrunk.apply(lambda x, mask: x * mask, masks="1 seq", outputs="4 seq-2")
+    assert caught.value.__notes__ == [
+        "In apply, group 0 of 2: 6 samples (1, 3, 4, 5, 6, ...); argument 0 (6, 4, 2), argument 1 (6, 1, 4). Where a rule such "
+        "as 'seq-2' has changed an axis, its mask is of that rule too: masks='seq-2'"
+    ]
+    with pytest.raises(TypeError) as caught_too:
+        grouped.apply(lambda x: len(3), outputs="")  # type: ignore[arg-type]
+    assert caught_too.value.__notes__ == ["In apply, group 0 of 2: 6 samples (1, 3, 4, 5, 6, ...); x (6, 4, 4)"]
+
+
 def test_it_runs_under_autocast_and_compiled() -> None:
     samples = [torch.randn(n, 4) for n in (3, 1, 6, 2, 5)]
     grouped = Collection(samples, "seq 4").group(LengthThresholds("seq", [4]), pad_to_multiple_of=4)
@@ -241,72 +288,3 @@ def test_groups_of_a_data_set_by_thresholds_are_those_of_the_plan() -> None:
     lengths = [3, 9, 1, 4]
     grouped = Collection([torch.ones(n) for n in lengths], "seq").group(LengthThresholds("seq", [1, 5]))
     assert [list(group) for group in grouped.partition] == [group.tolist() for group in by_thresholds(lengths, [1, 5])]
-
-
-# -- errors --------------------------------------------------------------------------------------------------------------
-
-GROUPED = Collection([{"x": torch.ones(n, 2)} for n in (1, 4)], {"x": "seq 2"}).group(Partition([[0], [1]]))
-X = GROUPED["x"]
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: Collection([torch.ones(1)], "seq").apply(len, outputs=""),
-            "this collection is not in groups yet; call group(by), of OneGroup() if they are to be one",
-        ),
-        (
-            lambda: X.apply(nn.Identity(), outputs="sec 2"),
-            "unknown name 'sec' in 'sec 2' (names: seq); a fixed axis is a number, or '...'",
-        ),
-        (
-            lambda: X.apply(nn.Identity(), outputs="seq 3"),
-            "the output has shape (1, 1, 2) in group 0, but 'seq 3' makes it (1, 1, 3): 1 samples, seq padded to 1",
-        ),
-        (
-            lambda: X.apply(nn.Identity(), outputs="..."),
-            "the output has shape (1, 4, 2) in group 1, but '...' makes it (1, 1, 2): 1 samples",
-        ),
-        (
-            lambda: X.apply(nn.Identity(), outputs="seq"),
-            "the output has shape (1, 1, 2), but 'seq' names 1 axes after that of the samples",
-        ),
-        (
-            lambda: X.apply(nn.Identity(), outputs="seq-2 2"),
-            "sample 0 is too short: 'seq-2' is -1 (seq=1); leave it out, or pad it",
-        ),
-        (
-            lambda: X.apply(lambda x: x[:, :1], outputs="seq 2"),
-            "the output has shape (1, 1, 2) in group 1, but 'seq 2' makes it (1, 4, 2): 1 samples, seq padded to 4",
-        ),
-        (lambda: X.apply(lambda x: {"y": x}, outputs={"z": "seq 2"}), "the output has no key 'z' (got y)"),
-        (lambda: X.apply(lambda x: (x,), outputs=("seq 2", None)), "outputs names 2 results, but the module gives 1"),
-        (lambda: X.apply(lambda x: x, outputs=("seq 2",)), "outputs names 1 results, but the module gives Tensor"),
-        (
-            lambda: GROUPED.apply(lambda x: x, masks={"x": "seq"}, outputs=""),
-            "inputs and masks both name 'x'",
-        ),
-        (lambda: X.masks("2"), "the mask '2' must name at least 1 ragged dimension (names: seq)"),
-        (
-            lambda: X.masks("seq ..."),
-            "the mask 'seq ...' must say how many axes it has: write their sizes in place of '...'",
-        ),
-        (lambda: X.masks("atm"), "unknown name 'atm' in 'atm' (names: seq); a fixed axis is a number, or '...'"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_does_not_fit_is_named(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        make()
-
-
-def test_other_mistakes_are_named() -> None:
-    with pytest.raises(KeyError, match=r"there is no key 'y' \(keys: x\)"):
-        GROUPED.apply(nn.Identity(), inputs="y", outputs="seq 2")
-    with pytest.raises(TypeError, match=r"^inputs takes text, several, or a dict of text by parameter \(got 3\)$"):
-        GROUPED.apply(nn.Identity(), inputs=[3], outputs="seq 2")  # type: ignore[list-item]
-    with pytest.raises(TypeError, match=r"^the output must be a tensor \(got dict with the keys y\)$"):
-        X.apply(lambda x: {"y": x}, outputs="seq 2")
-    with pytest.raises(TypeError, match=r"^output 1 must be a tensor \(got int\)$"):
-        X.apply(lambda x: (x, 3), outputs=("seq 2", ""))

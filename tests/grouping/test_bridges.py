@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -97,21 +98,68 @@ def jagged(*lengths: int, width: int = 0) -> Any:
             "the batch, key 'y', has shape (2, 4) in group 0, but 'a' makes it (2, 3): 2 samples, a padded to 3",
         ),
         (
+            lambda: Collection.of_groups(
+                [{"x": torch.ones(1, 2)}, {"x": torch.ones(1, 2).long()}], {"x": "a"}, {"a": [1, 2]}
+            ),
+            "the batch, key 'x', is a tensor of torch.int64, cpu, torch.strided in group 1, and of torch.float32, cpu, "
+            "torch.strided in group 0; make them of one kind, torch.strided",
+        ),
+        (
+            lambda: Collection.from_padded(torch.ones(0, 3), "seq", {"seq": torch.ones(0).long()}),
+            "a collection needs at least 1 sample (got none)",
+        ),
+        (
+            lambda: Collection.from_padded({"x": torch.tensor(3)}, {"x": ""}, {}),
+            "the batch, key 'x', must have an axis of samples first (got shape ())",
+        ),
+        (
+            lambda: Collection.from_nested({"y": torch.tensor(3)}, {"y": ""}),
+            "the batch, key 'y', must have an axis of samples first (got shape ())",
+        ),
+        (
             lambda: group_apply(len, {"input_ids": 3}, 2),
             "group_apply needs attention_mask (B, L) in the batch (got input_ids)",
         ),
         (
             lambda: group_apply(len, {"attention_mask": torch.tensor([[1, 1], [0, 1]])}, 2),
-            "row 1 of attention_mask begins with padding; groups are padded on the right: give pad_side='right', or the "
-            "tokenizer padding_side='right'",
+            "row 1 of attention_mask begins with padding; groups are padded on the right: make the batch with "
+            "tokenizer.padding_side = 'right', or with pad_side='right' where brimful makes it",
+        ),
+        (
+            lambda: group_apply(len, {"attention_mask": torch.ones(1, 1), "bbox": torch.ones(1, 1, 4)}, 2),
+            "group_apply does not know whether the model takes 'bbox': name all that it takes in inputs= (by default input_ids, "
+            "inputs_embeds, attention_mask, token_type_ids, position_ids, and no labels)",
+        ),
+        (
+            lambda: group_apply(len, {"attention_mask": torch.ones(2, 5), "input_ids": torch.ones(2, 3)}, 2),
+            "input 'input_ids' has shape (2, 3), but must begin with (2, 5), as attention_mask does",
+        ),
+        (
+            lambda: group_apply(len, {"attention_mask": torch.ones(2, 5), "x": torch.ones(3)}, 2, inputs=["x"]),
+            "input 'x' has shape (3,), but must begin with (2), as attention_mask does",
+        ),
+        (
+            lambda: group_apply(len, {"attention_mask": torch.ones(0, 5)}, 2),
+            "attention_mask must be (B, L), of at least 1 row (got shape (0, 5))",
+        ),
+        (
+            lambda: group_apply(len, {"attention_mask": torch.ones(1, 1, 2, 2)}, 2),
+            "attention_mask must be (B, L), of at least 1 row (got shape (1, 1, 2, 2))",
+        ),
+        *(
+            (
+                lambda lengths=lengths: Collection.from_padded(torch.ones(2, 3), "seq", {"seq": lengths}),  # type: ignore[misc]
+                f"lengths must be integers (got {kind})",
+            )
+            for lengths, kind in (([1.5, 2], "float64"), (["a", "b"], "<U1"), ([2**70, 1], "object"))
+        ),
+        (
+            lambda: group_apply(len, {"attention_mask": torch.ones(1, 1)}, 2, inputs=[]),
+            "inputs must name at least 1 key of the batch (got none)",
         ),
         (
             lambda: group_apply(len, {"attention_mask": torch.ones(1, 1)}, 2, inputs=["ids"]),
             "inputs names 'ids', but the batch has attention_mask",
-        ),
-        (
-            lambda: group_apply(lambda attention_mask: {"loss": 3}, {"attention_mask": torch.ones(1, 1)}, 2),
-            "the model returns loss; say in outputs= what is wanted of these",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -119,6 +167,57 @@ def jagged(*lengths: int, width: int = 0) -> Any:
 def test_what_does_not_fit_is_named(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: group_apply(len, torch.ones(2, 3), 2),  # type: ignore[arg-type]
+            "group_apply takes a batch as a dict with input_ids and attention_mask (got Tensor)",
+        ),
+        (
+            lambda: group_apply(len, {"attention_mask": np.ones((2, 3))}, 2),
+            "attention_mask must be a tensor (B, L) (got ndarray)",
+        ),
+        (
+            lambda: group_apply(len, {"attention_mask": None}, 2),
+            "attention_mask must be a tensor (B, L) (got NoneType)",
+        ),
+        (
+            lambda: group_apply(len, {"attention_mask": torch.ones(1, 1), "input_ids": np.ones((1, 1))}, 2),
+            "input 'input_ids' must be a tensor (got ndarray)",
+        ),
+        (
+            lambda: Collection.from_padded(torch.ones(2, 3), "seq", {3: [1, 2]}),  # type: ignore[dict-item]
+            "lengths takes a dict of lengths by name, such as {'seq': [3, 1]} (got {3: [1, 2]})",
+        ),
+        (
+            lambda: Collection.from_padded(torch.ones(2, 3), "seq", [3, 1]),  # type: ignore[arg-type]
+            "lengths takes a dict of lengths by name, such as {'seq': [3, 1]} (got [3, 1])",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_of_no_use_is_named(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        make()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+def test_strided_nested_tensors_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"^the batch, key '', must be a nested tensor of layout torch.jagged, ragged in"
+    ):
+        Collection.from_nested(torch.nested.nested_tensor([torch.ones(2)]), "seq")
+
+
+def test_nested_tensors_may_be_a_part_of_their_values() -> None:
+    values = torch.arange(10)
+    for bounds, expected in (([0, 3, 5], [[0, 1, 2], [3, 4]]), ([2, 3, 3], [[2], []])):
+        nested = torch.nested.nested_tensor_from_jagged(values, torch.tensor(bounds))
+        back = Collection.from_nested(nested, "seq")
+        assert [one.tolist() for one in back.group(Partition([[1, 0]])).ungroup()] == expected
 
 
 class Encoder(nn.Module):
@@ -140,16 +239,42 @@ def test_group_apply_is_the_model_on_the_whole_batch() -> None:
     expected = model(batch["input_ids"], batch["attention_mask"])
     real = batch["attention_mask"][..., None] != 0
 
+    with pytest.raises(ValueError, match=r"^group_apply does not know whether the model takes 'id': name all that it"):
+        group_apply(model, batch, 3)
+    del batch["id"]
     logits = group_apply(model, batch, 3)
     assert logits.shape == expected["logits"].shape == (6, 20, 8)
     torch.testing.assert_close(logits, expected["logits"] * real, rtol=1e-10, atol=1e-12)
     pooled = group_apply(model, batch, 3, outputs={"pooled": "..."})["pooled"]
     torch.testing.assert_close(pooled, expected["pooled"], rtol=1e-10, atol=1e-12)
+    one_row_each = group_apply(lambda **batch: {"logits": model(**batch)["pooled"]}, batch, 3, outputs="...")
+    torch.testing.assert_close(one_row_each, expected["pooled"], rtol=1e-10, atol=1e-12)
+    with pytest.raises(ValueError, match=r'^the model returns pooled, loss; .* such as outputs=\{"pooled": "..."\}'):
+        group_apply(lambda **batch: {name: model(**batch)[name] for name in ("pooled", "loss")}, batch, 3)
     gradients, of_whole = (
         torch.autograd.grad((one * real).pow(2).sum(), list(model.parameters())) for one in (logits, expected["logits"])
     )
     for one, other in zip(gradients, of_whole, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_group_apply_takes_positions_of_one_row_and_leaves_out_what_is_none() -> None:
+    batch = {
+        "input_ids": torch.tensor([[3, 4, 5], [6, 0, 0]]),
+        "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]]),
+        "position_ids": torch.tensor([[0, 1, 2]]),
+        "token_type_ids": None,
+        "labels": torch.tensor([[1, 1, 1], [1, -100, -100]]),
+        "id": ["a", "b"],
+    }
+    seen: list[list[str]] = []
+
+    def model(**tensors: torch.Tensor) -> torch.Tensor:
+        seen.append([*tensors])
+        return tensors["input_ids"] * 10 + tensors["position_ids"]
+
+    assert group_apply(model, batch, 2).tolist() == [[30, 41, 52], [60, 0, 0]]
+    assert seen == [["input_ids", "attention_mask", "position_ids"]] * 2
 
 
 def test_group_apply_takes_models_of_transformers() -> None:

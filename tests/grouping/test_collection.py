@@ -93,10 +93,21 @@ def test_tensors_without_a_value_keep_their_shapes() -> None:
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "uint16", "uint32", "uint64", "int16", "bfloat16", "complex64"])
 def test_values_of_any_type(dtype: str) -> None:
-    samples = [torch.ones(n, 2).to(getattr(torch, dtype)) for n in (2, 1, 3)]
-    grouped = Collection(samples, "seq 2").group(OptimalGroups("seq", 2))
+    kind = getattr(torch, dtype)
+    dims = {"x": "seq 2", "y": "seq", "z": "2 seq", "id": ""}
+    samples = [
+        {
+            "x": torch.ones(n, 2).to(kind),
+            "y": torch.ones(n).to(kind),
+            "z": torch.ones(2, n).to(kind),
+            "id": torch.tensor(1).to(kind),
+        }
+        for n in (2, 1, 3)
+    ]
+    grouped = Collection(samples, dims).group(OptimalGroups("seq", 2))
+    assert equal(grouped.ungroup(), samples)
     assert equal(grouped.regroup(OneGroup()).ungroup(), samples)
-    assert grouped.groups[0].dtype == samples[0].dtype
+    assert {group[key].dtype for group in grouped.groups for key in dims} == {kind}
 
 
 def test_padding_may_be_learnt() -> None:
@@ -130,6 +141,16 @@ def test_optimal_groups_cost_what_thresholds_of_the_same_lengths_cost() -> None:
     assert collection.group(OptimalGroups("seq", 4)).partition == by_threshold.partition
 
 
+def test_letters_that_look_the_same_are_one_in_every_place() -> None:
+    micro, mu = "\u00b5", "\u03bc"
+    for name in (micro, mu):
+        collection = Collection([torch.ones(n) for n in (1, 3)], micro).group(LengthThresholds(name, [1]))
+        assert collection.partition == collection.regroup(OptimalGroups(name, 2)).partition == ((0,), (1,))
+        padded = Collection.from_padded(torch.ones(1, 3), mu, {name: [2]})
+        assert [len(one) for one in padded.ungroup()] == [2]
+        assert Collection([torch.ones(2)], micro, constant=name).sizes == {}
+
+
 def test_several_dimensions_are_weighed_together() -> None:
     samples = [{"a": torch.ones(a), "b": torch.ones(b)} for a, b in ((9, 1), (1, 9), (8, 2), (2, 8))]
     collection = Collection(samples, {"a": "a", "b": "b"})
@@ -160,6 +181,15 @@ def test_keys_are_parts_in_the_same_groups() -> None:
     assert len(grouped) == 2
     with pytest.raises(KeyError, match=r"there is no key 'c' \(keys: a.x, a.y, b\)"):
         grouped["c"]
+    with pytest.raises(KeyError, match=r"a key must have at least 1 letter \(keys: a, b\)"):
+        grouped[""]
+    with pytest.raises(KeyError, match=r"a key must have at least 1 letter \(keys: none\)"):
+        grouped["b"][""]
+    with pytest.raises(KeyError, match=r"a key must have at least 1 letter \(keys: a.x, a.y, b\)"):
+        grouped.apply(len, inputs="", outputs="")
+    for odd in (0, None):
+        with pytest.raises(TypeError, match=rf"^a key is text, such as 'protein.pos' \(got {odd}\)$"):
+            grouped[odd]  # type: ignore[index]
     with pytest.raises(TypeError, match=r"^a collection is gone through by keys\(\), groups or ungroup\(\)$"):
         iter(grouped)
 
@@ -226,144 +256,6 @@ def test_incompatible_collections_are_refused(other: Callable[[], Collection], m
         collection["x.y"] = collection["x"]
     with pytest.raises(ValueError, match=r"^key 'y' would lie inside a tensor of Collection\(3 samples"):
         collection["x"]["y"] = collection["x"]
-
-
-# -- errors --------------------------------------------------------------------------------------------------------------
-
-A, B, C = {"pos": torch.ones(5, 3), "rot": torch.ones(5, 3, 3)}, {"pos": torch.ones(4, 3)}, torch.ones(2)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Collection([{}], {}), "dims must name at least 1 key (got none)"),
-        (lambda: Collection([], "seq"), "a collection needs at least 1 sample (got none)"),
-        (
-            lambda: Collection([A, B | {"rot": torch.ones(3, 3, 3)}], {"pos": "res 3", "rot": "res 3 3"}),
-            "sample 1, key 'rot' of shape (3, 3, 3): 'res' is 3, but 4 in key 'pos'",
-        ),
-        (
-            lambda: Collection([torch.ones(2, 2), torch.ones(2, 3)], "res res"),
-            "sample 1 of shape (2, 3): 'res' is 3, but 2 on another axis",
-        ),
-        (
-            lambda: Collection([torch.ones(2, 3), torch.ones(2, 4)], "res 3"),
-            "sample 1 of shape (2, 4): an axis is 4, but 3 in 'res 3'",
-        ),
-        (
-            lambda: Collection([torch.ones(2, 3), torch.ones(2, 4)], "res ..."),
-            "sample 1 of shape (2, 4): an axis in '...' is 4, but 3 in sample 0",
-        ),
-        (
-            lambda: Collection([torch.ones(2, 3), torch.ones(2, 4)], "res d", constant="d"),
-            "sample 1 of shape (2, 4): 'd' is 4, but 3 in sample 0",
-        ),
-        (
-            lambda: Collection([{"x": C, "y": torch.ones(2)}], {"x": "res", "y": "res+1"}),
-            "sample 0, key 'y' of shape (2,): an axis is 2, but 'res+1' is 3",
-        ),
-        (
-            lambda: Collection([{"x": C}], {"x": "res+1"}),
-            "'res' stands in the rule 'res+1' alone: an axis of some key must be 'res' itself",
-        ),
-        (
-            lambda: Collection([C, torch.ones(2, 2)], "res"),
-            "sample 1 of shape (2, 2) has 2 axes, but 'res' names 1",
-        ),
-        (
-            lambda: Collection([{"x": torch.ones(2, 2)}, {"x": C}], {"x": "res ..."}),
-            "sample 1, key 'x' of shape (2,) has 1 axes, but 'res ...' names at least 1; sample 0 has 2 axes",
-        ),
-        (
-            lambda: Collection([C], "a b ..."),
-            "sample 0 of shape (2,) has 1 axes, but 'a b ...' names at least 2",
-        ),
-        (
-            lambda: Collection([A, B], {"pos": "res 3", "rot": "res 3 3"}),
-            "sample 1 has no key 'rot' (it has: pos)",
-        ),
-        (
-            lambda: Collection([{"a": {"x": C}}, {"a": {"y": C}}], {"a.x": "res"}),
-            "sample 1 has no key 'a.x' (it has: y)",
-        ),
-        (
-            lambda: Collection([A], {"pos": "res 3"}),
-            "sample 0 has a key 'rot', of which dims says nothing; name its axes, or leave it out",
-        ),
-        (lambda: Collection([C], "res", constant="d"), "constant names 'd', which stands in no dims (names: res)"),
-        (
-            lambda: Collection([C, C.long()], "res"),
-            "sample 1 is a tensor of torch.int64, cpu, torch.strided, and that of sample 0 of torch.float32, cpu, torch.strided; "
-            "make them of one kind, torch.strided",
-        ),
-        (
-            lambda: Collection([{"x": C}], {"x": "res"}, pad_values={"y": 1}),
-            "pad_values names 'y', but the keys are 'x'",
-        ),
-        (lambda: Collection([C.long()], "res", pad_values=0.5), "int64 does not hold the pad value 0.5 of key ''"),
-        (lambda: Collection([C > 0], "res", pad_values=2), "bool does not hold the pad value 2 of key ''"),
-        (
-            lambda: Collection([torch.ones(2, 3, 3)], "res 3 3", pad_values=torch.eye(4)),
-            "the pad value of key '' has shape (4, 4), but the fixed axes at the end are (3, 3)",
-        ),
-        (
-            lambda: Collection([C], "res").partition,
-            "this collection is not in groups yet; call group(by), of OneGroup() if they are to be one",
-        ),
-        (
-            lambda: Collection([C], "res").group(LengthThresholds("seq", [1])),
-            "there is no ragged dimension 'seq' to group by (names: res)",
-        ),
-        (lambda: LengthThresholds("seq", [4, 4]), "thresholds must ascend (got 4 before 4)"),
-        (lambda: LengthThresholds("seq", [-1]), "thresholds must be at least 0 (got -1)"),
-        (lambda: OptimalGroups("seq", 0), "num_groups must be at least 1 group (got 0)"),
-        (lambda: Collection([C], "res").group(Partition([[0], []])), "group 1 of the partition is empty; leave it out"),
-        (
-            lambda: Collection([C], "res").group(Partition([[0, 1]])),
-            "the partition must name samples 0 to 0 (got 0 to 1)",
-        ),
-        (lambda: Collection([C, C], "res").group(Partition([])), "the partition must name samples 0 to 1 (got none)"),
-        (
-            lambda: Collection([C, C], "res").group(Partition([[0], [0]])),
-            "sample 0 is in 2 groups; a partition has each in exactly one",
-        ),
-        (
-            lambda: Collection([C, C], "res").group(Partition([[1]])),
-            "sample 0 is in 0 groups; a partition has each in exactly one",
-        ),
-        (
-            lambda: Collection(
-                [{"x": torch.ones(n), "y": torch.ones(9 - n)} for n in (2, 5)], {"x": "res", "y": "9-res"}
-            ).group(OneGroup()),
-            "sample 0: '9-res' is 7, but its group is padded to 4; a length must fit, and a rule must not fall where its names "
-            "rise",
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_does_not_agree_is_named(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Collection([C, [1, 2]], "res"), "sample 1 must be a tensor (got list)"),
-        (lambda: Collection([{"x": 3}], {"x": "res"}), "sample 0, key 'x', must be a tensor (got int)"),
-        (lambda: Collection([C], {"x": "res"}), "sample 0 must be a dict with the keys x (got Tensor)"),
-        (lambda: Collection([C], 3), "dims are written as text, such as 'res 3' (got 3)"),
-        (
-            lambda: Collection([C], "res", pad_values="0"),
-            "the pad value of key '' must be a number or a tensor (got '0')",
-        ),
-        (lambda: Partition([[0.5]]), "a sample number must be an integer (got 0.5)"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_is_of_no_use_is_named(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-        make()
 
 
 # -- devices, processes --------------------------------------------------------------------------------------------------

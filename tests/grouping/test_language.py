@@ -52,7 +52,21 @@ def test_axes_that_follow_the_last_ragged_one_are_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["res%2", "-res", "res,", "2.5", "res//0", "f(res)", "(res", "'res'", "True", "res-...", "*n"]
+    "word",
+    [
+        "res%2",
+        "-res",
+        "res,",
+        "2.5",
+        "res#2",
+        "9223372036854775808",
+        "f(res)",
+        "(res",
+        "'res'",
+        "True",
+        "res-...",
+        "*n",
+    ],
 )
 def test_what_cannot_be_read_is_named(word: str) -> None:
     message = (
@@ -61,6 +75,21 @@ def test_what_cannot_be_read_is_named(word: str) -> None:
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         parse(f"3 {word}")
+
+
+def test_a_list_is_no_text() -> None:
+    with pytest.raises(TypeError, match=r"^dims are written as text, such as 'res 3' \(got \['res'\]\)$"):
+        parse(["res"])  # type: ignore[arg-type]
+
+
+def test_numbers_that_64_bits_do_not_hold_are_refused() -> None:
+    for text in ("res*4611686018427387904*4", "res*4611686018427387904*4-1", "2*4611686018427387904//4*res"):
+        (rule,) = parse(text)
+        assert rule is not ...
+        with pytest.raises(ValueError, match=r"comes to more than 4,611,686,018,427,387,904; no axis is so long$"):
+            value_of(rule, {"res": np.array([1, 0])})
+    with pytest.raises(ValueError, match=r"^'4611686018427387904\*4' comes to more than"):
+        with_constants(("*", "d", 4), {"d": 1 << 62})
 
 
 def test_two_gaps_leave_open_which_is_which() -> None:

@@ -24,6 +24,9 @@ COSTS: dict[str, Callable[..., float] | None] = {
     "waves": lambda *lengths: 1.0 + sum(length * 7 % 5 for length in lengths),
 }
 
+FALL = ("falling", "waves")
+"""Those that fall somewhere."""
+
 
 def partitions(numbers: Sequence[int], most: int) -> Iterator[list[list[int]]]:
     """Every way to divide some numbers into at most `most` groups."""
@@ -68,11 +71,20 @@ def test_no_other_partition_by_two_lengths_costs_less(
     lengths: list[tuple[int, int]], num_groups: int, name: str
 ) -> None:
     cost = COSTS[name]
+    if name in FALL:
+        lengths = [*dict.fromkeys((max(a, 1), max(b, 1)) for a, b in lengths)]
     least = min(sum(group_costs(lengths, groups, cost)) for groups in partitions(range(len(lengths)), num_groups))
     found = optimal_partition(lengths, num_groups, cost=cost)
     assert sorted(np.concatenate(found).tolist()) == [*range(len(lengths))]
     assert len(found) <= num_groups
     assert sum(group_costs(lengths, found, cost)) == pytest.approx(least)
+
+
+def test_equal_samples_stay_together_though_a_cost_that_falls_would_part_them() -> None:
+    lengths, cost = [(3, 1), (2, 2), (2, 2), (3, 1)], COSTS["waves"]
+    assert [group.tolist() for group in optimal_partition(lengths, 2, cost=cost)] == [[0, 1, 2, 3]]
+    assert sum(group_costs(lengths, [[0, 1, 2, 3]], cost)) == 24
+    assert sum(group_costs(lengths, [[0, 1, 2], [3]], cost)) == 22
 
 
 @given(st.integers(9, 13), st.integers(1, 4), st.sampled_from(["product", "quadratic", "waves"]), st.randoms())

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.batches import _say_right
 from brimful.grouping import Collection
 from brimful.testing import assert_exact_resume
 from tests.effort import examples
@@ -145,6 +146,21 @@ def test_padding_is_that_of_the_tokenizer_unless_the_user_says_else(stored: bool
     assert batch["tokens"].tolist() == [[0, 1], [2, 0]]
     (batch,) = data.pack(4)
     assert batch["input_ids"].tolist() == [[0, 1, 0, 2]]
+
+
+def test_groups_of_a_tokenizer_that_pads_on_the_left_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    _say_right.cache_clear()
+    data = bf.from_sequence(TEXTS).tokenize(letters_tokenizer(pad_token="<pad>", padding_side="left")).drop("text")
+    data.batch(2, layout="grouped", pad_side="right")
+    data.batch(2)
+    assert not caplog.records
+    for _ in range(2):
+        (batch,) = data.batch(2, layout="grouped", num_groups=1)
+        assert [group["input_ids"].tolist() for group in batch["groups"].groups] == [[[0, 1], [0, 2]]]
+    assert [record.getMessage() for record in caplog.records] == [
+        "layout='grouped' pads on the right, though the tokenizer pads on the left; give pad_side='right' if that is meant, or "
+        "choose layout='padded'"
+    ]
 
 
 def test_a_tokenizer_that_does_not_pad_leaves_padding_at_zero() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,17 @@ def test_few_shapes_where_lengths_are_rounded_to_buckets() -> None:
     [
         ({"layout": "grouped", "num_groups": 0}, r"num_groups must be at least 1 group \(got 0\)"),
         ({"num_groups": 3}, r"num_groups is for layout='grouped' \(got layout='padded'\)"),
+        *(
+            (
+                {"collate_fn": list, **given},
+                f"collate_fn makes the batch, which leaves nothing for {words} to do; give one",
+            )
+            for given, words in (
+                ({"layout": "grouped"}, "layout='grouped'"),
+                ({"layout": "nested"}, "layout='nested'"),
+                ({"num_groups": 2}, "num_groups=2"),
+            )
+        ),
         (
             {"layout": "grouped", "pad_side": "left"},
             "layout='grouped' pads on the right; leave pad_side out, or choose",
@@ -137,6 +149,49 @@ def test_a_column_does_not_give_way_to_the_groups() -> None:
     data = bf.from_sequence([{"input_ids": [1], "groups": "a"}])
     with pytest.raises(bf.DataError, match=r"^there is a column 'groups', and batches hold something of that name"):
         next(iter(data.batch(1, layout="grouped")))
+
+
+@pytest.mark.parametrize("name", ["", "input-ids", "a b", "from", "a.b", "\u00b5", "..."])
+def test_a_column_that_dims_cannot_name_is_refused(name: str) -> None:
+    """A nameless one, pandas' index, once took the place of all the others."""
+    words = f"^{re.escape(f'layout={chr(39)}grouped{chr(39)} cannot write column {name!r} in dims, where a name is of letters')}"
+    for value in (3, [1, 2]):
+        data = bf.from_sequence([{name: value, "length": 4}, {name: value, "length": 5}])
+        with pytest.raises(bf.DataError, match=words):
+            next(iter(data.batch(2, layout="grouped")))
+    (batch,) = bf.from_sequence([{name: "text", "length": 4}]).batch(1, layout="grouped")
+    assert (batch[name], batch["groups"].keys()) == (["text"], ["length"])
+
+
+def test_text_alone_makes_no_groups() -> None:
+    words = r"^layout='grouped' needs at least 1 column of numbers or of lists of them \(columns: text\); tokenize the text, or"
+    with pytest.raises(bf.DataError, match=words):
+        next(iter(bf.from_sequence([{"text": "a"}]).batch(1, layout="grouped")))
+
+
+def test_lists_of_lists_stay_beside_the_groups() -> None:
+    data = bf.from_sequence([{"input_ids": [1] * n, "pos": [[0.0, 0.0, 1.0]] * n} for n in (3, 1)])
+    (batch,) = data.batch(2, layout="grouped")
+    assert batch["pos"] == [[[0.0, 0.0, 1.0]] * n for n in (3, 1)]
+    assert batch["groups"].keys() == ["input_ids", "attention_mask", "lengths"]
+
+
+def test_the_loss_of_groups_is_that_of_the_padded_batch() -> None:
+    data = bf.from_sequence([{"input_ids": [*range(n)], "labels": [*range(n)]} for n in (5, 1, 9, 2)])
+    (batch,), (padded,) = data.batch(4, layout="grouped", num_groups=3), data.batch(4)
+    torch.manual_seed(0)
+    logits = torch.nn.Embedding(9, 9).double()
+
+    def loss_sum(group: dict[str, torch.Tensor]) -> torch.Tensor:
+        scores = logits(group["input_ids"])
+        return torch.nn.functional.cross_entropy(scores.flatten(0, 1), group["labels"].flatten(), reduction="sum")
+
+    total = torch.stack([loss_sum(group) for group in batch["groups"].groups]).sum()
+    labels = torch.cat(batch["groups"]["labels"].ungroup())
+    ours, theirs = bf.token_mean(total, {"labels": labels} | batch), bf.token_mean(loss_sum(padded), padded)
+    (of_ours,), (of_theirs,) = (torch.autograd.grad(loss, logits.weight) for loss in (ours, theirs))
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(of_ours, of_theirs)
 
 
 def test_what_is_handed_out_is_a_collection() -> None:

@@ -12,8 +12,8 @@ import torch
 from brimful.core.errors import integer, names_of
 from brimful.grouping.calls import Names, Outputs, applied, mask, part_of
 from brimful.grouping.frame import Frame, framed
-from brimful.grouping.groupers import Grouper, checked
-from brimful.grouping.held import Held, held_of, regrouped, ungrouped
+from brimful.grouping.groupers import Grouper, partition_by
+from brimful.grouping.held import Held, held_of, refilled, regrouped, ungrouped
 from brimful.grouping.jagged import held_of_nested, nested
 from brimful.grouping.keys import below, joined
 from brimful.grouping.language import text_of
@@ -66,13 +66,6 @@ class Collection:
         self._held = held_of(samples, dims, pad_values, names_of("constant", constant))
 
     @classmethod
-    def holding(cls, held: Held) -> Collection:
-        """What holds this already, for whoever makes groups by other means."""
-        made = object.__new__(cls)
-        made._held = held
-        return made
-
-    @classmethod
     def from_padded(cls, batch: Any, dims: Any, lengths: Mapping[str, Any], *, pad_values: Any = None) -> Collection:
         """A batch that is padded on the right, as a collection of one group, without a copy.
 
@@ -105,7 +98,7 @@ class Collection:
         Args:
             partition: the sample numbers of each group; by default its samples follow those of the group before.
         """
-        return cls.holding(held_of_groups(groups, dims, lengths, partition, pad_values))
+        return collection_of(held_of_groups(groups, dims, lengths, partition, pad_values))
 
     @classmethod
     def from_nested(cls, batch: Any, dims: Any, *, pad_values: Any = None) -> Collection:
@@ -123,7 +116,7 @@ class Collection:
         >>> Collection.from_nested(batch, "seq").ungroup()
         [tensor([1., 1.]), tensor([1.])]
         """
-        return cls.holding(held_of_nested(batch, dims, pad_values))
+        return collection_of(held_of_nested(batch, dims, pad_values))
 
     def nested(self) -> Any:
         """The samples, in their order, as nested tensors of layout torch.jagged, which share their offsets.
@@ -143,16 +136,33 @@ class Collection:
             pad_to_multiple_of: round padded lengths up, so that a compiler meets few shapes.
         Raises:
             ValueError: an unknown dimension, or groups that do not have each sample once.
+            TypeError: no grouper.
         Price: about 10 ns a row and an index copy of the data; of a collection in groups, two.
         """
         multiple = integer("pad_to_multiple_of", pad_to_multiple_of, 1)
         held = self._held
-        partition = checked(by.partition(held.count, held.sizes), held.count)
-        return self.holding(regrouped(held, framed(partition, held.sizes, multiple)))
+        partition = partition_by(by, held.count, held.sizes)
+        return collection_of(regrouped(held, framed(partition, held.sizes, multiple)))
 
     def regroup(self, by: Grouper, *, pad_to_multiple_of: int = 1) -> Collection:
         """The same samples in other groups; see `group`."""
         return self.group(by, pad_to_multiple_of=pad_to_multiple_of)
+
+    def repad(self, *, pad_values: Any = None) -> Collection:
+        """The same groups, with pad values in place of what modules made of padding, before one that looks at its neighbours.
+
+        Args:
+            pad_values: from now on, by key; by default those that the collection has.
+        Price: two index copies of the data.
+
+        >>> import torch
+        >>> from brimful.grouping import OneGroup
+        >>> collection = Collection([torch.ones(1, 2), torch.ones(1, 1)], "1 seq").group(OneGroup())
+        >>> added = collection.apply(lambda x: x + 1, outputs="1 seq")
+        >>> added.groups[0].tolist(), added.repad().groups[0].tolist()
+        ([[[2.0, 2.0]], [[2.0, 1.0]]], [[[2.0, 2.0]], [[2.0, 0.0]]])
+        """
+        return collection_of(refilled(self._held, pad_values))
 
     def ungroup(self) -> list[Any]:
         """The samples as they were given, in their order, without padding: views of one tensor a key."""
@@ -169,6 +179,11 @@ class Collection:
     ) -> Any:
         """Calls a module, or any function, once a group, with plain padded tensors; its results as a collection.
 
+        Results are those of each sample alone where the module looks at no padding: it has masks for that, and its inputs hold
+        0 there, or their pad values. Its own results hold in padded slots what it made of them: before another convolution
+        write `.apply(first, outputs="c seq").repad().apply(second, outputs="c seq")`. Batch norm takes its statistics of a group
+        and its padding: where that is not wanted run it on `nested()`, whose values are those of the samples alone.
+
         Data-parallel ranks may have different numbers of groups. DDP takes that where `apply` is called inside the module that it
         wraps. What exchanges something in each call of a layer (FSDP, synchronised batch norm) would wait for a rank that has
         fewer: give all ranks as many groups (`Partition`), or leave groups out there.
@@ -180,17 +195,20 @@ class Collection:
             outputs: the axes of its result after that of the samples: a name of a ragged dimension goes through, a rule such as
                 `res-2` or `(res-1)//2+1` says how one changes, one that is not named has vanished ("" where there is a number a
                 sample). For a dict, dicts of that: keys that are not named are left out. For a tuple, a tuple, None for what is
-                left out.
+                left out. A sample's values are what comes first on the axis, as many as the rule says: true of convolutions
+                and pooling, not of what is put behind the padding ("seq+1" for a token at the end), which no shape shows. A
+                rule that puts two axes together ("a+b", "a*b") is refused for that.
             masks: bool masks, likewise in order after the inputs or by parameter, each by the axes that it has: "res", the *and*
                 of several, "res atm", or with fixed axes "res 1 1"; with the dims of a key it is shaped like the data. With `~`
-                before it, True where there is padding.
+                before it, True where there is padding. Of an axis that a rule changed it is that rule again: "seq-2".
             pad_values: what padding of the results holds once they are grouped anew, as for `Collection`.
         Returns:
             A collection in the same groups; for a tuple of outputs a tuple of them.
         Raises:
-            ValueError: no groups yet; an unknown name or parameter twice (before anything runs); a result of another shape, or
-                with a fixed axis that differs between groups.
+            ValueError: no groups yet; an unknown name or parameter twice, or a rule of two axes (before anything runs); a result
+                of another shape, of another type than in the first group, or with a fixed axis that differs between groups.
             KeyError: an input that is not there.
+            What the module raises, with a note that says with which group.
         Price: 50 us a group and mask, beside the module.
 
         >>> import torch
@@ -201,8 +219,8 @@ class Collection:
         """
         made = applied(self._held, module, inputs, outputs, masks, pad_values)
         if isinstance(made, Held):
-            return self.holding(made)
-        return tuple(None if one is None else self.holding(one) for one in made)
+            return collection_of(made)
+        return tuple(None if one is None else collection_of(one) for one in made)
 
     @property
     def partition(self) -> tuple[tuple[int, ...], ...]:
@@ -239,7 +257,9 @@ class Collection:
 
     def __getitem__(self, key: str) -> Collection:
         """A part of it, in the same groups: `["pos"]`, `["protein"]["pos"]` or `["protein.pos"]`."""
-        return self.holding(part_of(self._held, key))
+        if key == "":
+            raise KeyError(f"a key must have at least 1 letter (keys: {', '.join(self.keys()) or 'none'})")
+        return collection_of(part_of(self._held, key))
 
     def __setitem__(self, key: str, value: Collection) -> None:
         """Puts a collection of the same samples, in the same groups, under a key, in place of what was there.
@@ -283,12 +303,25 @@ class Collection:
     # -- devices ---------------------------------------------------------------------------------------------------------
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Collection:
-        """The same on another device."""
-        return self.holding(self._held.moved(lambda tensor: tensor.to(device, non_blocking=non_blocking)))
+        """The same on another device.
+
+        Raises:
+            TypeError: no device; types are those of the samples.
+        """
+        if not isinstance(device, torch.device | str | int):
+            raise TypeError(f"to takes a device (got {device!r}); change types in the samples, or in a module by apply")
+        return collection_of(self._held.moved(lambda tensor: tensor.to(device, non_blocking=non_blocking)))
 
     def pin_memory(self) -> Collection:
         """The same in page-locked memory, as a DataLoader asks for it."""
-        return self.holding(self._held.moved(lambda tensor: tensor.pin_memory()))
+        return collection_of(self._held.moved(lambda tensor: tensor.pin_memory()))
+
+
+def collection_of(held: Held) -> Collection:
+    """What holds this already, for whoever makes groups by other means."""
+    made = object.__new__(Collection)
+    made._held = held
+    return made
 
 
 def _check_compatible(key: str, held: Held, new: Held) -> None:

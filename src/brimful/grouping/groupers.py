@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from brimful.core.errors import integer, names_of, settle
-from brimful.grouping.measure import Sizes
+from brimful.grouping.language import name_in
+from brimful.grouping.measure import IntArray, Sizes
 from brimful.plan import by_thresholds, optimal_partition
 
 Groups: TypeAlias = Sequence[Sequence[int]]
@@ -33,6 +34,7 @@ class LengthThresholds:
         thresholds: ascending; a sample of length <= threshold is in the group.
     Raises:
         ValueError: a negative threshold, or thresholds that do not ascend.
+        TypeError: a name that is no text, or thresholds that are no integers.
 
     >>> LengthThresholds("seq", [4]).partition(4, {"seq": np.array([1, 4, 2, 9])})
     [[0, 1, 2], [3]]
@@ -42,7 +44,12 @@ class LengthThresholds:
     thresholds: Sequence[int]
 
     def __post_init__(self) -> None:
-        thresholds = tuple(integer("thresholds", threshold) for threshold in self.thresholds)
+        if not isinstance(self.name, str):
+            raise TypeError(f"LengthThresholds takes the name of a ragged dimension first (got {self.name!r})")
+        given: Any = self.thresholds
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise TypeError(f"thresholds takes several lengths, such as [4] (got {given!r})")
+        thresholds = tuple(integer("thresholds", threshold) for threshold in given)
         object.__setattr__(self, "thresholds", thresholds)
         for before, after in pairwise(thresholds):
             if before >= after:
@@ -75,6 +82,10 @@ class Partition:
     groups: Groups
 
     def __post_init__(self) -> None:
+        given: Any = self.groups
+        for group in (given, *(given if isinstance(given, Iterable) else ())):
+            if isinstance(group, str) or not isinstance(group, Iterable):
+                raise TypeError(f"Partition takes sample numbers group by group, such as [[0, 2], [1]] (got {group!r})")
         groups = tuple(tuple(integer("a sample number", sample) for sample in group) for group in self.groups)
         object.__setattr__(self, "groups", groups)
 
@@ -84,7 +95,11 @@ class Partition:
 
 @dataclass(frozen=True)
 class OptimalGroups:
-    """At most `num_groups` groups of least total padded cost; see `brimful.plan.optimal_partition` for how exact.
+    """At most `num_groups` groups of least total padded cost.
+
+    Of one dimension exact. Of several, exact where there are at most 8 distinct samples and the cost never falls in any length;
+    of others the least of what is tried: see `brimful.plan.optimal_partition`. Price: of two dimensions 4 ms for 64 distinct
+    samples, 3 s for 2,000.
 
     Args:
         names: the ragged dimension, or several.
@@ -101,6 +116,8 @@ class OptimalGroups:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", names_of("OptimalGroups", self.names))
+        if not self.names:
+            raise ValueError("OptimalGroups must name at least 1 ragged dimension (got none)")
         settle(self, "num_groups", 1, "group")
 
     def partition(self, num_samples: int, sizes: Sizes) -> Groups:
@@ -114,8 +131,12 @@ def checked(groups: Groups, num_samples: int) -> tuple[tuple[int, ...], ...]:
 
     Raises:
         ValueError: a sample is in none or in several, or a group is empty.
+        TypeError: what is no integer.
     """
-    partition = tuple(tuple(group) for group in groups)
+    given: Any = groups
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise TypeError(f"a partition is sample numbers group by group, such as [[0, 2], [1]] (got {given!r})")
+    partition = tuple(_members(group) for group in given)
     if not all(partition):
         raise ValueError(f"group {partition.index(())} of the partition is empty; leave it out")
     members = np.array([sample for group in partition for sample in group], np.int64)
@@ -129,7 +150,27 @@ def checked(groups: Groups, num_samples: int) -> tuple[tuple[int, ...], ...]:
     return partition
 
 
-def _sizes_of(sizes: Sizes, name: str) -> np.ndarray:
+def partition_by(grouper: Grouper, num_samples: int, sizes: Sizes) -> tuple[tuple[int, ...], ...]:
+    """The groups that a grouper makes, checked.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(grouper, type | str | bytes) or not callable(getattr(grouper, "partition", None)):
+        raise TypeError(f"group takes a grouper, such as OneGroup() or OptimalGroups('seq', 4) (got {grouper!r})")
+    return checked(grouper.partition(num_samples, sizes), num_samples)
+
+
+def _members(group: Sequence[int]) -> tuple[int, ...]:
+    """The sample numbers of a group. Price: 50 ns a sample, a fifth of what `integer` takes."""
+    array = np.asarray(group)
+    if array.size and (array.ndim != 1 or array.dtype.kind not in "iu"):
+        raise TypeError(f"a group of the partition must be integers, the numbers of its samples (got {group!r})")
+    return tuple(array.tolist())
+
+
+def _sizes_of(sizes: Sizes, name: str) -> IntArray:
+    name = name_in(name)
     if name not in sizes:
         raise ValueError(f"there is no ragged dimension {name!r} to group by (names: {', '.join(sizes) or 'none'})")
     return sizes[name]

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from brimful.grouping.frame import Frame, row_counts, shapes_of
-from brimful.grouping.keys import leaves, texts_of, tree_of
-from brimful.grouping.language import Dims, num_leading, parse
+from brimful.grouping.keys import by_path, texts_of, tree_of
+from brimful.grouping.language import Dims, name_in, num_leading, parse
 from brimful.grouping.measure import Sizes, measure
 from brimful.grouping.rows import Pad, Tensor, checked_pad, padded, rows_of, samples_of, unpadded
 
@@ -82,7 +82,8 @@ def held_of(samples: Sequence[Any], dims: Any, pad_values: Any, constant: Sequen
     texts = texts_of(dims)
     found = _columns_of(samples, texts)
     shapes = {path: [tensor.shape for tensor in column] for path, column in found.items()}
-    measured = measure(shapes, {path: parse(text) for path, text in texts.items()}, constant, texts)
+    patterns = {path: parse(text) for path, text in texts.items()}
+    measured = measure(shapes, patterns, [*map(name_in, constant)], texts)
     rows = {path: (axes, (rows_of(found[path], axes),)) for path, axes in measured.dims.items()}
     return Held(len(samples), columns_with(rows, pad_values), measured.sizes, measured.constants)
 
@@ -93,7 +94,7 @@ def columns_with(found: Mapping[str, tuple[Dims, tuple[Tensor, ...]]], pad_value
     Raises:
         ValueError: a pad value for a key that is not there, or that its column does not hold.
     """
-    pads = dict(leaves(pad_values)) if pad_values is not None else {}
+    pads = by_path("pad_values", pad_values) if pad_values is not None else {}
     if unknown := [path for path in pads if path not in found]:
         raise ValueError(f"pad_values names {unknown[0]!r}, but the keys are {', '.join(map(repr, found))}")
     return {
@@ -111,6 +112,15 @@ def regrouped(held: Held, frame: Frame) -> Held:
         tensors = padded(rows, new.of(column.dims), frame.shapes(column.dims), column.pad)
         columns[path] = replace(column, tensors=tensors)
     return replace(held, columns=columns, frame=frame)
+
+
+def refilled(held: Held, pad_values: Any) -> Held:
+    """The same samples in the same groups, padding filled anew; see `Collection.repad`."""
+    columns = dict(held.columns)
+    if pad_values is not None:
+        found = columns_with({path: (column.dims, column.tensors) for path, column in columns.items()}, pad_values)
+        columns |= {path: found[path] for path in by_path("pad_values", pad_values)}
+    return regrouped(replace(held, columns=columns), held.groups)
 
 
 def rows_by_path(held: Held) -> dict[str, Tensor]:
@@ -159,6 +169,8 @@ def _columns_of(samples: Sequence[Any], texts: Mapping[str, str]) -> dict[str, l
         ValueError: no samples; a key that is missing, or that has no dims; tensors of several types or devices.
         TypeError: something that is no dict where there should be keys, or no tensor where there should be none.
     """
+    if not hasattr(samples, "__len__"):
+        raise TypeError(f"samples must be a list of tensors, or of dicts of them (got {type(samples).__name__})")
     if not len(samples):
         raise ValueError("a collection needs at least 1 sample (got none)")
     found: dict[str, list[Any]] = {}

@@ -47,15 +47,17 @@ def held_of_nested(batch: Any, dims: Any, pad_values: Any) -> Held:
     """What a collection of the samples of nested tensors holds; see `Collection.from_nested`."""
     texts = texts_of(dims)
     tensors = {path: found[0] for path, found in picked([batch], texts, "the batch").items()}
-    count = len(next(iter(tensors.values())))
     sizes: dict[str, IntArray] = {}
     for path, tensor in tensors.items():
         if tensor.is_nested:
             _add_sizes(sizes, tensor, path, texts[path])
+        elif not tensor.ndim:
+            raise ValueError(f"the batch, key {path!r}, must have an axis of samples first (got shape ())")
+    count = len(next(iter(tensors.values())))
     found: dict[str, tuple[Dims, tuple[Tensor, ...]]] = {}
     for path, tensor in tensors.items():
         rules = checked_rules(texts[path], sizes, {})
-        rows = tensor.values() if tensor.is_nested else tensor
+        rows = _rows_of(tensor)
         lead = int(tensor.is_nested)
         axes = rules[:lead] + tuple(expanded(rules[lead:], rows.shape[1:]))
         fits = len(axes) == lead + rows.ndim - 1 and axes[lead:] == tuple(rows.shape[1:])
@@ -66,6 +68,16 @@ def held_of_nested(batch: Any, dims: Any, pad_values: Any) -> Held:
             )
         found[path] = tuple(rule for rule in axes if not isinstance(rule, type(...))), (rows,)
     return Held(count, columns_with(found, pad_values), sizes, {})
+
+
+def _rows_of(tensor: Any) -> Tensor:
+    """The rows of all samples; of a nested tensor those that its offsets speak of, a view."""
+    if not tensor.is_nested:
+        found: Tensor = tensor
+        return found
+    first, last = tensor.offsets()[[0, -1]].tolist()
+    rows: Tensor = tensor.values()
+    return rows if (first, last) == (0, len(rows)) else rows[first:last]
 
 
 def _add_sizes(sizes: dict[str, IntArray], tensor: Tensor, path: str, text: str) -> None:

@@ -34,10 +34,24 @@ def texts_of(dims: Any) -> dict[str, str]:
     Raises:
         ValueError: there are none.
     """
-    texts = dict(leaves(dims))
+    texts = by_path("dims", dims)
     if not texts:
         raise ValueError("dims must name at least 1 key (got none)")
     return texts
+
+
+def by_path(setting: str, tree: Any) -> dict[str, Any]:
+    """The leaves of what a user said of keys, by path.
+
+    Raises:
+        ValueError: a key is named twice, as in {"a": {"b": 1}, "a.b": 2}.
+    """
+    found: dict[str, Any] = {}
+    for path, leaf in leaves(tree):
+        if path in found:
+            raise ValueError(f"{setting} names the key {path!r} twice")
+        found[path] = leaf
+    return found
 
 
 def joined(first: str, rest: str) -> str:

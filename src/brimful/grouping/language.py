@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import ast
 import operator
+import unicodedata
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import EllipsisType
 from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from brimful.core.errors import MOST
 
 Rule: TypeAlias = "int | str | tuple[str, Rule, Rule]"
 """A number, a name, or (operation, left, right)."""
@@ -27,7 +32,6 @@ _OPERATIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 _SIGNS: Final = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//"}
 
 
-@lru_cache(maxsize=1024)
 def parse(text: str) -> tuple[Rule | EllipsisType, ...]:
     """The axes that a text names, divided by spaces.
 
@@ -40,10 +44,28 @@ def parse(text: str) -> tuple[Rule | EllipsisType, ...]:
     """
     if not isinstance(text, str):
         raise TypeError(f"dims are written as text, such as 'res 3' (got {text!r})")
-    axes = tuple(_axis(word, text) for word in text.split())
-    if axes.count(...) > 1:
-        raise ValueError(f"'...' stands twice in {text!r}: how many axes each of them has would be open")
-    return axes
+    return _parsed(text)
+
+
+def name_in(text: str) -> str:
+    """A name as dims have it once they are read: of letters that look the same, such as the two signs for micro, one.
+
+    >>> name_in("\u00b5") == parse("\u00b5")[0] == "\u03bc"
+    True
+    """
+    return unicodedata.normalize("NFKC", text)
+
+
+def is_name(text: str) -> bool:
+    """Whether a text can be the name of a dimension, and is written as dims have it.
+
+    >>> [is_name(text) for text in ("input_ids", "input-ids", "a b", "a.b", "from", "")]
+    [True, False, False, False, False, False]
+    """
+    try:
+        return _parsed(text) == (text,)
+    except ValueError:
+        return False
 
 
 def names_in(rule: Rule) -> tuple[str, ...]:
@@ -56,16 +78,23 @@ def names_in(rule: Rule) -> tuple[str, ...]:
 def value_of(rule: Rule, known: Mapping[str, Any]) -> Any:
     """What a rule comes to, where its names stand for numbers, or for arrays of them.
 
+    Raises:
+        ValueError: it may come to more than 64 bits hold.
+
     >>> value_of(("-", "res", 2), {"res": 7})
     5
     """
-    if isinstance(rule, tuple):
-        return _OPERATIONS[rule[0]](value_of(rule[1], known), value_of(rule[2], known))
-    return known[rule] if isinstance(rule, str) else rule
+    if isinstance(rule, tuple) and _most(rule, known) > MOST:
+        raise ValueError(f"{text_of(rule)!r} comes to more than {MOST:,}; no axis is so long")
+    return _value(rule, known)
 
 
 def with_constants(rule: Rule, constants: Mapping[str, int]) -> Rule:
-    """A rule with numbers in place of the names that stand for them; a number where no name is left."""
+    """A rule with numbers in place of the names that stand for them; a number where no name is left.
+
+    Raises:
+        ValueError: it divides by 0, or by a name that stands for no number.
+    """
     if isinstance(rule, str):
         return constants.get(rule, rule)
     if isinstance(rule, int):
@@ -95,16 +124,61 @@ def trailing(dims: Dims) -> tuple[int, ...]:
     return tuple(rule for rule in dims[num_leading(dims) :] if isinstance(rule, int))
 
 
+def lies_first(rule: Rule) -> bool:
+    """Whether what a module makes of one padded axis by this rule may have its values before all padding: never, where it
+    is made of two axes put together.
+
+    >>> [lies_first(parse(text)[0]) for text in ("(res-1)//2+1", "res*2", "res+atm", "res*res")]
+    [True, True, False, False]
+    """
+    if not isinstance(rule, tuple):
+        return True
+    sign, left, right = rule
+    apart = sign != "*" or not (names_in(left) and names_in(right))
+    return apart and len(names_in(rule)) < 2 and lies_first(left) and lies_first(right)
+
+
+def _value(rule: Rule, known: Mapping[str, Any]) -> Any:
+    if isinstance(rule, tuple):
+        return _OPERATIONS[rule[0]](_value(rule[1], known), _value(rule[2], known))
+    return known[rule] if isinstance(rule, str) else rule
+
+
+def _most(rule: Rule, known: Mapping[str, Any]) -> int:
+    """What the size of a rule, and of each of its parts, is at most."""
+    if isinstance(rule, tuple):
+        left, right = _most(rule[1], known), _most(rule[2], known)
+        return {"*": max(left * right, left, right), "//": max(left, right)}.get(rule[0], left + right)
+    return int(np.abs(known[rule] if isinstance(rule, str) else rule).max(initial=0))
+
+
 def _folded(sign: str, left: Rule, right: Rule) -> Rule:
+    if sign == "//" and (not isinstance(right, int) or right == 0):
+        raise ValueError(
+            f"{text_of((sign, left, right))!r} must divide by a number other than 0 (got {text_of(right)})"
+        )
     if isinstance(left, int) and isinstance(right, int):
-        return int(_OPERATIONS[sign](left, right))
+        number = int(_OPERATIONS[sign](left, right))
+        if abs(number) > MOST:
+            raise ValueError(f"{text_of((sign, left, right))!r} comes to more than {MOST:,}; no axis is so long")
+        return number
     return sign, left, right
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str) -> tuple[Rule | EllipsisType, ...]:
+    axes = tuple(_axis(word, text) for word in text.split())
+    if axes.count(...) > 1:
+        raise ValueError(f"'...' stands twice in {text!r}: how many axes each of them has would be open")
+    return axes
 
 
 def _axis(word: str, text: str) -> Rule | EllipsisType:
     if word == "...":
         return ...
     try:
+        if "#" in word:  # what follows would be a comment
+            raise ValueError
         return _rule(ast.parse(word, mode="eval").body)
     except (SyntaxError, ValueError):
         raise ValueError(
@@ -116,12 +190,9 @@ def _axis(word: str, text: str) -> Rule | EllipsisType:
 def _rule(node: ast.expr) -> Rule:
     if isinstance(node, ast.Name):
         return node.id
-    if isinstance(node, ast.Constant) and type(node.value) is int:
+    if isinstance(node, ast.Constant) and type(node.value) is int and node.value <= MOST:
         return node.value
     sign = _SIGNS.get(type(node.op)) if isinstance(node, ast.BinOp) else None
     if sign is None or not isinstance(node, ast.BinOp):
         raise ValueError
-    left, right = _rule(node.left), _rule(node.right)
-    if sign == "//" and right == 0:
-        raise ValueError
-    return sign, left, right
+    return sign, _rule(node.left), _rule(node.right)

@@ -46,7 +46,8 @@ def measure(
         constant: names that have the same size in all samples.
     Raises:
         ValueError: another number of axes; a number that is another one; a name with two sizes in a sample; a constant with
-            another size in another sample; a name that stands in rules alone; with sample, key and both sizes.
+            another size in another sample; a name that stands in rules alone; with sample, key and both sizes. A rule that
+            divides by 0.
     Price: .5 us a sample and key.
     """
     axes = {path: _expanded(path, shapes[path], patterns[path], texts[path]) for path in patterns}
@@ -70,7 +71,7 @@ def measure(
                 raise ValueError(
                     f"{lost[0]!r} stands in the rule {text_of(rule)!r} alone: an axis of some key must be {lost[0]!r} itself"
                 )
-            expected = np.broadcast_to(value_of(rule, sizes | constants), column.shape)
+            expected = np.broadcast_to(value_of(with_constants(rule, constants), sizes), column.shape)
             differ = np.flatnonzero(column != expected)
             if len(differ):
                 sample = int(differ[0])

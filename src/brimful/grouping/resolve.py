@@ -7,6 +7,7 @@ from types import EllipsisType
 from typing import Any
 
 import numpy as np
+import torch
 
 from brimful.grouping.frame import Frame
 from brimful.grouping.keys import leaves
@@ -37,7 +38,8 @@ def resolved(
     """The axes of the padded tensors of all groups after that of the samples, once it is sure that they are as written.
 
     Raises:
-        ValueError: an unknown name, a rule that makes a length negative, or another shape; with key, group and both.
+        ValueError: an unknown name, a rule that makes a length negative, another shape, or another type or device than in the
+            first group; with key, group and both.
     """
     rules = checked_rules(text, sizes, constants)
     shape = tuple(tensors[0].shape)
@@ -47,6 +49,13 @@ def resolved(
         raise ValueError(
             f"{of} has shape {shape}, but {text!r} names {fixed} axes{' at least' * (... in rules)} after that of the samples"
         )
+    first = _kind(tensors[0])
+    for group, tensor in enumerate(tensors):
+        if _kind(tensor) != first or tensor.layout is not torch.strided:
+            raise ValueError(
+                f"{of} is a tensor of {_kind(tensor)} in group {group}, and of {first} in group 0; make them of one kind, "
+                "torch.strided"
+            )
     dims = expanded(rules, shape[1:])
     frame.check(dims, sizes)
     for group, (tensor, expected) in enumerate(zip(tensors, frame.shapes(dims), strict=True)):
@@ -99,6 +108,10 @@ def _at(result: Any, path: str, whose: str) -> Tensor:
             f"{whose}{inside} must be a tensor (got {type(result).__name__}{hint and f' with the keys {hint}'})"
         )
     return result
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tensor.dtype}, {tensor.device}, {tensor.layout}"
 
 
 def _extents(dims: Dims, frame: Frame, group: int) -> str:

@@ -7,7 +7,7 @@ that follow. Rows of all samples lie end to end in the order of the samples.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import isfinite, prod
 from typing import Final
 
 import torch
@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 Pad = float | Tensor
 
 _SIGNED: Final = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""Types whose values torch puts at no index, and those in which their bits can be."""
+"""Types whose values torch neither puts at an index nor takes from one, and those in which their bits can be."""
 
 
 def rows_of(tensors: Sequence[Tensor], dims: Dims) -> Tensor:
@@ -61,7 +61,10 @@ def unpadded(groups: Sequence[Tensor], places: IntArray, dims: Dims) -> Tensor:
     leading = num_leading(dims)
     flat = [group.flatten(0, leading) for group in groups]
     whole = torch.cat(flat) if len(flat) > 1 else flat[0]
-    return whole.index_select(0, index_of(places, whole.device))
+    index = index_of(places, whole.device)
+    if whole.dtype in _SIGNED:
+        return whole.view(_SIGNED[whole.dtype]).index_select(0, index).view(whole.dtype)
+    return whole.index_select(0, index)
 
 
 def index_of(numbers: IntArray, device: torch.device) -> Tensor:
@@ -81,9 +84,9 @@ def checked_pad(pad: Pad, dims: Dims, like: Tensor, key: str) -> Pad:
             raise ValueError(
                 f"the pad value of {key} has shape {tuple(pad.shape)}, but the fixed axes at the end are {inner}"
             )
-        held = bool((pad.to(like.dtype).to(pad.dtype) == pad).all()) or _is_inexact(like)
+        held = _holds_all(like, pad)
     elif isinstance(pad, bool | int | float):
-        held = _is_inexact(like) or _holds(like.dtype, pad)
+        held = _holds(like.dtype, pad)
     else:
         raise TypeError(f"the pad value of {key} must be a number or a tensor (got {pad!r})")
     if not held:
@@ -91,12 +94,20 @@ def checked_pad(pad: Pad, dims: Dims, like: Tensor, key: str) -> Pad:
     return pad
 
 
-def _is_inexact(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+def _holds_all(like: Tensor, pad: Tensor) -> bool:
+    """Rounded where the type is one of fractions, but finite as before, and of no fewer parts."""
+    if pad.is_complex() and not like.is_complex():
+        return False
+    there = pad.to(like.dtype)
+    if like.is_floating_point() or like.is_complex():
+        return bool((there.isfinite() == pad.isfinite()).all())
+    return bool((there.to(pad.dtype) == pad).all())
 
 
 def _holds(dtype: torch.dtype, value: float) -> bool:
     if dtype == torch.bool:
         return value in (0, 1)
+    if dtype.is_floating_point or dtype.is_complex:
+        return abs(value) <= torch.finfo(dtype).max or (isinstance(value, float) and not isfinite(value))
     limits = torch.iinfo(dtype)
     return limits.min <= value <= limits.max and value == int(value)

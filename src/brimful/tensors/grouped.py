@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from brimful.grouping import Collection
+from brimful.core.errors import DataError
+from brimful.grouping.collection import collection_of
 from brimful.grouping.frame import Frame
 from brimful.grouping.groupers import checked
 from brimful.grouping.held import Column, Held
+from brimful.grouping.language import is_name
 from brimful.plan import optimal_partition
 from brimful.plan.rounded import Rounding
 from brimful.steps.batch import Batch
-from brimful.tensors.columns import Columns, Lists
+from brimful.tensors.columns import Columns, Lists, Objects
 from brimful.tensors.layouts import refuse_taken
 from brimful.tensors.padded import padded
 from brimful.tensors.weights import unlabel
@@ -25,9 +27,21 @@ def grouped(batch: Batch, columns: Columns, num_groups: int, rounding: Rounding)
     """A batch as at most `num_groups` groups of like length, of least padded slots: `groups`, a collection of all tensors.
 
     `batch["groups"].groups` are padded batches, as `padded` makes them, each of some samples; `.apply` runs a module once a
-    group, `.ungroup()` gives the samples back in the order of the batch. What is no tensor lies beside it, as lists in that
-    order. A ragged dimension bears the name of its column; of those that go with a length column, `attention_mask` too, the name
-    is that of the length column. Padding comes last.
+    group, `.ungroup()` gives the samples back in the order of the batch. Padding comes last.
+
+    In `groups` are lists of numbers, numbers, arrays of one shape, `attention_mask` and `lengths`. Beside it, as lists in the
+    order of the batch, is what makes no tensor: text, and lists of lists, whatever their shapes. A ragged dimension bears the
+    name of its column; of those that go with a length column, `attention_mask` too, the name is that of the length column:
+    `apply(model, inputs=["input_ids"], masks="input_ids", outputs="input_ids ...")`, or `masks="~input_ids"`.
+
+    A loss is a sum over the groups, so that each token weighs the same:
+
+        total = sum(loss_sum(group) for group in batch["groups"].groups)  # cross_entropy(..., reduction="sum")
+        labels = torch.cat(batch["groups"]["labels"].ungroup())
+        bf.token_mean(total, {"labels": labels} | batch).backward()
+
+    Raises:
+        DataError: nothing makes a tensor; a column of tensors whose name could not be written in dims.
     Price: that of `padded` for each group, and 1 ms to find them.
 
     >>> import brimful as bf
@@ -38,6 +52,7 @@ def grouped(batch: Batch, columns: Columns, num_groups: int, rounding: Rounding)
     """
     numbers, sizes = batch.numbers, columns.sizes(batch)
     refuse_taken(["groups"], [column.name for column in columns.all])
+    _check_names(columns)
     partition, widths = _planned(sizes, batch, num_groups, rounding)
     parts = []
     for members, own in zip(partition, widths, strict=True):
@@ -61,8 +76,22 @@ def grouped(batch: Batch, columns: Columns, num_groups: int, rounding: Rounding)
             extents[ragged[key]] = np.array([tensor.shape[1] for tensor in tensors])
         found[key] = Column(dims, columns.fill(key), tensors)
     frame = Frame(checked([members.tolist() for members in partition], len(numbers)), extents)
-    out["groups"] = Collection.holding(Held(len(numbers), found, lengths, {}, frame))
+    out["groups"] = collection_of(Held(len(numbers), found, lengths, {}, frame))
     return out
+
+
+def _check_names(columns: Columns) -> None:
+    names = [column.name for column in columns.all if not isinstance(column, Objects)]
+    if not names:
+        raise DataError(
+            f"layout='grouped' needs at least 1 column of numbers or of lists of them (columns: "
+            f"{', '.join(column.name for column in columns.all) or 'none'}); tokenize the text, or choose layout='padded'"
+        )
+    if unreadable := [name for name in names if not is_name(name)]:
+        raise DataError(
+            f"layout='grouped' cannot write column {unreadable[0]!r} in dims, where a name is of letters, digits and '_', and no "
+            "word of Python; rename it (rename) or leave it out (drop), or choose layout='padded'"
+        )
 
 
 def _planned(
