@@ -7,6 +7,7 @@ import json
 import logging
 import weakref
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -591,3 +592,56 @@ def test_it_is_made_by_its_function_and_is_there_at_the_top() -> None:
     assert bf.oom_guard is oom_guard
     assert isinstance(bf.oom_guard(lambda batch, scale: None), OomGuard)
     assert bf.memory.oom_guard is oom_guard
+
+
+def test_what_runs_out_of_memory_is_told_once_and_what_is_split_beforehand_is_not() -> None:
+    told: list[tuple[tuple[int, ...], float]] = []
+    device = SimulatedOOM(40)
+    guard = oom_guard(
+        lambda batch, scale: device(batch), learn=lambda batch, peak: told.append((tuple(batch.shape), peak))
+    )
+    with torch.no_grad():
+        for _ in range(3):
+            guard(torch.zeros(8, 10))
+        guard(torch.zeros(4, 10))
+    assert guard.stats.split == 3
+    assert told == [((8, 10), inf)]
+
+
+def guarded(learn: bool) -> tuple[int, int, int]:
+    """Samples, how often memory ran out, and batches that were split, where 400 slots fit and 610 seem to."""
+    shapes = [(batch, length) for batch in (1, 4, 16) for length in (4, 16, 64)]
+    model = bf.MemoryModel.fit(shapes, [1000 + batch * length for batch, length in shapes])
+    data = bf.from_sequence([{"input_ids": [1] * (1 + n * 7 % 60)} for n in range(400)], shuffle=True)
+    device = SimulatedOOM(400)
+    batches = data.batch(bf.MemoryBudget(model, 1650, learn=learn), window=40)
+    with torch.no_grad(), batches.prefetch(4).iter() as it:
+        guard = oom_guard(
+            lambda batch, scale: len(device(batch["input_ids"])), weigh="sum", learn=it.learn if learn else None
+        )
+        seen = sum(guard(batch) for batch in it)
+        return seen, guard.stats.ooms, guard.stats.split
+
+
+def test_a_policy_that_learns_from_a_guarded_step_plans_fewer_batches_that_do_not_fit() -> None:
+    samples, ooms, split = guarded(learn=False)
+    assert samples == 400
+    fewer = guarded(learn=True)
+    assert fewer[0] == 400
+    assert fewer[1] <= ooms
+    assert fewer[2] < split / 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device itself is measured in tests/gpu")
+def test_the_peak_on_the_device_is_told_from_the_second_batch_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[Any, float]] = []
+    peaks: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peaks.append("reset"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 100 * device + len(peaks))
+    guard = oom_guard(lambda batch, scale: peaks.append("step"), learn=lambda *lesson: told.append(lesson))
+    for number in range(3):
+        guard([number])
+    assert peaks == ["reset", "step"] * 3
+    assert told == [([1], 304.0), ([2], 306.0)]

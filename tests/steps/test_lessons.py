@@ -7,6 +7,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,7 @@ def by_definition(policy: bf.MemoryBudget, tell: bool) -> list[tuple[tuple[int, 
     ends = [*range(0, ROWS, WINDOW), ROWS]
     models = [policy.model, policy.model]
     found = []
-    for start, end in zip(ends, ends[1:]):
+    for start, end in pairwise(ends):
         plan = policy.plan_by(models[-2], LENGTHS[start:end])
         known = models[-1]
         for batch, length in zip(plan.batches, plan.padded_lengths.tolist()):
@@ -158,7 +159,7 @@ def test_a_run_that_is_told_nothing_has_the_batches_of_a_policy_that_does_not_le
     st.integers(1, 9),
     st.integers(0, 30),
 )
-@examples(30)
+@examples(15)
 def test_any_lessons_at_any_depth_are_resumed_exactly(told_of: list[tuple[int, int]], window: int, place: int) -> None:
     """Some batches are told nothing, some twice, some of another shape than they had."""
 
@@ -275,22 +276,22 @@ def test_a_loader_that_is_left_sent_or_stepped_keeps_what_it_learnt() -> None:
 def test_a_state_stays_small_however_much_was_learnt() -> None:
     with rows(repeat=True).batch(budget(), window=WINDOW).iter() as it:
         random = np.random.default_rng(0)
-        for _ in range(300):
-            it.learn((3, 30), float(random.lognormal(13.0, 1.0)))
-        small = len(json.dumps(it.state_dict()))
-        for _ in range(1500):
-            it.learn((3, 30), float(random.lognormal(13.0, 1.0)))
-        assert len(json.dumps(it.state_dict())) < 2 * small < 40_000
+        sizes = []
+        for _ in range(3):
+            for _ in range(200):
+                it.learn((3, 30), float(random.lognormal(13.0, 0.1)))
+            sizes.append(len(json.dumps(it.state_dict())))
+        assert sizes[2] < 1.2 * sizes[1] < 8_000
 
 
 def test_lessons_lower_what_runs_out_of_memory_and_refuse_no_sample() -> None:
     policy = budget()
     model = policy.model
-    for _ in range(40):
+    for _ in range(9):
         model = policy.after_peak(model, 2, 60, math.inf)
     small, large = policy.plan_by(model, [60] * 12), policy.plan([60] * 12)
     assert len(small.batches) > len(large.batches)
-    for _ in range(200):
+    for _ in range(20):
         model = policy.after_peak(model, 1, 60, 9e6)
     longest = policy.max_length
     assert longest is not None
@@ -298,7 +299,7 @@ def test_lessons_lower_what_runs_out_of_memory_and_refuse_no_sample() -> None:
     assert alone.padded_sizes.tolist() == [1, 1, 1]
     with pytest.raises(OverlongError, match=f"a sample of {longest + 1:,} tokens .*at most {longest:,} tokens"):
         policy.taught(model).plan([longest + 1])
-    assert policy.after_peak(model, 1, 60, math.inf) is model  # it is known already
+    assert policy.after_peak(model, 900, 60, math.inf) is model  # it is known already
 
 
 def test_pairs_are_told_by_both_lengths() -> None:
