@@ -217,6 +217,26 @@ def test_after_ctrl_c_the_lessons_are_those_of_the_batches_that_were_taken() -> 
     assert not interrupts
 
 
+def test_a_plan_that_is_not_what_it_was_is_refused() -> None:
+    with fresh() as it:
+        next(it)
+        state = it.state_dict()
+    window, done, crc, plan = state["position"]
+    state["position"] = [window, done, crc, plan ^ 1]
+    with (
+        rows().batch(budget(), window=WINDOW).iter(state) as it,
+        pytest.raises(StateError, match=f"plans window 0 otherwise .* {plan ^ 1:08x} then, {plan:08x} now"),
+    ):
+        next(it)
+
+
+@pytest.mark.parametrize("depth", [1, 9])
+def test_a_function_that_plans_the_same_batches_takes_no_lessons_away(depth: int) -> None:
+    batches = rows().batch(budget(), window=4)
+    with batches.map(lambda batch: (len(list(batches.plans())), batch)[1]).prefetch(depth).iter() as it:
+        assert list(told(it)) == list(told(batches.iter()))
+
+
 def test_lessons_go_on_over_the_epochs_of_a_loader_and_of_iterators() -> None:
     repeated = rows(shuffle=True, repeat=True).batch(budget(), window=WINDOW)
     alone = rows(shuffle=True).batch(budget(), window=WINDOW)

@@ -65,10 +65,10 @@ class ResumableIterator(Iterator[T], Generic[T]):
             else:
                 state = self._position(state_dict, different)
                 lessons = state_dict.get("lessons")
-            self._place: tuple[State, Known | None] = (
-                state,
-                self._known(lessons),
-            )  # one value: threads may ask for a state
+            known = self._known(lessons)
+            if known is not None and state_dict is None:
+                known = known._replace(now=None)  # windows begin anew
+            self._place: tuple[State, Known | None] = state, known  # one value: other threads may ask for a state
         except StopIteration as error:
             raise _no_end(error) from error
         _ITERATORS.add(self)

@@ -11,6 +11,8 @@ for more than it has told.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, Protocol
@@ -51,6 +53,7 @@ class Plans:
         self._told: SimpleQueue[tuple[Any] | None] = SimpleQueue()  # None where nobody tells any longer
         self._held: tuple[Any] | None = None
         self._left = 0  # items of the window at work that are not handed on
+        self.claimed = False
         self._lasts: deque[bool] = deque()  # of each item that was handed on, whether it is its window's last
         belongs(self)
 
@@ -104,6 +107,21 @@ class Plans:
 
 PLANS: Final[ContextVar[Plans | None]] = ContextVar("brimful_plans", default=None)
 """Of the run whose code this is; None where nobody tells lessons: then all is planned by what is known at first."""
+
+
+@contextmanager
+def claimed(learner: Learner | None) -> Iterator[Plans | None]:
+    """The plans of this run for the one stage that plans by them, as long as it does; None where nothing learns, nobody tells,
+    or another stage inside of the run (one that a user's function runs) would take them away."""
+    plans = None if learner is None else PLANS.get()
+    if plans is None or plans.claimed:
+        yield None
+        return
+    plans.claimed = True
+    try:
+        yield plans
+    finally:
+        plans.claimed = False
 
 
 class Known(NamedTuple):

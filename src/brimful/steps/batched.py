@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from brimful.core import random
 from brimful.core.errors import count, settle
 from brimful.core.fruitless import Waiting
-from brimful.core.lessons import PLANS, Learner
+from brimful.core.lessons import Learner, claimed
 from brimful.core.stream import END, Stage, State, place, running
 from brimful.rows.blocks import check_replay
 from brimful.steps.batch import Batch
-from brimful.steps.lessons import learner_from, taught
+from brimful.steps.lessons import check_plan, learner_from, plan_crc, taught
 from brimful.steps.planners import BatchPlanner
 from brimful.windows.window import Window
 
@@ -26,7 +26,7 @@ class Batched(Stage[Batch]):
 
     `group` > 1 shuffles batches in aligned groups of that many neighbours in cost, so that the ranks of one step do
     equal work. A policy that learns plans each window by what the consumer's lessons make of it (`core.lessons`). State:
-    [windows' state before the window, batches of it handed on, its crc32].
+    [windows' state before the window, batches of it handed on, its crc32], and that of its plan where the policy learns.
     """
 
     verb = "batch"
@@ -51,11 +51,11 @@ class Batched(Stage[Batch]):
         return [self.upstream.start(epoch), 0, 0]
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
-        before, done, crc = at
+        before, done, crc, *planned = at
         here = place(self)
         waiting = Waiting()
-        plans = None if self.learner is None else PLANS.get()
-        with running(self.upstream, before) as windows:
+        learner = self.learner
+        with claimed(learner) as plans, running(self.upstream, before) as windows:
             for window, after in windows:
                 if done:
                     check_replay(self.upstream, window.crc32, crc, f"window {window.number}")
@@ -64,6 +64,9 @@ class Batched(Stage[Batch]):
                 batches = planner.batches(window, key, first=not done)
                 order = self._order(batches, after == END, key, first=not done)
                 waiting.got(len(order))
+                own = [] if learner is None else [plan_crc(batches)]
+                if done:
+                    check_plan(own, planned, f"window {window.number}")
                 if plans is not None:
                     plans.planned(len(order) - done)
                 while done < len(order):
@@ -73,7 +76,7 @@ class Batched(Stage[Batch]):
                     if plans is not None:
                         plans.hand(batch.last)
                     if not batch.last:
-                        yield batch, [before, done, window.crc32]
+                        yield batch, [before, done, window.crc32, *own]
                     else:
                         yield batch, END if after == END else [after, 0, 0]
                 before, done = after, 0

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from zlib import crc32
 
+import numpy as np
+
+from brimful.core.errors import StateError
 from brimful.core.lessons import Learner
 from brimful.core.stream import Stage, State, upstreams
 from brimful.plan import MemoryBudget
 from brimful.plan.memory import Length, as_shape
+from brimful.steps.batch import Batch
 from brimful.steps.planners import BatchPlanner, ByPolicy
 
 
@@ -70,3 +75,23 @@ def taught(planner: BatchPlanner, known: Any) -> BatchPlanner:
     assert isinstance(planner, ByPolicy)
     assert isinstance(planner.policy, MemoryBudget)
     return replace(planner, policy=planner.policy.taught(known))
+
+
+def plan_crc(batches: Sequence[Batch]) -> int:
+    """Of the sizes of a plan's batches, which say which samples are in which: they are cut from sorted ones."""
+    return crc32(np.array([len(batch) for batch in batches], dtype=np.int64).tobytes())
+
+
+def check_plan(ours: Sequence[int], saved: Sequence[int], at: str) -> None:
+    """Refuses to go on where what was learnt plans a window otherwise than when the state was saved.
+
+    Raises:
+        StateError: naming the window and both checksums.
+    """
+    if list(ours) != list(saved):
+        then, now = (", ".join(f"{one:08x}" for one in crcs) or "none" for crcs in (saved, ours))
+        raise StateError(
+            f"what was learnt plans {at} otherwise than when this state was saved (crc32 of the sizes {then} then, {now} now): "
+            "another machine, or release, that rounds otherwise; resume where it was saved, or begin the epoch again with the "
+            "state's lessons: iter(epoch=..., lessons=state['lessons'])"
+        )
