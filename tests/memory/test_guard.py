@@ -608,28 +608,50 @@ def test_what_runs_out_of_memory_is_told_once_and_what_is_split_beforehand_is_no
     assert told == [((8, 10), inf)]
 
 
-def guarded(learn: bool) -> tuple[int, int, int]:
-    """Samples, how often memory ran out, and batches that were split, where 400 slots fit and 610 seem to."""
+def few_fit(learn: bool) -> bf.Batches:
+    """Of 400 slots, where 610 seem to fit."""
     shapes = [(batch, length) for batch in (1, 4, 16) for length in (4, 16, 64)]
     model = bf.MemoryModel.fit(shapes, [1000 + batch * length for batch, length in shapes])
-    data = bf.from_sequence([{"input_ids": [1] * (1 + n * 7 % 60)} for n in range(400)], shuffle=True)
+    data = bf.from_sequence([{"input_ids": [n] * (1 + n * 7 % 60)} for n in range(400)], shuffle=True)
+    return data.batch(bf.MemoryBudget(model, 1650, learn=learn), window=40).prefetch(4)
+
+
+def guarded(it: Any, learn: bool, lessons: dict[str, Any] | None = None) -> Iterator[tuple[list[int], OomGuard]]:
+    """The samples of each batch that a guarded step saw, and the guard."""
     device = SimulatedOOM(400)
-    batches = data.batch(bf.MemoryBudget(model, 1650, learn=learn), window=40)
-    with torch.no_grad(), batches.prefetch(4).iter() as it:
-        guard = oom_guard(
-            lambda batch, scale: len(device(batch["input_ids"])), weigh="sum", learn=it.learn if learn else None
-        )
-        seen = sum(guard(batch) for batch in it)
-        return seen, guard.stats.ooms, guard.stats.split
+    step = oom_guard(
+        lambda batch, scale: device(batch["input_ids"])[:, :1], weigh="sum", learn=it.learn if learn else None
+    )
+    if lessons is not None:
+        step.load_state_dict(lessons)
+    with it, torch.no_grad():
+        for batch in it:
+            yield step(batch).flatten().tolist(), step
 
 
 def test_a_policy_that_learns_from_a_guarded_step_plans_fewer_batches_that_do_not_fit() -> None:
-    samples, ooms, split = guarded(learn=False)
-    assert samples == 400
-    fewer = guarded(learn=True)
-    assert fewer[0] == 400
-    assert fewer[1] <= ooms
-    assert fewer[2] < split / 2
+    stats = []
+    for learn in (False, True):
+        found = list(guarded(few_fit(learn).iter(), learn))
+        assert sorted(sample for samples, _ in found for sample in samples) == [*range(400)]
+        stats.append(found[-1][1].stats)
+    assert stats[1].ooms <= stats[0].ooms
+    assert stats[1].split < stats[0].split / 2
+
+
+def test_a_run_resumed_in_a_window_after_a_lesson_splits_and_plans_as_the_unbroken_one() -> None:
+    it = few_fit(True).iter()
+    states, whole = [], []
+    for samples, step in guarded(it, True):
+        states.append(json.dumps([it.state_dict(), step.state_dict()]))
+        whole.append((samples, step.stats.ooms))
+    first = next(place for place, (_, ooms) in enumerate(whole) if ooms)
+    assert whole[-1][1] > 1
+    for place in (first, first + 1, first + 7):
+        state, lessons = json.loads(states[place])
+        rest = list(guarded(few_fit(True).iter(state), True, lessons))
+        assert [samples for samples, _ in rest] == [samples for samples, _ in whole[place + 1 :]]
+        assert rest[-1][1].stats.ooms == whole[-1][1] - whole[place][1]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device itself is measured in tests/gpu")

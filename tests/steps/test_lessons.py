@@ -390,10 +390,12 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "a state without": (
         lambda: (
-            rows().batch(budget(), window=9).iter({k: v for k, v in fresh().state_dict().items() if k != "lessons"})
+            rows()
+            .batch(budget(), window=WINDOW)
+            .iter({k: v for k, v in fresh().state_dict().items() if k != "lessons"})
         ),
         StateError,
-        "was",
+        "this state has no lessons, unlike those of this pipeline",
     ),
     "its length": (
         lambda: len(rows().batch(budget(), window=9)),

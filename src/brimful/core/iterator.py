@@ -134,16 +134,25 @@ class ResumableIterator(Iterator[T], Generic[T]):
         Raises:
             ValueError: nothing here learns; a batch whose shape is not to be seen; a peak that is none.
         Price: .3 ms. State: three times the model, 1 to 5 kB each.
+        Example:
+            >>> import brimful as bf
+            >>> model = bf.MemoryModel.fit([(1, 8), (8, 8), (8, 16)], [1008, 1064, 1128])
+            >>> data = bf.from_sequence([{"input_ids": [1] * 16}] * 64)
+            >>> sizes = []
+            >>> with data.batch(bf.MemoryBudget(model, 1400, learn=True), window=16).iter() as it:
+            ...     for batch in it:
+            ...         sizes.append(len(batch["lengths"]))
+            ...         it.learn(batch, 1000 + 20 * sizes[-1])
+            >>> sizes  # of a window each, and of two windows that were planned by what the first one took
+            [16, 16, 14, 2, 2, 14]
         """
-        lessons, (state, known) = self._taught, self._place
-        assert known is not None
-        self._place = state, lessons.after(known, batch, peak_bytes)
+        lessons, state = self._taught, self._place[0]
+        self._place = state, lessons.after(self._so_far, batch, peak_bytes)
 
     @property
     def learnt(self) -> Any:
         """The model as it is by now, with all that it was told: to be saved, or given to another policy."""
-        known = self._place[1]
-        return self._taught and known and known.then
+        return self._so_far.then
 
     @property
     def lessons(self) -> State | None:
@@ -159,6 +168,11 @@ class ResumableIterator(Iterator[T], Generic[T]):
                 "nothing here learns: no policy has learn=True, as bf.MemoryBudget(model, limit_bytes, learn=True)"
             )
         return self._lessons
+
+    @property
+    def _so_far(self) -> Known:
+        known = self._place[1]
+        return self._taught.start() if known is None else known
 
     @property
     def _state(self) -> State:
