@@ -654,7 +654,7 @@ def test_a_run_resumed_in_a_window_after_a_lesson_splits_and_plans_as_the_unbrok
         assert rest[-1][1].stats.ooms == whole[-1][1] - whole[place][1]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the device itself is measured in tests/gpu")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device itself is measured below")
 def test_the_peak_on_the_device_is_told_from_the_second_batch_on(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[Any, float]] = []
     peaks: list[str] = []
@@ -667,3 +667,19 @@ def test_the_peak_on_the_device_is_told_from_the_second_batch_on(monkeypatch: py
         guard([number])
     assert peaks == ["reset", "step"] * 3
     assert told == [([1], 304.0), ([2], 306.0)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_peak_that_is_told_is_the_devices() -> None:
+    told: list[float] = []
+    weight = torch.randn(256, 256, device="cuda", requires_grad=True)
+
+    def step(batch: Tensor, scale: float) -> None:
+        ((batch @ weight).relu().mean() * scale).backward()
+
+    guard = oom_guard(step, parameters=[weight], learn=lambda batch, peak: told.append(peak))
+    for rows in (64, 4096, 64):
+        guard(torch.ones(rows, 256, device="cuda"))
+        peak = torch.cuda.max_memory_allocated()
+    assert told[1] == peak
+    assert told[0] > told[1] + 4032 * 256 * 4
