@@ -200,15 +200,15 @@ MUTANTS = [
     Mutant(
         "what a window has handed on is not saved",
         "windows/shuffle.py",
-        "[before, done, window.crc32]",
+        "[before, done, window.crc32, *own]",
         "[before, 0, window.crc32]",
         law("windows.Shuffle"),
     ),
     Mutant(
         "a batch is handed out again after a resume",
         "steps/batched.py",
-        "[before, done, window.crc32]",
-        "[before, done - 1, window.crc32]",
+        "[before, done, window.crc32, *own]",
+        "[before, done - 1, window.crc32, *own]",
         law("steps.Batched"),
     ),
     Mutant(
