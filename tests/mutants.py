@@ -200,7 +200,7 @@ MUTANTS = [
     Mutant(
         "what a window has handed on is not saved",
         "windows/shuffle.py",
-        "[before, done, window.crc32, *own]",
+        "[before, done, window.crc32]",
         "[before, 0, window.crc32]",
         law("windows.Shuffle"),
     ),
@@ -810,6 +810,37 @@ MUTANTS = [
         of("steps/test_lessons", "test_lessons_lower_what_runs_out_of_memory_and_refuse_no_sample"),
     ),
     Mutant(
+        "later batches take all of the first one's peak",
+        "memory/first_batch.py",
+        "self.model.largest_batch(length, SHARE * self._first, risk=self.risk)",
+        "self.model.largest_batch(length, self._first, risk=self.risk)",
+        of(
+            "memory/test_first_batch",
+            "test_a_batch_has_the_largest_size_whose_bound_is_within_nine_tenths_of_the_first_peak",
+        ),
+    ),
+    Mutant(
+        "the first batch has a size of the forecast, not the one that fits",
+        "memory/first_batch.py",
+        "sizes().rows(int(padded[start])) if start else sizes().batch_size",
+        "sizes().rows(int(padded[start]))",
+        of("memory/test_first_batch", "test_every_text_is_in_one_batch_and_the_first_is_as_large_as_was_said"),
+    ),
+    Mutant(
+        "texts that are cut are taken for texts of the greatest length",
+        "memory/dataloader.py",
+        "max_length=self.max_length + 1)",
+        "max_length=self.max_length)",
+        of("memory/test_dataloader", "test_truncated_texts_are_counted_and_said_once[gpt2]"),
+    ),
+    Mutant(
+        "a peak is learnt for the batch after the one that was run",
+        "memory/dataloader.py",
+        "            peaks.begin()\n            yield batch\n            peak = peaks.end()\n",
+        "            peak = peaks.end()\n            peaks.begin()\n            yield batch\n",
+        of("memory/test_dataloader", "test_batches_are_cut_by_all_peaks_before_but_those_of_batches_read_ahead[0]"),
+    ),
+    Mutant(
         "samples of one length change places",
         "plan/cut.py",
         "return ascending(lengths.max(initial=0) - lengths)",
@@ -1346,6 +1377,42 @@ MUTANTS = [
         "if batch.weight == 0:",
         "if batch.weight == 2:",
         of("tensors/test_grouped", "test_a_rank_without_a_batch_asks_for_no_label"),
+    ),
+    # -- what is drawn at random
+    Mutant(
+        "a collate_fn draws ahead of the loop",
+        "core/later.py",
+        "AHEAD.set(True)",
+        "AHEAD.set(False)",
+        of("tensors/test_collate_random", "test_it_is_called_by_the_thread_that_takes_the_batch"),
+    ),
+    Mutant(
+        "batches of a window draw alike",
+        "steps/batched.py",
+        "key=random.key(key, number)",
+        "key=key",
+        of("tensors/test_collate_random", "test_it_is_the_same_whatever_runs_ahead_while_the_loop_draws_too"),
+    ),
+    Mutant(
+        "the loop's generators are left where a collate_fn left them",
+        "core/drawn.py",
+        "torch.random.set_rng_state(before[2])",
+        "pass",
+        of("tensors/test_collate_random", "test_the_loop_draws_what_it_draws_without_it"),
+    ),
+    Mutant(
+        "a batch on a device is received by a thread that runs ahead",
+        "tensors/on_device.py",
+        "yield later(one, received) if inside else received(one), after",
+        "yield received(one), after",
+        of("tensors/test_on_device", "test_static_buffers_are_filled_when_the_consumer_takes_the_batch"),
+    ),
+    Mutant(
+        "an epoch of steps begins with the data again",
+        "loader.py",
+        "self._running = self.batches.iter(self._place(), epoch=self.epoch)\n            self._restored",
+        "self._running = self.batches.iter(None, epoch=self.epoch)\n            self._restored",
+        of("test_loader", "test_nothing_comes_twice_or_never_where_loops_are_left_and_restored"),
     ),
 ]
 

@@ -59,6 +59,7 @@ from brimful.memory import MemoryModel
 from brimful.plan import CostBudget, FixedSize, MemoryBudget, Packed, Policy, StaticShapes, TokenBudget
 from brimful.rows.add_bos_eos import AddBosEos
 from brimful.rows.blocks import Block, Sample
+from brimful.rows.causal_labels import CausalLabels
 from brimful.rows.choice import Choice
 from brimful.rows.choose import Choose
 from brimful.rows.chunk import Chunk
@@ -611,6 +612,7 @@ SOURCES: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {
 }
 ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
     AddBosEos: on(AddBosEos, bos_token_id=st.sampled_from([None, 1]), eos_token_id=2, column="input_ids"),
+    CausalLabels: on(CausalLabels, column="input_ids", shift=True),  # rows have labels
     Choose: on(Choose, choice=choices),
     Chunk: on(Chunk, chunk_length=few, target_columns=targets, drop_remainder=st.booleans()),
     ConcatChunk: on(ConcatChunk, target_columns=targets, chunk_length=few),
@@ -827,7 +829,9 @@ def row_links(
     classes: list[type[Stage[Any]]] = [*({*ROWS, Shuffle, Ahead, Repeat} - without)]
     classes.sort(key=lambda cls: cls.__name__)
     for cls in draw(st.lists(st.sampled_from(classes), max_size=4)):
-        if (cls in (TextBytes, Tokenize, Choose) and seen & CUTTERS) or (cls in (Pad, Stride, Zip) and cls in seen):
+        if (cls in (TextBytes, Tokenize, Choose) and seen & CUTTERS) or (
+            cls in (CausalLabels, Pad, Stride, Zip) and cls in seen
+        ):
             continue
         seen |= {cls}
         if cls is Shuffle:
@@ -849,7 +853,7 @@ def rows(*, alike: bool = False) -> SearchStrategy[Make]:
         lambda makes, link, links, *tokens: chain(joined(makes, link), *tokens, *links),
         st.lists(straight, min_size=1, max_size=3),
         st.one_of(*SEVERAL.values()),
-        row_links(frozenset({*CUTTERS, Pad})),
+        row_links(frozenset({*CUTTERS, CausalLabels, Pad})),
         *tokens,
     )
     return st.one_of(straight, straight, mixed)

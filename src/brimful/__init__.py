@@ -55,7 +55,14 @@ if TYPE_CHECKING:
     from brimful import grouping, memory
     from brimful.device.async_loader import AsyncLoader
     from brimful.device.warm_up import warm_up
-    from brimful.memory import MemoryModel, estimate, map_batches_in_order, oom_guard, probe
+    from brimful.memory import (
+        MemoryModel,
+        build_dynamic_batch_dataloader,
+        estimate,
+        map_batches_in_order,
+        oom_guard,
+        probe,
+    )
     from brimful.tensors import attention
     from brimful.tensors.loss import token_mean
 
@@ -89,6 +96,7 @@ __all__ = [
     "TokenBudget",
     "attention",
     "best_num_buckets",
+    "build_dynamic_batch_dataloader",
     "concat_datasets",
     "estimate",
     "exponential_buckets",
@@ -116,6 +124,7 @@ _LATER = {
     "AsyncLoader": "brimful.device.async_loader",
     "MemoryModel": "brimful.memory",
     "attention": "brimful.tensors.attention",
+    "build_dynamic_batch_dataloader": "brimful.memory",
     "estimate": "brimful.memory",
     "grouping": "brimful.grouping",
     "map_batches_in_order": "brimful.memory",

@@ -11,6 +11,7 @@ from brimful.core.errors import names_of
 from brimful.core.stream import Stage
 from brimful.rows.add_bos_eos import AddBosEos
 from brimful.rows.blocks import Block, Sample
+from brimful.rows.causal_labels import CausalLabels
 from brimful.rows.encoders import encoder_for
 from brimful.rows.ensure_bos_eos import EnsureBosEos, bos_eos_of
 from brimful.rows.filter import Filter
@@ -193,3 +194,23 @@ def ensure_bos_eos(self: R, tokenizer: Any, *, target_column: str = "input_ids")
         TypeError, ValueError: the tokenizer does not name them, or has neither.
     """
     return replace(self, stage=EnsureBosEos(self.stage, *bos_eos_of(tokenizer), target_column))
+
+
+def causal_labels(self: R, *, target_column: str = "input_ids", shift: bool = False) -> R:
+    """Adds `labels` for a model that predicts the next token, int32: the tokens, of which each sample's first is -100.
+
+    Models shift labels by one themselves, so nothing predicts a first token: as -100 it is not counted either, in
+    `num_items_in_batch` for one. Tokens that an `attention_mask` of the rows hides are -100 too.
+
+    Args:
+        shift: `shift_labels` instead, each where it is predicted: for samples that are cut across devices, where nobody can shift
+            by one. transformers' models take them by that name.
+    Raises:
+        DataError: there are such labels already, or a mask of another length; with file and line.
+
+    >>> import brimful as bf
+    >>> data = bf.from_sequence([{"input_ids": [5, 6, 7]}])
+    >>> [list(data.causal_labels(shift=shift))[0][name].tolist() for shift, name in ((False, "labels"), (True, "shift_labels"))]
+    [[-100, 6, 7], [6, 7, -100]]
+    """
+    return replace(self, stage=CausalLabels(self.stage, target_column, shift))

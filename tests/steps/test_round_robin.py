@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 import brimful as bf
-from brimful.batches import sampled
+from brimful.algebra import sampled
 from brimful.core.stream import BLOCK_ROWS
 from brimful.sources.files import FromFiles
 from brimful.steps.round_robin import RoundRobin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -27,9 +28,9 @@ def drawn(samples: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def batches(collate_fn: Callable[[list[dict[str, Any]]], Any] = drawn, **options: Any) -> bf.Batches:
+def batches(collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None, **options: Any) -> bf.Batches:
     data = bf.from_sequence([{"input_ids": [1] * (1 + i % 13)} for i in range(80)], shuffle=True)
-    return data.batch_by_tokens(32, window=30, collate_fn=collate_fn, **options)
+    return data.batch_by_tokens(32, window=30, collate_fn=collate_fn or drawn, **options)
 
 
 def state() -> tuple[Any, ...]:
@@ -64,6 +65,19 @@ def test_it_is_the_same_whatever_runs_ahead_while_the_loop_draws_too(way: str, e
         random.random()
     assert found == expected
     assert len({tuple(item["torch"]) for item in found}) == len(found)
+
+
+@pytest.mark.parametrize("way", ["prefetch", "to_device", "both", "loader"])
+def test_it_is_called_by_the_thread_that_takes_the_batch(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    callers = set()
+
+    def calling(samples: list[Any]) -> dict[str, Any]:
+        callers.add(threading.current_thread())
+        return {}
+
+    monkeypatch.setitem(globals(), "drawn", calling)
+    assert len(list(WAYS[way]())) > 10
+    assert callers == {threading.current_thread()}
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

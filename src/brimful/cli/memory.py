@@ -92,17 +92,26 @@ def fit(
             table = Table(box=box.SIMPLE)
             table.add_column("length", justify="right")
             table.add_column(f"largest batch within {limit_gb:g} GB at risk {risk:g}", justify="right")
+            table.add_column(style="dim")
             for length in dict.fromkeys(tuple(shape[1:]) for shape in sorted(shapes.tolist())):
                 largest = model.largest_batch(length[0] if len(length) == 1 else length, limit_gb * 1e9, risk=risk)
-                table.add_row(" and ".join(f"{one:,}" for one in length), f"{largest:,}")
+                measured_to = int(shapes[(shapes[:, 1:] == length).all(axis=1), 0].max())
+                beyond = f"beyond what was measured, {measured_to:,}: probe near it" if largest > measured_to else ""
+                table.add_row(" and ".join(f"{one:,}" for one in length), f"{largest:,}", beyond)
             console.print(table)
 
 
 def _meter(build: Callable[[str], Any], device: str) -> Meter:
     if device == "fake":
         return estimator_of(build)
-    as_device(device)
-    return meter_on(device, *build(device))
+    try:
+        as_device(device)
+    except ValueError as error:
+        raise ValueError(f"{error}: here --device fake") from None
+    built = build(device)
+    if not isinstance(built, tuple) or len(built) != 2:
+        raise ValueError(f"TARGET must return (step, make_batch) (got {type(built).__name__})")
+    return meter_on(device, *built)
 
 
 def _numbers(option: str, text: str) -> list[int]:
@@ -140,7 +149,7 @@ def _show(peaks: Peaks, output: Path) -> None:
     table = Table(box=box.SIMPLE)
     for title in ("batch", "length", "peak"):
         table.add_column(title, justify="right")
-    found = [(shape, f"{peak / 1e9:,.3f} GB") for shape, peak in zip(peaks.shapes.tolist(), peaks.peak_bytes.tolist())]
+    found = [(shape, f"{peak / 1e6:,.1f} MB") for shape, peak in zip(peaks.shapes.tolist(), peaks.peak_bytes.tolist())]
     for (batch, *lengths), peak in [*found, *((shape, "out of memory") for shape in peaks.out_of_memory.tolist())]:
         table.add_row(f"{batch:,}", " and ".join(f"{length:,}" for length in lengths), peak)
     console = stdout()

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from brimful.memory.dataloader import DynamicBatchDataLoader, build_dynamic_batch_dataloader
     from brimful.memory.device import meter_on, probe
     from brimful.memory.fake import estimate, estimator
     from brimful.memory.generation import oom_safe, oom_safe_generate
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
     from brimful.memory.simulated import SimulatedOOM
 
 _MODULES: Final = {
+    "DynamicBatchDataLoader": "dataloader",
     "MemoryModel": "model",
     "OomGuard": "guard",
     "Peaks": "peaks",
     "SimulatedOOM": "simulated",
+    "build_dynamic_batch_dataloader": "dataloader",
     "estimate": "fake",
     "estimator": "fake",
     "largest_batches": "search",
@@ -38,10 +41,12 @@ _MODULES: Final = {
 }
 
 __all__ = [
+    "DynamicBatchDataLoader",
     "MemoryModel",
     "OomGuard",
     "Peaks",
     "SimulatedOOM",
+    "build_dynamic_batch_dataloader",
     "estimate",
     "estimator",
     "largest_batches",

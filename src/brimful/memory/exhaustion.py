@@ -131,6 +131,13 @@ class InParts:
                 return result
             free()
             random.restore()
+            if self.stats.ooms == 1 and not done:
+                logger.warning(
+                    "out of memory: a batch of %d samples is run again in parts, and batches as large as it from now on (each "
+                    "one counts in `.stats.ooms`): %s",
+                    whole.samples,
+                    words,
+                )
             if done:
                 self.stats.skipped += whole.samples
                 logger.warning("skipped %d samples, as one of them alone is out of memory: %s", whole.samples, words)

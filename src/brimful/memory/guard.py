@@ -70,7 +70,8 @@ def oom_guard(
             are reset before. The first batch, before which optimizer states are not there, and one that was split beforehand
             tell nothing.
     Returns:
-        a callable on a batch: see `OomGuard`; a batch is cut as `parts.divisible` says.
+        a callable on a batch: see `OomGuard`; a batch is cut as `parts.divisible` says. Of a batch that was split, the numbers
+        that `step` returned are averaged by weight, as losses are: return counts as lists or tensors of a row a sample.
     Raises:
         ValueError: several ranks, and no `distributed`.
         TypeError: parameters that are no tensors.

@@ -55,7 +55,11 @@ def measured(meter: Meter, shapes: ArrayLike) -> Peaks:
     found: dict[int, float] = {}
     for number in np.argsort(-slots, kind="stable").tolist():
         hopeless = any(peak == inf and (table[number] >= table[other]).all() for other, peak in found.items())
-        found[number] = inf if hopeless else meter(*_shape(table[number]))
+        try:
+            found[number] = inf if hopeless else meter(*_shape(table[number]))
+        except Exception as error:
+            error.add_note(f"measuring {_words(table[number])}")
+            raise
     fits = np.array([isfinite(found[number]) for number in range(len(table))])
     peaks = [round(found[number]) for number in np.flatnonzero(fits).tolist()]
     return Peaks(table[fits], np.array(peaks, dtype=np.int64), table[~fits])

@@ -20,7 +20,7 @@ from brimful.windows.window import Window
 
 IntArray: TypeAlias = NDArray[np.int64]
 
-PAD_VALUES: Final = {"labels": -100}
+PAD_VALUES: Final = {"labels": -100, "shift_labels": -100}
 """What padding holds where neither the user nor the tokenizer says it; 0 in every other column."""
 
 

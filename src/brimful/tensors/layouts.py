@@ -21,7 +21,10 @@ from brimful.steps.batch import Batch, NumLabels
 if TYPE_CHECKING:
     from brimful.tensors.columns import Columns
 
-TOKEN_COLUMNS: Final = ("attention_mask", "token_type_ids", "position_ids", "special_tokens_mask", "labels")
+TOKEN_COLUMNS: Final = (
+    *("attention_mask", "token_type_ids", "position_ids", "special_tokens_mask", "labels"),
+    "shift_labels",
+)
 """Those of these that there are go with the tokens, where the user names none."""
 OF_RANKS: Final = ("weight", "is_filler", "num_items_in_batch")
 """What a data-parallel rank's batch has beside its columns."""

@@ -1,0 +1,294 @@
+"""A DataLoader of texts whose batches grow as the texts get shorter, within what the first one is known to take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from brimful.core.errors import integer, logger, name_of
+from brimful.memory.device import StepPeaks
+from brimful.memory.first_batch import FirstBatchSizes, cut_lazily
+from brimful.memory.model import MemoryModel
+from brimful.plan.cut import longest_first
+from brimful.plan.memory import PeakModel
+from brimful.plan.plan import IntArray
+from brimful.plan.rounded import Rounding
+
+CHUNK: Final = 4_096
+"""Texts that are tokenised at once where only their lengths are wanted."""
+
+_OURS: Final = ("padding", "truncation", "max_length", "return_tensors")
+_MEMBERS: Final = ("largest_batch", "predict", "num_lengths", "unit")
+
+
+def build_dynamic_batch_dataloader(
+    texts: Iterable[str],
+    tokenizer: Callable[..., Any],
+    batch_size: int,
+    max_input_token_length: int,
+    threshold: float = 0.025,
+    shuffle: bool = False,
+    num_workers: int = 4,
+    batch_start_range: float = 1.0,
+    batch_end_range: float = 6.0,
+    steps: int = 50,
+    *,
+    memory_model: PeakModel | str | os.PathLike[str] | None = None,
+    **tokenizer_kwargs: Any,
+) -> DynamicBatchDataLoader:
+    """Texts in batches sorted longest first: the first of `batch_size`, which is known to fit, later ones as much larger as the
+    memory of their shorter texts allows.
+
+    A batch is a dict of what the tokenizer gives (input_ids and attention_mask (B, L) int64, and every other key), padded to its
+    longest text by the tokenizer's own id on its own side, and `texts`. Each text is in exactly one batch.
+
+    Args:
+        texts: all of them are held.
+        tokenizer: of transformers, fast or slow, or a callable that takes what they take and gives what they give.
+        batch_size: samples of the first batch: so many of the longest texts must fit.
+        max_input_token_length: to which longer texts are cut, in tokens; how many, a warning and the loader's `truncated` say.
+        threshold: the share of full batches that may exceed .9 of the first one's peak.
+        shuffle: the order of the batches is drawn anew for each epoch, by torch's generator.
+        num_workers: processes that tokenise and pad, as DataLoader's, begun as torch begins them: by fork on Linux before
+            Python 3.14, for which a script needs no main guard.
+        batch_start_range, batch_end_range, steps: later batches have the largest of `steps` sizes, evenly from the one to the
+            other times `batch_size` and rounded down, whose bound is within; where none is, `batch_size`, or the smallest
+            where that is less.
+        memory_model: a `MemoryModel`, or the file that `brimful memory fit` wrote; None: `MemoryModel.pretrained()`, which
+            knows `generate` alone. One in bytes learns: see `DynamicBatchDataLoader`.
+        tokenizer_kwargs: for the tokenizer, as add_special_tokens or pad_to_multiple_of.
+    Raises:
+        TypeError, ValueError: settings or texts that are none, a text without tokens, a tokenizer that cannot pad.
+    Price: all texts are tokenised twice, here for their lengths and in the workers for what is in them; 8 bytes a text held.
+    Source: what it is for, and how it is called, is that of the dynabatch package.
+    Example:
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> words = Tokenizer(models.WordLevel({"[PAD]": 0, "a": 1}, unk_token="a"))
+        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", padding_side="left")
+        >>> loader = build_dynamic_batch_dataloader(["a", "a a a", "a a"], tokenizer, 2, 512, num_workers=0)
+        >>> [batch["texts"] for batch in loader]
+        [['a a a', 'a a'], ['a']]
+        >>> next(iter(loader))["input_ids"].tolist()
+        [[1, 1, 1], [0, 1, 1]]
+    """
+    batch_size = integer("batch_size", batch_size, 1, "text")
+    limit = integer("max_input_token_length", max_input_token_length, 1, "token")
+    num_workers = integer("num_workers", num_workers)
+    model = _model(memory_model)
+    options: dict[str, Any] = {"risk": threshold, "start": batch_start_range, "end": batch_end_range, "steps": steps}
+    FirstBatchSizes(model, batch_size, 1, **options)  # checks, before the texts are tokenised
+    texts = _texts(texts)
+    tokenized = Tokenized(tokenizer, limit, tokenizer_kwargs)
+    lengths = tokenized.lengths(texts)
+    truncated = int((lengths > limit).sum())
+    if truncated:
+        words = "truncated %d of %d texts to max_input_token_length=%d tokens"
+        logger.warning(words, truncated, len(texts), limit)
+    order = longest_first(np.minimum(lengths, limit))
+    padded = Rounding(pad_to_multiple_of=tokenized.multiple)(np.minimum(lengths, limit))[order]
+    if len(order):
+        tokenized.check(texts[order[-1]], int(padded[-1]))
+    sizes = FirstBatchSizes(model, batch_size, int(padded.max(initial=1)), **options)
+    learns = (
+        memory_model is not None and hasattr(model, "refined") and model.unit == "bytes" and torch.cuda.is_available()
+    )
+    batches = DynamicBatches(order, padded, sizes, shuffle, StepPeaks() if learns else None)
+    return DynamicBatchDataLoader(Texts(texts), batches, tokenized, num_workers, truncated)
+
+
+class DynamicBatchDataLoader(DataLoader[Any]):
+    """What `build_dynamic_batch_dataloader` gives: a DataLoader of dicts, from a list of texts.
+
+    It learns where it was given a model in bytes, to which peaks can be added (`refined`), and torch finds a CUDA device. The
+    peak between two batches, on the current device, is told to the model with the shape of the first of the two, once the
+    second is asked for. A batch is cut by what is known when DataLoader asks for it: by all peaks before, but for those of the
+    2 x num_workers batches that are read ahead; shuffled batches are all cut when an epoch begins. A measured peak of the
+    first batch takes the place of the predicted one. So the batches follow from the peaks alone, whatever the time; `len`,
+    which is not known then, is a TypeError. From the first time that memory runs out nothing more is learnt, as the step may
+    go on in parts.
+
+    Attributes:
+        truncated: texts that were cut to max_input_token_length.
+        memory_model: the model with all that was learnt; a `MemoryModel` has `save`.
+    """
+
+    def __init__(
+        self, texts: Texts, batches: DynamicBatches, tokenized: Tokenized, num_workers: int, truncated: int
+    ) -> None:
+        super().__init__(texts, batch_sampler=batches, num_workers=num_workers, collate_fn=tokenized)
+        self._batches = batches
+        self.truncated = truncated
+
+    @property
+    def memory_model(self) -> PeakModel:
+        return self._batches.sizes.model
+
+    def __iter__(self) -> Any:
+        batches, peaks = super().__iter__(), self._batches.peaks
+        return batches if peaks is None else self._watched(batches, peaks)
+
+    def _watched(self, batches: Iterator[Any], peaks: StepPeaks) -> Iterator[Any]:
+        for batch in batches:
+            rows, length = batch["input_ids"].shape
+            peaks.begin()
+            yield batch
+            peak = peaks.end()
+            if peak is not None:
+                self._batches.sizes = self._batches.sizes.learnt(rows, length, peak)
+
+
+class DynamicBatches:
+    """The numbers of the texts of each batch: a batch sampler.
+
+    Args:
+        order: numbers of the texts, longest first, (n,).
+        padded: the lengths that they are padded to, in that order, (n,).
+        sizes: by which batches are cut; replaced as peaks are learnt.
+        peaks: measures them; None: nothing is learnt.
+    """
+
+    def __init__(
+        self, order: IntArray, padded: IntArray, sizes: FirstBatchSizes, shuffle: bool, peaks: StepPeaks | None
+    ) -> None:
+        self.sizes, self.peaks = sizes, peaks
+        self._order, self._padded, self._shuffle = order, padded, shuffle
+        self._count: int | None = None
+
+    def __iter__(self) -> Iterator[list[int]]:
+        parts: Iterable[slice] = cut_lazily(self._padded, lambda: self.sizes)
+        if self._shuffle:
+            built = list(parts)
+            parts = [built[number] for number in torch.randperm(len(built)).tolist()]
+        for part in parts:
+            yield self._order[part].tolist()
+
+    def __len__(self) -> int:
+        if self.peaks is not None:
+            raise TypeError(
+                "the number of batches is not known: their sizes follow the peaks that memory_model learns from"
+            )
+        if self._count is None:
+            self._count = sum(1 for _ in cut_lazily(self._padded, lambda: self.sizes))
+        return self._count
+
+
+class Texts(Dataset[str]):
+    """Texts by number."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self._texts = texts
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, number: int) -> str:
+        return self._texts[number]
+
+
+@dataclass(frozen=True)
+class Tokenized:
+    """Texts as a batch: what the tokenizer gives for them, and themselves.
+
+    Args:
+        options: for the tokenizer, beside those that are set here.
+    Raises:
+        TypeError: these are among them; ValueError: a length that padding to a multiple cannot keep to.
+    """
+
+    tokenizer: Callable[..., Any]
+    max_length: int
+    options: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.tokenizer):
+            raise TypeError(
+                f"tokenizer must be one of transformers, or be called as they are (got {type(self.tokenizer).__name__}); "
+                "around one of tokenizers goes PreTrainedTokenizerFast(tokenizer_object=...)"
+            )
+        if set_here := [name for name in _OURS if name in self.options]:
+            raise TypeError(
+                f"{set_here[0]} is not for tokenizer_kwargs: batches are padded to their longest text, and texts cut to "
+                "max_input_token_length, as tensors of torch"
+            )
+        if self.max_length % self.multiple:
+            raise ValueError(
+                f"max_input_token_length must be a multiple of pad_to_multiple_of={self.multiple} (got {self.max_length})"
+            )
+
+    @property
+    def multiple(self) -> int:
+        """To which padded lengths are rounded up."""
+        return integer("pad_to_multiple_of", self.options.get("pad_to_multiple_of") or 1, 1, "token")
+
+    def __call__(self, texts: list[str]) -> dict[str, Any]:
+        given = self._given(texts, padding=True, max_length=self.max_length, return_tensors="pt")
+        return {**given, "texts": texts}
+
+    def lengths(self, texts: list[str]) -> IntArray:
+        """Their lengths in tokens, (n,) int64; of longer ones 1 more than they are cut to.
+
+        Raises:
+            ValueError: one is without tokens.
+        """
+        found = np.zeros(len(texts), np.int64)
+        for start in range(0, len(texts), CHUNK):
+            rows = self._given(texts[start : start + CHUNK], max_length=self.max_length + 1)["input_ids"]
+            found[start : start + len(rows)] = list(map(len, rows))
+        if len(empty := np.flatnonzero(found == 0)):
+            raise ValueError(
+                f"text {empty[0]:,} has no tokens ({texts[empty[0]]!r:.40}); leave such texts out ({len(empty):,} here)"
+            )
+        return found
+
+    def check(self, text: str, padded: int) -> None:
+        """Makes a batch of one text, and refuses a tokenizer that cannot, or whose batches are wider than planned."""
+        batch = self([text])
+        if missing := [name for name in ("input_ids", "attention_mask") if name not in batch]:
+            raise ValueError(
+                f"the tokenizer gives no {missing[0]} (it gives {', '.join(batch)}); say return_{missing[0]}=True"
+            )
+        if not isinstance(ids := batch["input_ids"], torch.Tensor):
+            raise TypeError(f"the tokenizer must give tensors for return_tensors='pt' (got {type(ids).__name__})")
+        if ids.shape != (1, padded):
+            raise ValueError(
+                f"the tokenizer must pad a batch to its longest text: one text, for which {padded:,} tokens are planned, "
+                f"became a tensor of shape {tuple(ids.shape)}"
+            )
+
+    def _given(self, texts: list[str], **settings: Any) -> Mapping[str, Any]:
+        given = self.tokenizer(texts, truncation=True, **settings, **self.options)
+        if not isinstance(given, Mapping) or "input_ids" not in given:
+            raise TypeError(f"{name_of(self.tokenizer)} must return a dict with input_ids (got {type(given).__name__})")
+        if len(given["input_ids"]) != len(texts):
+            raise ValueError(
+                f"the tokenizer returned {len(given['input_ids']):,} rows for {len(texts):,} texts; leave out what makes "
+                "several of one, as return_overflowing_tokens"
+            )
+        return given
+
+
+def _texts(texts: Iterable[str]) -> list[str]:
+    if isinstance(texts, str | bytes | Mapping):
+        raise TypeError(f"build_dynamic_batch_dataloader takes several texts (got a single {type(texts).__name__})")
+    held = list(texts)
+    if odd := [number for number, text in enumerate(held) if not isinstance(text, str)]:
+        raise TypeError(f"a text must be a str (text {odd[0]:,} is {held[odd[0]]!r:.40})")
+    return held
+
+
+def _model(given: PeakModel | str | os.PathLike[str] | None) -> PeakModel:
+    if given is None:
+        return MemoryModel.pretrained()
+    if isinstance(given, str | os.PathLike):
+        return MemoryModel.load(given)
+    if missing := [name for name in _MEMBERS if not hasattr(given, name)]:
+        raise TypeError(f"memory_model must have {missing[0]} (got {given!r}); a MemoryModel has")
+    return given

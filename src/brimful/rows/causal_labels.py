@@ -1,0 +1,63 @@
+"""Labels for models that predict the next token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brimful.core.errors import DataError, where
+from brimful.rows.blocks import Block
+from brimful.rows.blockwise import Blockwise
+from brimful.rows.ragged import LABELS, NOT_TRAINED_ON, list_array, ragged, with_column
+
+SHIFTED: Final = "shift_labels"
+MASK: Final = "attention_mask"
+_MOST: Final = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class CausalLabels(Blockwise):
+    """The tokens of a column as labels: that of each sample's first token, which nothing predicts, is -100, and so are those that
+    `attention_mask` hides. `shift`: as `shift_labels`, each where it is predicted."""
+
+    column: str
+    shift: bool
+
+    def apply(self, block: Block) -> Block:
+        name = SHIFTED if self.shift else LABELS
+        if block.schema.get_field_index(name) >= 0:
+            raise DataError(f"causal_labels: there is a column {name!r} already ({where(block, 0)}); drop or rename it")
+        tokens = ragged(block, self.column)
+        if tokens.values.dtype.kind not in "iu":
+            raise DataError(f"causal_labels: column {self.column!r} holds no integers ({where(block, 0)})")
+        first, last = tokens.offsets[[0, -1]].tolist()
+        values = tokens.values[first:last]
+        if values.size and int(values.max()) > _MOST:
+            raise DataError(
+                f"causal_labels: {int(values.max()):,} in column {self.column!r} is no token id ({where(block, 0)})"
+            )
+        labels, offsets = values.astype(np.int32), tokens.offsets.astype(np.int64) - first
+        if block.schema.get_field_index(MASK) >= 0:
+            labels[self._hidden(block, tokens.lengths)] = NOT_TRAINED_ON
+        begins = offsets[:-1][tokens.lengths > 0]
+        labels[begins] = NOT_TRAINED_ON
+        if self.shift:
+            labels = np.append(
+                labels[1:], labels.dtype.type(NOT_TRAINED_ON)
+            )  # the first of the next sample ends this one
+        return with_column(block, name, list_array(labels, offsets))
+
+    def _hidden(self, block: Block, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+        mask = ragged(block, MASK)
+        different = np.flatnonzero(mask.lengths != lengths)
+        if len(different):
+            row = int(different[0])
+            raise DataError(
+                f"causal_labels: {MASK!r} has {mask.lengths[row]:,} values and {self.column!r} {lengths[row]:,} "
+                f"({where(block, row)}); they must be equally many"
+            )
+        hidden: NDArray[np.bool_] = mask.values[mask.offsets[0] : mask.offsets[-1]] == 0
+        return hidden

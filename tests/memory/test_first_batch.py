@@ -1,0 +1,89 @@
+"""Sizes of batches beside a first one that fits: the largest that the bound allows, never more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brimful.memory import MemoryModel
+from brimful.memory.first_batch import FirstBatchSizes, cut_lazily
+
+SHAPES = [(batch, length) for batch in (1, 3, 8) for length in (4, 16, 64)]
+MODELS = {
+    "bytes": MemoryModel.fit(SHAPES, [500 + batch * (3 * length + length**2) for batch, length in SHAPES]),
+    "relative": MemoryModel.pretrained(),
+}
+
+
+@pytest.mark.parametrize("unit", MODELS)
+@given(
+    batch_size=st.integers(1, 40),
+    longest=st.integers(1, 90),
+    share=st.floats(0.01, 1),
+    risk=st.sampled_from([0.01, 0.1, 0.4]),
+    start=st.sampled_from([0.3, 1.0, 1.7]),
+    more=st.floats(0, 9),
+    steps=st.integers(1, 60),
+)
+def test_a_batch_has_the_largest_size_whose_bound_is_within_nine_tenths_of_the_first_peak(
+    unit: str, batch_size: int, longest: int, share: float, risk: float, start: float, more: float, steps: int
+) -> None:
+    model, length = MODELS[unit], max(1, int(share * longest))
+    sizes = FirstBatchSizes(model, batch_size, longest, risk=risk, start=start, end=start + more, steps=steps)
+    choices = [max(1, int(start * batch_size + 1e-9))]
+    if steps > 1:
+        choices = [max(1, int((start + more * n / (steps - 1)) * batch_size + 1e-9)) for n in range(steps)]
+    limit = 0.9 * model.predict(batch_size, longest)
+    within = [size for size in choices if model.bound(size, length, risk=risk) <= limit]
+    assert sizes.rows(length) == max(within, default=min(batch_size, choices[0]))
+    assert sizes.rows(length) >= sizes.rows(longest)
+
+
+@given(st.lists(st.integers(1, 64), max_size=60), st.integers(1, 9))
+def test_every_text_is_in_one_batch_and_the_first_is_as_large_as_was_said(lengths: list[int], batch_size: int) -> None:
+    padded = np.array(sorted(lengths, reverse=True), dtype=np.int64)
+    sizes = FirstBatchSizes(MODELS["bytes"], batch_size, max(lengths, default=1), start=0.4)
+    parts = list(cut_lazily(padded, lambda: sizes))
+    assert [number for part in parts for number in range(part.start, part.stop)] == list(range(len(lengths)))
+    assert not parts or parts[0].stop == min(batch_size, len(lengths))
+    assert all(part.stop - part.start == sizes.rows(int(padded[part.start])) for part in parts[1:-1])
+
+
+def test_a_measured_first_batch_is_the_limit_from_then_on() -> None:
+    sizes = FirstBatchSizes(MODELS["bytes"], 4, 64)
+    learnt = sizes.learnt(4, 32, 9_000.0)
+    assert (learnt.peak, learnt.model) == (None, MODELS["bytes"].refined([(4, 32)], [9_000.0]))
+    learnt = learnt.learnt(4, 64, 20_000.0).learnt(4, 64, 19_000.0)
+    assert learnt.peak == 20_000.0
+    assert learnt.rows(16) == max(
+        size for size in learnt.choices if learnt.model.bound(size, 16, risk=0.025) <= 0.9 * 20_000
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"batch_size": 0}, ValueError, r"^batch_size must be at least 1 text \(got 0\)"),
+        ({"steps": 0}, ValueError, r"^steps must be at least 1 size \(got 0\)"),
+        ({"risk": 1.0}, ValueError, r"^threshold, the risk, must be between 0 and 1 \(got 1.0\)"),
+        ({"start": 0.0}, ValueError, r"^batch_start_range must be positive \(got 0.0\)"),
+        (
+            {"start": 2.0, "end": 1.5},
+            ValueError,
+            r"^batch_end_range must be at least batch_start_range=2.0 \(got 1.5\)",
+        ),
+        ({"end": "6"}, TypeError, r"^batch_end_range must be a number \(got '6'\)"),
+        (
+            {"model": MemoryModel.fit([(1, 4, 4), (2, 4, 8)], [10, 20])},
+            ValueError,
+            r"^this model knows peaks by source and target length, and texts have one; fit it with \(n, 2\)",
+        ),
+    ],
+)
+def test_settings_are_checked(wrong: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        FirstBatchSizes(**{"model": MODELS["bytes"], "batch_size": 2, "longest": 9, **wrong})

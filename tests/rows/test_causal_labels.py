@@ -1,0 +1,73 @@
+"""Labels of causal models: what is counted is what is trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import brimful as bf
+from tests.samples import ids, tokens
+from tests.shards import write
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=8), st.booleans())
+def test_each_sample_by_itself(rows: list[list[int]], shift: bool) -> None:
+    table = pa.table({"input_ids": pa.array([[9], *rows], pa.list_(pa.uint16()))}).slice(1)
+    found = list(bf.from_sequence(table).causal_labels(shift=shift))
+    name = "shift_labels" if shift else "labels"
+    for row, sample in zip(rows, found, strict=True):
+        expected = [-100, *row[1:]] if row else []
+        assert sample[name].tolist() == (expected[1:] + [-100] * bool(row) if shift else expected)
+        assert sample[name].dtype == "int32"
+        assert sample["input_ids"].tolist() == row
+
+
+def test_what_a_mask_hides_is_not_trained_on() -> None:
+    data = tokens([5, 6, 7], [8]).pad({"input_ids": 0}, 4).causal_labels()
+    assert ids(data, "labels") == [[-100, 6, 7, -100], [-100, -100, -100, -100]]
+    assert ids(tokens([5, 6, 0]).map(dict).pad({"input_ids": 0}, 4).causal_labels(shift=True), "shift_labels") == [
+        [6, 0, -100, -100]
+    ]
+
+
+def test_a_loss_over_them_is_that_of_a_model_that_shifts() -> None:
+    """By hand: logits[t] against labels[t + 1], none for the first token; as many as are counted."""
+    logits = torch.rand(2, 3, 10)
+    data = tokens([5, 6, 7], [8, 9])
+    plain = next(iter(data.causal_labels().batch(2)))
+    moved = next(iter(data.causal_labels(shift=True).batch(2)))
+    one = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), plain["labels"][:, 1:].flatten(), ignore_index=-100
+    )
+    other = torch.nn.functional.cross_entropy(logits.flatten(0, 1), moved["shift_labels"].flatten(), ignore_index=-100)
+    assert torch.equal(one, other)
+    assert (plain["labels"] != -100).sum() == (moved["shift_labels"] != -100).sum() == 3
+
+
+def test_a_step_counts_what_it_trains_on(tmp_path: Path) -> None:
+    data = tokens([5, 6, 7], [8, 9], [4]).causal_labels().cache(tmp_path / "store")
+    (batch,) = data.batch(3, window=3).shard(0, 1)
+    assert batch["num_items_in_batch"] == 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"input_ids": [1], "labels": [1]}], r"there is a column 'labels' already \(.*line 1\); drop or rename it"),
+        (
+            [{"input_ids": [1], "attention_mask": [1]}, {"input_ids": [1, 2], "attention_mask": [1]}],
+            r"'attention_mask' has 1 values and 'input_ids' 2 \(.*line 2\); they must be equally many",
+        ),
+        ([{"input_ids": [0.5]}], r"column 'input_ids' holds no integers \(.*line 1\)"),
+        ([{"input_ids": [1 << 31]}], r"2,147,483,648 in column 'input_ids' is no token id \(.*line 1\)"),
+    ],
+)
+def test_what_cannot_be_labels_is_an_error_with_its_place(tmp_path: Path, rows: list[Any], message: str) -> None:
+    with pytest.raises(bf.DataError, match=rf"^causal_labels: {message}$"):
+        list(bf.from_files(write(tmp_path / "a.jsonl", rows)).causal_labels())
