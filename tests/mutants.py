@@ -388,14 +388,14 @@ MUTANTS = [
     Mutant(
         "a state dict shares its lists with the iterator",
         "core/iterator.py",
-        'return copy.deepcopy({"version": VERSION, "header": self._header, "position": self._state})',
-        'return {"version": VERSION, "header": self._header, "position": self._state}',
+        'state = copy.deepcopy({"version": VERSION, "header": self._header, "position": position})',
+        'state = {"version": VERSION, "header": self._header, "position": position}',
         of("core/test_iterator", "test_one_state_restored_twice_gives_the_same_and_stays_as_it_is"),
     ),
     Mutant(
         "after Ctrl-C the state is that of an item that nobody got",
         "core/iterator.py",
-        "self._state = before  # Ctrl-C",
+        "self._place = before  # Ctrl-C",
         "pass  # Ctrl-C",
         of("test_interrupt", "test_a_ctrl_c_at_any_place_loses_no_item_no_state_and_no_thread"),
     ),
@@ -1410,8 +1410,8 @@ MUTANTS = [
     Mutant(
         "an epoch of steps begins with the data again",
         "loader.py",
-        "self._running = self.batches.iter(self._place(), epoch=self.epoch)\n            self._restored",
-        "self._running = self.batches.iter(None, epoch=self.epoch)\n            self._restored",
+        "self._running = self._begun(self._place())\n            self._restored",
+        "self._running = self._begun(None)\n            self._restored",
         of("test_loader", "test_nothing_comes_twice_or_never_where_loops_are_left_and_restored"),
     ),
 ]
