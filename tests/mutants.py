@@ -207,8 +207,8 @@ MUTANTS = [
     Mutant(
         "a batch is handed out again after a resume",
         "steps/batched.py",
-        "[before, done, window.crc32]",
-        "[before, done - 1, window.crc32]",
+        "[before, done, window.crc32, *own]",
+        "[before, done - 1, window.crc32, *own]",
         law("steps.Batched"),
     ),
     Mutant(
@@ -388,14 +388,14 @@ MUTANTS = [
     Mutant(
         "a state dict shares its lists with the iterator",
         "core/iterator.py",
-        'return copy.deepcopy({"version": VERSION, "header": self._header, "position": self._state})',
-        'return {"version": VERSION, "header": self._header, "position": self._state}',
+        'state = copy.deepcopy({"version": VERSION, "header": self._header, "position": position})',
+        'state = {"version": VERSION, "header": self._header, "position": position}',
         of("core/test_iterator", "test_one_state_restored_twice_gives_the_same_and_stays_as_it_is"),
     ),
     Mutant(
         "after Ctrl-C the state is that of an item that nobody got",
         "core/iterator.py",
-        "self._state = before  # Ctrl-C",
+        "self._place = before  # Ctrl-C",
         "pass  # Ctrl-C",
         of("test_interrupt", "test_a_ctrl_c_at_any_place_loses_no_item_no_state_and_no_thread"),
     ),
@@ -808,6 +808,34 @@ MUTANTS = [
         "max(rows, batch) if np.less_equal(length, known).all() else rows",
         "max(rows, batch)",
         of("plan/test_memory", "test_a_first_batch_that_fits_may_always_be_made"),
+    ),
+    Mutant(
+        "a run that is resumed plans the next window by all that was learnt",
+        "core/lessons.py",
+        "plans.tell(known.next)",
+        "plans.tell(known.then)",
+        of("steps/test_lessons", "test_a_run_that_is_told_lessons_goes_on_exactly_from_any_place[prefetched]"),
+    ),
+    Mutant(
+        "a state knows what was learnt before the window at work, and not since",
+        "core/lessons.py",
+        "        now, *rest = known\n",
+        "        now, *rest = known._replace(then=known.next)\n",
+        of("steps/test_lessons", "test_a_run_that_is_told_lessons_goes_on_exactly_from_any_place[prefetched]"),
+    ),
+    Mutant(
+        "workers ask for batches of a window that waits for those that they hold",
+        "core/map_ahead.py",
+        "while pending and not ready():",
+        "while False:",
+        of("steps/test_lessons", "test_a_run_that_is_told_lessons_goes_on_exactly_from_any_place[by workers]"),
+    ),
+    Mutant(
+        "what was learnt refuses samples",
+        "plan/memory.py",
+        "max(rows, 1) if self._rows(length) else 0",
+        "rows if self._rows(length) else 0",
+        of("steps/test_lessons", "test_lessons_lower_what_runs_out_of_memory_and_refuse_no_sample"),
     ),
     Mutant(
         "later batches take all of the first one's peak",
@@ -1438,8 +1466,8 @@ MUTANTS = [
     Mutant(
         "an epoch of steps begins with the data again",
         "loader.py",
-        "self._running = self.batches.iter(self._place(), epoch=self.epoch)\n            self._restored",
-        "self._running = self.batches.iter(None, epoch=self.epoch)\n            self._restored",
+        "self._running = self._begun(self._place())\n            self._restored",
+        "self._running = self._begun(None)\n            self._restored",
         of("test_loader", "test_nothing_comes_twice_or_never_where_loops_are_left_and_restored"),
     ),
 ]

@@ -547,7 +547,11 @@ policies: SearchStrategy[Policy] = st.one_of(
     st.just(CostBudget(lambda batch, length: batch * length**2, 64)),
     st.just(StaticShapes((2, 8), 16)),
     st.builds(
-        MemoryBudget, st.just(PEAKS), st.integers(20, 60), order=st.sampled_from(["longest_first", "hardest_first"])
+        MemoryBudget,
+        st.just(PEAKS),
+        st.integers(20, 60),
+        order=st.sampled_from(["longest_first", "hardest_first"]),
+        learn=st.booleans(),
     ),
 )
 planners = st.one_of(

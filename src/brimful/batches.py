@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from brimful.algebra import in_turn, kind_of, padding_of, side_of, windows_of
@@ -14,6 +13,7 @@ from brimful.core.ahead import Ahead
 from brimful.core.enumerate_items import EnumerateItems
 from brimful.core.errors import integer, logger, names_of, one_of, positive
 from brimful.core.iterator import ResumableIterator
+from brimful.core.lessons import learner_of
 from brimful.core.map_items import MapItems
 from brimful.core.once import once, settings_of
 from brimful.core.repeat import Repeat
@@ -25,6 +25,7 @@ from brimful.rows.parallel import ExecutorType, Parallel
 from brimful.rows.ragged import LABELS
 from brimful.steps.batch import Batch, Uneven
 from brimful.steps.batched import Batched
+from brimful.steps.counted import num_items
 from brimful.steps.distributed import world_size_here
 from brimful.steps.planners import ByKey, ByPacking, ByPolicy
 from brimful.steps.round_robin import RoundRobin
@@ -58,13 +59,19 @@ class Batches:
         return self.iter()
 
     def iter(
-        self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0, allow: Collection[str] = ()
+        self,
+        state_dict: dict[str, Any] | None = None,
+        *,
+        epoch: int = 0,
+        allow: Collection[str] = (),
+        lessons: Any = None,
     ) -> ResumableIterator[Any]:
-        """An iterator over the batches, from the start of an epoch or from a state; see `Dataset.iter`."""
+        """An iterator over the batches, from the start of an epoch or from a state; see `Dataset.iter`. `lessons`: of a policy
+        that learns, the `lessons` of the iterator of the epoch before."""
         world_size = 1 if self.sharded else world_size_here()
         if world_size > 1:
             _say_unsharded(world_size)
-        return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch))
+        return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch), lessons)
 
     def loader(self, *, steps_per_epoch: int | None = None) -> Loader:
         """An IterableDataset of an epoch at a time, with state_dict, load_state_dict and set_epoch, for trainers: see `Loader`.
@@ -164,6 +171,11 @@ class Batches:
         return num_streams(self.planned)
 
     @property
+    def learns(self) -> bool:
+        """Whether the policy goes on learning from what its batches take."""
+        return learner_of(self.planned) is not None
+
+    @property
     def sharded(self) -> bool:
         """Whether these are one rank's, by `shard`."""
         planned = self.planned
@@ -171,9 +183,9 @@ class Batches:
 
     @once
     def _length(self) -> int:
-        length = _num_items(self._endless)
+        length = num_items(self._endless)
         if length is None:
-            raise TypeError(f"the number of batches is not known: the data set {_endless_or_streamed(self.planned)}")
+            raise TypeError(f"the number of batches is not known: {_unknown(self.planned)}")
         return length
 
     def map(self, fn: Callable[[Any], Any]) -> Batches:
@@ -358,6 +370,11 @@ def _rules(
 
 def _collated(batched: Batched, rules: ColumnRules, layout: Layout, few_shapes: bool, repeats: bool) -> Batches:
     planned = in_turn(batched)
+    if isinstance(planned, RoundRobin) and batched.learner is not None:
+        raise ValueError(
+            f"a policy that learns (learn=True) plans one window after the other, and {planned.streams} streams are planned each "
+            "by itself; read them without streams=, or say learn=False"
+        )
     return Batches(planned, Collated(planned, rules, layout, few_shapes), repeats, rules)
 
 
@@ -380,10 +397,13 @@ def _say_unsharded(world_size: int) -> None:
     )
 
 
-def _endless_or_streamed(stage: Stage[Any]) -> str:
+def _unknown(stage: Stage[Any]) -> str:
     """Why the number of batches is not known, in words."""
+    if learner_of(stage) is not None:
+        return "it follows from the lessons of a policy with learn=True; loader(steps_per_epoch=...) says how many are an epoch"
     windows = upstreams(stage.upstream if isinstance(stage, Sharded) else stage)[0]
-    return "repeats without end" if isinstance(windows, Planned) else f"is {kind_of(windows)}; cache() it to know"
+    words = "repeats without end" if isinstance(windows, Planned) else f"is {kind_of(windows)}; cache() it to know"
+    return f"the data set {words}"
 
 
 def _rows(window: int | str) -> int:
@@ -392,23 +412,3 @@ def _rows(window: int | str) -> int:
     if isinstance(window, str):
         raise ValueError(f"window must be a number of rows or 'auto' (got {window!r})")
     return integer("window", window, 1, "row")
-
-
-def _num_items(stage: Stage[Any], most: int | None = None) -> int | None:
-    """How many items a stage of batches has, where indexed data say it; counted up to `most`, and planned no further."""
-    if isinstance(stage, RoundRobin):
-        return None
-    below = upstreams(stage)[0]
-    if isinstance(stage, Batched):
-        if not isinstance(below, Planned) or below.upstream.count is None:
-            return None
-        with running(stage, stage.start(0)) as batches:
-            return sum(1 for _ in islice(batches, most))
-    if isinstance(stage, Repeat):
-        return most
-    if isinstance(stage, Sharded):
-        length = _num_items(below, None if most is None else most * stage.num_ranks)
-        return None if length is None else stage.num_steps(length)
-    if isinstance(stage, TakeItems):
-        return _num_items(below, stage.n if most is None else min(stage.n, most))
-    return _num_items(below, most)

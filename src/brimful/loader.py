@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Protocol
@@ -18,12 +19,17 @@ from brimful.core.stats import Stats
 class Runs(Protocol):
     """What a loader runs: Batches."""
 
-    def iter(self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0) -> ResumableIterator[Any]: ...
+    def iter(
+        self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0, lessons: Any = None
+    ) -> ResumableIterator[Any]: ...
 
     def __len__(self) -> int: ...
 
     @property
     def streams(self) -> int | None: ...
+
+    @property
+    def learns(self) -> bool: ...
 
 
 class Loader(IterableDataset[Any]):
@@ -60,6 +66,7 @@ class Loader(IterableDataset[Any]):
         self._left: dict[str, Any] | None = None  # the place of a loop that read ahead of what was used
         self._loaded = False  # a state, and no loop has begun since
         self._loop: object = None  # of epochs of steps the one that began last
+        self._lessons: Any = None  # what was learnt before the run that is going on, or was last
 
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
@@ -78,7 +85,7 @@ class Loader(IterableDataset[Any]):
         over = False
         while not over:
             restored = self._restored
-            self._running = self._last = running = self.batches.iter(restored, epoch=self.epoch)
+            self._running = self._last = running = self._begun(restored)
             self._restored = None
             over = restored is None  # else it may have nothing left: then the next epoch begins
             ended = False
@@ -103,7 +110,7 @@ class Loader(IterableDataset[Any]):
             self.epoch, self._steps = self.epoch + 1, 0
         self._loaded = False
         if self._running is None:
-            self._running = self.batches.iter(self._place(), epoch=self.epoch)
+            self._running = self._begun(self._place())
             self._restored = self._left = None
         self._loop = loop = object()
         self._last = running = self._running
@@ -119,6 +126,10 @@ class Loader(IterableDataset[Any]):
             if self._loop is not loop:
                 raise _ended_by_another()
 
+    def _begun(self, state: dict[str, Any] | None) -> ResumableIterator[Any]:
+        """A run from a state of its own, or of the epoch from its start, with what was learnt."""
+        return self.batches.iter(state, epoch=self.epoch, lessons=self._learnt() if state is None else None)
+
     def __len__(self) -> int:
         return len(self.batches) if self.steps_per_epoch is None else self.steps_per_epoch
 
@@ -128,6 +139,7 @@ class Loader(IterableDataset[Any]):
             "_running": None,
             "_last": None,
             "_loop": None,
+            "_lessons": self._learnt(),
             "_restored": self._place(),
             "_left": None,
             "_loaded": False,
@@ -137,6 +149,31 @@ class Loader(IterableDataset[Any]):
     def stats(self) -> Stats | None:
         """Counts of the epoch that is iterated over, or was last; None before the first."""
         return self._last.stats if isinstance(self._last, ResumableIterator) else None
+
+    def learn(self, batch: Any, peak_bytes: float) -> None:
+        """Tells what a batch of the loop took, to a policy that learns; see `ResumableIterator.learn`. It is kept over epochs.
+
+        Raises:
+            ValueError: as there, and where no loop has begun.
+        """
+        self._taught.learn(batch, peak_bytes)
+
+    @property
+    def learnt(self) -> Any:
+        """The model as it is by now; see `ResumableIterator.learnt`."""
+        return self._taught.learnt
+
+    @property
+    def _taught(self) -> ResumableIterator[Any]:
+        if not isinstance(self._last, ResumableIterator):
+            raise ValueError(
+                "a loader learns from the batches of its loop, and none has begun since it was made, loaded or sent"
+            )
+        return self._last
+
+    def _learnt(self) -> Any:
+        """What its runs have learnt, as plain JSON; None where nothing is."""
+        return self._last.lessons if isinstance(self._last, ResumableIterator) else self._lessons
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration runs; the one that was restored keeps its position, another starts anew.
@@ -156,7 +193,11 @@ class Loader(IterableDataset[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON: the epoch and, as text, the place after the last batch that was taken; of streams an entry for each
         that this rank reads, so that the states of all ranks can be joined (`bf.merge_states`)."""
-        state = as_text(self.epoch, self._place(), self.batches.streams)
+        place = self._place()
+        state = as_text(self.epoch, place, self.batches.streams)
+        if self.batches.learns:  # at the start of an epoch no place has the lessons; the names are the same at any time
+            learnt = self._learnt() if place is None else None
+            state |= {"lessons": "" if learnt is None else json.dumps(learnt)}
         return state if self.steps_per_epoch is None else state | {"steps": self._steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -195,6 +236,8 @@ class Loader(IterableDataset[Any]):
                 f"this state is of a loader of {kinds[whole]}, and this one has {kinds[not whole]}; use the same"
             )
         self.epoch, self._left, self._steps = epoch, place, state_dict.get("steps", 0)
+        learnt = state_dict.get("lessons")
+        self._lessons = json.loads(learnt) if learnt else None
 
     def _place(self) -> dict[str, Any] | None:
         """In the epoch; None at its start."""
@@ -205,6 +248,7 @@ class Loader(IterableDataset[Any]):
     def _leave(self, for_another: object = None) -> None:
         """Ends the iteration that runs: it is not where this loader goes on, but another loop, or None where it is sent."""
         self._steps = 0
+        self._lessons = self._learnt()
         running, self._running, self._last, self._left = self._running, None, for_another, None
         if running is not None:
             running.close()

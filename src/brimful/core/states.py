@@ -112,7 +112,7 @@ def restored_elsewhere(what: str, restored: int, told: int) -> str:
 
 def is_text(value: Any) -> bool:
     """Whether a value looks like what `as_text` returns."""
-    return isinstance(value, dict) and value.keys() - {"streams", "steps"} == {"epoch", "iterator"}
+    return isinstance(value, dict) and value.keys() - {"streams", "steps", "lessons"} == {"epoch", "iterator"}
 
 
 def _without_streams(position: State) -> tuple[State, dict[str, State]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache, partial
+from math import inf
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.errors import finite, integer, one_of
+from brimful.core.errors import finite, integer, one_of, positive
 from brimful.core.once import once, settings_of
 from brimful.plan.budget import ENDLESS, largest
 from brimful.plan.cut import cut_greedy, pair_rows_at, plan_pairs, plan_sorted
@@ -22,6 +23,7 @@ BatchSizes = Literal["any", "friendly"]
 Order = Literal["longest_first", "hardest_first"]
 
 _MEMBERS = ("largest_batch", "predict", "fingerprint", "num_lengths", "unit")
+_LEARNS = ("refined", "to_json", "from_json")
 _MULTIPLE = 8  # of which friendly batch sizes are multiples; below, powers of two
 
 
@@ -29,7 +31,8 @@ class PeakModel(Protocol):
     """What says how much memory a shape takes: a `MemoryModel`, or an object of one's own with these members.
 
     `largest_batch` never grows when a length does. `fingerprint` is another one for a model that answers differently: it
-    stands for the model in the header of a state.
+    stands for the model in the header of a state. To learn it also has `refined(shapes, peak_bytes)`, that gives another model,
+    and `to_json` and `from_json`, that give plain JSON of bounded size and the same model again.
     """
 
     @property
@@ -60,11 +63,14 @@ class MemoryBudget:
         reference: in place of `limit_bytes` a (batch, length) that is known to fit; of pairs (batch, (source, target)). The
             limit is the peak that the model predicts for it; a batch of no more rows and no greater length always may be made.
         batch_sizes: "friendly" rounds them down to multiples of 8, below to powers of two; the last batch is what is left.
+        learn: go on learning from the peaks that the iterator is told (`it.learn`, `oom_guard(..., learn=it.learn)`): what is
+            told while window w is taken counts from window w + 2 on. The number of batches is then not known (`len`). Which
+            samples come at all, and how far they are cut, stays what the model given says: lessons refuse none.
         order: "hardest_first" puts the batches with the greatest predicted peaks first, so that what does not fit shows at
             once; it is kept where batches are not shuffled.
     Raises:
         ValueError: not exactly one of `limit_bytes` and `reference`; a limit that a single token exceeds; a model of relative
-            peaks and a limit in bytes.
+            peaks and a limit in bytes, or that is to learn.
         OverlongError: from `plan`, for a sample that alone exceeds the limit.
     Price: that of `TokenBudget`, and 50 us for each batch of another length; of pairs 50 us for each that differs.
     Example:
@@ -82,10 +88,18 @@ class MemoryBudget:
     reference: tuple[int, Length] | None = field(default=None, kw_only=True)
     batch_sizes: BatchSizes = field(default="any", kw_only=True)
     order: Order = field(default="longest_first", kw_only=True)
+    learn: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        if missing := [name for name in _MEMBERS if not hasattr(self.model, name)]:
-            raise TypeError(f"model must have {missing[0]} (got {self.model!r}); a MemoryModel has")
+        members = (*_MEMBERS, *(_LEARNS if self.learn else ()))
+        if missing := [name for name in members if not hasattr(self.model, name)]:
+            to_learn = " to learn" if missing[0] in _LEARNS else ""
+            raise TypeError(f"model must have {missing[0]}{to_learn} (got {self.model!r}); a MemoryModel has")
+        if self.learn and self.model.unit == "relative":
+            raise ValueError(
+                "this model knows peaks only relative to one another, so it cannot learn from bytes (got learn=True); give "
+                "model.anchored(batch, length, peak_bytes)"
+            )
         if (self.limit_bytes is None) == (self.reference is None):
             found = f"{self.limit_bytes!r} and {self.reference!r}"
             raise ValueError(f"MemoryBudget takes either limit_bytes or reference=(batch, length) (got {found})")
@@ -97,7 +111,7 @@ class MemoryBudget:
                     "reference=(batch, length), or model.anchored(batch, length, peak_bytes)"
                 )
         else:
-            object.__setattr__(self, "reference", _reference(self.reference, self.model.num_lengths))
+            object.__setattr__(self, "reference", as_shape("reference", self.reference, self.model.num_lengths))
         if not 0 < finite("risk", self.risk) < 1:
             raise ValueError(f"risk must be between 0 and 1 (got {self.risk})")
         one_of("batch_sizes", self.batch_sizes, *get_args(BatchSizes))
@@ -105,7 +119,7 @@ class MemoryBudget:
         token: Length = 1 if self.model.num_lengths == 1 else (1, 1)
         if not self._rows(token):
             least = f"the peak of a single token, {self.model.predict(1, token):,.0f} and its margin"
-            raise ValueError(f"limit_bytes must be at least {least} (got {self._limit:,.0f})")
+            raise ValueError(f"limit_bytes must be at least {least} (got {self._limit(self.model):,.0f})")
 
     def __getstate__(self) -> dict[str, Any]:
         return settings_of(self)
@@ -119,7 +133,16 @@ class MemoryBudget:
         return None if longest == ENDLESS else longest
 
     def plan(self, lengths: ArrayLike) -> Plan:
-        """Batches whose peak is within the limit."""
+        """Batches whose peak is within the limit, as the model given says; pure, whatever was learnt."""
+        return self.plan_by(self.model, lengths)
+
+    def plan_by(self, model: PeakModel, lengths: ArrayLike) -> Plan:
+        """Batches whose peak is within the limit as another model says, of one sample at least where it fits by the model
+        given: what was learnt makes batches smaller or larger, and refuses no sample.
+
+        Raises:
+            OverlongError: for a sample that alone exceeds the limit, by the model given.
+        """
         lengths = as_lengths(lengths)
         if lengths.ndim != self.model.num_lengths:
             raise ValueError(
@@ -127,30 +150,59 @@ class MemoryBudget:
                 f"{lengths.ndim}; fit it with shapes of {1 + lengths.ndim} numbers"
             )
         padded = np.maximum(lengths, 1)
-        plan = self._pairs(lengths, padded) if lengths.ndim == 2 else self._singles(lengths, padded)
-        return plan if self.order == "longest_first" else self._hardest_first(plan)
+        pairs = lengths.ndim == 2
+        plan = self._pairs(model, lengths, padded) if pairs else self._singles(model, lengths, padded)
+        return plan if self.order == "longest_first" else _hardest_first(model, plan)
 
-    def _singles(self, lengths: IntArray, padded: IntArray) -> Plan:
+    def taught(self, model: PeakModel) -> Taught:
+        """The policy with what was learnt."""
+        return Taught(self, model)
+
+    def after_peak(self, model: PeakModel, batch: int, length: Length, peak_bytes: float) -> Any:
+        """The model after a lesson: the peak of a batch, or infinite where it ran out of memory.
+
+        Of one that ran out of memory no more is known than that its peak exceeds the limit: so much is learnt. Nothing is where
+        the model expects that already.
+        """
+        if peak_bytes == inf:
+            peak_bytes = self._limit(model)
+            if model.predict(batch, length) >= peak_bytes:
+                return model
+        shape = (batch, *length) if isinstance(length, tuple) else (batch, length)
+        return model.refined([shape], [positive("peak_bytes", peak_bytes)])  # type: ignore[attr-defined]
+
+    def _singles(self, model: PeakModel, lengths: IntArray, padded: IntArray) -> Plan:
         max_length = self.max_length
         if max_length is not None:
             self._refuse(lengths, padded <= max_length, max_length)
-        return plan_sorted(lengths, padded, cache(self._rows), cut_greedy)
+        return plan_sorted(lengths, padded, cache(lambda length: self._rows_by(model, length)), cut_greedy)
 
-    def _pairs(self, lengths: IntArray, padded: IntArray) -> Plan:
-        rows = cache(lambda source, target: self._rows((source, target)))
+    def _pairs(self, model: PeakModel, lengths: IntArray, padded: IntArray) -> Plan:
+        given = cache(lambda source, target: self._rows((source, target)))
         if len(lengths):
-            self._refuse(lengths, pair_rows_at(padded, rows) > 0, None)
-        return plan_pairs(lengths, padded, rows)
+            self._refuse(lengths, pair_rows_at(padded, given) > 0, None)
+        learnt = cache(lambda source, target: self._rows_by(model, (source, target)))
+        return plan_pairs(lengths, padded, given if model is self.model else learnt)
 
     def _refuse(self, lengths: IntArray, fits: NDArray[np.bool_], max_length: int | None) -> None:
-        words = f"limit_bytes={self._limit:,.0f}" if self.reference is None else f"reference={self.reference}"
+        words = (
+            f"limit_bytes={self.limit_bytes:,.0f}" if self.limit_bytes is not None else f"reference={self.reference}"
+        )
         limit = f"{words} at a risk of {self.risk:.1%}"
         limit += "" if max_length is None else f" (at most {max_length:,} tokens)"
         refuse_overlong(lengths, fits, max_length=max_length, limit=limit, remedy="raise the limit or the risk")
 
     def _rows(self, length: Length) -> int:
-        """The most rows of a padded length; 0 where none fits."""
-        rows = self.model.largest_batch(length, self._limit, risk=self.risk)
+        """The most rows of a padded length, as the model given says; 0 where none fits."""
+        return self._rows_at(self.model, self._limit(self.model), length)
+
+    def _rows_by(self, model: PeakModel, length: Length) -> int:
+        """The most rows as another model says; 0 where the one given says it."""
+        rows = self._rows_at(model, self._limit(model), length)
+        return rows if model is self.model else max(rows, 1) if self._rows(length) else 0
+
+    def _rows_at(self, model: PeakModel, limit: float, length: Length) -> int:
+        rows = model.largest_batch(length, limit, risk=self.risk)
         if self.batch_sizes == "friendly":
             rows = rows // _MULTIPLE * _MULTIPLE if rows >= _MULTIPLE else rows and 1 << (rows.bit_length() - 1)
         if self.reference is None:
@@ -158,30 +210,61 @@ class MemoryBudget:
         batch, known = self.reference
         return max(rows, batch) if np.less_equal(length, known).all() else rows
 
+    def _limit(self, model: PeakModel) -> float:
+        return self._own_limit if model is self.model else self._limit_by(model)
+
     @once
-    def _limit(self) -> float:
+    def _own_limit(self) -> float:
+        return self._limit_by(self.model)
+
+    def _limit_by(self, model: PeakModel) -> float:
         if self.reference is not None:
-            return self.model.predict(*self.reference)
+            return model.predict(*self.reference)
         assert self.limit_bytes is not None
         return self.limit_bytes
 
-    def _hardest_first(self, plan: Plan) -> Plan:
-        sizes, lengths = plan.padded_sizes.tolist(), plan.padded_lengths.tolist()
-        shapes = zip(sizes, (tuple(length) if isinstance(length, list) else length for length in lengths))
-        peaks = np.array([self.model.predict(*shape) for shape in shapes])
-        order = np.argsort(-peaks, kind="stable")
-        batches = [plan.batches[number] for number in order.tolist()]
-        return Plan(batches, plan.padded_lengths[order], plan.padded_sizes[order], plan.tokens)
+
+@dataclass(frozen=True)
+class Taught:
+    """A `MemoryBudget` with what its model has learnt since."""
+
+    policy: MemoryBudget
+    model: PeakModel
+
+    @property
+    def max_length(self) -> int | None:
+        """That of the model given."""
+        return self.policy.max_length
+
+    def plan(self, lengths: ArrayLike) -> Plan:
+        """See `MemoryBudget.plan_by`."""
+        return self.policy.plan_by(self.model, lengths)
+
+    def __repr__(self) -> str:
+        return repr(self.policy)
 
 
-def _reference(reference: object, num_lengths: int) -> tuple[int, Length]:
-    """A reference, checked: ints of Python's."""
-    whole = partial(integer, "reference", least=1)
-    if isinstance(reference, (tuple, list)) and len(reference) == 2:
-        batch, length = reference
+def _hardest_first(model: PeakModel, plan: Plan) -> Plan:
+    sizes, lengths = plan.padded_sizes.tolist(), plan.padded_lengths.tolist()
+    shapes = zip(sizes, (tuple(length) if isinstance(length, list) else length for length in lengths))
+    peaks = np.array([model.predict(*shape) for shape in shapes])
+    order = np.argsort(-peaks, kind="stable")
+    batches = [plan.batches[number] for number in order.tolist()]
+    return Plan(batches, plan.padded_lengths[order], plan.padded_sizes[order], plan.tokens)
+
+
+def as_shape(name: str, shape: object, num_lengths: int) -> tuple[int, Length]:
+    """A batch and its padded length, or two, checked: ints of Python's.
+
+    Raises:
+        TypeError: another form. ValueError: a number below 1.
+    """
+    whole = partial(integer, name, least=1)
+    if isinstance(shape, (tuple, list)) and len(shape) == 2:
+        batch, length = shape
         if num_lengths == 1:
             return whole(batch), whole(length)
         if isinstance(length, (tuple, list)) and len(length) == 2:
             return whole(batch), (whole(length[0]), whole(length[1]))
-    shape = "(batch, length)" if num_lengths == 1 else "(batch, (source length, target length))"
-    raise TypeError(f"reference must be {shape} (got {reference!r})")
+    words = "(batch, length)" if num_lengths == 1 else "(batch, (source length, target length))"
+    raise TypeError(f"{name} must be {words} (got {shape!r})")

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from brimful.core import random
 from brimful.core.errors import count, settle
 from brimful.core.fruitless import Waiting
+from brimful.core.lessons import Learner, claimed
 from brimful.core.stream import END, Stage, State, place, running
 from brimful.rows.blocks import check_replay
 from brimful.steps.batch import Batch
+from brimful.steps.lessons import check_plan, learner_from, plan_crc, taught
 from brimful.steps.planners import BatchPlanner
 from brimful.windows.window import Window
 
@@ -23,7 +25,8 @@ class Batched(Stage[Batch]):
     """Each window's plan, batch by batch.
 
     `group` > 1 shuffles batches in aligned groups of that many neighbours in cost, so that the ranks of one step do
-    equal work. State: [windows' state before the window, batches of it handed on, its crc32].
+    equal work. A policy that learns plans each window by what the consumer's lessons make of it (`core.lessons`). State:
+    [windows' state before the window, batches of it handed on, its crc32], and that of its plan where the policy learns.
     """
 
     verb = "batch"
@@ -39,27 +42,41 @@ class Batched(Stage[Batch]):
         settle(self, "group", 1, "batch")
         settle(self, "seed", None)
 
+    @property
+    def learner(self) -> Learner | None:
+        """What the planner learns by; None where it does not."""
+        return learner_from(self.planner, self.upstream)
+
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0, 0]
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
-        before, done, crc = at
+        before, done, crc, *planned = at
         here = place(self)
         waiting = Waiting()
-        with running(self.upstream, before) as windows:
+        learner = self.learner
+        with claimed(learner) as plans, running(self.upstream, before) as windows:
             for window, after in windows:
                 if done:
                     check_replay(self.upstream, window.crc32, crc, f"window {window.number}")
                 key = random.key(self.seed, here, window.epoch, window.number)
-                batches = self.planner.batches(window, key, first=not done)
+                planner = self.planner if plans is None else taught(self.planner, plans.known())
+                batches = planner.batches(window, key, first=not done)
                 order = self._order(batches, after == END, key, first=not done)
                 waiting.got(len(order))
+                own = [] if learner is None else [plan_crc(batches)]
+                if done:
+                    check_plan(own, planned, f"window {window.number}")
+                if plans is not None:
+                    plans.planned(len(order) - done)
                 while done < len(order):
                     number = int(order[done])
                     done += 1
                     batch = replace(batches[number], key=random.key(key, number), last=done == len(order))
+                    if plans is not None:
+                        plans.hand(batch.last)
                     if not batch.last:
-                        yield batch, [before, done, window.crc32]
+                        yield batch, [before, done, window.crc32, *own]
                     else:
                         yield batch, END if after == END else [after, 0, 0]
                 before, done = after, 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any, ClassVar
 
+from brimful.core.lessons import PLANS
 from brimful.core.stream import END, Stage, State, running, runtime
 from brimful.steps.batch import Batch, Uneven, apart, filler
 from brimful.steps.distributed import Rank, resolve
@@ -45,6 +46,12 @@ class Sharded(Stage[Batch]):
             raise ValueError(
                 f"{self.streamed} data cannot be shared out among {world_size} ranks: each would read and tokenise all of "
                 "it; give from_files(streams=...), or make a token store of it with cache(path)"
+            )
+        if world_size > 1 and PLANS.get() is not None:
+            raise ValueError(
+                f"a policy that learns (learn=True) plans by the lessons of one process, and {world_size} ranks that share out "
+                "batches must plan the same ones: learn in a run of one rank, save the model (it.learnt.save(path)), and give "
+                "all ranks that one with learn=False"
             )
         with running(self.upstream, at) as items:
             prepared = self._prepared(items, Rank(rank, world_size))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from brimful.core.errors import DataError, integer, one_of
 from brimful.core.later import AHEAD, Later
+from brimful.core.lessons import PLANS
 from brimful.core.stream import State
 from brimful.plan.rounded import Rounding
 from brimful.rows.blocks import Sample
@@ -215,7 +216,9 @@ class ByFunction(Layout):
             for block, one in rows:
                 yield Later(partial(collate, block)), one
             return
-        with closing(self.parallel.results(collate, rows, collate.called_as, shared=True)) as results:
+        plans = PLANS.get()
+        ready = (lambda: True) if plans is None else (lambda: plans.ready)
+        with closing(self.parallel.results(collate, rows, collate.called_as, shared=True, ready=ready)) as results:
             yield from ((item, one) for _, item, one in results)
 
     def shape(self, batch: Batch, item: Any, columns: Columns) -> tuple[tuple[int, ...], int]:

@@ -1,0 +1,97 @@
+"""Lessons on the memory that batches take: how a planner by `MemoryBudget` learns from peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from brimful.core.errors import StateError
+from brimful.core.lessons import Learner
+from brimful.core.stream import Stage, State, upstreams
+from brimful.plan import MemoryBudget
+from brimful.plan.memory import Length, as_shape
+from brimful.steps.batch import Batch
+from brimful.steps.planners import BatchPlanner, ByPolicy
+
+
+@dataclass(frozen=True)
+class PeakLessons:
+    """What is known is a model of peaks, and a lesson the peak of a batch, by its shape.
+
+    Args:
+        columns: those by whose lengths is planned: their tensors, (B, L), show the shape of a batch.
+    """
+
+    policy: MemoryBudget
+    columns: tuple[str, ...]
+
+    def first(self) -> Any:
+        return self.policy.model
+
+    def after(self, known: Any, item: Any, value: float) -> Any:
+        return self.policy.after_peak(known, *self._shape(item), value)
+
+    def to_json(self, known: Any) -> State:
+        return known.to_json()
+
+    def from_json(self, saved: State) -> Any:
+        return type(self.policy.model).from_json(saved)  # type: ignore[attr-defined]
+
+    def _shape(self, item: Any) -> tuple[int, Length]:
+        """Of a batch, or as it was given."""
+        if not isinstance(item, Mapping):
+            return as_shape("batch", item, self.policy.model.num_lengths)
+        found = [_shape_of(item.get(column)) for column in self.columns]
+        if any(len(shape) != 2 for shape in found) or len({shape[0] for shape in found}) > 1:
+            raise ValueError(
+                f"the shape of a batch is that of its tensors {' and '.join(self.columns)}, (B, L) (got "
+                f"{' and '.join(map(str, found))}); give learn the shape itself, (batch, padded length)"
+            )
+        lengths = [shape[1] for shape in found]
+        return found[0][0], lengths[0] if len(lengths) == 1 else (lengths[0], lengths[1])
+
+
+def _shape_of(tensor: Any) -> tuple[int, ...]:
+    """That of a padded tensor; () where it is none."""
+    return () if getattr(tensor, "is_nested", False) else tuple(map(int, getattr(tensor, "shape", ())))
+
+
+def learner_from(planner: BatchPlanner, windows: Stage[Any]) -> Learner | None:
+    """What a planner learns by; None where its policy does not."""
+    policy = planner.policy if isinstance(planner, ByPolicy) else None
+    if not isinstance(policy, MemoryBudget) or not policy.learn:
+        return None
+    while not hasattr(windows, "length_columns"):
+        (windows,) = upstreams(windows)
+    return PeakLessons(policy, windows.length_columns)
+
+
+def taught(planner: BatchPlanner, known: Any) -> BatchPlanner:
+    """A planner that learns, with what is known by now."""
+    assert isinstance(planner, ByPolicy)
+    assert isinstance(planner.policy, MemoryBudget)
+    return replace(planner, policy=planner.policy.taught(known))
+
+
+def plan_crc(batches: Sequence[Batch]) -> int:
+    """Of the sizes of a plan's batches, which say which samples are in which: they are cut from sorted ones."""
+    return crc32(np.array([len(batch) for batch in batches], dtype=np.int64).tobytes())
+
+
+def check_plan(ours: Sequence[int], saved: Sequence[int], at: str) -> None:
+    """Refuses to go on where what was learnt plans a window otherwise than when the state was saved.
+
+    Raises:
+        StateError: naming the window and both checksums.
+    """
+    if list(ours) != list(saved):
+        then, now = (", ".join(f"{one:08x}" for one in crcs) or "none" for crcs in (saved, ours))
+        raise StateError(
+            f"what was learnt plans {at} otherwise than when this state was saved (crc32 of the sizes {then} then, {now} now): "
+            "another machine, or release, that rounds otherwise; resume where it was saved, or begin the epoch again with the "
+            "state's lessons: iter(epoch=..., lessons=state['lessons'])"
+        )
