@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 import brimful as bf
-from brimful.batches import in_turn
+from brimful.algebra import in_turn
 from brimful.core.ahead import Ahead
 from brimful.core.enumerate_items import EnumerateItems
 from brimful.core.errors import ORIGIN, origins

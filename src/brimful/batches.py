@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from brimful.algebra import in_turn, kind_of, padding_of, side_of, windows_of
+from brimful.algebra import kind_of
 from brimful.core.ahead import Ahead
 from brimful.core.enumerate_items import EnumerateItems
-from brimful.core.errors import integer, logger, names_of, one_of, positive
+from brimful.core.errors import integer, logger, one_of, positive
 from brimful.core.iterator import ResumableIterator
 from brimful.core.lessons import learner_of
 from brimful.core.map_items import MapItems
@@ -19,19 +19,14 @@ from brimful.core.once import once, settings_of
 from brimful.core.repeat import Repeat
 from brimful.core.stream import Stage, num_streams, running, shown, substituted, upstreams
 from brimful.core.take_items import TakeItems
-from brimful.plan import FixedSize, StaticShapes
-from brimful.rows.blocks import Block, Sample
-from brimful.rows.parallel import ExecutorType, Parallel
 from brimful.rows.ragged import LABELS
 from brimful.steps.batch import Batch, Uneven
-from brimful.steps.batched import Batched
 from brimful.steps.counted import num_items
 from brimful.steps.distributed import world_size_here
-from brimful.steps.planners import ByKey, ByPacking, ByPolicy
 from brimful.steps.round_robin import RoundRobin
 from brimful.steps.sharded import Sharded
 from brimful.tensors.collated import Collated
-from brimful.tensors.layouts import ByFunction, ColumnRules, Layout, PackedRows, Padded, layout_named
+from brimful.tensors.layouts import ColumnRules, Padded
 from brimful.windows.planned import Planned
 
 if TYPE_CHECKING:
@@ -264,129 +259,6 @@ class Batches:
         return Repeat(self.stage) if self.repeats else self.stage
 
 
-def padded_batches(
-    stage: Stage[Block],
-    repeats: bool,
-    planner: ByPolicy | ByKey,
-    window: int | Literal["auto"],
-    *,
-    length_column: str | tuple[str, str] = "input_ids",
-    token_columns: Sequence[str] | None = None,
-    pad_values: Mapping[str, float] | None = None,
-    pad_side: Literal["right", "left"] | None = None,
-    layout: Literal["padded", "nested", "grouped"] = "padded",
-    num_groups: int | None = None,
-    dtypes: Mapping[str, Any] | None = None,
-    drop_last: bool = False,
-    shuffle_batches: bool = True,
-    group: int = 1,
-    seed: int = 42,
-    collate_fn: Callable[[list[Sample]], Any] | None = None,
-    max_workers: int = 0,
-    executor_type: ExecutorType = "thread",
-) -> Batches:
-    """Rows to batches, by a policy or by functions of the samples; see BatchOptions."""
-    policy = planner.policy if isinstance(planner, ByPolicy) else None
-    in_order = isinstance(policy, FixedSize) and not policy.sort
-    rules = _rules(stage, length_column, token_columns, pad_values, dtypes)
-    static = isinstance(policy, StaticShapes)
-    side = pad_side or side_of(stage, rules.length_columns[0]) or "right"
-    one_of("pad_side", side, "right", "left")
-    if collate_fn is not None and (layout != "padded" or num_groups is not None):
-        given = f"layout={layout!r}" if layout != "padded" else f"num_groups={num_groups}"
-        raise ValueError(f"collate_fn makes the batch, which leaves nothing for {given} to do; give one of the two")
-    if layout == "grouped" and pad_side == "left":
-        raise ValueError("layout='grouped' pads on the right; leave pad_side out, or choose layout='padded'")
-    if layout == "grouped" and side == "left":
-        _say_right()
-    rounding = planner.rounding or policy
-    shape = layout_named(layout, side == "left", static, num_groups, rounding)
-    windows = windows_of(
-        stage, _rows(window), rules.length_columns, required=policy is not None and not in_order, policy=policy
-    )
-    batched = Batched(windows, planner, drop_last, shuffle_batches and not in_order, group, seed)
-    few_shapes = (
-        static or getattr(rounding, "buckets", None) is not None or getattr(rounding, "pad_to_multiple_of", 1) > 1
-    )
-    return _collated(batched, rules, _layout(shape, collate_fn, max_workers, executor_type), few_shapes, repeats)
-
-
-def packed_batches(
-    stage: Stage[Block],
-    repeats: bool,
-    planner: ByPacking,
-    window: int | Literal["auto"],
-    hf_flash_attention: bool,
-    *,
-    length_column: str = "input_ids",
-    token_columns: Sequence[str] | None = None,
-    pad_values: Mapping[str, float] | None = None,
-    dtypes: Mapping[str, Any] | None = None,
-    drop_last: bool = False,
-    shuffle_batches: bool = True,
-    group: int = 1,
-    seed: int = 42,
-    collate_fn: Callable[[list[Sample]], Any] | None = None,
-    max_workers: int = 0,
-    executor_type: ExecutorType = "thread",
-) -> Batches:
-    """Rows of samples to rows of packed tokens; see PackOptions."""
-    rules = _rules(stage, length_column, token_columns, pad_values, dtypes)
-    windows = windows_of(stage, _rows(window), rules.length_columns, required=True, policy=planner.policy)
-    batched = Batched(windows, planner, drop_last, shuffle_batches, group, seed)
-    layout = _layout(PackedRows(hf_flash_attention), collate_fn, max_workers, executor_type)
-    return _collated(batched, rules, layout, False, repeats)
-
-
-def _layout(
-    layout: Layout, collate_fn: Callable[[list[Sample]], Any] | None, max_workers: int, executor_type: ExecutorType
-) -> Layout:
-    """That of the tensors, or what a user's function makes instead."""
-    parallel = Parallel(max_workers, executor_type, prefetch_factor=1)
-    if collate_fn is None:
-        if parallel != Parallel(prefetch_factor=1):
-            raise ValueError("max_workers and executor_type are for a collate_fn, of which there is none; see prefetch")
-        return layout
-    return ByFunction(collate_fn, parallel)
-
-
-def _rules(
-    stage: Stage[Block],
-    length_column: str | tuple[str, str],
-    token_columns: Sequence[str] | None,
-    pad_values: Mapping[str, float] | None,
-    dtypes: Mapping[str, Any] | None,
-) -> ColumnRules:
-    lengths = names_of("length_column", length_column)
-    tokens = None if token_columns is None else names_of("token_columns", token_columns)
-    if not lengths:
-        raise ValueError("length_column must name a column, or a pair of them (got none)")
-    known = padding_of(stage)
-    fills = {name: padding.id for name, padding in known.items() if padding.id is not None and name != LABELS}
-    names = {name: str(dtype).removeprefix("torch.") for name, dtype in (dtypes or {}).items()}  # of torch.int32 too
-    explicit = tuple(dict.fromkeys((*(lengths if lengths != ("input_ids",) else ()), *(pad_values or {}), *names)))
-    return ColumnRules(lengths, tokens, fills | dict(pad_values or {}), names, explicit)
-
-
-def _collated(batched: Batched, rules: ColumnRules, layout: Layout, few_shapes: bool, repeats: bool) -> Batches:
-    planned = in_turn(batched)
-    if isinstance(planned, RoundRobin) and batched.learner is not None:
-        raise ValueError(
-            f"a policy that learns (learn=True) plans one window after the other, and {planned.streams} streams are planned each "
-            "by itself; read them without streams=, or say learn=False"
-        )
-    return Batches(planned, Collated(planned, rules, layout, few_shapes), repeats, rules)
-
-
-@cache
-def _say_right() -> None:
-    """Once in a process."""
-    logger.warning(
-        "layout='grouped' pads on the right, though the tokenizer pads on the left; give pad_side='right' if that is meant, or "
-        "choose layout='padded'"
-    )
-
-
 @cache
 def _say_unsharded(world_size: int) -> None:
     """Once in a process: that each rank reads the same is seldom meant, and nothing else would show it."""
@@ -404,11 +276,3 @@ def _unknown(stage: Stage[Any]) -> str:
     windows = upstreams(stage.upstream if isinstance(stage, Sharded) else stage)[0]
     words = "repeats without end" if isinstance(windows, Planned) else f"is {kind_of(windows)}; cache() it to know"
     return f"the data set {words}"
-
-
-def _rows(window: int | str) -> int:
-    if window == "auto":
-        return 0
-    if isinstance(window, str):
-        raise ValueError(f"window must be a number of rows or 'auto' (got {window!r})")
-    return integer("window", window, 1, "row")

@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 
 from brimful.algebra import goes_on
-from brimful.batches import padded_batches
+from brimful.batching import padded_batches
 from brimful.core.errors import DataError, StateError, known, name_of, one_of, where
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stream import BLOCK_ROWS, Stage, refuse_streams, upstreams
