@@ -128,7 +128,8 @@ def _row(row: Any, next_tokens: bool) -> Any:
 
 
 def _without_tokens(shape: tuple[int, ...]) -> ValueError:
+    got = shape or "one number a sample"
     return ValueError(
-        f"weigh='next_tokens' takes labels of shape (B, L), a row a sample (got {'one number a sample' if not shape else shape}); "
-        "say weigh='tokens' to oom_guard where each label is predicted"
+        f"weigh='next_tokens' takes labels of shape (B, L), a row a sample (got {got}); say weigh='tokens' to oom_guard where "
+        "each label is predicted"
     )
