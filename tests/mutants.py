@@ -1352,9 +1352,37 @@ MUTANTS = [
     Mutant(
         "the journal of results has the place after its last window",
         "memory/inference.py",
-        "Done(number + 1, before, ",
-        "Done(number + 1, batches.state_dict(), ",
+        "done.after(len(results), before, ",
+        "done.after(len(results), batches.state_dict(), ",
         of("memory/test_inference", "test_a_run_that_stops_goes_on_with_the_window_at_work"),
+    ),
+    Mutant(
+        "a file of results that has lost some is given as it is",
+        "memory/results.py",
+        "if len(found) != rows:",
+        "if not found:",
+        of("memory/test_inference", "test_a_damaged_file_of_results_is_named_and_nothing_is_lost_in_silence"),
+    ),
+    Mutant(
+        "a result that is a dict with the key 'result' comes back as its value",
+        "memory/results.py",
+        "bare = BARE in (table.schema.metadata or {})",
+        "bare = table.schema.names == [RESULT]",
+        of("memory/test_inference", "test_results_that_parquet_would_lose_or_change_are_refused_or_kept"),
+    ),
+    Mutant(
+        "labels of a list of samples are not seen",
+        "memory/labels.py",
+        "return None if without else rows",
+        "return None",
+        of("memory/test_guard", "test_labels_are_found_wherever_they_are"),
+    ),
+    Mutant(
+        "the largest batch is found by a quotient that is rounded otherwise than the bound",
+        "memory/model.py",
+        "for constant, slope in pieces) * factor <= limit:",
+        "for constant, slope in pieces) <= limit / factor:",
+        of("memory/test_model", "test_a_batch_fits_into_its_own_bound"),
     ),
     # -- groups inside a batch
     Mutant(

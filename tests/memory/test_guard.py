@@ -19,6 +19,7 @@ from torch.nn import functional as F
 import brimful as bf
 from brimful.core.errors import StateError
 from brimful.memory import OomGuard, SimulatedOOM, oom_guard
+from brimful.memory.parts import divisible
 
 VOCABULARY, WIDTH = 11, 6
 
@@ -125,6 +126,11 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Tagger, Any], Tensor], Any]]
     "packed rows": (lambda: packed_batch(3), packed, "auto"),
     "nested": (nested_batch, nested, "auto"),
 }
+
+
+class Labelled(NamedTuple):
+    inputs: Any
+    labels: Any
 
 
 class Pair(NamedTuple):
@@ -555,6 +561,10 @@ def test_what_a_guard_takes_is_checked_when_it_is_made() -> None:
         oom_guard(step, distributed="tp")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"parameters takes tensors, as model.parameters\(\) gives them \(got dict\)"):
         oom_guard(step, parameters=[{"params": []}])  # type: ignore[list-item]
+    with pytest.raises(
+        TypeError, match=r"parameters takes tensors \(got the module Linear\); say model.parameters\(\)"
+    ):
+        oom_guard(step, parameters=nn.Linear(1, 1))  # type: ignore[arg-type]
 
 
 def test_a_batch_by_whose_labels_nobody_can_tell_what_a_part_weighs_is_refused(
@@ -563,7 +573,7 @@ def test_a_batch_by_whose_labels_nobody_can_tell_what_a_part_weighs_is_refused(
     guard = oom_guard(lambda batch, scale: 1.0, parameters=[])
     with pytest.raises(ValueError, match=r"the batch has num_items_in_batch, .*weigh='sum'"):
         guard(padded_batch() | {"num_items_in_batch": torch.tensor(3)})
-    with pytest.raises(ValueError, match="weigh='tokens' counts labels, and the batch has none"):
+    with pytest.raises(ValueError, match="weigh='tokens' counts labels, and the batch has none by the name"):
         oom_guard(lambda batch, scale: 1.0, weigh="tokens")({"x": torch.zeros(2)})
     batch = padded_batch()
     batch["labels"][0, 0] = 1
@@ -571,6 +581,104 @@ def test_a_batch_by_whose_labels_nobody_can_tell_what_a_part_weighs_is_refused(
         for _ in range(3):
             guard(batch)
     assert caplog.text.count("say weigh='next_tokens' to oom_guard") == 1
+
+
+@pytest.mark.parametrize("weigh", ["auto", "tokens", "next_tokens"])
+@pytest.mark.parametrize(
+    "form", ["samples", "samples with lists", "nested", "tuple", "named", "lists", "arrays", "array", "top"]
+)
+def test_labels_are_found_wherever_they_are(form: str, weigh: Any) -> None:
+    rows = [[1, 2, 3, -100, 5, 1], [2, 1], [-100, 4], [3, 3, 3]]
+    ids = [[1] * len(row) for row in rows]
+    padded = torch.tensor([row + [-100] * (6 - len(row)) for row in rows])
+    zeros = torch.zeros(4, 6, dtype=torch.int64)
+    batch: Any = {
+        "samples": [{"input_ids": torch.tensor(x), "labels": torch.tensor(y)} for x, y in zip(ids, rows)],
+        "samples with lists": [{"input_ids": x, "labels": y} for x, y in zip(ids, rows)],
+        "nested": {"inputs": {"x": zeros, "labels": padded}, "labels": None},
+        "tuple": (zeros, {"labels": padded}),
+        "named": Labelled(zeros, padded),
+        "lists": {"input_ids": zeros, "labels": rows},
+        "arrays": {"input_ids": zeros, "labels": [np.array(row) for row in rows]},
+        "array": {"input_ids": zeros, "labels": padded.numpy()},
+        "top": {"input_ids": zeros, "labels": padded},
+    }[form]
+    scales: list[float] = []
+    device = SimulatedOOM(2)
+
+    def step(part: Any, scale: float) -> float:
+        scales.append(scale)
+        device.check(torch.zeros(divisible(part).samples))
+        return 1.0
+
+    assert oom_guard(step, parameters=[], weigh=weigh)(batch) == pytest.approx(1.0)
+    counts = (5, 3) if weigh == "next_tokens" else (7, 4)
+    assert scales[1:] == pytest.approx([count / sum(counts) for count in counts])
+
+
+@pytest.mark.parametrize(
+    ("weigh", "batch", "message"),
+    [
+        (
+            "auto",
+            (torch.zeros(4, 2), torch.zeros(4, 2).long()),
+            r"weigh='auto' looks for 'labels' by name, and a tuple of",
+        ),
+        ("auto", [([1, 2], [3, 4]), ([1], [2])], r"weigh='auto' looks for 'labels' by name, and a list of columns"),
+        (
+            "auto",
+            {"x": torch.zeros(2), "labels": ["cat", "dog"]},
+            r"labels must be numbers to be counted \(got 'cat'\)",
+        ),
+        ("auto", {"x": torch.zeros(2), "labels": 3}, r"must be a tensor, an array or a list .* \(got int\)"),
+        ("auto", {"a": {"labels": [1]}, "b": {"labels": [2]}}, r"has 'labels' in 'a' and in 'b', and nobody can see"),
+        ("auto", [{"labels": [1]}, {"x": [1]}], r"of a list of 2 samples 1 have 'labels', and sample 1 has none"),
+        ("tokens", [{"x": [1]}], r"weigh='tokens' counts labels, and the batch has none by the name 'labels'"),
+        ("next_tokens", {"labels": torch.zeros(4)}, r"takes labels of shape \(B, L\), a row a sample \(got \(4,\)\)"),
+        ("next_tokens", {"labels": [1, 2]}, r"a row a sample \(got one number a sample\); say weigh='tokens'"),
+    ],
+)
+def test_labels_that_cannot_be_counted_are_refused_before_the_first_step(weigh: Any, batch: Any, message: str) -> None:
+    def step(part: Any, scale: float) -> None:
+        raise AssertionError("no step")
+
+    with pytest.raises(ValueError, match=message):
+        oom_guard(step, parameters=[], weigh=weigh)(batch)
+
+
+def test_a_tuple_of_inputs_and_classes_weighs_by_samples() -> None:
+    scales: list[float] = []
+
+    def step(part: Any, scale: float) -> None:
+        scales.append(scale)
+        SimulatedOOM(6).check(part[0])
+
+    oom_guard(step, parameters=[])((torch.zeros(4, 3), torch.tensor([1, -100, 2, 3])))
+    assert scales == [1.0, 0.5, 0.5]
+
+
+def test_one_out_of_memory_on_long_samples_does_not_split_short_ones() -> None:
+    device = SimulatedOOM(100)
+
+    def step(part: list[dict[str, list[int]]], scale: float) -> None:
+        device.check(torch.zeros(len(part), max(len(sample["input_ids"]) for sample in part)))
+
+    guard = oom_guard(step, parameters=[])
+    guard([{"input_ids": [1] * 50, "labels": [1] * 50}] * 4)
+    assert (guard.stats.ooms, guard.stats.split) == (1, 1)
+    guard([{"input_ids": [1] * 5, "labels": [1] * 5}] * 4)
+    assert (guard.stats.ooms, guard.stats.split) == (1, 1)
+
+
+def test_an_oom_that_is_survived_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(by_tokens, 60, "forward")
+    with caplog.at_level(logging.WARNING, "brimful"):
+        run.guard(padded_batch())
+        run.guard.load_state_dict({"version": 1, "limits": []})
+        run.guard(padded_batch())
+    assert run.guard.stats.ooms == 2
+    assert caplog.text.count("out of memory: a batch of 13 samples is run again in parts") == 1
+    assert "each one counts in `.stats.ooms`): simulated: out of memory" in caplog.text
 
 
 def test_the_gradients_are_those_of_a_batch_that_is_filled_up_to_a_static_shape() -> None:

@@ -7,6 +7,7 @@ import multiprocessing
 import random
 import signal
 import time
+from collections import UserDict
 from pathlib import Path
 from typing import Any
 
@@ -320,3 +321,116 @@ def test_a_model_that_generates_and_is_killed_twice_ends_with_the_output_of_an_u
     assert lines(folder) == expected
     assert [row["text"] for row in expected] == generating_child.TEXTS
     assert len({row["found"] for row in expected}) > 30
+
+
+def test_results_that_parquet_would_lose_or_change_are_refused_or_kept(tmp_path: Path) -> None:
+    def run(results: list[Any], name: str) -> list[Any]:
+        return list(
+            map_batches_in_order(
+                lambda batch: [results[int(text)] for text in batch["text"]], ["0", "1"], 1, output=tmp_path / name
+            )
+        )
+
+    with pytest.raises(ValueError, match="results that are dicts without keys cannot be written as Parquet"):
+        run([{}, {}], "a.parquet")
+    with pytest.raises(ValueError, match=r"results cannot be written as Parquet \(.*struct.*JSON lines"):
+        run([{"a": {}}, {"a": {}}], "b.parquet")
+    with pytest.raises(ValueError, match=r"does not fit those before it: \{'a': 1\} is a dict, and others are not"):
+        run([1, {"a": 1}], "c.parquet")
+    with pytest.raises(ValueError, match="does not fit those before it: 1 is no dict, and others are; return one kind"):
+        run([{"a": 1}, 1], "d.parquet")
+    for number, results in enumerate([[{"result": 1}, {"result": 2}], [1, 2], [{"a": 1}, {}], [b"a", b"b"]]):
+        expected = [{"a": 1}, {"a": None}] if number == 2 else results
+        for _ in range(2):
+            assert run(results, f"{number}.parquet") == expected, "also when they are there already"
+    assert run([{}, {"a": {}}], "lines") == [{}, {"a": {}}]
+
+
+def test_a_rerun_that_would_give_other_tensors_is_refused_with_both_sides(tmp_path: Path) -> None:
+    rows = [{"input_ids": [1] * (1 + number % 3)} for number in range(6)]
+
+    def run(**options: Any) -> list[Any]:
+        def shown(batch: Any) -> list[Any]:
+            return [0] * len(batch["input_ids"] if isinstance(batch, dict) else batch)
+
+        given = {"window": 2} | options
+        return list(map_batches_in_order(shown, bf.from_sequence(rows), 2, output=tmp_path / "out", **given))
+
+    assert run() == run(pad_side="right", layout="padded") == [0] * 6
+    for options, words in (
+        ({"pad_side": "left"}, "pad_side was 'right' when they were written and is 'left' here"),
+        ({"layout": "nested"}, "layout was 'padded' when they were written and is 'nested' here"),
+        ({"dtypes": {"input_ids": "int32"}}, r"dtypes.input_ids was None when they were written and is 'int32' here"),
+        ({"collate_fn": list}, "collate_fn was None when they were written and is 'list' here"),
+    ):
+        with pytest.raises(StateError, match=words):
+            run(**options)
+
+
+@pytest.mark.parametrize("name", ["out", "out.parquet"])
+def test_a_damaged_file_of_results_is_named_and_nothing_is_lost_in_silence(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+
+    def run() -> list[Any]:
+        return list(map_batches_in_order(spelled, TEXTS, bf.TokenBudget(60), output=folder, window=30))
+
+    run()
+    path = next(folder.glob("00001.*"))
+    content = path.read_bytes()
+    if name == "out":
+        path.write_bytes(content.partition(b"\n")[2])
+        with pytest.raises(
+            DataError, match=r"00001.jsonl holds 29 results, and had 30 when it was written; put it back"
+        ):
+            run()
+        path.write_bytes(content[:-1])
+        assert len(run()) == 100, "only the last end of a line is gone"
+    else:
+        pq.write_table(pq.read_table(path).slice(1), path)
+        with pytest.raises(DataError, match=r"00001.parquet holds 29 results, and had 30"):
+            run()
+    path.write_bytes(content[:-3])
+    with pytest.raises(DataError, match=r"00001.* is damaged \(.*\); put it back, or remove"):
+        run()
+    path.write_bytes(content)
+    journal = folder / "_progress.json"
+    saved = json.loads(journal.read_text())
+    assert saved["runs"] == [[30, 2], [40, 1]]
+    for damage in (
+        *({"windows": value} for value in ("a", 1.5, -1, None, True, 4)),
+        *({"digest": value} for value in (None, "a", -1)),
+        *({"runs": value} for value in (None, [[30, 3, 1]], [[0, 3]], 3)),
+        {"before": 3},
+    ):
+        journal.write_text(json.dumps(saved | damage))
+        with pytest.raises(DataError, match=r"_progress.json is damaged \(.*\); remove"):
+            run()
+    journal.write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"_progress.json is damaged"):
+        run()
+
+
+def test_what_fn_returns_and_json_cannot_hold_is_said_in_words(tmp_path: Path) -> None:
+    def run(result: Any, name: str) -> list[Any]:
+        return list(map_batches_in_order(lambda batch: [result], ["a"], 1, output=tmp_path / name))
+
+    assert run(UserDict({"a": UserDict(b=1)}), "dict") == [{"a": {"b": 1}}]
+    with pytest.raises(TypeError, match=r"a result of type bytes cannot be written as JSON: b'a'; decode it"):
+        run({"a": b"a"}, "bytes")
+    with pytest.raises(ValueError, match=r"a result holds half a character, a lone surrogate, .* errors='replace'"):
+        run("\ud800", "half")
+    with pytest.raises(TypeError, match=r"as a list or a tensor of 1 rows \(got Tensor without dimensions\)"):
+        list(map_batches_in_order(lambda batch: torch.tensor(1), ["a"], 1))
+
+
+def test_texts_are_not_truncated_and_their_lengths_are_said_to_be_bytes() -> None:
+    with pytest.raises(
+        ValueError, match=r"overlong='truncate' cuts tokens, and 'text' holds texts, which stay as they are"
+    ):
+        map_batches_in_order(spelled, TEXTS, bf.TokenBudget(60), overlong="truncate")
+    with pytest.raises(
+        DataError, match=r"cannot fit max_tokens=3.* A text has no tokens yet: these are its bytes in UTF-8$"
+    ):
+        list(map_batches_in_order(spelled, ["a", "éé"], bf.TokenBudget(3)))
+    with pytest.raises(ValueError, match=r"^policy must be at least 1 sample \(got 0\)"):
+        map_batches_in_order(spelled, TEXTS, 0)

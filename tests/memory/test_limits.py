@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from brimful.core.errors import StateError
 from brimful.memory.limits import Limits
 
 shapes = st.tuples(st.integers(1, 500), st.integers(1, 500))
@@ -41,3 +44,28 @@ def test_limits_are_only_lowered_hold_what_was_learnt_and_survive_json(
     other.load_state_dict(json.loads(json.dumps(limits.state_dict())))
     assert other.allowed("samples", shape) == before
     assert other.state_dict() == limits.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("lessons", "words"),
+    [
+        (3, "'int' object is not iterable"),
+        ([3], "after \\* must be an iterable"),
+        ([["samples", 8]], "missing 1 required positional argument: 'widths'"),
+        ([["rows", 8, []]], "the unit of a limit must be one of samples, tokens \\(got 'rows'\\)"),
+        ([["samples", 0, [2]]], "a limit must be at least 1 \\(got 0\\)"),
+        ([["samples", 8, [-2]]], "a width must be at least 0 \\(got -2\\)"),
+        ([["samples", float("inf"), [2]]], "a limit must be an integer \\(got inf\\)"),
+        ([["samples", 8, [1 << 70]]], "a width must be at most"),
+        ([["samples", 8, 2]], "'int' object is not iterable"),
+    ],
+)
+def test_a_damaged_state_is_refused_before_anything_is_changed(lessons: Any, words: str) -> None:
+    limits = Limits()
+    limits.learn("samples", (100,), 8)
+    before = limits.state_dict()
+    with pytest.raises(StateError, match=f"this state of a guard is damaged: .*{words}"):
+        limits.load_state_dict(
+            before | {"limits": [*before["limits"], *lessons] if isinstance(lessons, list) else lessons}
+        )
+    assert limits.state_dict() == before

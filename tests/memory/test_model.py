@@ -70,6 +70,26 @@ def test_the_largest_batch_is_the_last_whose_bound_is_within_the_limit(
     assert batch <= model.largest_batch(length, limit, risk=0.3), "never more at a smaller risk"
 
 
+def test_a_limit_that_is_a_bound_to_the_bit_is_kept_at_once_and_by_that_batch() -> None:
+    flat = MemoryModel.fit([(b, length) for b in (1, 2, 4, 8) for length in (10, 20)], [2_900_000_000] * 8)
+    bound = flat.bound(1, 10)
+    for limit in (bound, np.nextafter(bound, 0), np.nextafter(np.nextafter(bound, 0), 0), 3049654373.216823):
+        batch = flat.largest_batch(10, float(limit))
+        assert batch == 0 or flat.bound(batch, 10) <= limit
+        assert batch == 1 << 40 or flat.bound(batch + 1, 10) > limit
+    assert flat.largest_batch(10, bound) >= 1
+
+
+@given(parts, st.integers(1, 64), st.integers(1, 600), st.sampled_from([0.005, 0.025, 0.2]))
+@examples(60)
+def test_a_batch_fits_into_its_own_bound(parts: tuple[float, ...], batch: int, length: int, risk: float) -> None:
+    model = model_of(*parts)
+    bound = model.bound(batch, length, risk=risk)
+    found = model.largest_batch(length, bound, risk=risk)
+    assert found >= batch
+    assert model.bound(found, length, risk=risk) <= bound
+
+
 @given(st.integers(0, 10**6))
 @examples(20)
 def test_the_peak_is_convex_in_the_batch_and_never_falls(seed: int) -> None:
@@ -150,6 +170,13 @@ def test_a_file_holds_all_of_a_model(tmp_path: Path) -> None:
         json.dumps({name: value for name, value in model.to_json().items() if name != "errors"}): "'errors'",
         json.dumps(model.to_json() | {"lengths": [[0, 4]]}): "its batches and lengths must be ranges from 1 on (got",
         json.dumps(model.to_json() | {"squared_errors": float("nan")}): "squared_errors must be finite",
+        json.dumps(model.to_json() | {"squared_errors": -1.0}): "squared_errors must be at least 0 (got -1.0)",
+        json.dumps(model.to_json() | {"errors": [[0, -2]]}): "errors must be at least 1 (got -2)",
+        json.dumps(model.to_json() | {"errors": [[3, 1], [2, 1]]}): "its steps of errors must ascend, from -1,000 to",
+        json.dumps(model.to_json() | {"errors": [[float("inf"), 1]]}): "a step of errors must be an integer (got inf)",
+        json.dumps(model.to_json() | {"lengths": [[1, float("inf")]]}): "a length must be an integer (got inf)",
+        json.dumps(model.to_json() | {"batches": [1, 2.5]}): "a batch must be an integer (got 2.5)",
+        "[" * 100_000: "maximum recursion depth exceeded",
         json.dumps(model.to_json() | {"unit": "miles"}): "unit must be one of bytes, relative (got 'miles')",
     }.items():
         (tmp_path / "other.json").write_text(text)

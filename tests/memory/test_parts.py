@@ -117,6 +117,15 @@ def test_what_the_user_has_is_cut_as_it_is() -> None:
     assert divisible([torch.zeros(2), torch.zeros(3)]).samples == 2
 
 
+def test_a_sample_of_several_values_is_as_large_as_the_largest() -> None:
+    samples = [{"ids": [1] * length, "label": 1, "rest": {"mask": np.ones(2)}} for length in (3, 7, 5)]
+    assert divisible(samples).widths == (7,)
+    assert divisible([(sample["ids"], 1) for sample in samples]).widths == (7,)
+    assert divisible([{"x": torch.zeros(2, 5)}, {"x": torch.tensor(1)}]).widths == (10,)
+    assert divisible([torch.tensor(1), torch.tensor(2)]).widths == (1,)
+    assert divisible([{}, {"a": 1}]).widths == (0,)
+
+
 @pytest.mark.parametrize(
     ("batch", "message"),
     [

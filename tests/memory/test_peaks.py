@@ -110,6 +110,16 @@ def test_the_exact_largest_batch_of_a_length() -> None:
     assert meter(found, 96) <= limit < meter(found + 1, 96)
 
 
+def test_an_error_of_the_users_passes_through_fake_mode_as_it_is() -> None:
+    def wrong(model: Any) -> Callable[[Any], object]:
+        return lambda batch: batch["input_ids"].view(7, 7)
+
+    with pytest.raises(RuntimeError, match="boom"):
+        bf.estimate(torch.nn.Linear(2, 2), make_batch, [(1, 2)], make_step=lambda model: fails)
+    with pytest.raises(RuntimeError, match="invalid for input of size 2"):
+        bf.estimate(torch.nn.Linear(2, 2), make_batch, [(1, 2)], make_step=wrong)
+
+
 def test_what_runs_out_of_memory_is_noted_and_what_is_no_smaller_is_not_tried() -> None:
     tried = []
 
@@ -136,6 +146,14 @@ def makes_a_shape_of_values(model: Any) -> Callable[[Any], object]:
     return lambda batch: batch["input_ids"].nonzero()
 
 
+def as_numpy(model: Any) -> Callable[[Any], object]:
+    return lambda batch: batch["input_ids"].numpy()
+
+
+def nested(batch: int, length: int) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.zeros(length)] * batch, layout=torch.jagged)
+
+
 def fails(batch: Any) -> None:
     raise RuntimeError("boom")
 
@@ -156,6 +174,18 @@ def out_of_memory(batch: Any) -> None:
             lambda: bf.estimate(torch.nn.Linear(2, 2), make_batch, [(1, 2)], make_step=makes_a_shape_of_values),
             ValueError,
             "cannot follow Linear (aten.nonzero.default)",
+        ),
+        (
+            lambda: bf.estimate(torch.nn.Linear(2, 2), make_batch, [(1, 2)], make_step=as_numpy),
+            ValueError,
+            "cannot follow Linear (.numpy() is not supported for tensor subclasses.); probe on a device",
+        ),
+        (
+            lambda: bf.estimate(
+                torch.nn.Linear(2, 2), nested, [(1, 2)], make_step=lambda model: lambda batch: batch * 2
+            ),
+            ValueError,
+            "cannot follow Linear (self.shape_env must not be None); probe on a device",
         ),
         (
             lambda: bf.estimate(lambda: torch.nn.Linear(2, 2).to("cpu"), make_batch, [(1, 2)]),

@@ -105,12 +105,10 @@ def rows_of(results: Any, count: int, name: str) -> Sequence[Any]:
         TypeError: it is nothing that has rows.
         ValueError: it has more or fewer.
     """
-    if isinstance(results, str | bytes | Mapping) or not (
-        hasattr(results, "__len__") and hasattr(results, "__getitem__")
-    ):
-        raise TypeError(
-            f"{name} must return one result a sample, as a list or a tensor of {count:,} rows (got {type(results).__name__})"
-        )
+    no_rows = getattr(results, "ndim", 1) == 0 or isinstance(results, str | bytes | Mapping)
+    if no_rows or not (hasattr(results, "__len__") and hasattr(results, "__getitem__")):
+        kind = type(results).__name__ + " without dimensions" * (getattr(results, "ndim", 1) == 0)
+        raise TypeError(f"{name} must return one result a sample, as a list or a tensor of {count:,} rows (got {kind})")
     if len(results) != count:
         raise ValueError(
             f"{name} returned {len(results):,} results for a batch of {count:,} samples; it must return one for each"

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from brimful.core.errors import finite, logger, name_of, one_of
 from brimful.memory.exhaustion import GuardStats, InParts, Unfit
 from brimful.memory.gradients import Gradients
+from brimful.memory.labels import check_labels, labels_of, trained_on, unnamed_labels
 from brimful.memory.parts import Divisible, divisible
 from brimful.memory.ranks import Distributed, agreed, reducing_modules, refuse_unsaid, unsynced
 from brimful.rows.ragged import LABELS, NOT_TRAINED_ON
@@ -57,7 +58,8 @@ def oom_guard(
             predicted; "next_tokens": those but the first of each row, which a causal model does not predict; "samples";
             "sum": every scale is 1.0, for a loss that is a sum, or one that was divided by a number of the whole batch
             (`bf.token_mean` with num_items_in_batch); a function of a (part of a) batch, that gives its weight. "auto": "tokens"
-            where the batch has labels, else "samples".
+            where the batch has labels, by that name, also inside of mappings and in a list of samples, else "samples"; a tuple
+            that may have some without a name is refused.
         distributed: at a world size above 1, how gradients come together. "ddp": steps run under `no_sync()`, and the gradients
             are reduced once, by the user, after the guard; each rank splits by itself. "fsdp": each forward gathers the
             parameters from all ranks, so they agree on the number of parts before each step (a collective of some bytes); a step
@@ -202,12 +204,23 @@ class OomGuard:
                     "the batch has num_items_in_batch, so its loss may be a sum that is divided by that number, or a "
                     "mean: say oom_guard(weigh='sum') for the first (bf.token_mean), weigh='tokens' for the second"
                 )
-            by = "tokens" if LABELS in columns else "samples"
+            labels = labels_of(batch)
+            if labels is None and unnamed_labels(batch):
+                raise ValueError(
+                    f"weigh='auto' looks for {LABELS!r} by name, and a {type(batch).__name__} of columns without names may have "
+                    "labels of tokens: say weigh='samples' to oom_guard where the loss is a mean over samples, else a function "
+                    "of the batch, or give a dict"
+                )
+            by = "samples" if labels is None else "tokens"
             self._say_ambiguous(columns)
-        if by in ("tokens", "next_tokens") and LABELS not in columns:
-            raise ValueError(
-                f"weigh={by!r} counts labels, and the batch has none; say 'samples', or a function of the batch"
-            )
+        if by in ("tokens", "next_tokens"):
+            labels = labels_of(batch)
+            if labels is None:
+                raise ValueError(
+                    f"weigh={by!r} counts labels, and the batch has none by the name {LABELS!r}; say 'samples', or a function "
+                    "of the batch"
+                )
+            check_labels(labels, next_tokens=by == "next_tokens")
         return {"tokens": _tokens, "next_tokens": _next_tokens, "samples": _samples, "sum": None}[by]
 
     def _say_ambiguous(self, columns: Mapping[str, Any]) -> None:
@@ -268,17 +281,12 @@ def _detached(value: Any) -> Any:
     return [_detached(one) for one in value] if isinstance(value, list) else value
 
 
-def _tokens(part: Mapping[str, Any]) -> float:
-    labels = part[LABELS]
-    return float(((labels.values() if labels.is_nested else labels) != NOT_TRAINED_ON).sum())
+def _tokens(part: Any) -> float:
+    return trained_on(labels_of(part))
 
 
-def _next_tokens(part: Mapping[str, Any]) -> float:
-    labels = part[LABELS]
-    if not labels.is_nested:
-        return float((labels[:, 1:] != NOT_TRAINED_ON).sum())
-    firsts = labels.offsets()[:-1][labels.offsets().diff() > 0]
-    return _tokens(part) - float((labels.values()[firsts] != NOT_TRAINED_ON).sum())
+def _next_tokens(part: Any) -> float:
+    return trained_on(labels_of(part), next_tokens=True)
 
 
 def _samples(part: Any) -> float:
@@ -312,6 +320,10 @@ def _agreed(count: int, whole: Divisible) -> int:
 
 
 def _tensors(parameters: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    if isinstance(parameters, torch.nn.Module):
+        raise TypeError(
+            f"parameters takes tensors (got the module {type(parameters).__name__}); say model.parameters()"
+        )
     found = tuple(parameters)
     for one in found:
         if not isinstance(one, Tensor):

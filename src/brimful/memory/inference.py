@@ -13,9 +13,9 @@ from zlib import crc32
 
 import numpy as np
 
-from brimful.algebra import goes_on
+from brimful.algebra import goes_on, side_of
 from brimful.batching import padded_batches
-from brimful.core.errors import DataError, StateError, known, name_of, one_of, where
+from brimful.core.errors import DataError, StateError, integer, known, name_of, one_of, where
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stream import BLOCK_ROWS, Stage, refuse_streams, upstreams
 from brimful.dataset import Dataset
@@ -24,7 +24,7 @@ from brimful.index.sequence import FromSequence, SequenceIndex
 from brimful.memory.generation import OomSafe, rows_of
 from brimful.memory.parts import divisible
 from brimful.memory.results import Done, Results
-from brimful.plan import FixedSize, Packed, Policy
+from brimful.plan import FixedSize, OverlongError, Packed, Policy
 from brimful.read import from_iterable, from_sequence
 from brimful.rows.blocks import Block, Sample
 from brimful.rows.hashes import row_hashes
@@ -76,16 +76,18 @@ def map_batches_in_order(
             lines; tensors become lists, in Parquet a result that is no dict is the column "result". The iterator gives what the
             files hold, also those that an earlier run wrote. A killed run that is called again repeats the window at work, and
             none before it.
-        window: samples; "auto": what brings padding to about 1 %. A smaller one is written sooner, and costs less when killed.
+        window: samples; "auto": what brings padding to about 1 %: a few thousand samples may be one window, whose results come
+            and are written at its end. A smaller one is written sooner, and costs less when killed: choose one for a slow `fn`.
         length_column: what is planned over: a list of tokens, whose length counts, or a text, whose bytes in UTF-8 count, as
             tokens are not known. None: "input_ids" where the samples have it, else "text".
-        overlong: what becomes of a sample longer than the policy can place: "raise", "truncate" (tokens alone), or "alone" (a
-            batch of its own).
+        overlong: what becomes of a sample longer than the policy can place: "raise", "truncate" (of tokens: texts stay
+            as they are), or "alone" (a batch of its own).
         version: of `fn`, another one when it changes: a folder of results cannot tell.
         options: see `InferenceOptions`.
     Raises:
         TypeError: a policy that packs, or a single text instead of several.
-        ValueError: data that repeat without end, or come in streams; a folder of other things.
+        ValueError: data that repeat without end, or come in streams; texts that are to be truncated; a folder of other things.
+        DataError: (when run) a file of results is damaged, or has not as many as were written.
         StateError: (when run) the folder's results are of other data or settings; both sides are named. Of a list all samples
             are compared, else the description and the samples of the last window that is done.
         StageError: (when run) see the stages.
@@ -108,13 +110,41 @@ def map_batches_in_order(
     one_of("overlong", overlong, "raise", "truncate", "alone")
     known("map_batches_in_order", options, InferenceOptions)
     dataset = _dataset(texts_or_dataset)
-    stage = _numbered(dataset, policy, window, length_column, overlong, options)
+    if not isinstance(policy, Policy):
+        policy = FixedSize(integer("policy", policy, 1, "sample"))
+    column, is_text = _planned_over(dataset, length_column)
+    if is_text and overlong == "truncate":
+        raise ValueError(
+            f"overlong='truncate' cuts tokens, and {column!r} holds texts, which stay as they are; tokenize them before, or "
+            "choose raise or alone"
+        )
+    stage = _numbered(dataset, policy, window, column, is_text, overlong, options)
     total = dataset.stage.count if isinstance(dataset.stage, Indexed) else None
     if output is None:
-        return _run(fn, stage, total)
-    held = _held(dataset.stage)
-    settings = {"type": "map_batches_in_order", "fn": name_of(fn), "version": version, "samples": held}
-    return _written(fn, stage, total, Results(Path(output).expanduser(), settings))
+        return _in_bytes(is_text, _run(fn, stage, total))
+    collate_fn = options.get("collate_fn")
+    settings = {
+        "type": "map_batches_in_order",
+        "fn": name_of(fn),
+        "version": version,
+        "samples": _held(dataset.stage),
+        "layout": options.get("layout", "padded"),
+        "pad_side": options.get("pad_side") or side_of(dataset.stage, column) or "right",
+        "dtypes": dict(stage.rules.dtypes),
+        "collate_fn": None if collate_fn is None else name_of(collate_fn),
+    }
+    return _in_bytes(is_text, _written(fn, stage, total, Results(Path(output).expanduser(), settings)))
+
+
+def _in_bytes(is_text: bool, results: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    """Says of a text that is too long what its length counts."""
+    try:
+        yield from results
+    except DataError as error:
+        if not (is_text and isinstance(error.__cause__, OverlongError)):
+            raise
+        words = f"{error}. A text has no tokens yet: these are its bytes in UTF-8"
+        raise DataError(words) from error.__cause__
 
 
 def _run(fn: Callable[[Any], Any], stage: Stage[Any], total: int | None) -> Generator[Any, None, None]:
@@ -133,16 +163,17 @@ def _written(
             if done.windows:
                 _check_last(folder, done, batches)
             folder.save(done)
-            for number in range(done.windows):
-                for result in folder.read(number):
+            for number, rows in enumerate(done.rows()):
+                for result in folder.read(number, rows):
                     advance(1)
                     yield result
             before = batches.state_dict()
             for number, (window, results) in enumerate(_windows(batches, _Answers(fn), advance), done.windows):
                 folder.write(number, results)
-                folder.save(Done(number + 1, before, _digest_of(window.take(np.arange(len(window))))))
+                done = done.after(len(results), before, _digest_of(window.take(np.arange(len(window)))))
+                folder.save(done)
                 before = batches.state_dict()
-                yield from folder.read(number)
+                yield from folder.read(number, len(results))
 
 
 def _begun(stage: Stage[Any], folder: Results, done: Done | None) -> ResumableIterator[Any]:
@@ -218,15 +249,15 @@ class _Numbered(Layout):
 
 def _numbered(
     dataset: Dataset,
-    policy: Policy | int,
+    policy: Policy,
     window: int | Literal["auto"],
-    length_column: str | None,
+    column: str,
+    is_text: bool,
     overlong: Literal["raise", "truncate", "alone"],
     options: InferenceOptions,
-) -> Stage[tuple[Batch, Any]]:
-    """The stage of batches, each with what `fn` gets."""
-    column, is_text = _planned_over(dataset, length_column)
-    planner = ByPolicy(policy if isinstance(policy, Policy) else FixedSize(policy), overlong)
+) -> Collated:
+    """The stage of batches, each with what `fn` gets; planned over the lengths of a column."""
+    planner = ByPolicy(policy, overlong)
     stage = TextBytes(dataset.stage, column) if is_text else dataset.stage
     name = bytes_of(column) if is_text else column
     made = padded_batches(stage, False, planner, window, length_column=name, shuffle_batches=False, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, log2
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from brimful.core.errors import StateError
+from brimful.core.errors import StateError, integer, one_of
 
 VERSION: Final = 1
 BINS_PER_OCTAVE: Final = 8
@@ -83,9 +83,16 @@ class Limits:
             raise StateError(
                 f"this state has version {state_dict['version']!r}, but this release of brimful reads version {VERSION}"
             )
-        self._lessons = {
-            (unit, _bins(tuple(widths))): Lesson(size, tuple(widths)) for unit, size, widths in state_dict["limits"]
-        }
+        try:
+            lessons = [_checked(*lesson) for lesson in state_dict["limits"]]
+        except (TypeError, ValueError) as error:
+            raise StateError(f"this state of a guard is damaged: {error}") from error
+        self._lessons = {(unit, _bins(lesson.widths)): lesson for unit, lesson in lessons}
+
+
+def _checked(unit: Any, size: Any, widths: Any) -> tuple[str, Lesson]:
+    one_of("the unit of a limit", unit, "samples", "tokens")
+    return unit, Lesson(integer("a limit", size, 1), tuple(integer("a width", width) for width in widths))
 
 
 def _bins(widths: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from math import ceil, cos, exp, floor, pi, sin, sqrt
-from typing import Final
+from typing import Any, Final
+
+from brimful.core.errors import finite, integer
 
 STEP: Final = 0.005
 """Errors are counted in steps of .5 %."""
@@ -45,6 +47,23 @@ class Margin:
     def of(cls, errors: list[float]) -> Margin:
         """The margin that knows these errors."""
         return cls().after(errors)
+
+    @classmethod
+    def from_json(cls, counts: Any, squares: Any) -> Margin:
+        """As a file has it.
+
+        Raises:
+            ValueError, TypeError: it is none.
+        """
+        found = tuple(
+            (integer("a step of errors", step, None), integer("errors", number, 1)) for step, number in counts
+        )
+        steps = [step for step, _ in found]
+        if steps != sorted(set(steps)) or any(abs(step) > MOST for step in steps):
+            raise ValueError(f"its steps of errors must ascend, from {-MOST:,} to {MOST:,} (got {steps[:8]})")
+        if finite("squared_errors", squares) < 0:
+            raise ValueError(f"squared_errors must be at least 0 (got {squares})")
+        return cls(found, float(squares))
 
     def after(self, errors: list[float]) -> Margin:
         """The margin that knows these errors too."""

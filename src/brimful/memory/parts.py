@@ -138,7 +138,7 @@ class Columns(Divisible):
         if widths := [prod(tensor.shape[1:]) for tensor in tensors if tensor.ndim > 1]:
             return tuple(widths)
         return tuple(
-            max(map(len, value), default=0)
+            max(map(_extent, value), default=0)
             for _, value in self._columns
             if not isinstance(value, torch.Tensor | np.ndarray) and all(hasattr(row, "__len__") for row in value)
         )
@@ -335,6 +335,16 @@ def _has_rows(value: Any) -> bool:
     if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
         return True
     raise TypeError(f"a batch with a {type(value).__name__} in it cannot be split by sample; keep it out of the batch")
+
+
+def _extent(row: Any) -> int:
+    """How large a sample is: of one with several values the largest."""
+    if isinstance(row, torch.Tensor | np.ndarray):
+        return prod(row.shape)
+    if isinstance(row, Mapping | tuple):
+        values = row.values() if isinstance(row, Mapping) else row
+        return max((_extent(value) for value in values if hasattr(value, "__len__")), default=0)
+    return len(row)
 
 
 def _count(value: Any) -> int:

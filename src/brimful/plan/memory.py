@@ -72,7 +72,7 @@ class MemoryBudget:
         ValueError: not exactly one of `limit_bytes` and `reference`; a limit that a single token exceeds; a model of relative
             peaks and a limit in bytes, or that is to learn.
         OverlongError: from `plan`, for a sample that alone exceeds the limit.
-    Price: that of `TokenBudget`, and 50 us for each batch of another length; of pairs 50 us for each that differs.
+    Price: that of `TokenBudget`, and 80 us for each batch of another length; of pairs 80 us for each that differs.
     Example:
         >>> from brimful.memory import MemoryModel
         >>> shapes = [(batch, length) for batch in (1, 4) for length in (10, 20, 40)]
