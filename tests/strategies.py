@@ -826,7 +826,8 @@ def row_links(
 ) -> list[Link]:
     """A few stages from rows to rows, shuffles among them; `seen`: what may lie below."""
     links: list[Link] = []
-    classes: list[type[Stage[Any]]] = [*({*ROWS, Shuffle, Ahead, Repeat} - without)]
+    alone = {CausalLabels}  # wants a mask, if there is one, that no stage in between has left behind
+    classes: list[type[Stage[Any]]] = [*({*ROWS, Shuffle, Ahead, Repeat} - without - alone)]
     classes.sort(key=lambda cls: cls.__name__)
     for cls in draw(st.lists(st.sampled_from(classes), max_size=4)):
         if (cls in (TextBytes, Tokenize, Choose) and seen & CUTTERS) or (

@@ -176,7 +176,7 @@ def test_attributes_are_the_loaders_own() -> None:
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(0, 3), st.data())
-@examples(40)
+@examples(15)
 def test_loops_that_are_left_saved_and_restored_are_those_of_the_plain_loader(
     lengths: list[int], prefetch: int, data: st.DataObject
 ) -> None:
