@@ -17,6 +17,7 @@ from brimful.core.background import JOIN_SECONDS, RUN, Running, check_process, c
 from brimful.core.errors import TALLY, BrokenError, StateError, Tally
 from brimful.core.later import AHEAD, HANDED_ON, Later
 from brimful.core.lessons import PLANS, Known, Lessons, learner_of
+from brimful.core.states import check_form
 from brimful.core.stats import Stats
 from brimful.core.stream import END, VERSION, Stage, State, allowed, check_header, describe
 
@@ -269,15 +270,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
         return None
 
     def _position(self, state_dict: dict[str, Any], allow: frozenset[str]) -> State:
-        if not isinstance(state_dict, dict) or state_dict.keys() - {"lessons"} != {"version", "header", "position"}:
-            raise StateError(
-                "a state is a dict of version, header and position, as state_dict() returns it "
-                f"(got {list(state_dict) if isinstance(state_dict, dict) else type(state_dict).__name__})"
-            )
-        if state_dict["version"] != VERSION:
-            raise StateError(
-                f"this state has version {state_dict['version']!r}, but this release of brimful reads version {VERSION}"
-            )
+        check_form(state_dict, "header", "position", version=VERSION, perhaps={"lessons"})
         check_header(state_dict["header"], self._header, allow)
         if ("lessons" in state_dict) != (self._lessons is not None):
             has = "lessons" if "lessons" in state_dict else "no lessons"

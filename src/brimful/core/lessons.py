@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from brimful.core.background import Stopped, belongs
 from brimful.core.errors import StateError
 from brimful.core.later import AHEAD
-from brimful.core.stream import Stage, State, upstreams
+from brimful.core.stream import Stage, State, all_stages
 
 
 class Learner(Protocol):
@@ -37,10 +37,8 @@ class Learner(Protocol):
 
 def learner_of(stage: Stage[Any]) -> Learner | None:
     """The one that a chain of stages learns by: that of a stage with a `learner`; None where nothing learns."""
-    found: Learner | None = getattr(stage, "learner", None)
-    for below in upstreams(stage):
-        found = found or learner_of(below)
-    return found
+    learners: Iterator[Learner | None] = (getattr(one, "learner", None) for one in all_stages(stage))
+    return next((learner for learner in learners if learner is not None), None)
 
 
 class Plans:

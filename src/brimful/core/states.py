@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from brimful.core.errors import StateError
@@ -100,6 +100,29 @@ def from_text(saved: Any) -> tuple[int, State | None]:
     except (TypeError, ValueError) as error:
         raise StateError(f"this loader's state is damaged: {error} in {saved['iterator']!r:.80}") from None
     return saved["epoch"], state | {"position": _with_streams(state["position"], entries)}
+
+
+def check_form(
+    state: Any, *names: str, version: int, what: str = "a state", perhaps: Collection[str] = frozenset()
+) -> None:
+    """Refuses what is no state of this form: a dict of a version and of `names`; some also have what is in `perhaps`.
+
+    Raises:
+        StateError: with what it is instead, or with both versions.
+
+    >>> check_form({"version": 1, "place": 5}, "place", version=1)
+    >>> check_form([5], "header", "place", version=1)
+    Traceback (most recent call last):
+    brimful.core.errors.StateError: a state is a dict of version, header and place, as state_dict() returns it (got list)
+    """
+    if not isinstance(state, dict) or state.keys() - set(perhaps) != {"version", *names}:
+        got = list(state) if isinstance(state, dict) else type(state).__name__
+        *others, last = ("version", *names)
+        raise StateError(f"{what} is a dict of {', '.join(others)} and {last}, as state_dict() returns it (got {got})")
+    if state["version"] != version:
+        raise StateError(
+            f"this state has version {state['version']!r}, but this release of brimful reads version {version}"
+        )
 
 
 def restored_elsewhere(what: str, restored: int, told: int) -> str:

@@ -217,6 +217,13 @@ def upstreams(stage: Stage[Any]) -> list[Stage[Any]]:
     return [value for group in several for value in group if isinstance(value, Stage)]
 
 
+def all_stages(stage: Stage[Any]) -> Iterator[Stage[Any]]:
+    """A stage, and those that it reads through, from itself down."""
+    yield stage
+    for below in upstreams(stage):
+        yield from all_stages(below)
+
+
 def chain(stage: Stage[Any], name: Callable[[Stage[Any]], str] = attrgetter("verb")) -> list[str]:
     """What users wrote for the stages that a stage reads through, from its source on; branches in brackets."""
     below = upstreams(stage)

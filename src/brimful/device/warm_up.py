@@ -13,7 +13,7 @@ import torch
 from brimful.batches import Batches
 from brimful.core.errors import integer, logger
 from brimful.core.stats import recompile_limit
-from brimful.core.stream import END, Stage, State, running, runtime, substituted, upstreams
+from brimful.core.stream import END, Stage, State, all_stages, running, runtime, substituted
 from brimful.core.take_items import TakeItems
 from brimful.loader import Loader
 from brimful.plan import StaticShapes
@@ -144,7 +144,7 @@ class Synthetic(Stage[Any]):
 def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, None]]:
     """The shapes of batches, and a batch of each that went through all stages after the one that makes tensors."""
     alone = batches.shard(0, 1) if batches.sharded else batches  # no other rank is waited for
-    collated = next(stage for stage in _chain(alone.stage) if isinstance(stage, Collated))
+    collated = next(stage for stage in all_stages(alone.stage) if isinstance(stage, Collated))
     layout = collated.layout
     if isinstance(layout, Grouped | Nested):
         kind = "grouped" if isinstance(layout, Grouped) else "nested"
@@ -181,17 +181,11 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
 
 def _in_this_thread(stage: Stage[Any]) -> Stage[Any]:
     """A chain that sends batches when they are asked for: while a CUDA graph is captured no other thread may allocate."""
-    for one in _chain(stage):
+    for one in all_stages(stage):
         if isinstance(one, OnDevice):
             sent = replace(one, prefetch=0)
             return sent if one is stage else substituted(stage, one, sent)
     return stage
-
-
-def _chain(stage: Stage[Any]) -> Generator[Stage[Any], None, None]:
-    yield stage
-    for below in upstreams(stage):
-        yield from _chain(below)
 
 
 def _shapes(batches: Batches) -> list[Shape]:
@@ -200,7 +194,7 @@ def _shapes(batches: Batches) -> list[Shape]:
     Raises:
         ValueError: nobody knows, or they are too many.
     """
-    batched = next(stage for stage in _chain(batches.planned) if isinstance(stage, Batched))
+    batched = next(stage for stage in all_stages(batches.planned) if isinstance(stage, Batched))
     planner = batched.planner
     if isinstance(planner, ByPolicy) and isinstance(planner.policy, StaticShapes):
         return _static(planner.policy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
@@ -143,6 +144,33 @@ class InParts:
                 logger.warning("skipped %d samples, as one of them alone is out of memory: %s", whole.samples, words)
                 return None
             count = min(2 * count, whole.samples)
+
+
+class Guarded(ABC):
+    """Abstract: a call on a batch that is run in parts where memory is too small."""
+
+    _in_parts: InParts
+
+    @abstractmethod
+    def __call__(self, batch: Any) -> Any:
+        """Runs it on a batch."""
+
+    @property
+    def stats(self) -> GuardStats:
+        """What it has seen since it was made."""
+        return self._in_parts.stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has learnt, as plain JSON, so that the lesson survives a restart: see `limits.Limits`."""
+        return self._in_parts.limits.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the lessons of a state in place of its own.
+
+        Raises:
+            StateError: it is no such state.
+        """
+        self._in_parts.limits.load_state_dict(state_dict)
 
 
 def _alone(whole: Divisible, error: BaseException) -> str:

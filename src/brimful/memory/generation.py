@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from brimful.core.errors import name_of
-from brimful.memory.exhaustion import GuardStats, InParts
+from brimful.memory.exhaustion import Guarded, InParts
 from brimful.memory.parts import divisible
 
 
@@ -68,25 +68,12 @@ def oom_safe_generate(model: Any, **generate_kwargs: Any) -> OomSafe:
     return OomSafe(generate, float(pad_value))
 
 
-class OomSafe:
+class OomSafe(Guarded):
     """A function of a batch that is run in parts where memory is too small: call it on a batch. Made by `oom_safe`."""
 
     def __init__(self, fn: Callable[[Any], Any], pad_value: float | None) -> None:
         self._fn, self._pad_value = fn, pad_value
         self._in_parts = InParts()
-
-    @property
-    def stats(self) -> GuardStats:
-        """What it has seen since it was made."""
-        return self._in_parts.stats
-
-    def state_dict(self) -> dict[str, Any]:
-        """What it has learnt, as plain JSON."""
-        return self._in_parts.limits.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the lessons of a state in place of its own."""
-        self._in_parts.limits.load_state_dict(state_dict)
 
     def __call__(self, batch: Any) -> Any:
         return self._in_parts.run(batch, divisible(batch), self._run)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from brimful.core.errors import finite, logger, name_of, one_of
-from brimful.memory.exhaustion import GuardStats, InParts, Unfit
+from brimful.memory.exhaustion import Guarded, InParts, Unfit
 from brimful.memory.gradients import Gradients
 from brimful.memory.labels import check_labels, labels_of, trained_on, unnamed_labels
 from brimful.memory.parts import Divisible, divisible
@@ -97,7 +97,7 @@ def oom_guard(
     return OomGuard(step, parameters, weigh, distributed, unfit, learn)
 
 
-class OomGuard:
+class OomGuard(Guarded):
     """A guarded step: call it on a batch. What it returns is what the step did; of a batch that was split the mean of its losses
     (numbers, tensors without dimensions) by their weights, the rows of other tensors and lists one after the other, and of dicts
     and tuples each entry so. Made by `oom_guard`."""
@@ -125,23 +125,6 @@ class OomGuard:
         self._reducing: Sequence[torch.nn.Module] | None = None
         self._said = False
         self._in_parts = InParts(unfit, _agreed if distributed == "fsdp" else _own)
-
-    @property
-    def stats(self) -> GuardStats:
-        """What it has seen since it was made."""
-        return self._in_parts.stats
-
-    def state_dict(self) -> dict[str, Any]:
-        """What it has learnt, as plain JSON, so that the lesson survives a restart: see `limits.Limits`."""
-        return self._in_parts.limits.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the lessons of a state in place of its own.
-
-        Raises:
-            StateError: it is no such state.
-        """
-        self._in_parts.limits.load_state_dict(state_dict)
 
     def __call__(self, batch: Any) -> Any:
         """Runs the step on a batch.

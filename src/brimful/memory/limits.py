@@ -6,6 +6,7 @@ from math import ceil, log2
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from brimful.core.errors import StateError, integer, one_of
+from brimful.core.states import check_form
 
 VERSION: Final = 1
 BINS_PER_OCTAVE: Final = 8
@@ -74,15 +75,7 @@ class Limits:
         Raises:
             StateError: it is no such state.
         """
-        if not isinstance(state_dict, dict) or state_dict.keys() != {"version", "limits"}:
-            got = list(state_dict) if isinstance(state_dict, dict) else type(state_dict).__name__
-            raise StateError(
-                f"the state of a guard is a dict of version and limits, as state_dict() returns it (got {got})"
-            )
-        if state_dict["version"] != VERSION:
-            raise StateError(
-                f"this state has version {state_dict['version']!r}, but this release of brimful reads version {VERSION}"
-            )
+        check_form(state_dict, "limits", version=VERSION, what="the state of a guard")
         try:
             lessons = [_checked(*lesson) for lesson in state_dict["limits"]]
         except (TypeError, ValueError) as error:

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from brimful.core.errors import DataError, where
 from brimful.rows.blocks import Block
 from brimful.rows.blockwise import Blockwise
-from brimful.rows.ragged import LABELS, NOT_TRAINED_ON, list_array, ragged, with_column
+from brimful.rows.ragged import LABELS, MASK, NOT_TRAINED_ON, list_array, ragged, with_column
 
 SHIFTED: Final = "shift_labels"
-MASK: Final = "attention_mask"
 _MOST: Final = (1 << 31) - 1
 
 

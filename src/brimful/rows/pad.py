@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
@@ -11,9 +10,7 @@ from brimful.core.errors import DataError, settle, where
 from brimful.rows import ragged as kernels
 from brimful.rows.blocks import Block
 from brimful.rows.blockwise import Blockwise
-from brimful.rows.ragged import list_array, offsets_of, ragged, with_column
-
-MASK: Final = "attention_mask"
+from brimful.rows.ragged import MASK, list_array, offsets_of, ragged, with_column
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from brimful.core.errors import HIDDEN, ORIGIN, DataError, where
 
 _INT32_MAX: Final = 2**31 - 1
 LABELS: Final = "labels"
+MASK: Final = "attention_mask"
 NOT_TRAINED_ON: Final = -100
 """The label of a token that asks for no prediction."""
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from brimful.core.errors import TALLY, DataError, StateError, Tally, integer, logger, one_of
 from brimful.core.once import once
-from brimful.core.states import restored_elsewhere
+from brimful.core.states import check_form, restored_elsewhere
 from brimful.core.stream import VERSION, Stage, State, check_header, describe, running
 from brimful.index.lengths import LengthIndex
 from brimful.index.sequence import FromSequence
@@ -211,15 +211,7 @@ class BatchSampler:
             StateError: the state is of other lengths, another policy, seed ...; the message names both sides.
         Price: a shuffle and one window's plan.
         """
-        if not isinstance(state_dict, dict) or state_dict.keys() != {"version", "header", "position"}:
-            got = list(state_dict) if isinstance(state_dict, dict) else type(state_dict).__name__
-            raise StateError(
-                f"a state is a dict of version, header and position, as state_dict() returns it (got {got})"
-            )
-        if state_dict["version"] != VERSION:
-            raise StateError(
-                f"this state has version {state_dict['version']!r}, but this release of brimful reads version {VERSION}"
-            )
+        check_form(state_dict, "header", "position", version=VERSION)
         check_header(state_dict["header"], self._header)
         epoch, place = copy.deepcopy(state_dict["position"])
         ended = next(self._run(self._shard, place), None) is None
