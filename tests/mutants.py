@@ -1382,7 +1382,7 @@ MUTANTS = [
         "memory/model.py",
         "for constant, slope in pieces) * factor <= limit:",
         "for constant, slope in pieces) <= limit / factor:",
-        of("memory/test_model", "test_a_batch_fits_into_its_own_bound"),
+        of("memory/test_model", "test_every_batch_of_many_fits_into_its_own_bound"),
     ),
     # -- groups inside a batch
     Mutant(

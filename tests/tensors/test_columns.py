@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.batches import _say_right
+from brimful.batching import _say_right
 from brimful.grouping import Collection
 from brimful.testing import assert_exact_resume
 from tests.effort import examples
