@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -81,8 +81,15 @@ class Encoder(ABC):
         Raises:
             EngineError: an engine gave other tokens than the tokenizer.
         """
+        tokens, check = self.begin(texts)
+        check()
+        return tokens
+
+    def begin(self, texts: pa.Array) -> tuple[Ragged, Callable[[], None]]:
+        """The tokens of each text of a column, and what waits until they are known to be the tokenizer's, as far as that is
+        looked at; see `of_column`."""
         count(f"{ENGINE}{self.by_name}", len(texts))
-        return self.itself(texts) if self.by is None else self.by(texts)
+        return (self.itself(texts), lambda: None) if self.by is None else self.by.begin(texts)
 
     def itself(self, texts: pa.Array) -> Ragged:
         """The tokens of each text of a column by the tokenizer, as it is."""
@@ -103,14 +110,22 @@ class Encoder(ABC):
         return f"{self.words()} ({hashlib.sha256(repr(self.depends_on()).encode()).hexdigest()[:16]})"
 
     @once
-    def _local(self) -> threading.local:
-        return threading.local()
+    def _spare(self) -> dict[str, list[Any]]:
+        return {}
 
-    def _clone(self, make: Callable[[], Any], name: str = "own") -> Any:
-        """The tokenizer of this thread: one that is shared refuses ("Already borrowed"), or mixes up its settings."""
-        if not hasattr(self._local, name):
-            setattr(self._local, name, make())
-        return getattr(self._local, name)
+    @contextmanager
+    def _lent(self, make: Callable[[], Any], kind: str = "own") -> Iterator[Any]:
+        """A tokenizer for one thread alone, which gives it back: one that is shared refuses ("Already borrowed"), or mixes up
+        its settings. There are as many as threads were in at once; one of GPT-2's size takes .1 s to make."""
+        spare = self._spare.setdefault(kind, [])
+        try:
+            lent = spare.pop()
+        except IndexError:
+            lent = make()
+        try:
+            yield lent
+        finally:
+            spare.append(lent)
 
     def __getstate__(self) -> dict[str, Any]:
         return settings_of(self)

@@ -46,15 +46,11 @@ class FastEncoder(Encoder):
 
     @once
     def _prepared(self) -> str:
-        return str(self._spare[0].to_str())
-
-    @once
-    def _spare(self) -> list[Any]:
-        """One that is made already, for the first thread that wants its own: of GPT-2's size it takes .1 s."""
-        clone = _without_settings(self.serialized)
+        made = _without_settings(self.serialized)
         if self.truncation is not None:
-            clone.enable_truncation(**self.truncation)
-        return [clone]
+            made.enable_truncation(**self.truncation)
+        with self._lent(lambda: self._with_split(made)):  # the first that is lent
+            return str(made.to_str())
 
     def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
         return [encoding.ids for encoding in self._encodings(texts)]
@@ -64,52 +60,49 @@ class FastEncoder(Encoder):
         return [[getattr(one, _OUTPUTS[name]) for one in encodings] for name in ("input_ids", *outputs)]
 
     def _encodings(self, texts: Texts) -> list[Any]:
-        clone = self._clone(self._make)
-        return list(clone.encode_batch_fast(texts, add_special_tokens=self.add_special_tokens))
+        with self._lent(self._make) as made:
+            return list(made.encode_batch_fast(texts, add_special_tokens=self.add_special_tokens))
 
     def bare(self, texts: list[str]) -> list[list[int]]:
         """The tokens of each text, not cut, and without special tokens."""
-        clone = self._clone(self._make_bare, "bare")
-        return [encoding.ids for encoding in clone.encode_batch_fast(texts, add_special_tokens=False)]
+        with self._lent(self._make_bare, "bare") as made:
+            return [encoding.ids for encoding in made.encode_batch_fast(texts, add_special_tokens=False)]
 
     def parts(self) -> Parts | str:
-        made = self._make()
-        described = cuttable.described(made)
-        normalizer = made.normalizer
-        parts = Parts(
-            self.fingerprint(),
-            cast(Callable[[list[str]], Iterable[Sequence[int]]], self.encode),
-            self.bare,
-            frame_of(described["post_processor"] if self.add_special_tokens else None, self.truncation),
-            cuttable.why_not(described, normalizer.normalize_str if normalizer else str),
-            compiled.why_not(described, self.split_special_tokens),
-            lambda: compiled.make(self._prepared),
-        )
-        self._spare.append(made)
-        return parts
+        fingerprint = self.fingerprint()
+        with self._lent(self._make) as made:
+            described = cuttable.described(made)
+            normalizer = made.normalizer
+            return Parts(
+                fingerprint,
+                cast(Callable[[list[str]], Iterable[Sequence[int]]], self.encode),
+                self.bare,
+                frame_of(described["post_processor"] if self.add_special_tokens else None, self.truncation),
+                cuttable.why_not(described, normalizer.normalize_str if normalizer else str),
+                compiled.why_not(described, self.split_special_tokens),
+                lambda: compiled.make(self._prepared),
+            )
 
     def depends_on(self) -> tuple[Any, ...]:
         return self._prepared, self.add_special_tokens, self.split_special_tokens
 
     def words(self) -> str:
-        made = self._make()
-        self._spare.append(made)
-        size = f"{type(made.model).__name__} of {made.get_vocab_size():,} tokens"
+        _ = self._prepared  # which makes the first
+        with self._lent(self._make) as made:
+            size = f"{type(made.model).__name__} of {made.get_vocab_size():,} tokens"
         return size if self.truncation is None else f"{size}, cut to {self.truncation['max_length']:,}"
 
     def _make_bare(self) -> Any:
-        clone = self._make()
-        clone.no_truncation()
-        return clone
+        made = self._make()
+        made.no_truncation()
+        return made
 
     def _make(self) -> Any:
-        prepared = self._prepared
-        try:
-            clone = self._spare.pop()
-        except IndexError:
-            clone = Tokenizer.from_str(prepared)
-        clone.encode_special_tokens = self.split_special_tokens  # the one setting that is not serialized
-        return clone
+        return self._with_split(Tokenizer.from_str(self._prepared))
+
+    def _with_split(self, made: Any) -> Any:
+        made.encode_special_tokens = self.split_special_tokens  # the one setting that is not serialized
+        return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,9 +116,9 @@ class TransformersEncoder(Encoder):
         return self.encode_with(texts, ())[0]
 
     def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
-        clone = self._clone(lambda: copy.deepcopy(self.tokenizer))
         wanted = {f"return_{name}": True for name in outputs if name in _OUTPUTS}
-        return _named(clone(*_sides(texts), **self.kwargs | wanted), outputs)
+        with self._lent(lambda: copy.deepcopy(self.tokenizer)) as made:
+            return _named(made(*_sides(texts), **self.kwargs | wanted), outputs)
 
     def depends_on(self) -> tuple[Any, ...]:
         tokenizer = self.tokenizer
