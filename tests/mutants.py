@@ -315,9 +315,16 @@ MUTANTS = [
     Mutant(
         "shards that are opened ahead count as begun",
         "sources/files.py",
-        "state = [epoch, rotation.begun, rotation.positions]",
-        "state = [epoch, rotation.begun + len(rotation._standby), rotation.positions]",
+        "state = [epoch, begun, positions]",
+        "state = [epoch, begun + len(rotation._standby), positions]",
         law("sources.FromFiles"),
+    ),
+    Mutant(
+        "where a block ends depends on the state at which a run began",
+        "sources/files.py",
+        "begun, positions = rotation.begun, rotation.positions\n                    state = [epoch, begun, positions]",
+        "state = [epoch, rotation.begun, rotation.positions]",
+        of("sources/test_files", "test_shards_are_read_in_turn_and_the_next_takes_the_place_of_one_that_ended"),
     ),
     Mutant(
         "a compressed shard goes on one byte late",
@@ -682,6 +689,13 @@ MUTANTS = [
         "rows/engines.py",
         "if not np.array_equal(ours, theirs):",
         "if len(ours) != len(theirs):",
+        of("rows/test_engines", "test_other_tokens_than_the_tokenizers_are_an_error"),
+    ),
+    Mutant(
+        "a block is handed out before its audit has ended",
+        "rows/tokenize.py",
+        "                    check()",
+        "                    pass",
         of("rows/test_engines", "test_other_tokens_than_the_tokenizers_are_an_error"),
     ),
     Mutant(
