@@ -686,7 +686,7 @@ MUTANTS = [
     ),
     Mutant(
         "a state does not know at how many tokens tiktoken was cut",
-        "rows/encoders.py",
+        "rows/encoder_kinds.py",
         "describe(self.kwargs), *cut",
         "describe(self.kwargs)",
         of("rows/test_encoders", "test_tiktoken_is_cut_by_us"),

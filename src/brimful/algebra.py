@@ -34,6 +34,7 @@ from brimful.index.zip import Zip as IndexZip
 from brimful.plan import Policy
 from brimful.plan.mix import Stop
 from brimful.rows.blocks import Block, Sample, samples
+from brimful.rows.chat import Chat
 from brimful.rows.choice import Choice
 from brimful.rows.choose import Choose
 from brimful.rows.concat import Concat
@@ -295,7 +296,7 @@ def padding_of(stage: Stage[Any]) -> dict[str, Padding]:
         found |= stage.rows.padding
     if isinstance(stage, IndexChoose | IndexChooseSource | Choose):
         found = stage.choice.renamed(found)
-    if isinstance(stage, Tokenize) and stage.encoder.padding is not None:
+    if isinstance(stage, Tokenize | Chat) and stage.encoder.padding is not None:
         found |= dict.fromkeys(stage.output, stage.encoder.padding)
     return found
 

@@ -137,6 +137,7 @@ class Dataset:
     add_bos_eos = transforms.add_bos_eos
     ensure_bos_eos = transforms.ensure_bos_eos
     causal_labels = transforms.causal_labels
+    chat = transforms.chat
 
     def chunk(
         self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",), drop_remainder: bool = True

@@ -374,7 +374,9 @@ def test_padding_free_makes_the_mask_of_the_kernel_that_is_named() -> None:
     seen = attention.document_mask(SEVERAL, causal=False)
     assert torch.equal(own["sdpa"], seen)
     assert torch.equal(own["eager"] == 0, seen)
-    with pytest.raises(ValueError, match=r"must be sdpa, eager, flex_attention or one of flash attention \(got 'paged'\)"):
+    with pytest.raises(
+        ValueError, match=r"must be sdpa, eager, flex_attention or one of flash attention \(got 'paged'\)"
+    ):
         attention.padding_free(SEVERAL, causal=False, attn_implementation="paged")
 
 

@@ -14,7 +14,7 @@ from brimful.rows.blocks import Block
 from brimful.rows.encoder import Encoder, Texts
 from brimful.rows.engines import EngineError
 from brimful.rows.parallel import BlockFunction
-from brimful.rows.ragged import Ragged, column_of, list_array, with_column
+from brimful.rows.ragged import Ragged, array_of, column_of, list_array, with_column
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Tokenize(BlockFunction):
         for number, output in enumerate(self.output):
             texts = columns[number : number + 1] if len(self.output) == len(columns) else columns
             for name, tokens in zip((output, *self.outputs), self._tokens(block, texts)):
-                out = with_column(out, name, list_array(tokens.values, tokens.offsets))
+                out = with_column(out, name, _listed(tokens))
         return self._without(out)
 
     def _tokens(self, block: Block, columns: list[pa.Array]) -> list[Ragged]:
@@ -108,6 +108,13 @@ class Tokenize(BlockFunction):
             except Exception:
                 return f"at {where(block, row)}"
         return None
+
+
+def _listed(tokens: Ragged) -> pa.Array:
+    """A column of lists of integers, or of pairs of them."""
+    if tokens.values.ndim == 1:
+        return list_array(tokens.values, tokens.offsets)
+    return list_array(pa.FixedSizeListArray.from_arrays(array_of(tokens.values.ravel()), 2), tokens.offsets)
 
 
 def _rows(columns: list[pa.Array]) -> Texts:

@@ -113,9 +113,7 @@ def varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "max_seqlen_q": longest, "max_seqlen_k": longest}
 
 
-def padding_free(
-    batch: Mapping[str, Any], *, causal: bool = True, attn_implementation: str = "sdpa"
-) -> dict[str, Any]:
+def padding_free(batch: Mapping[str, Any], *, causal: bool = True, attn_implementation: str = "sdpa") -> dict[str, Any]:
     """What a transformers model takes for a packed batch, and nothing else: `model(**padding_free(batch))`.
 
     A causal model may be given the batch as `pack` made it: under any kernel the positions or the boundaries keep its samples
