@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import index
 from typing import Any, TypeGuard, TypeVar, cast
@@ -229,7 +229,9 @@ def count_of(stage: Stage[Block], repeats: bool) -> int:
     count = stage.count if isinstance(stage, Indexed) and not repeats else None
     if count is None:
         without_end = " and repeats without end" if isinstance(stage, Indexed) else ""
-        raise TypeError(f"the length of this data set is not known: it is {kind_of(stage)}{without_end}")
+        raise TypeError(
+            f"the length of this data set is not known: it is {kind_of(stage)}{without_end} (a DataLoader takes its loader())"
+        )
     return count
 
 
@@ -250,17 +252,22 @@ def leaves_out(stage: Stage[Any]) -> bool:
     return getattr(stage, "on_error", "raise") == "skip" or any(map(leaves_out, upstreams(stage)))
 
 
-def sample_at(stage: Stage[Block], number: int) -> Sample:
+def samples_at(stage: Stage[Block], numbers: Iterable[int]) -> list[Sample]:
+    """Samples by number, in the order given."""
     if not isinstance(stage, Indexed):
         raise TypeError(f"the samples of this data set cannot be had by number: it is {kind_of(stage)}; cache it")
-    place, count = index(number), stage.count
-    if place < 0 and count is not None:
-        place += count
-    if place < 0 or (count is not None and place >= count):
-        raise IndexError(
-            f"there is no sample {number:,} in a data set of {'no end' if count is None else f'{count:,}'}"
-        )
-    return samples(stage.index.take(stage.order(0)(place, place + 1)))[0]
+    rows, count = stage.order(0), stage.count
+    found = [np.zeros(0, np.int64)]
+    for number in numbers:
+        place = index(number)
+        if place < 0 and count is not None:
+            place += count
+        if place < 0 or (count is not None and place >= count):
+            raise IndexError(
+                f"there is no sample {number:,} in a data set of {'no end' if count is None else f'{count:,}'}"
+            )
+        found.append(rows(place, place + 1))
+    return samples(stage.index.take(np.concatenate(found)))
 
 
 def lengths_of(stage: Stage[Block], column: str) -> NDArray[Any]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
 from brimful.algebra import kind_of
 from brimful.core.ahead import Ahead
@@ -22,6 +22,7 @@ from brimful.core.take_items import TakeItems
 from brimful.rows.ragged import LABELS
 from brimful.steps.batch import Batch, Uneven
 from brimful.steps.counted import num_items
+from brimful.steps.dataloader import refuse_stacking
 from brimful.steps.distributed import world_size_here
 from brimful.steps.round_robin import RoundRobin
 from brimful.steps.sharded import Sharded
@@ -63,6 +64,7 @@ class Batches:
     ) -> ResumableIterator[Any]:
         """An iterator over the batches, from the start of an epoch or from a state; see `Dataset.iter`. `lessons`: of a policy
         that learns, the `lessons` of the iterator of the epoch before."""
+        refuse_stacking(self)
         world_size = 1 if self.sharded else world_size_here()
         if world_size > 1:
             _say_unsharded(world_size)
@@ -154,6 +156,12 @@ class Batches:
     def __bool__(self) -> bool:
         return True
 
+    def __getitem__(self, number: Any) -> NoReturn:
+        raise TypeError(
+            "batches cannot be had by number: loop over them; a DataLoader takes batches.loader() with batch_size=None, or the "
+            "samples with batch_sampler=bf.BatchSampler(lengths, policy)"
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         return settings_of(self)
 
@@ -180,7 +188,9 @@ class Batches:
     def _length(self) -> int:
         length = num_items(self._endless)
         if length is None:
-            raise TypeError(f"the number of batches is not known: {_unknown(self.planned)}")
+            raise TypeError(
+                f"the number of batches is not known: {_unknown(self.planned)} (a DataLoader takes loader(), with batch_size=None)"
+            )
         return length
 
     def map(self, fn: Callable[[Any], Any]) -> Batches:
