@@ -38,7 +38,7 @@ from brimful.rows.chat import Chat
 from brimful.rows.choice import Choice
 from brimful.rows.choose import Choose
 from brimful.rows.concat import Concat
-from brimful.rows.encoder import Padding
+from brimful.rows.encoder import Encoder, Padding
 from brimful.rows.filter import Filter
 from brimful.rows.interleave import Interleave
 from brimful.rows.parallel import Parallel
@@ -54,6 +54,7 @@ from brimful.rows.zip import Zip
 from brimful.steps.round_robin import RoundRobin
 from brimful.store.hugging_face import hugging_face_of
 from brimful.store.index import stored
+from brimful.store.pipeline import all_below
 from brimful.windows.buffered import Buffered
 from brimful.windows.planned import Planned
 from brimful.windows.shuffle import Shuffle
@@ -305,6 +306,22 @@ def padding_of(stage: Stage[Any]) -> dict[str, Padding]:
         found = stage.choice.renamed(found)
     if isinstance(stage, Tokenize | Chat) and stage.encoder.padding is not None:
         found |= dict.fromkeys(stage.output, stage.encoder.padding)
+    return found
+
+
+def encoders_of(stage: Stage[Any]) -> dict[str, Encoder]:
+    """The tokenizers of a chain, by the columns that they fill; none for a column that two of them fill."""
+    found: dict[str, Encoder] = {}
+    several: set[str] = set()
+    for below in all_below(stage):
+        for name, encoder in encoders_of(below).items():
+            if found.setdefault(name, encoder).fingerprint() != encoder.fingerprint():
+                several.add(name)
+    found = {name: encoder for name, encoder in found.items() if name not in several}
+    if isinstance(stage, IndexChoose | IndexChooseSource | Choose):
+        found = stage.choice.renamed(found)
+    if isinstance(stage, Tokenize | Chat):
+        found |= dict.fromkeys(stage.output, stage.encoder)
     return found
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
-from brimful.algebra import kind_of
+from brimful.algebra import encoders_of, kind_of
 from brimful.core.ahead import Ahead
 from brimful.core.enumerate_items import EnumerateItems
 from brimful.core.errors import integer, logger, one_of, positive
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from brimful.loader import Loader
+    from brimful.tensors.explained import Explanation
 
 T = TypeVar("T")
 
@@ -189,7 +190,8 @@ class Batches:
         length = num_items(self._endless)
         if length is None:
             raise TypeError(
-                f"the number of batches is not known: {_unknown(self.planned)} (a DataLoader takes loader(), with batch_size=None)"
+                f"the number of batches is not known: {_unknown(self.planned)} "
+                "(a DataLoader takes loader(), with batch_size=None)"
             )
         return length
 
@@ -263,6 +265,29 @@ class Batches:
         """
         found = Counter((batch.padded_size, *batch.widths) for batch in self.plans(epoch))
         return dict(found.most_common())
+
+    def explain(self, batch: Any) -> Explanation:
+        """For each sample of a batch file and line, where it was read from files, its length and, with a tokenizer in the chain,
+        its text; of packed rows for each piece, in order. It prints as a table.
+
+        What is needed is remembered beside a batch, for as long as its tensors live: 15 us, and 16 bytes a sample. It follows
+        them through `map`, `prefetch` and `to_device`, not into another process. A store knows no files, only its own rows.
+
+        Raises:
+            ValueError: it is none of these batches, or all of its tensors were made anew; layout="grouped".
+
+        >>> import brimful as bf
+        >>> batches = bf.from_sequence([{"input_ids": [1, 2]}, {"input_ids": [3]}]).batch(2)
+        >>> batches.explain(next(iter(batches)))
+        sample  place            length
+             0  sequence, row 0       2
+             1  sequence, row 1       1
+        """
+        from brimful.tensors.explained import explained
+
+        column = self.rules.length_columns[0]
+        encoder = encoders_of(self.planned).get(column)
+        return explained(batch, column, lambda tokens: None if encoder is None else encoder.text(tokens))
 
     @property
     def _endless(self) -> Stage[Any]:

@@ -248,9 +248,9 @@ def chat(
     JSON schemas. Rows of one type have the keys of all, so that a key whose value is null counts as left out; where that, or
     the order of keys, must be kept, either may be JSON text. The template alone writes special tokens, BOS among them.
 
-    What the assistant says is what the template marks by {% generation %}; where it marks nothing, what a turn adds to the messages
-    before it and the prompt to answer them, to its last special token (white space after that is the template's). That these begin
-    the whole is held against it token by token: nothing is guessed.
+    What the assistant says is what the template marks by {% generation %}; where it marks nothing, what a turn adds to the
+    messages before it and the prompt to answer them, to its last special token (white space after that is the template's). That
+    these begin the whole is held against it token by token: nothing is guessed.
 
     Args:
         tokenizer: of transformers, with a `chat_template`; or the name of one, as `tokenize` takes it.

@@ -155,17 +155,33 @@ LAST_ONLY = "{% for one in messages %}{{ one.content }}{% endfor %}{{ '</s>' }}"
 @pytest.mark.parametrize(
     ("template", "conversation", "message"),
     [
-        (FORGETFUL, TALK, r"DataError: .*message 2 cannot be told: the chat template writes the messages up to it otherwise when more "
-         r"messages follow \('the fox.*', not 'THE FOX.*', from character \d+ on\); mark what it generates by \{% generation %\}"),
-        (LAST_ONLY, TALK, r"DataError: .*message 2 cannot be told: the chat template writes the messages before it, and the prompt"),
+        (
+            FORGETFUL,
+            TALK,
+            r"DataError: .*message 2 cannot be told: the chat template writes the messages up to it otherwise when more messages "
+            r"follow \('the fox.*', not 'THE FOX.*', from character \d+ on\); mark what it generates by \{% generation %\}",
+        ),
+        (
+            LAST_ONLY,
+            TALK,
+            r"DataError: .*message 2 cannot be told: the chat template writes the messages before it, and the prompt",
+        ),
         ("{{ raise_exception('roles must alternate') }}", TALK, r"StageError: .*TemplateError: roles must alternate"),
-        (make.MARKED.replace("{{ one.content + '<|im_end|>' }}", ""), TALK, r"DataError: .*marks nothing by \{% generation %\} in 2 turns"),
+        (
+            make.MARKED.replace("{{ one.content + '<|im_end|>' }}", ""),
+            TALK,
+            r"DataError: .*marks nothing by \{% generation %\} in 2 turns",
+        ),
         (make.CHATML, TALK[:2], r"DataError: .*no message is the assistant's \(roles: 'system', 'user'\)"),
-        (make.CHATML, [{"from": "gpt", "value": "x"}], r"DataError: .*message 0 must be a dict with a role, as .* \(keys: from, value\); rename"),
+        (
+            make.CHATML,
+            [{"from": "gpt", "value": "x"}],
+            r"DataError: .*message 0 must be a dict with a role, as .* \(keys: from, value\); rename",
+        ),
         (make.CHATML, [], r"DataError: .*a conversation must be a list of messages \(got '\[\]'\)"),
         (make.CHATML, None, r"DataError: .*a conversation must be a list of messages \(got 'null'\)"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_told_is_an_error_with_its_place_or_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, template: str, conversation: Any, message: str
 ) -> None:
@@ -232,7 +248,7 @@ def test_a_state_of_another_template_or_other_turns_is_refused(tmp_path: Path) -
     (second,) = talks(TALK, TALK).chat(str(tmp_path)).iter(state)
     state = talks(TALK, TALK).chat(PLAIN).iter().state_dict()
     assert second["labels"].tolist() == first["labels"].tolist()
-    with pytest.raises(bf.StateError, match="chat_template was '[0-9a-f]{16}' when it was saved and is"):
+    with pytest.raises(bf.StateError, match=r"chat_template was '[0-9a-f]{16}' when it was saved and is"):
         talks(TALK, TALK).chat(MARKED).iter(state)
     with pytest.raises(bf.StateError, match="train_on was 'assistant' when it was saved and is 'last'"):
         talks(TALK, TALK).chat(PLAIN, train_on="last").iter(state)

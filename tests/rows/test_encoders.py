@@ -334,8 +334,8 @@ def test_what_is_said_twice_is_refused() -> None:
         (
             make.gpt2(),
             {"return_overflowing_tokens": True, "stride": 2},
-            "return_overflowing_tokens=True is not served: tokenize makes one row of each text; chunk cuts tokens, flat_map makes "
-            "several rows of one; leave it out of tokenizer_kwargs",
+            "return_overflowing_tokens=True is not served: tokenize makes one row of each text; chunk cuts tokens, flat_map "
+            "makes several rows of one; leave it out of tokenizer_kwargs",
         ),
         (
             make.byt5(),

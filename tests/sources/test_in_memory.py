@@ -10,7 +10,12 @@ import pytest
 
 import brimful as bf
 
-COLUMNS: dict[str, list[Any]] = {"text": ["a", None, "c"], "ids": [[1, 2], [], [3]], "n": [1, 2, 3], "x": [0.5, 1.5, 2.5]}
+COLUMNS: dict[str, list[Any]] = {
+    "text": ["a", None, "c"],
+    "ids": [[1, 2], [], [3]],
+    "n": [1, 2, 3],
+    "x": [0.5, 1.5, 2.5],
+}
 
 
 def listed(samples: Any) -> list[dict[str, Any]]:
@@ -35,7 +40,9 @@ def test_categories_are_texts() -> None:
     for library, kind in (("pandas", "category"), ("polars", pytest.importorskip("polars").Categorical)):
         module = pytest.importorskip(library)
         series = module.Series(["b", "a", "b"], dtype=kind)
-        tokens = bf.from_sequence(module.DataFrame({"text": series})).tokenize(lambda texts: [[len(text)] for text in texts])
+        tokens = bf.from_sequence(module.DataFrame({"text": series})).tokenize(
+            lambda texts: [[len(text)] for text in texts]
+        )
         assert [sample["text"] for sample in tokens] == ["b", "a", "b"]
 
 
@@ -103,7 +110,9 @@ def test_what_iterates_over_its_columns_is_no_iterable_of_samples() -> None:
         with pytest.raises(TypeError, match=r"over the columns of this DataFrame; from_sequence takes it$"):
             bf.from_iterable(frame)
     lazy = polars.DataFrame(COLUMNS).lazy()
-    with pytest.raises(TypeError, match=r"over the columns of this LazyFrame; from_sequence takes it once it is collected$"):
+    with pytest.raises(
+        TypeError, match=r"over the columns of this LazyFrame; from_sequence takes it once it is collected$"
+    ):
         bf.from_iterable(lazy)
     with pytest.raises(TypeError, match=r"^from_sequence got a LazyFrame, which has no rows yet: collect\(\) them"):
         bf.from_sequence(lazy)
@@ -111,7 +120,9 @@ def test_what_iterates_over_its_columns_is_no_iterable_of_samples() -> None:
 
 def test_what_can_only_be_iterated_over_goes_to_from_iterable() -> None:
     data = hugging_face("IterableDataset")
-    with pytest.raises(TypeError, match=r"\(got IterableDataset\); from_iterable takes what can only be iterated over$"):
+    with pytest.raises(
+        TypeError, match=r"\(got IterableDataset\); from_iterable takes what can only be iterated over$"
+    ):
         bf.from_sequence(data)
     assert list(bf.from_iterable(data)) == [{"text": "a"}]
     assert listed(bf.from_sequence(pa.RecordBatch.from_pydict({"n": [1]}))) == [{"n": 1}]

@@ -40,10 +40,22 @@ def test_indexed_data_are_a_map_style_data_set() -> None:
             r"would stack column 'input_ids', which has 2 values and 1 values in two samples: give it a collate_fn that pads, or "
             r"have brimful pad, as DataLoader\(dataset.batch\(32\).loader\(\), batch_size=None\)$",
         ),
-        (lambda: DataLoader(STREAMED), r"is not known: it is streamed \(by Map\) \(a DataLoader takes its loader\(\)\)$"),
-        (lambda: DataLoader(RAGGED.batch(2)), r"^batches cannot be had by number: .*takes batches.loader\(\) with batch_size=None"),
-        (lambda: DataLoader(STREAMED.batch(2)), r"cache\(\) it to know \(a DataLoader takes loader\(\), with batch_size=None\)$"),
-        (lambda: DataLoader(RAGGED.batch(2).loader()), r"would stack batches.* say DataLoader\(loader, batch_size=None\)"),
+        (
+            lambda: DataLoader(STREAMED),
+            r"is not known: it is streamed \(by Map\) \(a DataLoader takes its loader\(\)\)$",
+        ),
+        (
+            lambda: DataLoader(RAGGED.batch(2)),
+            r"^batches cannot be had by number: .*takes batches.loader\(\) with batch_size=None",
+        ),
+        (
+            lambda: DataLoader(STREAMED.batch(2)),
+            r"cache\(\) it to know \(a DataLoader takes loader\(\), with batch_size=None\)$",
+        ),
+        (
+            lambda: DataLoader(RAGGED.batch(2).loader()),
+            r"would stack batches.* say DataLoader\(loader, batch_size=None\)",
+        ),
         (lambda: DataLoader(STREAMED.batch(1).loader(steps_per_epoch=2), batch_size=4), r"would stack batches"),
     ],
 )

@@ -99,7 +99,9 @@ def as_sample(row: Any) -> Sample:
     """
     if isinstance(row, str):
         return {"text": row}
-    if isinstance(row, list | tuple) and all(issubclass(kind, int | np.integer) and kind is not bool for kind in {*map(type, row)}):
+    if isinstance(row, list | tuple) and all(
+        issubclass(kind, int | np.integer) and kind is not bool for kind in {*map(type, row)}
+    ):
         return {"input_ids": list(row)}
     if isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind in "iu":
         return {"input_ids": row}

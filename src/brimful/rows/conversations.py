@@ -148,7 +148,7 @@ def _text(
     """A conversation by the template, and the spans that this marks."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    texts, spans = render_jinja_template(
+    found: Any = render_jinja_template(
         conversations=[messages],
         tools=tools,
         chat_template=template,
@@ -156,6 +156,7 @@ def _text(
         add_generation_prompt=prompted,
         **tokenizer.special_tokens_map,
     )
+    texts, spans = found
     return texts[0], [(begin, end) for begin, end in spans[0]] if marked else []
 
 

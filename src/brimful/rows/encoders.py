@@ -146,13 +146,13 @@ def chat_encoder_for(tokenizer: Any) -> TransformersEncoder:
         )
     if not tokenizer.chat_template:
         raise ValueError(
-            f"this {type(tokenizer).__name__} has no chat_template, so how it writes a conversation is not known; take that of the "
-            "model that was tuned to chat, or set tokenizer.chat_template"
+            f"this {type(tokenizer).__name__} has no chat_template, so how it writes a conversation is not known; take that of "
+            "the model that was tuned to chat, or set tokenizer.chat_template"
         )
     if "strftime_now" in str(tokenizer.chat_template):
         logger.warning(
-            "the chat template of this %s writes today's date, so that the same data have other tokens tomorrow, after a resume too: "
-            "cache() them, or set tokenizer.chat_template to one without strftime_now",
+            "the chat template of this %s writes today's date, so that the same data have other tokens tomorrow, after a resume "
+            "too: cache() them, or set tokenizer.chat_template to one without strftime_now",
             type(tokenizer).__name__,
         )
     padding = Padding(tokenizer.pad_token_id, tokenizer.padding_side)
@@ -170,7 +170,8 @@ def _refuse_not_served(tokenizer: Any, settings: dict[str, Any], outputs: tuple[
             raise ValueError(f"{name}={settings[name]!r} is not served: {remedy}; leave it out of tokenizer_kwargs")
     if OFFSETS in outputs and not tokenizer.is_fast:
         raise ValueError(
-            f"{type(tokenizer).__name__} has no output {OFFSETS!r}: it is written in Python, and knows no offsets; take a fast one"
+            f"{type(tokenizer).__name__} has no output {OFFSETS!r}: it is written in Python, and knows no offsets; take a fast "
+            "one"
         )
     if not itself:
         _refuse_outputs(type(tokenizer).__name__, outputs, OUTPUTS)

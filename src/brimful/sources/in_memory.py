@@ -46,7 +46,9 @@ def refuse_frames(rows: Any) -> None:
     for module, name in (("pandas", "DataFrame"), ("polars", "DataFrame"), ("polars", "LazyFrame")):
         if _is(rows, module, name):
             lazy = " once it is collected" if name == "LazyFrame" else ""
-            raise TypeError(f"from_iterable would iterate over the columns of this {name}; from_sequence takes it{lazy}")
+            raise TypeError(
+                f"from_iterable would iterate over the columns of this {name}; from_sequence takes it{lazy}"
+            )
 
 
 def _refuse_several(rows: Any, caller: str) -> None:
@@ -57,7 +59,9 @@ def _refuse_several(rows: Any, caller: str) -> None:
         names = ", ".join(map(repr, rows))
         first = next(iter(rows), "train")
         right = "from_iterable" if _is(rows, "datasets", "IterableDatasetDict") else "from_sequence"
-        raise TypeError(f"{caller} got several data sets, a {type(rows).__name__} of {names}: {right}(data[{first!r}]) takes one")
+        raise TypeError(
+            f"{caller} got several data sets, a {type(rows).__name__} of {names}: {right}(data[{first!r}]) takes one"
+        )
     raise TypeError(
         f"{caller} got a {type(rows).__name__} of {', '.join(map(repr, list(rows)[:5])) or 'nothing'}: of columns "
         "from_sequence(pyarrow.table(data)) makes rows, and a single sample goes into a list"

@@ -79,7 +79,7 @@ def _stacking() -> Any:
     while frame.f_back is not None:
         frame = frame.f_back
         if frame.f_globals.get("__name__") == _FETCHING:
-            fetcher = frame.f_locals.get("self")
+            fetcher: Any = frame.f_locals["self"]
             stack = sys.modules["torch.utils.data._utils.collate"].default_collate
             return fetcher if fetcher.auto_collation and fetcher.collate_fn is stack else None
     return None
