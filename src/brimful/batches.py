@@ -271,7 +271,7 @@ class Batches:
         its text; of packed rows for each piece, in order. It prints as a table.
 
         What is needed is remembered beside a batch, for as long as its tensors live: 15 us, and 16 bytes a sample. It follows
-        them through `map`, `prefetch` and `to_device`, not into another process. A store knows no files, only its own rows.
+        them through `map`, `prefetch` and `to_device`, not into another process. Of a store, file and row are its own.
 
         Raises:
             ValueError: it is none of these batches, or all of its tensors were made anew; layout="grouped".

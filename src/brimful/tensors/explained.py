@@ -30,7 +30,7 @@ class Explained(NamedTuple):
 
     Args:
         number: its row in the data set, of a stream in the window.
-        place: file and line that it was read from; None where they are not known, as of a store.
+        place: file and line, or row, that it was read from; of a chunk that of its first token; None where rows do not say it.
         first: which of its tokens the piece begins with.
         length: its tokens here; None where no length column is in the batch.
         text: what these stand for; None where no tokenizer of the chain says so.
@@ -175,7 +175,8 @@ def _tokens(batch: Mapping[str, Any], made: _Made, column: str) -> Iterator[list
         flat = ids.reshape(-1)
         yield from (flat[start : start + size].tolist() for start, size in zip(starts.tolist(), lengths.tolist()))
     elif ids.is_nested:
-        values = ids.values()
-        yield from (values[first:last].tolist() for first, last in pairwise(ids.offsets().tolist()))
+        jagged: Any = ids
+        values = jagged.values()
+        yield from (values[first:last].tolist() for first, last in pairwise(jagged.offsets().tolist()))
     elif isinstance(mask, torch.Tensor) and mask.shape == ids.shape:
         yield from (row[seen != 0].tolist() for row, seen in zip(ids[: len(made.rows)], mask))
