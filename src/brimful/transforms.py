@@ -26,6 +26,7 @@ from brimful.rows.parallel import CallOptions, ExecutorType, Parallel, called
 from brimful.rows.rebatch import Rebatch
 from brimful.rows.row_keys import RowKeys
 from brimful.rows.tokenize import Tokenize
+from brimful.rows.tokenizer_by_name import loaded
 
 
 class HasStage(Protocol):
@@ -209,7 +210,7 @@ def ensure_bos_eos(self: R, tokenizer: Any, *, target_column: str = "input_ids")
     Raises:
         TypeError, ValueError: the tokenizer does not name them, or has neither.
     """
-    return replace(self, stage=EnsureBosEos(self.stage, *bos_eos_of(tokenizer), target_column))
+    return replace(self, stage=EnsureBosEos(self.stage, *bos_eos_of(loaded(tokenizer)), target_column))
 
 
 def causal_labels(self: R, *, target_column: str = "input_ids", shift: bool = False) -> R:

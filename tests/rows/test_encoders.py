@@ -555,12 +555,14 @@ def test_a_stage_with_an_encoder_can_be_pickled_also_after_use(tokenizer: Callab
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_ensure_bos_eos_holds_whatever_the_tokenizer_was_told_to_add(special: bool) -> None:
+def test_ensure_bos_eos_holds_whatever_the_tokenizer_was_told_to_add(tmp_path: Path, special: bool) -> None:
     tokenizer = make.llama()
     plain = tokenizer("the dog", add_special_tokens=False)["input_ids"]
     data = bf.from_sequence(["the dog"]).tokenize(tokenizer, tokenizer_kwargs={"add_special_tokens": special})
     (sample,) = data.ensure_bos_eos(tokenizer)
     assert sample["input_ids"].tolist() == [tokenizer.bos_token_id, *plain, tokenizer.eos_token_id]
+    tokenizer.save_pretrained(tmp_path)
+    assert list(data.ensure_bos_eos(tmp_path))[0]["input_ids"].tolist() == sample["input_ids"].tolist()
     (sample,) = bf.from_sequence(["the dog"]).tokenize(make.byt5()).ensure_bos_eos(make.byt5())
     assert sample["input_ids"].tolist() == make.byt5()("the dog")["input_ids"]
 

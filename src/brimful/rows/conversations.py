@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -115,17 +115,16 @@ def labelled(tokenizer: Any, texts: Sequence[Rendered]) -> list[Labelled | DataE
     flat = [text for own in apart for text in own]
     if not flat:
         return []
-    offsets = any(one.spans is not None for one in texts)
-    answer = tokenizer(
-        flat, add_special_tokens=False, verbose=False, **({"return_offsets_mapping": True} if offsets else {})
-    )
+    wanted = {"return_offsets_mapping": True} if any(one.spans is not None for one in texts) else {}
+    wanted |= {"return_attention_mask": False, "return_token_type_ids": False}
+    answer = tokenizer(flat, add_special_tokens=False, verbose=False, **wanted)
     made: list[Labelled | DataError] = []
     for one, own, (first, last) in zip(texts, apart, pairwise(accumulate(map(len, apart), initial=0)), strict=True):
         ids = {text: np.array(row, np.int32) for text, row in zip(own, answer["input_ids"][first:last], strict=True)}
         tokens = ids[one.text]
         trained = np.full(len(tokens), one.whole)
         if one.spans is not None:
-            places = np.array(answer["offset_mapping"][first], np.int64).reshape(-1, 2)
+            places = np.fromiter(chain.from_iterable(answer["offset_mapping"][first]), np.int64).reshape(-1, 2)
             for span in one.spans:
                 trained |= _within(places, span)
         try:
