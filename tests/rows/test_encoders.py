@@ -562,7 +562,7 @@ def test_ensure_bos_eos_holds_whatever_the_tokenizer_was_told_to_add(tmp_path: P
     (sample,) = data.ensure_bos_eos(tokenizer)
     assert sample["input_ids"].tolist() == [tokenizer.bos_token_id, *plain, tokenizer.eos_token_id]
     tokenizer.save_pretrained(tmp_path)
-    assert list(data.ensure_bos_eos(tmp_path))[0]["input_ids"].tolist() == sample["input_ids"].tolist()
+    assert next(iter(data.ensure_bos_eos(tmp_path)))["input_ids"].tolist() == sample["input_ids"].tolist()
     (sample,) = bf.from_sequence(["the dog"]).tokenize(make.byt5()).ensure_bos_eos(make.byt5())
     assert sample["input_ids"].tolist() == make.byt5()("the dog")["input_ids"]
 
