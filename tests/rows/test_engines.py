@@ -18,7 +18,8 @@ import brimful as bf
 from brimful.core.background import Workers
 from brimful.rows import engines
 from brimful.rows.encoder import Encoder
-from brimful.rows.encoders import TransformersEncoder, encoder_for
+from brimful.rows.encoder_kinds import TransformersEncoder
+from brimful.rows.encoders import encoder_for
 from brimful.rows.engines import EngineName
 from brimful.rows.gigatoken_encoder import GigatokenEncoder
 from brimful.rows.ragged import Ragged

@@ -7,16 +7,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from itertools import chain
+from typing import Any, Final, NamedTuple, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from brimful.core.errors import count
 from brimful.core.once import once, settings_of
 from brimful.core.stats import ENGINE
 from brimful.rows.engines import Engine, EngineName, Parts, chosen
-from brimful.rows.ragged import Ragged, flat
+from brimful.rows.ragged import Ragged, flat, offsets_of
 
+OFFSETS: Final = "offset_mapping"
+"""The output that is two integers a token: which characters of the text it is of, from the first to before the last."""
 Texts: TypeAlias = "list[str] | list[tuple[str, str]]"
 """Texts, or pairs of them that a tokenizer makes one row of each."""
 
@@ -138,6 +142,20 @@ class Encoder(ABC):
         return flat(self.encode(texts), len(texts))
 
     def with_outputs(self, texts: Texts, outputs: tuple[str, ...]) -> list[Ragged]:
-        """The tokens of each text, and what else the tokenizer says of them, all int32, flat."""
+        """The tokens of each text, and what else the tokenizer says of them, all int32, flat; offsets (n, 2)."""
         found = self.encode_with(texts, outputs) if outputs else [self.encode(texts)]
-        return [flat(rows, len(texts)) for rows in found]
+        names = ("input_ids", *outputs)
+        return [
+            (_pairs if name == OFFSETS else flat)(rows, len(texts)) for name, rows in zip(names, found, strict=True)
+        ]
+
+    def text(self, tokens: Sequence[int]) -> str | None:
+        """What tokens stand for, special ones included; None where the tokenizer cannot say."""
+        return None
+
+
+def _pairs(given: Iterable[Sequence[Any]], count: int) -> Ragged:
+    """The pairs of integers of each of `count` texts, flat, (n, 2)."""
+    rows = list(given)
+    both = flat([list(chain.from_iterable(row)) for row in rows], count)
+    return Ragged(both.values.reshape(-1, 2), offsets_of(np.fromiter(map(len, rows), np.int64, len(rows))))

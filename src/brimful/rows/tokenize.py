@@ -15,7 +15,7 @@ from brimful.rows.blocks import Block
 from brimful.rows.encoder import Encoder, Texts
 from brimful.rows.engines import EngineError
 from brimful.rows.parallel import BlockFunction
-from brimful.rows.ragged import Ragged, column_of, list_array, with_column
+from brimful.rows.ragged import Ragged, array_of, column_of, list_array, with_column
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Tokenize(BlockFunction):
             rows, check = self._tokens(block, texts)
             checks.append(check)
             for name, tokens in zip((output, *self.outputs), rows):
-                out = with_column(out, name, list_array(tokens.values, tokens.offsets))
+                out = with_column(out, name, _listed(tokens))
         done = self._without(out)
 
         def checked() -> Block:
@@ -131,6 +131,13 @@ class Tokenize(BlockFunction):
 
 def _unlike(block: Block, error: EngineError) -> StageError:
     return StageError(f"tokenize failed at {where(block, error.row)}: {error}")
+
+
+def _listed(tokens: Ragged) -> pa.Array:
+    """A column of lists of integers, or of pairs of them."""
+    if tokens.values.ndim == 1:
+        return list_array(tokens.values, tokens.offsets)
+    return list_array(pa.FixedSizeListArray.from_arrays(array_of(tokens.values.ravel()), 2), tokens.offsets)
 
 
 def _rows(columns: list[pa.Array]) -> Texts:
