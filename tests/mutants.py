@@ -425,7 +425,7 @@ MUTANTS = [
         "core/iterator.py",
         "            ctypes.pythonapi.Py_IncRef(ctypes.py_object(iterator._items))\n",
         "            pass\n",
-        of("test_fork", "test_an_iterator_refuses_in_a_forked_process_and_the_parents_goes_on"),
+        of("test_fork", "test_an_iterator_refuses_in_a_forked_process_and_the_parents_goes_on[a function's]"),
     ),
     Mutant(
         "a function that closes its run waits for itself",
@@ -542,14 +542,14 @@ MUTANTS = [
         "steps/labels.py",
         "        if len(cut):\n",
         "        if False:\n",
-        of("steps/test_sharded", "test_every_batch_knows_the_labels_of_its_step"),
+        of("steps/test_sharded", "test_every_batch_knows_the_labels_of_its_step[packed-1-pad]"),
     ),
     Mutant(
         "the first label of a packed sample counts",
         "tensors/layouts.py",
         "return known.given - known.firsts",
         "return known.given",
-        of("steps/test_sharded", "test_every_batch_knows_the_labels_of_its_step"),
+        of("steps/test_sharded", "test_every_batch_knows_the_labels_of_its_step[packed-1-pad]"),
     ),
     Mutant(
         "a label that is missing is padded away",
@@ -717,7 +717,7 @@ MUTANTS = [
         "steps/sharded.py",
         "step_labels(step)",
         "step_labels([*step, *step[-1:] * missing])",
-        of("steps/test_sharded", "test_every_batch_knows_the_labels_of_its_step"),
+        of("steps/test_sharded", "test_every_batch_knows_the_labels_of_its_step[packed-1-pad]"),
     ),
     # -- streams that ranks share out
     Mutant(
@@ -732,7 +732,7 @@ MUTANTS = [
         "steps/round_robin.py",
         'range((at["next"] + rank) % world_size',
         "range(rank",
-        of("steps/test_round_robin", "test_the_states_of_all_ranks_joined_resume_on_any_world_size"),
+        of("steps/test_round_robin", "test_drop_drops_the_last_step_of_a_run_that_began_in_the_middle_of_one"),
     ),
     Mutant(
         "the epoch ends as soon as this rank's streams do",
