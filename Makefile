@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 # As many workers as tests/conftest.py says; each takes tests from others when it has no more.
 SPREAD := --numprocesses=auto --dist=worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Many a test starts Python: our sources are compiled once, and not by each, whatever the machine says.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test soak lint types format bench clean
 

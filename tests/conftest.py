@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -23,6 +25,19 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Two a core: many a test waits for a server that stalls, or for a process that starts. 8 at most, of about 1 GB each."""
     return min(8, 2 * (os.cpu_count() or 1))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """No examples are looked for in tests, where there are none: each worker would import all that tests start as programs."""
+    found = yield
+    return [one for one in found if type(one) is pytest.Module]
+
+
+def pytest_collection_finish() -> None:
+    """A million objects have been imported by now, that no `gc.collect` of a test, or of the memory guard, need look at: each
+    would take .5 s."""
+    gc.freeze()
 
 
 def pytest_configure() -> None:

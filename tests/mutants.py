@@ -432,14 +432,14 @@ MUTANTS = [
         "core/iterator.py",
         "            ctypes.pythonapi.Py_IncRef(ctypes.py_object(iterator._items))\n",
         "            pass\n",
-        of("test_fork", "test_an_iterator_refuses_in_a_forked_process_and_the_parents_goes_on"),
+        of("test_fork", "test_an_iterator_refuses_in_a_forked_process_and_the_parents_goes_on[a function's]"),
     ),
     Mutant(
         "a function that closes its run waits for itself",
         "core/iterator.py",
         "        if RUN.get() is self._running:\n            return\n",
         "",
-        of("core/test_iterator", "test_a_function_that_the_run_calls_may_close_it"),
+        of("core/test_iterator", "test_a_function_that_the_run_calls_may_close_it[map]"),
     ),
     Mutant(
         "an epoch ends only where its end is asked for",
@@ -549,14 +549,14 @@ MUTANTS = [
         "steps/labels.py",
         "        if len(cut):\n",
         "        if False:\n",
-        of("steps/test_sharded", "test_every_batch_knows_the_labels_of_its_step"),
+        of("steps/test_sharded", "test_every_batch_knows_the_labels_of_its_step[packed, truncated-1-pad]"),
     ),
     Mutant(
         "the first label of a packed sample counts",
         "tensors/layouts.py",
         "return known.given - known.firsts",
         "return known.given",
-        of("steps/test_sharded", "test_every_batch_knows_the_labels_of_its_step"),
+        of("steps/test_sharded", "test_every_batch_knows_the_labels_of_its_step[packed-1-pad]"),
     ),
     Mutant(
         "a label that is missing is padded away",
@@ -766,7 +766,7 @@ MUTANTS = [
         "steps/sharded.py",
         "step_labels(step)",
         "step_labels([*step, *step[-1:] * missing])",
-        of("steps/test_sharded", "test_every_batch_knows_the_labels_of_its_step"),
+        of("steps/test_sharded", "test_every_batch_knows_the_labels_of_its_step[budget-3-pad]"),
     ),
     # -- streams that ranks share out
     Mutant(
@@ -781,7 +781,7 @@ MUTANTS = [
         "steps/round_robin.py",
         'range((at["next"] + rank) % world_size',
         "range(rank",
-        of("steps/test_round_robin", "test_the_states_of_all_ranks_joined_resume_on_any_world_size"),
+        of("steps/test_round_robin", "test_drop_drops_the_last_step_of_a_run_that_began_in_the_middle_of_one"),
     ),
     Mutant(
         "the epoch ends as soon as this rank's streams do",
@@ -958,7 +958,7 @@ MUTANTS = [
         "sources/objects.py",
         "if len(data) < last - first:",
         "if not data:",
-        of("store/test_remote", "test_what_passes_is_survived"),
+        of("store/test_remote", "test_what_passes_is_survived[GET short]"),
     ),
     Mutant(
         "a dead connection is waited for until the end",
@@ -993,7 +993,7 @@ MUTANTS = [
         "sources/objects.py",
         "IfMatch=tag, **options",
         "**options",
-        of("sources/test_s3", "test_an_object_that_is_cut_replaced_or_removed_under_way_is_an_error_that_names_it"),
+        of("sources/test_http", "test_shards_in_s3_are_read_resumed_and_refused_where_they_change"),
     ),
     # -- data sets of Hugging Face: the rows that were chosen, in their order
     Mutant(
@@ -1051,14 +1051,14 @@ MUTANTS = [
         "sources/bytes.py",
         "        while self._place < self._at and",
         "        while False and",
-        of("sources/test_http", "test_shards_are_read_and_resumed_over_http"),
+        of("sources/test_http", "test_shards_are_read_and_resumed_over_http[False-True-.jsonl]"),
     ),
     Mutant(
         "a server without ranges that stalls is waited for until the end",
         "sources/web.py",
         "asyncio.wait_for(work, self._seconds)",
         "work",
-        of("sources/test_http", "test_a_stream_that_breaks_off_or_stalls_is_read_again_up_to_its_place"),
+        of("sources/test_http", "test_a_stream_that_breaks_off_or_stalls_is_read_again_up_to_its_place[GET hang]"),
     ),
     Mutant(
         "a function hides that its shard could not be read on",
@@ -1100,7 +1100,7 @@ MUTANTS = [
         "sources/columnar.py",
         "self.at[0] - size * before // rows",
         "self.at[0]",
-        of("sources/test_columnar", "test_a_resume_at_every_row_gives_the_rows_after_it"),
+        of("sources/test_columnar", "test_a_resume_at_every_row_gives_the_rows_after_it[.arrow]"),
     ),
     Mutant(
         "what Arrow decoded is taken as it is",

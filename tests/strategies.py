@@ -879,14 +879,18 @@ def rows(*, alike: bool = False) -> SearchStrategy[Make]:
     """Chains that end in rows; `alike`: none has a column that is null because a data set beside its own has it."""
     tokens = [on(Choose, choice=Choice("select", targets))] if alike else []
     straight = st.builds(lambda make, links: chain(make, *links), sources(), row_links())
-    mixed = st.builds(
-        lambda makes, link, links, *tokens: chain(joined(makes, link), *tokens, *links),
-        st.lists(straight, min_size=1, max_size=3),
-        st.one_of(*SEVERAL.values()),
-        row_links(frozenset({*CUTTERS, CausalLabels, Pad})),
-        *tokens,
+    plain = st.builds(lambda make, links: chain(make, *links), sources(), row_links(without=frozenset({Zip})))
+    mixed = (
+        st.builds(
+            lambda makes, link, links, *tokens: chain(joined(makes, link), *tokens, *links),
+            st.lists(parts, min_size=1, max_size=3),
+            st.one_of(*SEVERAL.values()),
+            row_links(frozenset({*CUTTERS, CausalLabels, Pad, *zipped})),
+            *tokens,
+        )
+        for parts, zipped in ((straight, [Zip]), (plain, []))  # zipped once: there is one name for what is put beside
     )
-    return st.one_of(straight, straight, mixed)
+    return st.one_of(straight, straight, straight, straight, *mixed)
 
 
 def in_streams() -> SearchStrategy[Make]:

@@ -16,7 +16,7 @@ import pytest
 from tests import crash_child
 from tests.effort import times
 
-KILLS = times(20, 1_000)
+KILLS = times(12, 1_000)
 
 
 @pytest.fixture

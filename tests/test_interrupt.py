@@ -40,7 +40,7 @@ unclosed = pytest.mark.filterwarnings("ignore::ResourceWarning")
 """A file that is just being opened when Ctrl-C comes is closed by the garbage collector."""
 unheard = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """One that comes inside of a weak reference's callback is lost, to Python itself."""
-PLACES, MOMENTS = 40, times(20, 1_000)
+PLACES, MOMENTS = 20, times(12, 1_000)
 NEXT = ResumableIterator.__next__.__code__
 
 

@@ -59,7 +59,7 @@ def elsewhere() -> ProcessPoolExecutor:
 
 @pytest.mark.parametrize("cls", CLASSES, ids=draw.name)
 @given(data=st.data())
-@examples(10)
+@examples(5)
 def test_an_unpickled_stage_gives_the_same_and_carries_no_results(cls: type[Stage[Any]], data: st.DataObject) -> None:
     stage = data.draw(draw.alone(cls))()
     before = cloudpickle.dumps(stage)

@@ -328,7 +328,7 @@ def test_of_damaged_shards_each_item_is_a_row_or_is_skipped_and_counted(
     clean = outcome(CBOR, WHOLE, FULL, "raise").rows
     assert len(clean) == 10
     broken = 0
-    for number in range(times(2_000, 100_000)):
+    for number in range(times(800, 100_000)):
         monkeypatch.setattr("brimful.sources.cbor.BUFFER_BYTES", (16, 1 << 20, 100, 1 << 20)[number % 4])
         data = damaged(WHOLE, rng, b"\xa1\x61a\x9f\xff\xc0\xdb\x5b\x00\xf7\x82")
         count, whole = 0, True
@@ -353,13 +353,13 @@ def test_of_damaged_shards_each_item_is_a_row_or_is_skipped_and_counted(
             resumed = outcome(CBOR, data, FULL, at=found.positions[after], forward_only=number % 8 == 3)
             assert repr(resumed.rows) == repr(found.rows[after + 1 :])
             assert resumed.error is None
-    assert broken > 500
+    assert broken > 200
 
 
 def test_an_item_ends_where_cbor2_says_that_it_does() -> None:
     rng = random.Random(7)
     taken = 0
-    for number in range(times(5_000, 200_000)):
+    for number in range(times(2_000, 200_000)):
         data = damaged(WHOLE[FIRST[number % 6] :], rng, b"\x9f\xff\xc1\x1b")[: rng.randrange(1, 200)]
         file = io.BytesIO(data)
         try:
@@ -371,7 +371,7 @@ def test_an_item_ends_where_cbor2_says_that_it_does() -> None:
         except cbor2.CBORError:  # of how it is built, or of what it means
             continue
         assert item_end(data, 0) == said
-    assert taken > 500
+    assert taken > 200
 
 
 def test_a_truncated_archive_is_an_error_after_its_whole_rows(tmp_path: Path) -> None:

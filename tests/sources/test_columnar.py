@@ -473,7 +473,7 @@ def whole_shards(folder: Path, form: str) -> Iterator[str]:
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
 def test_damage_is_told_or_skipped_and_counted_and_never_ends_the_process(tmp_path: Path, form: str) -> None:
     first = 0 if times(1, 2) == 1 else int.from_bytes(os.urandom(4), "little")
-    command = [sys.executable, "-m", "tests.damage_child", form, str(first), str(times(2_000, 100_000))]
+    command = [sys.executable, "-m", "tests.damage_child", form, str(first), str(times(800, 100_000))]
     child = subprocess.run(
         [*command, *whole_shards(tmp_path, form)],
         cwd=ROOT,

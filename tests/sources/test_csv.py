@@ -406,7 +406,7 @@ def test_of_damaged_shards_each_record_is_a_row_or_is_skipped_and_counted(
     rng = random.Random(7)
     names = ("a", "b", "c")
     some_bad = 0
-    for number in range(times(2_000, 100_000)):
+    for number in range(times(800, 100_000)):
         monkeypatch.setattr("brimful.sources.records.BUFFER_BYTES", (16, 1 << 20, 100, 1 << 20)[number % 4])
         data = damaged(WHOLE, rng, b'",\n\r')
         rows, bad = told(data, 64)
@@ -422,7 +422,7 @@ def test_of_damaged_shards_each_record_is_a_row_or_is_skipped_and_counted(
             after = rng.randrange(len(found.positions))
             resumed = outcome(CSV, data, ABC, at=found.positions[after], forward_only=number % 8 == 3)
             assert (resumed.rows, resumed.error) == (found.rows[after + 1 :], None)
-    assert some_bad > 1_000
+    assert some_bad > 400
 
 
 def test_a_truncated_archive_is_an_error_after_its_whole_records(tmp_path: Path) -> None:

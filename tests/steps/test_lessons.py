@@ -304,6 +304,7 @@ def test_a_state_stays_small_however_much_was_learnt() -> None:
         assert sizes[2] < 1.2 * sizes[1] < 8_000
 
 
+@pytest.mark.timeout(5)  # a plan of batches of no rows would not end
 def test_lessons_lower_what_runs_out_of_memory_and_refuse_no_sample() -> None:
     policy = budget()
     model = policy.model

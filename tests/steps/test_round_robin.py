@@ -122,7 +122,7 @@ def test_the_global_order_does_not_depend_on_the_world_size(world_size: int) -> 
 
 @examples(12)
 @given(
-    counts=st.lists(st.integers(0, 30), min_size=STREAMS, max_size=STREAMS + 3),
+    counts=st.lists(st.integers(0, 16), min_size=STREAMS, max_size=STREAMS + 3),
     worlds=st.lists(st.sampled_from(WORLDS), min_size=1, max_size=3),
     steps=st.lists(st.integers(0, 5), min_size=3, max_size=3),
 )

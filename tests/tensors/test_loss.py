@@ -132,22 +132,38 @@ def test_a_batch_without_labels_needs_a_count() -> None:
         bf.token_mean(torch.tensor(1.0), {"input_ids": torch.tensor([1])})
 
 
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes have saved, which do all that the tests below look at: each begins by importing torch."""
+    folder = tmp_path_factory.mktemp("two")
+    len(bf.from_sequence(rows()).cache(folder / "tokens"))
+    for shard, part in enumerate((rows()[:6], rows()[6:])):
+        (folder / f"{shard}.jsonl").write_text("\n".join(map(json.dumps, part)) + "\n")
+    multiprocessing.spawn(rank_of_two, args=(str(folder),), nprocs=2)
+    return folder
+
+
 def rank_of_two(rank: int, folder: str) -> None:
-    """A data-parallel step on each rank, with the labels counted over both; rank 0 saves the averaged gradients."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    count_labels(rank, folder)
+    take_from_a_store(rank, folder)
+    take_from_streams(rank, folder)
+    dist.destroy_process_group()
+
+
+def count_labels(rank: int, folder: str) -> None:
+    """A data-parallel step on each rank, with the labels counted over both; rank 0 saves the averaged gradients."""
     batches = bf.from_sequence(rows()).batch(12, length_column="input_ids").shard()
     own = gradients(batches)
     for gradient in own:
         dist.all_reduce(gradient)
     if rank == 0:
         torch.save([gradient / 2 for gradient in own], f"{folder}/gradients")
-    dist.destroy_process_group()
 
 
-def test_two_processes_count_their_labels_together(tmp_path: Path) -> None:
-    multiprocessing.spawn(rank_of_two, args=(str(tmp_path),), nprocs=2)
-    assert_same(torch.load(tmp_path / "gradients"), big_batch()[0])
+def test_two_processes_count_their_labels_together(of_two: Path) -> None:
+    assert_same(torch.load(of_two / "gradients"), big_batch()[0])
 
 
 STEPS: dict[str, Callable[[bf.Dataset], bf.Batches]] = {
@@ -164,31 +180,26 @@ def save_mean(path: str, own: list[torch.Tensor], batches: list[Any]) -> None:
     torch.save(([gradient / 2 for gradient in own], sum(batch["is_filler"] for batch in batches)), path)
 
 
-def rank_of_two_from_a_store(rank: int, folder: str) -> None:
+def take_from_a_store(rank: int, folder: str) -> None:
     """Each rank's gradients of every step of an epoch from a store; nothing but them is exchanged."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     for way, batches_of in STEPS.items():
         batches = list(batches_of(bf.from_store(f"{folder}/tokens", shuffle=True)).shard())
         with patch.object(dist, "all_reduce", side_effect=AssertionError("token_mean asks the other ranks")):
             own = gradients(batches)
-        save_mean(f"{folder}/{way}.{rank}", own, batches)
-    dist.destroy_process_group()
+        save_mean(f"{folder}/{way} of a store.{rank}", own, batches)
 
 
-def test_two_processes_know_the_labels_of_their_steps_from_a_store(tmp_path: Path) -> None:
+def test_two_processes_know_the_labels_of_their_steps_from_a_store(of_two: Path) -> None:
     """Of unequal batches, fillers and cut samples; one process takes two batches a step."""
-    len(bf.from_sequence(rows()).cache(tmp_path / "tokens"))
-    multiprocessing.spawn(rank_of_two_from_a_store, args=(str(tmp_path),), nprocs=2)
     fillers = 0
     for way, batches_of in STEPS.items():
-        batches = list(batches_of(bf.from_store(tmp_path / "tokens", shuffle=True)))
+        batches = list(batches_of(bf.from_store(of_two / "tokens", shuffle=True)))
         steps = [batches[first : first + 2] for first in range(0, len(batches), 2)]
         numbers = [sum(int((batch["labels"] != -100).sum()) for batch in step) for step in steps]
         parts = [gradients(step, number) for step, number in zip(steps, numbers, strict=True)]
         expected = [torch.stack(one).sum(0) for one in zip(*parts, strict=True)]
         for rank in range(2):
-            found, own_fillers = torch.load(tmp_path / f"{way}.{rank}")
+            found, own_fillers = torch.load(of_two / f"{way} of a store.{rank}")
             assert_same(found, expected)
             fillers += own_fillers
     assert fillers, "some step has too few batches"
@@ -222,25 +233,18 @@ def dense(batch: dict[str, Any]) -> dict[str, Any]:
     return batch | {name: batch[name].to_padded_tensor(pad) for name, pad in (("input_ids", 0), ("labels", -100))}
 
 
-def rank_of_two_streams(rank: int, folder: str) -> None:
+def take_from_streams(rank: int, folder: str) -> None:
     """Each rank's gradients of every step of an epoch of unequal streams; `token_mean` counts the labels of all."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     for way in STREAM_STEPS:
         batches = [dense(batch) for batch in stream_batches(way, folder).shard(timeout_seconds=60)]
         assert all("num_items_in_batch" not in batch for batch in batches)
-        save_mean(f"{folder}/{way}.{rank}", gradients(batches), batches)
-    dist.destroy_process_group()
+        save_mean(f"{folder}/{way} of streams.{rank}", gradients(batches), batches)
 
 
-def test_two_processes_with_streams_and_fillers_have_the_gradients_of_one(tmp_path: Path) -> None:
+def test_two_processes_with_streams_and_fillers_have_the_gradients_of_one(of_two: Path) -> None:
     """One process takes the batches of both streams in one step, as long as there are two."""
-    samples = rows()
-    for shard, part in enumerate((samples[:6], samples[6:])):
-        (tmp_path / f"{shard}.jsonl").write_text("\n".join(map(json.dumps, part)) + "\n")
-    multiprocessing.spawn(rank_of_two_streams, args=(str(tmp_path),), nprocs=2)
     for way in STREAM_STEPS:
-        made = stream_batches(way, str(tmp_path))
+        made = stream_batches(way, str(of_two))
         places = [(state["position"]["next"] - 1 if state["position"] != "end" else None) for state in states_of(made)]
         last = max(place for place in places if place is not None)
         steps: dict[int, list[Any]] = {}
@@ -251,7 +255,7 @@ def test_two_processes_with_streams_and_fillers_have_the_gradients_of_one(tmp_pa
         expected = [torch.stack(one).sum(0) for one in zip(*parts, strict=True)]
         fillers = 0
         for rank in range(2):
-            found, own_fillers = torch.load(tmp_path / f"{way}.{rank}")
+            found, own_fillers = torch.load(of_two / f"{way} of streams.{rank}")
             assert_same(found, expected)
             fillers += own_fillers
         assert fillers == sum(2 - len(step) for step in steps.values()) > 0
