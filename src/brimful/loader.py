@@ -93,6 +93,8 @@ class Loader(IterableDataset[Any]):
                 if self._used is not None:
                     self._used.took(self._state())
                 yield batch
+            if self._used is not None and self._looping is loop:
+                self._used.ended(self._state())
         finally:
             if self._looping is loop:
                 self._looping = None

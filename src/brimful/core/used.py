@@ -40,6 +40,11 @@ class Used:
             self._states.popleft()
         self._states.append((max(used, self._states[-1][0]) + 1, state))
 
+    def ended(self, state: State) -> None:
+        """No item follows the last one, and this is the state after it, as is known now."""
+        number, _ = self._states.pop()
+        self._states.append((number, state))
+
     @property
     def state(self) -> State:
         """After the last item that was used."""

@@ -134,6 +134,8 @@ class AsyncLoader:
                     yield batch
             if self._running is running:
                 self._running = None
+                if self._used is not None:
+                    self._used.ended(self._state())
         finally:
             if self._running is running and hasattr(self.loader, "leave_at") and not self._ended:
                 state = self.state_dict()

@@ -174,16 +174,17 @@ class _Fit:
                 loader.state_dict() if loader is not None and _has_steps(loader) else None for loader in validation
             ],
         }
-        ranks = [mine]
-        if trainer.world_size > 1:
+        if trainer.world_size == 1:
+            return {"version": 1, "ranks": [mine]}
+        if (
+            trainer.interrupted and not trainer.received_sigterm
+        ):  # others may not come to this point: waiting may be for ever
             streams = any(getattr(getattr(one, "batches", None), "streams", None) is not None for one in self._train)
-            if not trainer.interrupted or trainer.received_sigterm:
-                ranks = [mine] * trainer.world_size
-                dist.all_gather_object(ranks, mine)
-            elif streams:
-                ranks = []  # others may not come to the same point: to wait for them may be to wait for ever
+            return {"version": 1, "ranks": [] if streams else [mine]}
+        ranks = [mine] * trainer.world_size
+        dist.all_gather_object(ranks, mine)
         try:
-            return {"version": 1, "ranks": [merge_states(ranks)] if ranks else []}
+            return {"version": 1, "ranks": [merge_states(ranks)]}
         except StateError:
             return {"version": 1, "ranks": ranks}
 
