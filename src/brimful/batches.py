@@ -53,7 +53,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         if lightning_here() is not None:
-            raise TypeError(
+            raise ValueError(  # a TypeError it would take for its own
                 "Lightning cannot save or restore the place in Batches, and each of its epochs would be the first one again; "
                 "give Trainer.fit the loader: batches.loader()"
             )

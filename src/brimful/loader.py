@@ -165,6 +165,9 @@ class Loader(IterableDataset[Any]):
     def __len__(self) -> int:
         return len(self.batches) if self.steps_per_epoch is None else self.steps_per_epoch
 
+    def __bool__(self) -> bool:
+        return True
+
     def __getstate__(self) -> dict[str, Any]:
         """A copy goes on where this one is."""
         return vars(self) | {

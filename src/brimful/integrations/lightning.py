@@ -129,7 +129,7 @@ class _Fit:
         """Sends the training loaders to the places of a checkpoint, where Lightning has not."""
         if states == []:  # saved before the first batch
             return
-        if states is None and any(self._train):
+        if states is None and any(loader is not None for loader in self._train):
             raise StateError(
                 "this checkpoint has no place for brimful's loaders: it was saved without brimful's callback, and training would "
                 "begin again at the first batch; begin anew without ckpt_path, or load the weights alone and send the loader to "
@@ -154,14 +154,17 @@ class _Fit:
         leaves = _leaves(trainer.fit_loop)
         found = [_checked(leaf, trainer, len(leaves)) for leaf in leaves]
         progress = trainer.fit_loop.epoch_loop.batch_progress
+        moved = False
         for loader, before in zip(found, self._train or [None] * len(found)):
             if loader is None or loader is before:
                 continue
             loader.follow(lambda: progress.total.processed)
             if before is not None:
                 before.follow(None)
-                _go_on(loader, before)
+                moved |= _goes_on(loader, before)
         self._train = found
+        if moved:
+            iter(trainer.fit_loop._data_fetcher)  # without the batch that was taken ahead
 
     def state_of_all_ranks(self, trainer: Any) -> dict[str, Any]:
         """The places of all ranks after what was used: one for all, or, of loaders over data of a rank's own, each rank's."""
@@ -283,13 +286,15 @@ def _counted(loaders: list[Any]) -> str:
     return f"{ours:,} loaders of brimful's among {len(loaders):,}"
 
 
-def _go_on(loader: Ours, before: Ours) -> None:
-    """A loader that was made anew goes on with the epoch after those of the one before, unless it has a place of its own."""
+def _goes_on(loader: Ours, before: Ours) -> bool:
+    """Whether a loader that was made anew was sent to the epoch after those of the one before: if it has no place of its own."""
     if _has_steps(loader):
         raise ValueError(
             "reload_dataloaders_every_n_epochs makes a loader of steps_per_epoch=... anew, which would begin again at the first "
             "batch; make it once, outside of train_dataloader, or leave reload_dataloaders_every_n_epochs alone"
         )
     state = loader.state_dict()
-    if state["epoch"] == 0 and not state["iterator"]:
-        loader.load_state_dict(state | {"epoch": before.epoch})
+    if state["epoch"] != 0 or state["iterator"]:
+        return False
+    loader.load_state_dict(state | {"epoch": before.epoch})
+    return True
