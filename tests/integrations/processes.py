@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def free_port() -> int:
 
 def serve(jobs: dict[str, Callable[..., Any]]) -> None:
     """What a module that `forks_of` names does: a fork for each rank of each job that it is told of."""
+    import_module("torch._dynamo")  # optimizers and DDP import it, some seconds in each fork
     for line in sys.stdin:
         world_size, port, words = json.loads(line)
         ranks = []

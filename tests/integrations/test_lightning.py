@@ -182,9 +182,7 @@ def test_what_is_read_once_may_be_cut(folder: Path) -> None:
     assert fit(streamed(folder), fast_dev_run=2).seen == whole[:2]
     assert fit(streamed(folder), limit_train_batches=3, max_epochs=1).seen == whole[:3]
     overfitted = fit(streamed(folder), overfit_batches=2, val_check_interval=1.0).seen
-    assert [ids for ids, _ in overfitted] == [
-        ids for ids, _ in whole[:2] * 2
-    ]
+    assert [ids for ids, _ in overfitted] == [ids for ids, _ in whole[:2] * 2]
 
 
 def test_a_trainer_without_the_callback_is_refused_before_the_first_batch(folder: Path) -> None:

@@ -66,8 +66,9 @@ def save(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
 
     Raises:
         RuntimeError: no loader was prepared by this module, so that the checkpoint would not have its place.
+        ValueError: the accelerator names its checkpoints itself.
     """
-    _loaders(accelerator)
+    _check(accelerator)
     target = Path(folder)
     partial, old = target.with_name(f"{target.name}.partial"), target.with_name(f"{target.name}.old")
     writes = (
@@ -97,7 +98,7 @@ def load(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
     Raises:
         RuntimeError: no loader was prepared by this module; another number of them than was saved.
     """
-    _loaders(accelerator)
+    _check(accelerator)
     target = Path(folder)
     old = target.with_name(f"{target.name}.old")
     accelerator.load_state(str(target if target.exists() or not old.exists() else old))
@@ -207,9 +208,14 @@ def _prepared(accelerator: Accelerator, one: Any) -> Prepared | None:
     return Prepared(accelerator, loader)
 
 
-def _loaders(accelerator: Accelerator) -> None:
+def _check(accelerator: Accelerator) -> None:
     if not any(isinstance(one, _OfAllProcesses) for one in accelerator._custom_objects):
         raise RuntimeError(
             "this accelerator knows no loader of brimful's, so a checkpoint would not have its place: prepare the loader by "
             "brimful.integrations.accelerate.prepare first"
+        )
+    if accelerator.project_configuration.automatic_checkpoint_naming:
+        raise ValueError(
+            "this accelerator names its checkpoints itself (automatic_checkpoint_naming): call its save_state() and "
+            "load_state(), which have the loaders' places too"
         )
