@@ -313,6 +313,27 @@ MUTANTS = [
         law("rows.Interleave"),
     ),
     Mutant(
+        "what a trainer holds ahead counts as used",
+        "core/used.py",
+        "if number <= used)",
+        "if number <= used + 1)",
+        of("integrations/test_accelerate", "test_what_is_held_ahead_is_not_in_a_state"),
+    ),
+    Mutant(
+        "what a trainer held and threw away is left out",
+        "loader.py",
+        "if self._used is not None and self._used.ahead:",
+        "if False:",
+        of("test_loader", "test_a_loop_that_begins_goes_back_to_what_was_used"),
+    ),
+    Mutant(
+        "the last batch of a prepared loader is not told of",
+        "integrations/accelerate.py",
+        "self.end_of_dataloader = True",
+        "self.end_of_dataloader = False",
+        of("integrations/test_accelerate", "test_loops_inside_loops_tell_of_their_own_ends"),
+    ),
+    Mutant(
         "shards that are opened ahead count as begun",
         "sources/files.py",
         "state = [epoch, rotation.begun, rotation.positions]",

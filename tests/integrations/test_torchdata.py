@@ -54,7 +54,7 @@ def test_a_run_goes_on_from_any_step(folder: Path, make: Callable[[Path], Loader
             seen.append(one(batch))
             states.append(loader.state_dict())
         states[-1] = loader.state_dict()
-    seen += sum(epochs(loader, 1), [])
+    seen += epochs(loader, 1)[0]
     for taken, state in enumerate(states):
         resumed = stateful.StatefulDataLoader(make(folder), batch_size=None)
         resumed.load_state_dict(state)
