@@ -105,7 +105,7 @@ def load(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
 
 
 @final
-class Prepared(DataLoaderStateMixin):
+class Prepared(DataLoaderStateMixin):  # type: ignore[misc]  # Accelerate has no types
     """A loader as Accelerate wants one: on its device, telling it which batch is the last.
 
     Each iteration is an epoch, as the loader's own. `len`, `set_epoch` and whatever is not named here are the loader's.

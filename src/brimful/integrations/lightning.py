@@ -75,7 +75,7 @@ def _callback_class(package: str) -> type[Any]:
         def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
             for loop in (trainer.validate_loop, _validation_loop(trainer)):
                 for loader in map(_ours, _leaves(loop)):
-                    if loader is not None and getattr(loader, "epoch", 0) and not _has_steps(loader):
+                    if loader is not None and getattr(loader, "epoch", None) and not _has_steps(loader):
                         loader.set_epoch(0)
 
         def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
