@@ -1306,8 +1306,8 @@ MUTANTS = [
     Mutant(
         "a loop that is left leaves its loader where it read to",
         "device/async_loader.py",
-        """self.loader.leave_at(running.state_dict()["position"])""",
-        "pass",
+        "                self._running = None\n                self.loader.leave_at(state)",
+        "                self._running = None",
         of("device/test_async_loader", "test_loops_that_are_left_saved_and_restored_are_those_of_the_plain_loader"),
     ),
     Mutant(
