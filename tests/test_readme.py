@@ -45,6 +45,7 @@ def commands(program: str) -> list[Snippet]:
     ]
 
 
+@pytest.mark.filterwarnings("ignore:.set_vital. is deprecated:UserWarning")  # which torchdata calls
 @pytest.mark.parametrize(
     "page", ["README.md", "CONTRIBUTING.md", "docs/device.md", "docs/memory.md", "docs/trainers_more.md"]
 )
