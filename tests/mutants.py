@@ -313,6 +313,27 @@ MUTANTS = [
         law("rows.Interleave"),
     ),
     Mutant(
+        "what a trainer holds ahead counts as used",
+        "core/used.py",
+        "if number <= used)",
+        "if number <= used + 1)",
+        of("integrations/test_accelerate", "test_what_is_held_ahead_is_not_in_a_state"),
+    ),
+    Mutant(
+        "what a trainer held and threw away is left out",
+        "loader.py",
+        "if self._used is not None and self._used.ahead:",
+        "if False:",
+        of("test_loader", "test_a_loop_that_begins_goes_back_to_what_was_used"),
+    ),
+    Mutant(
+        "the last batch of a prepared loader is not told of",
+        "integrations/accelerate.py",
+        "self.end_of_dataloader = True",
+        "self.end_of_dataloader = False",
+        of("integrations/test_accelerate", "test_loops_inside_loops_tell_of_their_own_ends"),
+    ),
+    Mutant(
         "shards that are opened ahead count as begun",
         "sources/files.py",
         "state = [epoch, begun, positions]",
@@ -1334,8 +1355,8 @@ MUTANTS = [
     Mutant(
         "a loop that is left leaves its loader where it read to",
         "device/async_loader.py",
-        """self.loader.leave_at(running.state_dict()["position"])""",
-        "pass",
+        "                self._running = None\n                self.loader.leave_at(state)",
+        "                self._running = None",
         of("device/test_async_loader", "test_loops_that_are_left_saved_and_restored_are_those_of_the_plain_loader"),
     ),
     Mutant(

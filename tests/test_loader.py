@@ -243,6 +243,40 @@ def test_an_empty_data_set_has_empty_epochs(caplog: pytest.LogCaptureFixture) ->
         assert list(make_batches(0).loader()) == []
 
 
+@pytest.mark.parametrize(
+    "make_loader", [make, lambda: AsyncLoader(make(), "cpu"), lambda: stepping(6)], ids=["whole", "ahead", "steps"]
+)
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_was_taken_and_not_used_comes_again(make_loader: Any, begun: bool) -> None:
+    whole = flat(make())
+    loader, used = make_loader(), [70]
+    held = iter(loader)
+    if begun:
+        next(held)  # before it is known who reads
+    loader.follow(lambda: used[0])
+    assert loader.state_dict() == make_loader().state_dict()
+    held = iter(loader)
+    for number in range(4):
+        assert flat([next(held)]) == whole[2 * number : 2 * number + 2]
+        used[0] += number < 2
+    resumed = make_loader()
+    resumed.load_state_dict(loader.state_dict())
+    assert flat(resumed) == whole[4:]
+    loader.follow(None)
+    resumed = make_loader()
+    resumed.load_state_dict(loader.state_dict())
+    assert flat(resumed) == whole[4:]
+
+
+def test_a_loop_that_begins_goes_back_to_what_was_used() -> None:
+    loader, used = stepping(6), [0]
+    loader.follow(lambda: used[0])
+    for _ in zip(range(2), iter(loader)):
+        pass
+    used[0] = 1
+    assert flat(loader)[:4] == flat(make())[2:6], "the second batch was not used"
+
+
 # -- epochs of so many steps ---------------------------------------------------------------------------------------------
 
 

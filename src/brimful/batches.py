@@ -22,7 +22,7 @@ from brimful.core.take_items import TakeItems
 from brimful.rows.ragged import LABELS
 from brimful.steps.batch import Batch, Uneven
 from brimful.steps.counted import num_items
-from brimful.steps.dataloader import refuse_stacking
+from brimful.steps.dataloader import lightning_here, refuse_stacking
 from brimful.steps.distributed import world_size_here
 from brimful.steps.round_robin import RoundRobin
 from brimful.steps.sharded import Sharded
@@ -53,6 +53,11 @@ class Batches:
     rules: ColumnRules = field(default=ColumnRules(("input_ids",)), repr=False)
 
     def __iter__(self) -> Iterator[Any]:
+        if lightning_here() is not None:
+            raise ValueError(  # a TypeError it would take for its own
+                "Lightning cannot save or restore the place in Batches, and each of its epochs would be the first one again; "
+                "give Trainer.fit the loader: batches.loader()"
+            )
         return self.iter()
 
     def iter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from brimful.core.iterator import ResumableIterator
 from brimful.core.states import as_text, from_text, restored_elsewhere
 from brimful.core.stats import Stats
 from brimful.core.stream import Stage
+from brimful.core.used import Used
+from brimful.steps.dataloader import check_reader, reader_here
 
 
 class Runs(Protocol):
@@ -39,8 +42,9 @@ class Loader(IterableDataset[Any]):
 
     A loader that is read to its last batch has ended the epoch, whether or not the next batch was asked for: what is iterated
     then, or saved, is the next epoch. A loop that is left before begins its epoch again. Read by this process, with
-    `prefetch` and tokenising in threads: hand it to the trainer as it is, or, where one must be a DataLoader and nobody shards
-    its batches again (as Accelerate's `prepare` does), to one with batch_size=None and num_workers=0.
+    `prefetch` and tokenising in threads: hand it to the trainer as it is (with Accelerate, to
+    `brimful.integrations.accelerate.prepare`), or, where one must be a DataLoader, to one with batch_size=None and
+    num_workers=0, which nobody may shard again: a DataLoader that Accelerate prepared is refused.
 
     With `steps_per_epoch` an epoch is so many batches, over as many epochs of the data as that takes, and each goes on where the
     one before stopped, also where a loop was left: nothing comes twice because a trainer stops early (`limit_train_batches`).
@@ -69,6 +73,10 @@ class Loader(IterableDataset[Any]):
         self._loaded = False  # a state, and no loop has begun since
         self._loop: object = None  # of epochs of steps the one that began last
         self._lessons: Any = None  # what was learnt before the run that is going on, or was last
+        self._used: Used | None = None  # where a trainer says how many batches it has used
+        self._began: dict[str, Any] | None = None  # the state at the start of the loop that began last
+        self._looping: object = None  # that loop, until it ends
+        self._reader: str | None = None  # who takes its batches before the training loop wants them
 
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
@@ -76,14 +84,31 @@ class Loader(IterableDataset[Any]):
                 "this loader reads in the process that iterates over it: in DataLoader workers each would read everything. "
                 "Use DataLoader(loader, batch_size=None, num_workers=0); brimful works ahead in threads (prefetch)"
             )
-        if self.steps_per_epoch is not None:
-            yield from self._next_steps(self.steps_per_epoch)
-            return
+        check_reader("loader", followed=self._used is not None)
+        self._reader = reader_here().name
+        if self._used is not None and self._used.ahead:
+            self.leave_at(self._used.state)
+        self._looping = loop = object()
+        steps = self.steps_per_epoch
+        try:
+            for batch in self._epoch_of_data() if steps is None else self._next_steps(steps):
+                if self._used is not None:
+                    self._used.took(self._state())
+                yield batch
+            if self._used is not None and self._looping is loop:
+                self._used.ended(self._state())
+        finally:
+            if self._looping is loop:
+                self._looping = None
+
+    def _epoch_of_data(self) -> Iterator[Any]:
+        """The rest of the epoch where this stands, or the next one."""
         self._loaded = False
         left = self._left if self._running is None else self._running.state_dict()
         if left is not None and self._restored is None and self._is_over(left):
             self.epoch += 1
         self._leave(for_another=object())
+        self._begins()
         over = False
         while not over:
             restored = self._restored
@@ -111,6 +136,7 @@ class Loader(IterableDataset[Any]):
         if self._steps and not self._loaded:
             self.epoch, self._steps = self.epoch + 1, 0
         self._loaded = False
+        self._begins()
         if self._running is None:
             self._running = self._begun(self._place())
             self._restored = self._left = None
@@ -128,12 +154,21 @@ class Loader(IterableDataset[Any]):
             if self._loop is not loop:
                 raise _ended_by_another()
 
+    def _begins(self) -> None:
+        """A loop begins where this stands."""
+        self._began = self._state()
+        if self._used is not None:
+            self._used = self._used.anew(self._began)
+
     def _begun(self, state: dict[str, Any] | None) -> ResumableIterator[Any]:
         """A run from a state of its own, or of the epoch from its start, with what was learnt."""
         return self.batches.iter(state, epoch=self.epoch, lessons=self._learnt() if state is None else None)
 
     def __len__(self) -> int:
         return len(self.batches) if self.steps_per_epoch is None else self.steps_per_epoch
+
+    def __bool__(self) -> bool:
+        return True
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy goes on where this one is."""
@@ -145,6 +180,8 @@ class Loader(IterableDataset[Any]):
             "_restored": self._place(),
             "_left": None,
             "_loaded": False,
+            "_used": None,
+            "_looping": None,
         }
 
     @property
@@ -184,6 +221,7 @@ class Loader(IterableDataset[Any]):
             ValueError: another epoch than the restored one before its first batch: what was trained on would come again.
         """
         epoch = integer("epoch", epoch)
+        check_reader("loader", followed=True)  # Accelerate tells it on all ranks, and reads it on the first alone
         if epoch != self.epoch:
             if self._loaded:
                 raise ValueError(restored_elsewhere("loader", self.epoch, epoch))
@@ -191,10 +229,27 @@ class Loader(IterableDataset[Any]):
                 self._leave()
                 self._restored = None
             self.epoch, self._steps = epoch, 0
+            self._moved()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON: the epoch and, as text, the place after the last batch that was taken; of streams an entry for each
-        that this rank reads, so that the states of all ranks can be joined (`bf.merge_states`)."""
+        that this rank reads, so that the states of all ranks can be joined (`bf.merge_states`).
+
+        Raises:
+            StateError: a DataLoader that Accelerate prepared takes batches before the loop wants them.
+        """
+        if self._used is not None:
+            return copy.deepcopy(self._used.state)
+        asked_by = sys._getframe(1).f_globals.get("__name__", "")
+        if self._looping is not None and self._reader is not None and not asked_by.startswith("torchdata."):
+            raise StateError(
+                f"{self._reader} takes batches of this loader before the training loop wants them, so that a state would leave "
+                "some out; give the loader itself to brimful.integrations.accelerate.prepare, and save what that returns"
+            )
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
+        """The state after the last batch that was taken."""
         place = self._place()
         state = as_text(self.epoch, place, self.batches.streams)
         if self.batches.learns:  # at the start of an epoch no place has the lessons; the names are the same at any time
@@ -212,6 +267,7 @@ class Loader(IterableDataset[Any]):
         self._go_to(state_dict)
         self._restored, self._left = self._left, None
         self._loaded = True
+        self._moved()
 
     def at(self, state_dict: dict[str, Any]) -> Loader:
         """A copy that goes on from a state."""
@@ -228,6 +284,37 @@ class Loader(IterableDataset[Any]):
         self._leave(self._last)
         self._restored = None
         self._go_to(state_dict)
+        self._moved()
+
+    @property
+    def began(self) -> dict[str, Any] | None:
+        """The state at the start of the loop that began last; None where none has."""
+        return self._began
+
+    def follow(self, used: Callable[[], int] | None) -> None:
+        """Has the state follow what is used of the batches, where a trainer takes some before it uses them.
+
+        What the loop that runs has taken so far is not used yet. A loop that begins goes back to what was used.
+
+        Args:
+            used: how many batches the trainer has used by now, counted from anywhere; None: as many as are taken, from the
+                place after those that were used.
+        """
+        if used is None:
+            before, self._used = self._used, None
+            if before is not None and before.ahead:
+                self.leave_at(before.state)
+        elif self._looping is None or self._began is None:
+            self._used = Used(used, self._state())
+        else:
+            self._used = Used(used, self._began)
+            if self._began != (state := self._state()):
+                self._used.took(state)
+
+    def _moved(self) -> None:
+        """What was taken before this was sent to another place does not count."""
+        if self._used is not None:
+            self._used = self._used.anew(self._state())
 
     def _go_to(self, state_dict: dict[str, Any]) -> None:
         epoch, place = from_text(state_dict)

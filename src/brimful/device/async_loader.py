@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal, cast
 
@@ -13,10 +14,12 @@ from brimful.core.errors import one_of
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stats import Stats
 from brimful.core.stream import Stage, substituted
+from brimful.core.used import Used
 from brimful.device.bucketed import PAD_VALUES, Bucketed, Overflow, ToBuckets
 from brimful.device.loaded import Loaded
 from brimful.loader import Loader
 from brimful.plan import uniform_buckets
+from brimful.steps.dataloader import check_reader
 from brimful.tensors.copies import numbered
 from brimful.tensors.on_device import OnDevice
 from brimful.tensors.static_buffers import StaticBuffers
@@ -109,21 +112,35 @@ class AsyncLoader:
         )
         self._running: ResumableIterator[Any] | None = None  # also one that was left
         self._last: ResumableIterator[Any] | None = None
+        self._used: Used | None = None  # where a trainer says how many batches it has used
+        self._began: Any = None  # the state at the start of the loop that began last
 
     _ended: ClassVar[bool] = False
     """Whether the interpreter ends: then nobody goes on."""
 
     def __iter__(self) -> Iterator[Any]:
+        if isinstance(self.loader, Loader | AsyncLoader):
+            check_reader("loader", followed=self._used is not None)
+        if self._used is not None and self._used.ahead:
+            self._go_back(self._used.state)
         self._running = self._last = running = ResumableIterator(self._stage, None, ())
+        self._began = running.state_dict()["position"]
         try:
             with running:
-                yield from running
+                for number, batch in enumerate(running):
+                    if self._used is not None:
+                        self._used = self._used if number else self._used.anew(self.began)
+                        self._used.took(running.state_dict()["position"])
+                    yield batch
             if self._running is running:
                 self._running = None
+                if self._used is not None:
+                    self._used.ended(self._state())
         finally:
             if self._running is running and hasattr(self.loader, "leave_at") and not self._ended:
+                state = self.state_dict()
                 self._running = None
-                self.loader.leave_at(running.state_dict()["position"])
+                self.loader.leave_at(state)
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]  # a TypeError that names it where it has none
@@ -143,7 +160,14 @@ class AsyncLoader:
             loader = loader.at(self.state_dict())  # which may have been read ahead
         loaded = replace(self._loaded, loader=loader)
         around = substituted(self._stage, self._loaded, loaded)
-        return vars(self) | {"loader": loader, "_loaded": loaded, "_stage": around, "_running": None, "_last": None}
+        return vars(self) | {
+            "loader": loader,
+            "_loaded": loaded,
+            "_stage": around,
+            "_running": None,
+            "_last": None,
+            "_used": None,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -160,10 +184,14 @@ class AsyncLoader:
         Raises:
             TypeError: the loader has none.
         """
-        state = Loaded(self.loader).start(0) if self._running is None else self._running.state_dict()["position"]
+        state = self._state() if self._used is None else copy.deepcopy(self._used.state)
         if isinstance(state, int):
             raise self._stateless()
         return cast(dict[str, Any], state)
+
+    def _state(self) -> Any:
+        """The state after the last batch that was handed out; a number of batches where the loader has none."""
+        return Loaded(self.loader).start(0) if self._running is None else self._running.state_dict()["position"]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a state, also one of the loader itself, at the next iteration."""
@@ -173,6 +201,42 @@ class AsyncLoader:
         if running is not None:
             running.close()
         self.loader.load_state_dict(state_dict)
+        if self._used is not None:
+            self._used = self._used.anew(self._state())
+
+    @property
+    def began(self) -> Any:
+        """The state at the start of the loop that began last, as `Loader.began`."""
+        return getattr(self.loader, "began", self._began)
+
+    def follow(self, used: Callable[[], int] | None) -> None:
+        """As `Loader.follow`: has the state follow what is used of the batches.
+
+        Raises:
+            TypeError: the loader has no state.
+        """
+        if isinstance(self._state(), int):
+            raise self._stateless()
+        if used is None:
+            before, self._used = self._used, None
+            if before is not None and before.ahead:
+                self._go_back(before.state)
+        elif self._running is None:
+            self._used = Used(used, self._state())
+        else:
+            self._used = Used(used, self.began)
+            if self.began != (state := self._state()):
+                self._used.took(state)
+
+    def _go_back(self, state: Any) -> None:
+        """To the batches that were handed out and not used."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
+        if hasattr(self.loader, "leave_at"):
+            self.loader.leave_at(state)
+        else:
+            self.loader.load_state_dict(state)  # type: ignore[attr-defined]  # `follow` asked for its state
 
     def _stateless(self) -> TypeError:
         return TypeError(

@@ -1,14 +1,19 @@
-"""What a DataLoader around something of ours does, which only its frames on the stack say: who takes the lists of a batch
-sampler before the training loop wants them, and who would stack what cannot be stacked."""
+"""Who takes what a batch sampler, a loader or batches give, which only the frames on the stack say: before the training loop
+wants it, or to stack what cannot be stacked."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, Final, NamedTuple
 
 _FETCHING: Final = "torch.utils.data._utils.fetch"
 """The module of torch in whose frames a DataLoader asks for samples, by an object that knows what becomes of them."""
+CALLBACK: Final = "brimful.integrations.lightning"
+"""Where the class of the callback is made that tells loaders what Lightning has used."""
+
+"""Where the class of the callback is made that tells loaders what Lightning has used."""
 
 
 class ReadsAhead(NamedTuple):
@@ -22,15 +27,12 @@ class ReadsAhead(NamedTuple):
 def reader_here() -> ReadsAhead:
     """Who takes the first list: torch's, torchdata's and Accelerate's loaders that are on the stack."""
     reader = ReadsAhead()
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        module = frame.f_globals.get("__name__", "")
+    for module, frame in _stack():
         if module == "accelerate.data_loader":  # one batch ahead, to know which is the last
             owner = frame.f_locals.get("self")
             reader = ReadsAhead(
                 reader.name or "Accelerate",
-                max(reader.processes, getattr(owner, "num_processes", 1)),
+                max(reader.processes, getattr(owner, "num_processes", 1), _dispatched_to(owner)),
                 max(reader.skipped, getattr(owner, "skip_batches", 0)),
             )
         elif module.startswith(("torch.utils.data.", "torchdata.")):
@@ -75,11 +77,83 @@ def refuse_ragged(samples: Sequence[Mapping[str, Any]]) -> None:
 
 def _stacking() -> Any:
     """What fetches samples for a DataLoader that is on the stack and stacks them by itself; None where there is none."""
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_globals.get("__name__") == _FETCHING:
+    for module, frame in _stack():
+        if module == _FETCHING:
             fetcher: Any = frame.f_locals["self"]
             stack = sys.modules["torch.utils.data._utils.collate"].default_collate
             return fetcher if fetcher.auto_collation and fetcher.collate_fn is stack else None
     return None
+
+
+def check_reader(what: str, *, followed: bool = False) -> None:
+    """Refuses to be read by what would shard batches again, or lose the place in them.
+
+    Args:
+        what: is read, in words.
+        followed: whether a trainer tells it how many batches it has used.
+    Raises:
+        ValueError: a DataLoader that Accelerate prepared for several processes.
+        RuntimeError: Lightning, as its training data, without our callback, or inside of something that the callback does
+            not know.
+    """
+    processes = reader_here().processes
+    if processes > 1:
+        raise ValueError(
+            f"Accelerate would share the batches of this {what} out to its {processes} processes a second time, or read all of "
+            "them on the first; give brimful.integrations.accelerate.prepare the loader itself, of batches.shard()"
+        )
+    if followed:
+        return
+    training = lightning_here()
+    if training is None:
+        return
+    if not any(base.__module__ == CALLBACK for one in training.trainer.callbacks for base in type(one).__mro__):
+        raise RuntimeError(
+            f"Lightning reads this {what} without brimful's callback, and a checkpoint would not have its place: the entry "
+            "points of this install are older than its source, so install brimful again, or say "
+            "Trainer(callbacks=brimful.integrations.lightning.callbacks())"
+        )
+    if training.begun:
+        raise RuntimeError(
+            f"Lightning reads this {what} inside of another object, and a checkpoint would not have its place: give "
+            "Trainer.fit the loader itself, AsyncLoader(loader, ...) or DataLoader(loader, batch_size=None); what changes "
+            "batches is for batches.map(fn).loader()"
+        )
+
+
+class Training(NamedTuple):
+    """The Trainer of Lightning that reads training data, and whether its loop over batches has begun."""
+
+    trainer: Any
+    begun: bool
+
+
+def lightning_here() -> Training | None:
+    """Who reads what is iterated here as its training data, if that is Lightning; its validation and what a step reads are
+    not."""
+    reads = False
+    for module, frame in _stack():
+        if not module.startswith(("lightning.pytorch.", "pytorch_lightning.")):
+            continue
+        part = module.rpartition(".")[2]
+        reads = reads or part in ("combined_loader", "data_connector")
+        if not reads or part in ("evaluation_loop", "prediction_loop"):
+            return None
+        if part in ("fit_loop", "training_epoch_loop"):
+            trainer = getattr(frame.f_locals.get("self"), "trainer", None)
+            return None if trainer is None else Training(trainer, part == "training_epoch_loop")
+    return None
+
+
+def _dispatched_to(owner: object) -> int:
+    """How many processes a loader of Accelerate reads for that sends batches from the first to the others."""
+    dispatches = type(owner).__name__ == "DataLoaderDispatcher"
+    return getattr(getattr(owner, "state", None), "num_processes", 1) if dispatches else 1
+
+
+def _stack() -> Iterator[tuple[str, FrameType]]:
+    """The modules and frames of who called the caller, from the inside out."""
+    frame = sys._getframe(2).f_back
+    while frame is not None:
+        yield frame.f_globals.get("__name__", ""), frame
+        frame = frame.f_back

@@ -1,0 +1,221 @@
+"""Accelerate: `prepare`, `save` and `load` for loops over the loaders of brimful, on any number of processes.
+
+Accelerator.prepare leaves alone what is no DataLoader, so that nobody tells Accelerate of the end of an epoch; a DataLoader
+around a loader it would read on the first process, for all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, final
+
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderStateMixin
+from accelerate.state import GradientState
+from accelerate.utils import gather_object, send_to_device
+from torch.utils.data import DataLoader
+
+from brimful.batches import Batches
+from brimful.core.states import merge_states
+from brimful.device.async_loader import AsyncLoader
+from brimful.loader import Loader
+
+_END: Final = object()
+
+
+def prepare(accelerator: Accelerator, *objects: Any) -> Any:
+    """As `accelerator.prepare`, for models, optimizers, schedulers, and our loaders in any place between them.
+
+    A loader (or Batches, AsyncLoader) comes back as a `Prepared` one: its batches are on the accelerator's device, its last one
+    makes gradients of `accelerator.accumulate` step, and its place is in what `accelerator.save_state` saves, of all processes,
+    and in what `load_state` restores, on as many or as few processes as divide the streams.
+
+    Args:
+        objects: what the loop uses, in any order; returned in that order, one object by itself.
+    Raises:
+        ValueError: several processes, and batches that are not shared out: say `batches.shard()`.
+        TypeError: a DataLoader around a loader.
+    Price: one batch more is held, as by Accelerate's own loaders, and a state is taken with each.
+    Example:
+        >>> import brimful as bf
+        >>> from accelerate import Accelerator
+        >>> accelerator = Accelerator(cpu=True)
+        >>> loader = prepare(accelerator, bf.from_sequence([{"input_ids": [number]} for number in range(3)]).batch(2).loader())
+        >>> [(batch["input_ids"].tolist(), accelerator.gradient_state.end_of_dataloader) for batch in loader]
+        [([[0], [1]], False), ([[2]], True)]
+    """
+    found = [_prepared(accelerator, one) for one in objects]
+    theirs = [one for one, ours in zip(objects, found) if ours is None]
+    prepared = accelerator.prepare(*theirs) if theirs else ()
+    rest = iter(prepared if len(theirs) != 1 else (prepared,))
+    both = [next(rest) if ours is None else ours for ours in found]
+    for ours in found:
+        if ours is not None:
+            accelerator.register_for_checkpointing(_OfAllProcesses(ours))
+    return both[0] if len(both) == 1 else tuple(both)
+
+
+def save(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
+    """`accelerator.save_state`, whole or not at all: all processes call it, and `folder` has the checkpoint before, or this one.
+
+    It is written to `folder.partial`, which takes the folder's name when all processes have written.
+
+    Raises:
+        RuntimeError: no loader was prepared by this module, so that the checkpoint would not have its place.
+        ValueError: the accelerator names its checkpoints itself.
+    """
+    _check(accelerator)
+    target = Path(folder)
+    partial, old = target.with_name(f"{target.name}.partial"), target.with_name(f"{target.name}.old")
+    writes = (
+        accelerator.is_local_main_process
+        if accelerator.project_configuration.save_on_each_node
+        else accelerator.is_main_process
+    )
+    if writes:
+        for left in (partial, old if target.exists() else partial):
+            shutil.rmtree(left, ignore_errors=True)
+    accelerator.wait_for_everyone()
+    accelerator.save_state(str(partial))
+    accelerator.wait_for_everyone()
+    if writes:
+        if target.exists():
+            target.rename(old)
+        partial.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+    accelerator.wait_for_everyone()
+
+
+def load(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
+    """`accelerator.load_state` of what `save` wrote: models, optimizers, random generators, and the loaders' places.
+
+    All processes call it, after `prepare` of the same objects; also of what a `save` that was killed between two names left.
+
+    Raises:
+        RuntimeError: no loader was prepared by this module; another number of them than was saved.
+    """
+    _check(accelerator)
+    target = Path(folder)
+    old = target.with_name(f"{target.name}.old")
+    accelerator.load_state(str(target if target.exists() or not old.exists() else old))
+
+
+@final
+class Prepared(DataLoaderStateMixin):  # type: ignore[misc]  # Accelerate has no types
+    """A loader as Accelerate wants one: on its device, telling it which batch is the last.
+
+    Each iteration is an epoch, as the loader's own. `len`, `set_epoch` and whatever is not named here are the loader's.
+
+    State: the loader's own after the last batch that was handed out; each may go on from the other's.
+    """
+
+    def __init__(self, accelerator: Accelerator, loader: Loader | AsyncLoader) -> None:
+        self.loader = loader
+        self.gradient_state = GradientState()
+        self._drop_last = True  # the remainder of the last step is counted here, from the batches
+        self._accelerator = accelerator
+        self._loop: object = None  # the one that runs
+        self._handed_out = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self._loop = loop = object()
+        self.loader.follow(lambda: self._handed_out)
+        self.begin()
+        try:
+            batches = iter(self.loader)
+            ahead = next(batches, _END)
+            while ahead is not _END and self._loop is loop:
+                batch, ahead = ahead, next(batches, _END)
+                if ahead is _END:
+                    self.end_of_dataloader = True
+                    self.remainder = self._rows_of_last_step(batch)
+                self._handed_out += 1
+                yield self._on_device(batch)
+        finally:
+            self.end()
+            if self._loop is loop:
+                self._loop = None
+                self.loader.follow(None)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "loader" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's own state after the last batch that was handed out, of this process."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from a state, also one of the loader itself, at the next iteration."""
+        self._loop = None
+        self.loader.load_state_dict(state_dict)
+
+    def _on_device(self, batch: Any) -> Any:
+        return send_to_device(batch, self._accelerator.device) if self._accelerator.device_placement else batch
+
+    def _rows_of_last_step(self, batch: Any) -> int:
+        """How many rows the last step has on all processes without its fillers, where it has some and they come last: what
+        `gather_for_metrics` keeps. -1, which keeps all, where that says nothing."""
+        if self._accelerator.num_processes == 1 or not isinstance(batch, dict) or "is_filler" not in batch:
+            return -1
+        mine = torch.tensor([0 if batch["is_filler"] else len(batch["input_ids"])], device=self._accelerator.device)
+        rows: list[int] = self._accelerator.gather(mine).tolist()
+        real = rows.index(0) if 0 in rows else len(rows)
+        return sum(rows) if 0 in rows and not any(rows[real:]) else -1
+
+
+@final
+class _OfAllProcesses:
+    """What Accelerate saves and restores of a loader: the places of all processes in one."""
+
+    def __init__(self, loader: Prepared) -> None:
+        self.loader = loader
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(merge_states(gather_object([self.loader.state_dict()])))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.loader.load_state_dict(state_dict)
+
+
+def _prepared(accelerator: Accelerator, one: Any) -> Prepared | None:
+    """Ours, prepared; None where it is Accelerate's to prepare."""
+    if isinstance(one, DataLoader) and isinstance(one.dataset, Loader | AsyncLoader | Batches):
+        raise TypeError(
+            "a DataLoader around a loader of brimful's is read by Accelerate on the first process, for all; give prepare the "
+            "loader itself"
+        )
+    loader = one.loader() if isinstance(one, Batches) else one
+    if not isinstance(loader, Loader | AsyncLoader):
+        return None
+    batches = getattr(loader, "batches", None)
+    if accelerator.num_processes > 1 and batches is not None and not batches.sharded:
+        raise ValueError(
+            f"there are {accelerator.num_processes} processes, and the batches of this loader are not shared out: each would get "
+            "all of them; say batches.shard().loader(), or batches.shard(0, 1).loader() if that is meant"
+        )
+    return Prepared(accelerator, loader)
+
+
+def _check(accelerator: Accelerator) -> None:
+    if not any(isinstance(one, _OfAllProcesses) for one in accelerator._custom_objects):
+        raise RuntimeError(
+            "this accelerator knows no loader of brimful's, so a checkpoint would not have its place: prepare the loader by "
+            "brimful.integrations.accelerate.prepare first"
+        )
+    if accelerator.project_configuration.automatic_checkpoint_naming:
+        raise ValueError(
+            "this accelerator names its checkpoints itself (automatic_checkpoint_naming): call its save_state() and "
+            "load_state(), which have the loaders' places too"
+        )

@@ -1,0 +1,300 @@
+"""Lightning: `trainer.fit(model, batches.loader(), ckpt_path=...)` goes on exactly, by a callback that Lightning finds itself.
+
+Entry points of the groups `lightning.pytorch.callbacks_factory` and `pytorch_lightning.callbacks_factory` name the functions
+below, so each Trainer has the callback. Lightning alone would save the place after the batch that it holds ahead, and rank 0's
+only, and would not load it at an epoch's end.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import Any, TypeAlias
+
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from brimful.core.errors import StateError
+from brimful.core.states import merge_states
+from brimful.device.async_loader import AsyncLoader
+from brimful.loader import Loader
+
+KEY = "brimful"
+"""Where our states stand in a checkpoint of Lightning's."""
+
+NOTHING: dict[str, Any] = {"train": None, "stateful": [], "validation": []}
+"""What a checkpoint has that was saved without the callback."""
+
+Ours: TypeAlias = Loader | AsyncLoader
+
+
+def callbacks() -> list[Any]:
+    """The callback for `lightning`; a Trainer finds it by itself where brimful is installed."""
+    return [_callback("lightning.pytorch")]
+
+
+def pytorch_lightning_callbacks() -> list[Any]:
+    """The callback for `pytorch_lightning`; a Trainer finds it by itself where brimful is installed."""
+    return [_callback("pytorch_lightning")]
+
+
+def _callback(package: str) -> Any:
+    return _callback_class(package)()
+
+
+@cache
+def _callback_class(package: str) -> type[Any]:
+    base: Any = importlib.import_module(package).Callback
+
+    class FollowLoaders(base):  # type: ignore[misc]  # which of two packages it comes from is known when one is imported
+        """Tells loaders of brimful's what a Trainer has used of their batches; saves and restores their places. Each validation
+        has the same batches, those of epoch 0."""
+
+        def __init__(self) -> None:
+            self._fit = _Fit()
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _callback, (package,)
+
+        def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+            if _is_first(self, trainer) and trainer.state.fn == "fit":
+                self._fit.restore(trainer, checkpoint)
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            if _is_first(self, trainer):
+                self._fit.begin(trainer)
+
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            if _is_first(self, trainer):
+                self._fit.follow(trainer)
+
+        def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+            if _is_first(self, trainer) and trainer.state.fn == "fit":
+                checkpoint[KEY] = self._fit.state_of_all_ranks(trainer)
+
+        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+            for loop in (trainer.validate_loop, _validation_loop(trainer)):
+                for loader in map(_ours, _leaves(loop)):
+                    if loader is not None and getattr(loader, "epoch", None) and not _has_steps(loader):
+                        loader.set_epoch(0)
+
+        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+            self._fit.leave()
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            self._fit.leave()
+
+    return FollowLoaders
+
+
+def _is_first(callback: Any, trainer: Any) -> bool:
+    """Whether a callback is the one to act: one may be given beside the one that Lightning finds."""
+    return next(one for one in trainer.callbacks if type(one) is type(callback)) is callback
+
+
+class _Fit:
+    """The loaders of one `Trainer.fit`, and the places that its checkpoint has for them."""
+
+    def __init__(self) -> None:
+        self._saved: dict[str, Any] | None = None  # of this rank
+        self._train: list[Ours | None] = []  # of each of Lightning's loaders; None: not ours
+
+    def restore(self, trainer: Any, checkpoint: dict[str, Any]) -> None:
+        """Takes the places of this rank from a checkpoint, also for Lightning, which sends loaders to them before it takes the
+        first batch, but in the middle of an epoch alone."""
+        self._saved = saved = _of_rank(checkpoint.get(KEY, {"ranks": [NOTHING]}), trainer)
+        places = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
+        stateful = [state for state, has in zip(saved["train"] or [], saved["stateful"]) if has]
+        if len(stateful) == len(places):
+            places[:] = [place if state is None else state for state, place in zip(stateful, places)]
+
+    def begin(self, trainer: Any) -> None:
+        """The loaders are known, and nothing is trained on yet; of loaders without a length one batch is taken."""
+        saved, self._saved = self._saved, None
+        self._train = []
+        self.follow(trainer)
+        if saved is None:
+            return
+        self._send(saved["train"], trainer)
+        validation = _validation_loop(trainer)
+        if any(saved["validation"]) and not _leaves(validation):
+            trainer.validating = True  # as Lightning does, so that it makes these loaders
+            validation.setup_data()
+            trainer.training = True
+        for loader, state in zip(map(_ours, _leaves(validation)), saved["validation"]):
+            if loader is not None and state is not None:
+                loader.load_state_dict(state)
+
+    def _send(self, states: list[dict[str, Any] | None] | None, trainer: Any) -> None:
+        """Sends the training loaders to the places of a checkpoint, where Lightning has not."""
+        if states == []:  # saved before the first batch
+            return
+        if states is None and any(loader is not None for loader in self._train):
+            raise StateError(
+                "this checkpoint has no place for brimful's loaders: it was saved without brimful's callback, and training would "
+                "begin again at the first batch; begin anew without ckpt_path, or load the weights alone and send the loader to "
+                "its place by loader.load_state_dict"
+            )
+        states = states or [None] * len(self._train)
+        if [state is not None for state in states] != [loader is not None for loader in self._train]:
+            raise StateError(
+                f"this checkpoint has places of {_counted(states)}, and Trainer.fit was given {_counted(self._train)}; give it "
+                "the loaders that it had"
+            )
+        moved = False
+        for loader, state in zip(self._train, states):
+            if loader is not None and state is not None and loader.state_dict() != state:
+                loader.load_state_dict(state)
+                moved = True
+        if moved:  # the batch that was taken ahead is not of this place
+            iter(trainer.fit_loop._data_fetcher)
+
+    def follow(self, trainer: Any) -> None:
+        """Follows the training loaders that are new: all, or those of `reload_dataloaders_every_n_epochs`."""
+        leaves = _leaves(trainer.fit_loop)
+        found = [_checked(leaf, trainer, len(leaves)) for leaf in leaves]
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+        moved = False
+        for loader, before in zip(found, self._train or [None] * len(found)):
+            if loader is None or loader is before:
+                continue
+            loader.follow(lambda: progress.total.processed)
+            if before is not None:
+                before.follow(None)
+                moved |= _goes_on(loader, before)
+        self._train = found
+        if moved:
+            iter(trainer.fit_loop._data_fetcher)  # without the batch that was taken ahead
+
+    def state_of_all_ranks(self, trainer: Any) -> dict[str, Any]:
+        """The places of all ranks after what was used: one for all, or, of loaders over data of a rank's own, each rank's."""
+        leaves = _leaves(trainer.fit_loop)
+        validation = map(_ours, _leaves(_validation_loop(trainer)))
+        mine = {
+            "train": [None if loader is None else loader.state_dict() for loader in self._train],
+            "stateful": [hasattr(leaf, "state_dict") and hasattr(leaf, "load_state_dict") for leaf in leaves],
+            "validation": [
+                loader.state_dict() if loader is not None and _has_steps(loader) else None for loader in validation
+            ],
+        }
+        if trainer.world_size == 1:
+            return {"version": 1, "ranks": [mine]}
+        if (
+            trainer.interrupted and not trainer.received_sigterm
+        ):  # others may not come to this point: waiting may be for ever
+            streams = any(getattr(getattr(one, "batches", None), "streams", None) is not None for one in self._train)
+            return {"version": 1, "ranks": [] if streams else [mine]}
+        ranks = [mine] * trainer.world_size
+        dist.all_gather_object(ranks, mine)
+        try:
+            return {"version": 1, "ranks": [merge_states(ranks)]}
+        except StateError:
+            return {"version": 1, "ranks": ranks}
+
+    def leave(self) -> None:
+        """Training has ended or failed: loaders stand where they were used."""
+        for loader in self._train:
+            if loader is not None:
+                loader.follow(None)
+
+
+def _leaves(loop: Any) -> list[Any]:
+    """The loaders that a loop of Lightning's reads, in the order in which it saves them."""
+    return [] if loop._combined_loader is None else loop._combined_loader.flattened
+
+
+def _validation_loop(trainer: Any) -> Any:
+    return trainer.fit_loop.epoch_loop.val_loop
+
+
+def _of_rank(saved: dict[str, Any], trainer: Any) -> dict[str, Any]:
+    """What a checkpoint has for this rank."""
+    ranks = saved["ranks"]
+    if not ranks:
+        raise StateError(
+            "this checkpoint was saved as one of several ranks failed, without the places of the others in their streams; go on "
+            "from the checkpoint before it"
+        )
+    if len(ranks) not in (1, trainer.world_size):
+        raise StateError(
+            f"this checkpoint has places of {len(ranks)} ranks, each with data of its own, and there are {trainer.world_size}; "
+            "go on with as many"
+        )
+    return dict(ranks[trainer.global_rank if len(ranks) > 1 else 0])
+
+
+def _has_steps(loader: Ours) -> bool:
+    """Whether its epochs are so many steps, each going on where the one before stopped."""
+    return getattr(loader, "steps_per_epoch", None) is not None
+
+
+def _ours(leaf: Any) -> Ours | None:
+    """The loader of brimful's that one of Lightning's is, or reads."""
+    loader = leaf.dataset if isinstance(leaf, DataLoader) else leaf
+    inner = loader
+    while isinstance(inner, AsyncLoader):
+        inner = inner.loader
+    return loader if isinstance(loader, Loader | AsyncLoader) and hasattr(inner, "load_state_dict") else None
+
+
+def _checked(leaf: Any, trainer: Any, num_loaders: int) -> Ours | None:
+    """Our loader, if it is one that Lightning can read without losing or repeating batches."""
+    loader = _ours(leaf)
+    if loader is None:
+        return None
+    if isinstance(leaf, DataLoader) and (type(leaf) is not DataLoader or leaf.batch_size is not None):
+        raise ValueError(
+            f"a {type(leaf).__name__} with batch_size={leaf.batch_size} around a loader of brimful's would make batches of its "
+            "batches, or restore them a second time; give Trainer.fit the loader itself"
+        )
+    batches = getattr(loader, "batches", None)
+    if trainer.world_size > 1 and batches is not None and not batches.sharded:
+        raise ValueError(
+            f"there are {trainer.world_size} ranks, and the batches of this loader are not shared out: each rank would train on "
+            "all of them; say batches.shard().loader(), or batches.shard(0, 1).loader() if that is meant"
+        )
+    steps = trainer.num_training_batches
+    length = _length(loader)
+    if num_loaders > 1 and steps == float("inf"):
+        raise ValueError(
+            f"Lightning reads {num_loaders} loaders side by side, and how many batches they have is not known, so it would "
+            "begin some of them again, or leave them, in the middle; give each the same loader(steps_per_epoch=...)"
+        )
+    once = trainer.max_epochs == 1 or trainer.fast_dev_run or trainer.overfit_batches
+    if length != steps and not once:
+        raise ValueError(
+            f"an epoch of this loader has {_words(length)}, and one of Lightning's {_words(steps)}: the same batches would come "
+            "again in each epoch, or an epoch begin again in its middle; say batches.loader(steps_per_epoch=...), whose epochs "
+            "go on where the one before stopped, and leave limit_train_batches alone"
+        )
+    return loader
+
+
+def _length(loader: Ours) -> float:
+    try:
+        return len(loader)
+    except TypeError:
+        return float("inf")
+
+
+def _words(length: float) -> str:
+    return "an unknown number of batches" if length == float("inf") else f"{int(length):,} batches"
+
+
+def _counted(loaders: list[Any]) -> str:
+    ours = sum(one is not None for one in loaders)
+    return f"{ours:,} loaders of brimful's among {len(loaders):,}"
+
+
+def _goes_on(loader: Ours, before: Ours) -> bool:
+    """Whether a loader that was made anew was sent to the epoch after those of the one before: if it has no place of its own."""
+    if _has_steps(loader):
+        raise ValueError(
+            "reload_dataloaders_every_n_epochs makes a loader of steps_per_epoch=... anew, which would begin again at the first "
+            "batch; make it once, outside of train_dataloader, or leave reload_dataloaders_every_n_epochs alone"
+        )
+    state = loader.state_dict()
+    if state["epoch"] != 0 or state["iterator"]:
+        return False
+    loader.load_state_dict(state | {"epoch": before.epoch})
+    return True

@@ -1,0 +1,299 @@
+"""Lightning's own Trainer: killed and resumed by `ckpt_path` alone, at any step, on one process and two."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+import brimful as bf
+from brimful.loader import Loader
+from tests.integrations.processes import batches, forks_of, rows_of, write_shards
+
+lightning = pytest.importorskip("lightning")
+
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
+from lightning.pytorch.utilities.combined_loader import CombinedLoader  # noqa: E402
+
+from tests.integrations import lightning_child as child  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_shards(tmp_path)
+
+
+def streamed(folder: Path) -> Loader:
+    return batches("streamed", folder).loader()
+
+
+def side_by_side(folder: Path) -> Any:
+    both = {"one": batches("streamed", folder), "two": batches("indexed", folder)}
+    return {name: made.loader(steps_per_epoch=5) for name, made in both.items()}
+
+
+LOADERS: dict[str, Callable[[Path], Any]] = {
+    "streamed": streamed,
+    "indexed": lambda folder: batches("indexed", folder).loader(),
+    "steps": lambda folder: batches("streamed", folder).loader(steps_per_epoch=5),
+    "side by side": side_by_side,
+    "combined": lambda folder: CombinedLoader(side_by_side(folder), "min_size"),
+    "ahead": lambda folder: bf.AsyncLoader(streamed(folder), "cpu"),
+    "ahead indexed": lambda folder: bf.AsyncLoader(LOADERS["indexed"](folder), "cpu"),
+    "in a DataLoader": lambda folder: DataLoader(streamed(folder), batch_size=None),
+    "indexed in a DataLoader": lambda folder: DataLoader(LOADERS["indexed"](folder), batch_size=None),
+}
+
+
+def fit(loader: Any, checkpoint: Path | None = None, *others: Callback, **settings: Any) -> Any:
+    model = child.Model()
+    validation = bf.from_sequence(rows_of(7), shuffle=True).batch(2).loader()
+    child.trainer(*others, **settings).fit(model, loader, validation, ckpt_path=checkpoint)
+    return model
+
+
+def goes_on(folder: Path, loader: Callable[[], Any], **settings: Any) -> None:
+    """From each of its checkpoints a run is trained on, and validated with, what the unbroken one is."""
+    unbroken = fit(loader(), None, *child.saving(folder), **settings)
+    saved = child.checkpoints(folder)
+    assert len({trained for _, trained, _ in saved}) > 3
+    for path, trained, _ in saved:
+        resumed = fit(loader(), path, **settings)
+        assert resumed.seen == unbroken.seen[trained:], path.name
+        assert resumed.validated == unbroken.validated[len(unbroken.validated) - len(resumed.validated) :], path.name
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_run_goes_on_from_any_step(folder: Path, kind: str) -> None:
+    goes_on(folder, lambda: LOADERS[kind](folder))
+
+
+@pytest.mark.parametrize("kind", ["streamed", "indexed"])
+def test_a_run_goes_on_where_steps_take_several_batches(folder: Path, kind: str) -> None:
+    goes_on(folder, lambda: LOADERS[kind](folder), accumulate_grad_batches=3, val_check_interval=1.0)
+
+
+@pytest.mark.parametrize("kind", ["streamed", "ahead", "indexed"])
+@pytest.mark.parametrize("at", [1, 4])
+def test_a_batch_whose_step_failed_comes_again(folder: Path, kind: str, at: int) -> None:
+    class Fails(Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, *arguments: Any) -> None:
+            if len(module.seen) == at:
+                raise OSError("the cluster takes it back")
+
+    unbroken = fit(LOADERS[kind](folder))
+    saves = ModelCheckpoint(dirpath=folder, filename="last", save_on_exception=True)
+    with pytest.raises(OSError, match="takes it back"):
+        fit(LOADERS[kind](folder), None, saves, Fails())
+    (path,) = folder.glob("*.ckpt")
+    assert fit(LOADERS[kind](folder), path).seen == unbroken.seen[at:]
+
+
+@pytest.mark.parametrize("kind", ["streamed", "ahead", "indexed"])
+def test_after_training_a_loader_stands_where_it_was_used(folder: Path, kind: str) -> None:
+    unbroken = fit(LOADERS[kind](folder))
+    loader = LOADERS[kind](folder)
+    fit(loader, max_steps=4, max_epochs=-1)
+    resumed = LOADERS[kind](folder)
+    resumed.load_state_dict(loader.state_dict())
+    assert [child.one(batch) for batch in resumed][:4] == [ids for ((ids,), _) in unbroken.seen[4:8]]
+    trained = child.Model()
+    running = child.trainer(max_epochs=1)
+    loader = LOADERS[kind](folder)
+    running.fit(trained, loader)
+    running.fit_loop.max_epochs = 2
+    running.fit(trained, loader)
+    assert [ids for ids, _ in trained.seen] == [ids for ids, _ in unbroken.seen], "Lightning begins each epoch twice"
+
+
+def test_every_validation_has_the_same_batches(folder: Path) -> None:
+    seen = [ids for ids, _ in fit(streamed(folder)).validated]
+    assert len(seen) > 8
+    assert seen == seen[:4] * (len(seen) // 4)
+
+
+def test_a_loader_that_is_made_anew_for_each_epoch_goes_on(folder: Path) -> None:
+    class Reloads(child.Model):
+        def train_dataloader(self) -> Loader:
+            return streamed(folder)
+
+    def fitted(checkpoint: Path | None = None, *others: Callback) -> list[Any]:
+        model = Reloads()
+        running = child.trainer(*others, max_epochs=3, reload_dataloaders_every_n_epochs=1)
+        running.fit(model, ckpt_path=checkpoint)
+        return model.seen
+
+    unbroken = fitted(None, *child.saving(folder))
+    assert [ids for ids, _ in unbroken] == [ids for ids, _ in fit(streamed(folder), max_epochs=3).seen]
+    for path, trained, _ in child.checkpoints(folder)[::4]:
+        assert fitted(path) == unbroken[trained:], path.name
+
+
+class Around(IterableDataset[Any]):
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.loader
+
+
+def known(folder: Path) -> Loader:
+    return batches("indexed", folder).loader()
+
+
+@pytest.mark.parametrize(
+    ("made", "settings", "message"),
+    [
+        (lambda folder: batches("indexed", folder), {}, r"^Lightning cannot save or restore the place in Batches, "),
+        (lambda folder: DataLoader(known(folder)), {}, r"^a DataLoader with batch_size=1 around a loader "),
+        (known, {"limit_train_batches": 2}, r"has 10 batches, and one of Lightning's 2 batches: the same "),
+        (streamed, {"limit_train_batches": 2}, r"^an epoch of this loader has an unknown number of batches, and one of L.* 2 ba"),
+        (
+            lambda folder: batches("indexed", folder).loader(steps_per_epoch=5),
+            {"limit_train_batches": 2},
+            r"has 5 batches, and one of Lightning's 2 batches",
+        ),
+        (
+            lambda folder: [streamed(folder), streamed(folder)],
+            {},
+            r"^Lightning reads 2 loaders side by side, and how many batches they have is not known",
+        ),
+        (lambda folder: Around(known(folder)), {}, r"^Lightning reads this loader inside of another object, "),
+        (lambda folder: Around(bf.AsyncLoader(known(folder), "cpu")), {}, r"^Lightning reads this loader inside of another o"),
+    ],
+)  # fmt: skip
+def test_what_would_begin_again_is_refused(folder: Path, made: Any, settings: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=message):
+        fit(made(folder), val_check_interval=1.0, **settings)
+
+
+def test_what_is_read_once_may_be_cut(folder: Path) -> None:
+    whole = fit(streamed(folder)).seen
+    assert fit(streamed(folder), fast_dev_run=2).seen == whole[:2]
+    assert fit(streamed(folder), limit_train_batches=3, max_epochs=1).seen == whole[:3]
+    overfitted = fit(streamed(folder), overfit_batches=2, val_check_interval=1.0).seen
+    assert [ids for ids, _ in overfitted] == [ids for ids, _ in whole[:2] * 2]
+
+
+def test_a_trainer_without_the_callback_is_refused_before_the_first_batch(folder: Path) -> None:
+    model = child.Model()
+    running = child.trainer()
+    running.callbacks = [one for one in running.callbacks if type(one).__name__ != "FollowLoaders"]
+    message = (
+        r"^Lightning reads this loader without brimful's callback, .*install brimful again, or say Trainer\(callbacks=b"
+    )
+    for made in ("streamed", "indexed", "ahead", "indexed in a DataLoader"):
+        with pytest.raises(RuntimeError, match=message):
+            running.fit(model, LOADERS[made](folder))
+    assert not model.seen
+
+
+def test_what_a_step_reads_by_itself_is_nobodys_training_data(folder: Path) -> None:
+    class Replays(child.Model):
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            self.replayed = len([*batches("indexed", folder), *known(folder)])
+            return super().training_step(batch, number)
+
+    model = Replays()
+    child.trainer(max_epochs=1).fit(model, known(folder))
+    assert model.replayed == 20
+
+
+def test_a_checkpoint_without_a_place_is_refused(folder: Path) -> None:
+    fit(streamed(folder), None, *child.saving(folder))
+    path = folder / "step-02.ckpt"
+    saved = torch.load(path, weights_only=False)
+    message = r"^this checkpoint has places of 1 loaders of brimful's among 1, and Trainer\.fit was given 2 loaders"
+    with pytest.raises(bf.StateError, match=message):
+        fit(list(side_by_side(folder).values()), folder / "epoch-0.ckpt")
+    del saved["brimful"], saved["loops"]["fit_loop"]["state_dict"]["combined_loader"]
+    torch.save(saved, path)
+    with pytest.raises(
+        bf.StateError, match=r"^this checkpoint has no place for brimful's loaders: it was saved without"
+    ):
+        fit(streamed(folder), path)
+    saved["brimful"] = {"version": 1, "ranks": []}
+    torch.save(saved, path)
+    with pytest.raises(
+        bf.StateError, match=r"^this checkpoint was saved as one of several ranks failed, without the places"
+    ):
+        fit(streamed(folder), path)
+
+
+def test_steps_of_a_loader_that_is_made_anew_are_refused(folder: Path) -> None:
+    class Reloads(child.Model):
+        def train_dataloader(self) -> Loader:
+            return batches("indexed", folder).loader(steps_per_epoch=4)
+
+    with pytest.raises(
+        ValueError, match=r"^reload_dataloaders_every_n_epochs makes a loader of steps_per_epoch=\.\.\. anew"
+    ):
+        child.trainer(reload_dataloaders_every_n_epochs=1).fit(Reloads())
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_a_trainer_finds_the_callback_by_itself(package: str) -> None:
+    found = {entry.name: entry for entry in entry_points(group=f"{package}.callbacks_factory")}
+    if "brimful" not in found:
+        pytest.skip("the installed metadata of brimful are older than its source: pip install -e . again")
+    (callback,) = found["brimful"].load()()
+    assert isinstance(callback, pytest.importorskip(package).Callback)
+    again = pickle.loads(pickle.dumps(copy.deepcopy(callback)))
+    assert type(again) is type(callback), "a Trainer that starts its processes by spawn sends it to them"
+
+
+def test_a_callback_that_is_given_beside_the_one_that_is_found_does_nothing(folder: Path) -> None:
+    running = child.trainer(max_epochs=1)
+    running.callbacks += [copy.deepcopy(one) for one in running.callbacks if type(one).__name__ == "FollowLoaders"]
+    model = child.Model()
+    running.fit(model, streamed(folder))
+    assert model.seen == fit(streamed(folder), max_epochs=1).seen
+
+
+@pytest.fixture(scope="module")
+def ranks_of() -> Iterator[Callable[..., list[Any]]]:
+    with forks_of("tests.integrations.lightning_child") as run:
+        yield run
+
+
+@pytest.mark.parametrize("kind", ["streamed", "indexed"])
+def test_two_processes_are_killed_and_go_on_as_two_and_as_one(ranks_of: Any, folder: Path, kind: str) -> None:
+    wholes = ranks_of(2, "whole", folder, kind)
+    for (trained, validated), rest in wholes:
+        assert len(rest) > 4
+        for name, steps, (more, again) in rest:
+            assert more == trained[steps:], name
+            assert again == validated[len(validated) - len(again) :], name
+    for path in folder.glob("*.ckpt"):
+        path.unlink()
+    assert ranks_of(2, "killed", folder, kind) == [None, None]
+    unbroken = [trained for (trained, _), _ in wholes]
+    for (steps, (more, _)), trained in zip(ranks_of(2, "resumed", folder, kind), unbroken, strict=True):
+        assert 0 < steps < len(trained)
+        assert more == trained[steps:]
+    ((_, (alone, _)),) = ranks_of(1, "resumed", folder, kind)
+    in_turn = [ids for step in zip(*(trained[steps:] for trained in unbroken)) for ((ids,), _) in step if ids]
+    assert [ids for ((ids,), _) in alone if ids] == in_turn
+
+
+def test_ranks_that_would_all_train_on_everything_are_refused(ranks_of: Any, folder: Path) -> None:
+    message = "there are 2 ranks, and the batches of this loader are not shared out: each rank would train on all of them; say "
+    assert all(said.startswith(message + "batches.shard().loader()") for said in ranks_of(2, "unsharded", folder))
+
+
+def test_logging_infers_the_rows_of_a_batch(folder: Path) -> None:
+    from lightning.pytorch.utilities.data import extract_batch_size
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert extract_batch_size(next(iter(bf.from_sequence(rows_of(3)).batch(3)))) == 3
