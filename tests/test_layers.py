@@ -24,7 +24,10 @@ SHARED = {  # what the stages of a room are made of; a stage does not import ano
     "index": {
         "index", "indexed", "lengths", "order", "sequence", "several", "side_by_side", "slice", "some_columns", "some_rows",
     },
-    "integrations": set[str](),
+    "integrations": {
+        "transformers_adapter", "transformers_checkpoint", "transformers_data", "transformers_evaluation", "transformers_held",
+        "transformers_loss", "transformers_settings",
+    },
 }  # fmt: skip
 TORCH = {"cli", "demo", "device", "grouping", "integrations", "loader", "memory", "steps", "tensors"}
 MOST_AT_THE_TOP = 10

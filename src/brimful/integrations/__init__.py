@@ -1,0 +1,1 @@
+"""brimful in other people's trainers: a thin file for each."""
