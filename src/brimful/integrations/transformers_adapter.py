@@ -187,8 +187,8 @@ class Adapter:
         if self.steps.untrained != self._trained:
             raise RuntimeError(
                 f"{self.steps.untrained} batches were taken for an optimizer step and {self._trained} were trained on: something "
-                "else reads the trainer's data (give it batches.loader() of its own), or a callback said should_epoch_stop in the "
-                "middle of an accumulation (say it in on_step_end)"
+                "else reads the trainer's data (give it batches.loader() of its own), or a callback said should_epoch_stop in "
+                "the middle of an accumulation (say it in on_step_end)"
             )
         self.steps.untrained = self._trained = 0
         if not self.steps.length.of_data and can_count(self.trainer.train_dataset):
@@ -298,7 +298,7 @@ class Adapter:
         """The mean number of samples of an optimizer step, on all processes; None where not known."""
         if self.steps is None or not self._in_train or self.steps.length.samples is None:
             return None
-        steps = self.steps.steps / self.trainer.args.gradient_accumulation_steps
+        steps: float = self.steps.steps / self.trainer.args.gradient_accumulation_steps
         return max(1, round(self.steps.length.samples / max(steps, 1)))
 
     def _steps(self, saved: dict[str, Any] | None, *, aside: bool = False) -> Steps:

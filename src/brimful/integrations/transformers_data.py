@@ -94,12 +94,13 @@ def steps_set(given: Batches | Loader | AsyncLoader) -> int | None:
 
 
 def own_share(name: str, given: Any, rank: int, world_size: int, replicas: int) -> Any:
-    """What a process reads of something of ours: its own batches.
+    """What a process reads of something of ours: its own batches, also where it is the only process, so that a state is good
+    for any number of them.
 
     Raises:
         ValueError: a loader of batches that are not shared out; batches that are not, where ranks are no data-parallel ones.
     """
-    if world_size == 1 or batches_of(given).sharded:
+    if batches_of(given).sharded or (world_size == 1 and not isinstance(given, Batches)):
         return given
     if not isinstance(given, Batches):
         raise ValueError(
@@ -276,7 +277,7 @@ class Steps(IterableDataset[Any]):
 
 
 class Once(IterableDataset[Any]):
-    """The data of an evaluation: an epoch of a loader of its own."""
+    """The data of an evaluation: each iteration is the first epoch of a loader of its own."""
 
     def __init__(self, loader: Loader | AsyncLoader, length: Length, reader: Reader) -> None:
         self.loader = loader
@@ -289,6 +290,7 @@ class Once(IterableDataset[Any]):
         return self.length.steps
 
     def __iter__(self) -> Iterator[TrainerBatch]:
+        self.loader.set_epoch(0)
         for batch in self.loader:
             yield self._reader.read(batch)
 
