@@ -1,4 +1,4 @@
-"""What README, CONTRIBUTING, docs/device.md and docs/memory.md show is true.
+"""What README, CONTRIBUTING and pages of docs show is true.
 
 Their ```python blocks run in order, in one namespace and an empty working folder; one that stands in an HTML comment
 runs too, unseen by the reader: the place for set-up. Commands in ```console blocks exist, with the options given.
@@ -45,7 +45,9 @@ def commands(program: str) -> list[Snippet]:
     ]
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/device.md", "docs/memory.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "docs/device.md", "docs/memory.md", "docs/trainers.md"]
+)
 def test_code_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "__main__"}

@@ -47,12 +47,6 @@ from tests.integrations.trainers import (
     write_shards,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings("default::UserWarning"),
-    pytest.mark.filterwarnings("default::FutureWarning"),
-    pytest.mark.filterwarnings("default::DeprecationWarning"),
-]
-
 Launch = Callable[..., list[Any]]
 
 
@@ -241,6 +235,26 @@ def test_two_processes_of_unequal_tokens_are_one_that_accumulates_two(
 
 
 @pytest.mark.parametrize("make", [llama, bert])
+def test_accumulated_batches_are_one_batch(make: Any, tmp_path: Path) -> None:
+    samples = [{"input_ids": [5, 6, 7, 8], "labels": labels} for labels in ([-100, -100, -100, 8], [5, 6, 7, 8])] * 2
+    seen = {}
+    for size, accumulated in ((4, 1), (2, 2), (1, 4)):
+        trainer = run(
+            tmp_path,
+            bf.from_sequence(samples).batch(size),
+            model=make(0.0).double(),
+            optim="sgd",
+            max_steps=2,
+            save_strategy="no",
+            gradient_accumulation_steps=accumulated,
+        )
+        losses = [log["loss"] for log in trainer.state.log_history[:-1]]
+        seen[size] = losses + [weight.sum().item() for weight in trainer.model.parameters()]
+    assert seen[2] == pytest.approx(seen[4], rel=1e-5, abs=1e-8)
+    assert seen[1] == pytest.approx(seen[4], rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("make", [llama, bert])
 def test_batches_without_a_label_add_nothing(make: Any, tmp_path: Path) -> None:
     def data(asked: bool) -> bf.Batches:
         return bf.from_sequence([{"input_ids": [5, 6], "labels": [5, 6] if asked else [-100, -100]}] * 4).batch(2)
@@ -365,6 +379,7 @@ def test_generated_tokens_of_seq2seq(tmp_path: Path) -> None:
     assert rest.seen == whole.seen[1:]
 
 
+@pytest.mark.filterwarnings("default::FutureWarning")  # of TRL's own arguments
 def test_trls_trainer_is_resumed_and_evaluates(tmp_path: Path) -> None:
     trl = pytest.importorskip("trl")
 
@@ -377,7 +392,6 @@ def test_trls_trainer_is_resumed_and_evaluates(tmp_path: Path) -> None:
         "processing_class": tokenizer(),
         "eval_dataset": data(),
         "num_train_epochs": 2,
-        "gradient_checkpointing": False,
     }
     whole = run(tmp_path, data(), **options)
     rest = run(tmp_path, data(), resume=str(tmp_path / "checkpoint-2"), **options)
@@ -485,10 +499,16 @@ def test_other_data_are_the_bases_matter(tmp_path: Path) -> None:
     [
         ({"auto_find_batch_size": True}, r"find out before what fits, with bf.memory.probe"),
         ({"data_collator": len}, r"a data_collator is not called on batches, .* collate_fn=data_collator"),
-        ({"train_dataset": bf.from_sequence(rows(3))}, r"train_dataset is samples \(a Dataset\), .* give it data.batch_by_tokens"),
+        (
+            {"train_dataset": bf.from_sequence(rows(3))},
+            r"train_dataset is samples \(a Dataset\), .* give it data.batch_by_tokens",
+        ),
         ({"eval_dataset": {"a": bf.from_sequence(rows(3))}}, r"eval_dataset\['a'\] is samples"),
         ({"eval_dataset": indexed().loader(steps_per_epoch=2)}, r"steps_per_epoch=2, .* batches.take\(2\)"),
-        ({"eval_dataset": bf.from_sequence(rows(3), repeat=True).batch(2)}, r"repeats without end, .* batches.take\(n\)"),
+        (
+            {"eval_dataset": bf.from_sequence(rows(3), repeat=True).batch(2)},
+            r"repeats without end, .* batches.take\(n\)",
+        ),
         ({"eval_dataset": indexed().shard(0, 1, uneven="wrap")}, r"uneven='wrap', which counts samples twice"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:20],
