@@ -210,10 +210,10 @@ def test_other_settings_at_a_resume_are_said_and_lose_no_batch(
     whole = run(tmp_path, indexed(), max_steps=8)
     with caplog.at_level(logging.WARNING, "brimful"):
         rest = run(
-            tmp_path, indexed(), resume=str(tmp_path / "checkpoint-4"), max_steps=6, gradient_accumulation_steps=2
+            tmp_path, indexed(), resume=str(tmp_path / "checkpoint-3"), max_steps=6, gradient_accumulation_steps=2
         )
     assert "resumed with gradient_accumulation_steps=2 (saved: 1): the data go on exactly" in caplog.text
-    assert [seen[:2] for seen in rest.seen] == [seen[:2] for seen in whole.seen[4:]]
+    assert [seen[:2] for seen in rest.seen] == [seen[:2] for seen in whole.seen[3:]]
 
 
 # -- losses
@@ -285,6 +285,17 @@ def test_a_base_that_gives_means_and_says_so_is_weighed(tmp_path: Path) -> None:
     options = {"max_steps": 3, "gradient_accumulation_steps": 2, "save_strategy": "no"}
     expected = run(tmp_path, indexed(), model=bert(0.0), **options)
     assert run(tmp_path, indexed(), model=bert(0.0), base=Means, **options).seen == expected.seen
+
+
+@pytest.mark.parametrize("name", ["compute_loss", "get_batch_samples"])
+def test_a_loss_that_nobody_weighs_is_an_error(name: str, tmp_path: Path) -> None:
+    class Mine(trainer_class(Trainer)):  # type: ignore[misc]
+        pass
+
+    setattr(Mine, name, getattr(Trainer, name))  # without super()
+    trainer = Mine(model=llama(), args=settings(tmp_path, max_steps=2), train_dataset=indexed())
+    with pytest.raises(RuntimeError, match=r"was not weighed by its labels: Mine overrides .* trainer_class of that"):
+        trainer.train()
 
 
 def test_a_compute_loss_func_gets_the_number_of_labels(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ class Adapter:
         self._named: dict[str, Any] = {}
         self._in_train = False
         self._skips = False  # whether the next iteration is the first one after a resume
+        self._weighed = False
         self._trained = 0  # batches since the last optimizer step
         self._saved_at: int | None = None
 
@@ -163,16 +164,30 @@ class Adapter:
 
     @contextmanager
     def step(self, inputs: Any) -> Iterator[None]:
-        """A forward and a backward of one batch."""
-        self.share = getattr(inputs, "share", None)
+        """A forward and a backward of one batch.
+
+        Raises:
+            RuntimeError: its loss was not weighed, as a class made of this one has methods of its own in the way.
+        """
+        self.share, self._weighed = getattr(inputs, "share", None), False
         try:
             yield
+            if (
+                isinstance(inputs, TrainerBatch)
+                and not self._weighed
+                and (self.share is None or self.share.scale is not None)
+            ):
+                raise RuntimeError(
+                    f"the loss of this batch was not weighed by its labels: {type(self.trainer).__name__} overrides compute_loss "
+                    "or get_batch_samples and does not call super(); make the class of Trainer, and trainer_class of that"
+                )
         finally:
             self.share = None
         self._trained += 1
 
     def scaled(self, result: Any, share: Share) -> Any:
         """What compute_loss returned, weighed."""
+        self._weighed = True
         factor = 0 if share.nothing else share.scale
         if factor is None:
             return result
