@@ -103,10 +103,11 @@ def _training(base: Any) -> Any:
 
         def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
             samples, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
-            self._brimful.weigh(samples, num_items, device)
+            self._brimful.weigh(samples, device)
             return samples, num_items
 
         def _get_num_items_in_batch(self, batch_samples: Any, device: Any) -> Any:
+            self._brimful.refuse_skipped(batch_samples)
             if batch_samples and isinstance(batch_samples[0], TrainerBatch) and self._brimful.means:
                 return None
             num_items = super()._get_num_items_in_batch(batch_samples, device)

@@ -129,13 +129,16 @@ class Adapter:
         """The run's own while it goes on; before and after, one of a run by itself, which moves nothing."""
         return as_dataloader(self.steps if self._in_train and self.steps is not None else self._steps(None, aside=True))
 
-    def weigh(self, samples: list[Any], num_items: Any, device: Any) -> None:
-        """Says of each batch of an optimizer step what its loss counts."""
+    def refuse_skipped(self, samples: list[Any]) -> None:
+        """An error where a batch to train on is a placeholder of one to pass over."""
         if any(batch is SKIPPED for batch in samples):
             raise RuntimeError(
-                f"this trainer passes over fewer batches after a resume than Trainer does ({self._to_skip()}): it was changed in "
-                "a way that brimful does not know, and would train on nothing"
+                "this trainer passes over fewer batches after a resume than Trainer does, by global_step: it goes on in a way "
+                "that brimful does not know, and would train on nothing"
             )
+
+    def weigh(self, samples: list[Any], device: Any) -> None:
+        """Says of each batch of an optimizer step what its loss counts."""
         if not samples or not isinstance(samples[0], TrainerBatch):
             return
         trainer = self.trainer
