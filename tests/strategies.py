@@ -60,12 +60,13 @@ from brimful.plan import CostBudget, FixedSize, MemoryBudget, Packed, Policy, St
 from brimful.rows.add_bos_eos import AddBosEos
 from brimful.rows.blocks import Block, Sample
 from brimful.rows.causal_labels import CausalLabels
+from brimful.rows.chat import Chat
 from brimful.rows.choice import Choice
 from brimful.rows.choose import Choose
 from brimful.rows.chunk import Chunk
 from brimful.rows.concat import Concat
 from brimful.rows.concat_chunk import ConcatChunk
-from brimful.rows.encoders import encoder_for
+from brimful.rows.encoders import chat_encoder_for, encoder_for
 from brimful.rows.ensure_bos_eos import EnsureBosEos
 from brimful.rows.enumerate import Enumerate
 from brimful.rows.filter import Filter
@@ -526,6 +527,29 @@ stops = st.sampled_from(["first", "all", "all_repeat"])
 tokenwise = st.sampled_from([None, "input_ids"])
 
 
+@cache
+def chat_encoder() -> Any:
+    from tests.tokenizers import chatty  # imports transformers
+
+    return chat_encoder_for(chatty())
+
+
+def as_conversations(block: Block) -> Block:
+    """Of each sample's text a question and, where it is longer than one letter, an answer."""
+    talks = [
+        [{"role": "user", "content": text}, {"role": "assistant", "content": text[::-1]}][: len(text)]
+        for text in block.column("text").to_pylist()
+    ]
+    return pa.RecordBatch.from_arrays(
+        [block.column("id"), pa.array(map(json.dumps, talks), pa.string())], ["id", "talks"]
+    )
+
+
+def on_conversations(upstream: Stage[Any], train_on: str, on: Parallel) -> Stage[Any]:
+    talks = MapBlocks(upstream, as_conversations)
+    return Chat(talks, chat_encoder(), "talks", train_on, "skip", parallel=on)  # type: ignore[arg-type]
+
+
 def beside_its_numbers(upstream: Stage[Any], size: int, seed: int) -> Stage[Any]:
     """Rows side by side with numbers that come in other blocks."""
     numbered = Enumerate(Shuffle(Buffered(upstream, size, (), False), seed), "number")
@@ -613,6 +637,11 @@ SOURCES: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {
 ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
     AddBosEos: on(AddBosEos, bos_token_id=st.sampled_from([None, 1]), eos_token_id=2, column="input_ids"),
     CausalLabels: on(CausalLabels, column="input_ids", shift=True),  # rows have labels
+    Chat: st.builds(
+        lambda train_on, parallel: lambda upstream: on_conversations(upstream, train_on, parallel),
+        st.sampled_from(["assistant", "last"]),
+        threads,
+    ),
     Choose: on(Choose, choice=choices),
     Chunk: on(Chunk, chunk_length=few, target_columns=targets, drop_remainder=st.booleans()),
     ConcatChunk: on(ConcatChunk, target_columns=targets, chunk_length=few),
@@ -826,7 +855,7 @@ def row_links(
 ) -> list[Link]:
     """A few stages from rows to rows, shuffles among them; `seen`: what may lie below."""
     links: list[Link] = []
-    alone = {CausalLabels}  # wants a mask, if there is one, that no stage in between has left behind
+    alone = {CausalLabels, Chat}  # that want a mask, or a text, which no stage in between has left behind
     classes: list[type[Stage[Any]]] = [*({*ROWS, Shuffle, Ahead, Repeat} - without - alone)]
     classes.sort(key=lambda cls: cls.__name__)
     for cls in draw(st.lists(st.sampled_from(classes), max_size=4)):

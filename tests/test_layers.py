@@ -16,10 +16,11 @@ ROOMS = {  # in the order in which data flow, from below; a module imports from 
 }  # fmt: skip
 SHARED = {  # what the stages of a room are made of; a stage does not import another
     "rows": {
-        "beside", "blocks", "blockwise", "bos_eos", "carried", "choice", "compiled", "cursor", "cuttable", "encoder", "encoders",
+        "beside", "blocks", "blockwise", "bos_eos", "carried", "choice", "compiled", "conversations", "cursor", "cuttable",
+        "encoder", "encoder_kinds", "encoders",
         "engines", "framed", "gathered", "gigatoken_encoder",
         "hashes", "parallel",
-        "pieces", "ragged", "schema", "sides", "typed", "word_cache",
+        "pieces", "ragged", "schema", "sides", "tokenizer_by_name", "typed", "word_cache",
     },
     "index": {
         "index", "indexed", "lengths", "order", "sequence", "several", "side_by_side", "slice", "some_columns", "some_rows",

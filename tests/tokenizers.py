@@ -85,6 +85,30 @@ def llama(**settings: Any) -> PreTrainedTokenizerFast:
     return _fast(tokenizer_object=tokenizer, **{**names, **settings})
 
 
+_OTHERS = "{{ '<|im_start|>' + one.role + '\\n' + (one.content or '') + '<|im_end|>\\n' }}"
+_ASSISTANT = (
+    "{{ '<|im_start|>assistant\\n' }}{% generation %}{{ one.content + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}"
+)
+_TOOLS = "{% if tools %}{{ '<|im_start|>tools\\n' + (tools | tojson) + '<|im_end|>\\n' }}{% endif %}"
+_PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+CHATML = f"{_TOOLS}{{% for one in messages %}}{_OTHERS}{{% endfor %}}{_PROMPT}"
+MARKED = (
+    f"{_TOOLS}{{% for one in messages %}}{{% if one.role == 'assistant' %}}{_ASSISTANT}{{% else %}}{_OTHERS}{{% endif %}}"
+    f"{{% endfor %}}{_PROMPT}"
+)
+"""CHATML, with what the assistant says marked."""
+
+
+def chatty(template: str = CHATML, **settings: Any) -> PreTrainedTokenizerFast:
+    """As Qwen: a chat template, and no BOS."""
+    more = ["<|im_start|>", "<|im_end|>"]
+    tokenizer = _fast(
+        tokenizer_object=bpe(), eos_token=more[1], pad_token="[PAD]", additional_special_tokens=more, **settings
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
 def byt5(**settings: Any) -> ByT5Tokenizer:
     """A slow one: bytes, and EOS."""
     return ByT5Tokenizer(**settings)

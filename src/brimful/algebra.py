@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import index
 from typing import Any, TypeGuard, TypeVar, cast
@@ -34,10 +34,11 @@ from brimful.index.zip import Zip as IndexZip
 from brimful.plan import Policy
 from brimful.plan.mix import Stop
 from brimful.rows.blocks import Block, Sample, samples
+from brimful.rows.chat import Chat
 from brimful.rows.choice import Choice
 from brimful.rows.choose import Choose
 from brimful.rows.concat import Concat
-from brimful.rows.encoder import Padding
+from brimful.rows.encoder import Encoder, Padding
 from brimful.rows.filter import Filter
 from brimful.rows.interleave import Interleave
 from brimful.rows.parallel import Parallel
@@ -53,6 +54,7 @@ from brimful.rows.zip import Zip
 from brimful.steps.round_robin import RoundRobin
 from brimful.store.hugging_face import hugging_face_of
 from brimful.store.index import stored
+from brimful.store.pipeline import all_below
 from brimful.windows.buffered import Buffered
 from brimful.windows.planned import Planned
 from brimful.windows.shuffle import Shuffle
@@ -228,7 +230,9 @@ def count_of(stage: Stage[Block], repeats: bool) -> int:
     count = stage.count if isinstance(stage, Indexed) and not repeats else None
     if count is None:
         without_end = " and repeats without end" if isinstance(stage, Indexed) else ""
-        raise TypeError(f"the length of this data set is not known: it is {kind_of(stage)}{without_end}")
+        raise TypeError(
+            f"the length of this data set is not known: it is {kind_of(stage)}{without_end} (a DataLoader takes its loader())"
+        )
     return count
 
 
@@ -249,17 +253,22 @@ def leaves_out(stage: Stage[Any]) -> bool:
     return getattr(stage, "on_error", "raise") == "skip" or any(map(leaves_out, upstreams(stage)))
 
 
-def sample_at(stage: Stage[Block], number: int) -> Sample:
+def samples_at(stage: Stage[Block], numbers: Iterable[int]) -> list[Sample]:
+    """Samples by number, in the order given."""
     if not isinstance(stage, Indexed):
         raise TypeError(f"the samples of this data set cannot be had by number: it is {kind_of(stage)}; cache it")
-    place, count = index(number), stage.count
-    if place < 0 and count is not None:
-        place += count
-    if place < 0 or (count is not None and place >= count):
-        raise IndexError(
-            f"there is no sample {number:,} in a data set of {'no end' if count is None else f'{count:,}'}"
-        )
-    return samples(stage.index.take(stage.order(0)(place, place + 1)))[0]
+    rows, count = stage.order(0), stage.count
+    found = [np.zeros(0, np.int64)]
+    for number in numbers:
+        place = index(number)
+        if place < 0 and count is not None:
+            place += count
+        if place < 0 or (count is not None and place >= count):
+            raise IndexError(
+                f"there is no sample {number:,} in a data set of {'no end' if count is None else f'{count:,}'}"
+            )
+        found.append(rows(place, place + 1))
+    return samples(stage.index.take(np.concatenate(found)))
 
 
 def lengths_of(stage: Stage[Block], column: str) -> NDArray[Any]:
@@ -295,8 +304,24 @@ def padding_of(stage: Stage[Any]) -> dict[str, Padding]:
         found |= stage.rows.padding
     if isinstance(stage, IndexChoose | IndexChooseSource | Choose):
         found = stage.choice.renamed(found)
-    if isinstance(stage, Tokenize) and stage.encoder.padding is not None:
+    if isinstance(stage, Tokenize | Chat) and stage.encoder.padding is not None:
         found |= dict.fromkeys(stage.output, stage.encoder.padding)
+    return found
+
+
+def encoders_of(stage: Stage[Any]) -> dict[str, Encoder]:
+    """The tokenizers of a chain, by the columns that they fill; none for a column that two of them fill."""
+    found: dict[str, Encoder] = {}
+    several: set[str] = set()
+    for below in all_below(stage):
+        for name, encoder in encoders_of(below).items():
+            if found.setdefault(name, encoder).fingerprint() != encoder.fingerprint():
+                several.add(name)
+    found = {name: encoder for name, encoder in found.items() if name not in several}
+    if isinstance(stage, IndexChoose | IndexChooseSource | Choose):
+        found = stage.choice.renamed(found)
+    if isinstance(stage, Tokenize | Chat):
+        found |= dict.fromkeys(stage.output, stage.encoder)
     return found
 
 

@@ -208,11 +208,12 @@ def pack(
         rows: rows in a batch.
         window: samples to plan over; "auto": what fills 200 rows, where .3 % is wasted.
         overlong: what becomes of a sample longer than a row: "raise", "truncate", "drop", or "split" (cut into pieces).
-        hf_flash_attention: name the boundaries as transformers' flash attention does.
+        hf_flash_attention: name the boundaries as transformers' flash attention does alone, not cu_seqlens and max_seqlen too.
         options: see PackOptions.
     Shapes: `input_ids`, `labels`, `position_ids`, `segment_ids` (rows, row_length) int64; `cu_seqlens` (n + 1,) int32;
-        `max_seqlen` int. Labels are not shifted: models do it;
-        the first one of each sample is -100. See `brimful.tensors.packed.packed`.
+        `max_seqlen` int. Labels are not shifted: models do it; the first one of each sample is -100. `model(**batch)` of a
+        causal model of transformers keeps the samples apart as it is; BERT and its like see both ways, and need
+        `bf.attention.padding_free(batch, causal=False)`. See `brimful.tensors.packed.packed`.
     Source: best-fit decreasing in a window; no bin stays open from one to the next.
 
     >>> import brimful as bf

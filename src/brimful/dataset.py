@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from brimful import algebra, batching, transforms
 from brimful.core.errors import integer, names_of, positive
 from brimful.core.iterator import ResumableIterator
-from brimful.core.stream import Stage, shown
+from brimful.core.stream import Stage, num_streams, shown
 from brimful.rows.blocks import Block, Sample
 from brimful.rows.choice import Choice
 from brimful.rows.chunk import Chunk
@@ -25,6 +26,10 @@ from brimful.rows.rebatch import Rebatch
 from brimful.rows.scan import Scan
 from brimful.rows.sides import Split
 from brimful.rows.window import Window
+from brimful.steps.dataloader import refuse_ragged
+
+if TYPE_CHECKING:
+    from brimful.loader import Loader
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,22 @@ class Dataset:
         """
         return ResumableIterator(algebra.sampled(self.stage, self.repeats), state_dict, allow)
 
+    def loader(self) -> Loader:
+        """The samples as an IterableDataset of an epoch at a time, with state_dict, load_state_dict and set_epoch: see `Loader`.
+
+        A DataLoader around it batches by a collate_fn: DataLoader(dataset.loader(), batch_size=32, collate_fn=...), with
+        num_workers=0. Its state is the place after the samples that were asked for. Ranks of a data-parallel run all get all
+        samples: `stride(world_size, rank)` says which, `Batches.shard` shares out batches.
+
+        >>> import brimful as bf
+        >>> loader = bf.from_sequence(["a", "b"]).loader()
+        >>> [[sample["text"] for sample in loader] for epoch in range(2)]
+        [['a', 'b'], ['a', 'b']]
+        """
+        from brimful.loader import Loader, Samples
+
+        return Loader(Samples(algebra.sampled(self.stage, self.repeats), partial(len, self), num_streams(self.stage)))
+
     def __len__(self) -> int:
         return algebra.count_of(self.stage, self.repeats)
 
@@ -78,7 +99,13 @@ class Dataset:
         >>> bf.from_sequence(["a", "b"], repeat=True).skip(10**12)[1]
         {'text': 'b'}
         """
-        return algebra.sample_at(self._endless, number)
+        return algebra.samples_at(self._endless, [number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Sample]:
+        """Samples at once, for torch's DataLoader."""
+        found = algebra.samples_at(self._endless, numbers)
+        refuse_ragged(found)
+        return found
 
     def __add__(self, other: Dataset) -> Dataset:
         return Dataset(algebra.concatenated(stages_of("concat_datasets", [self, other])))
@@ -137,6 +164,7 @@ class Dataset:
     add_bos_eos = transforms.add_bos_eos
     ensure_bos_eos = transforms.ensure_bos_eos
     causal_labels = transforms.causal_labels
+    chat = transforms.chat
 
     def chunk(
         self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",), drop_remainder: bool = True

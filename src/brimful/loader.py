@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -14,10 +15,11 @@ from brimful.core.errors import StateError, integer
 from brimful.core.iterator import ResumableIterator
 from brimful.core.states import as_text, from_text, restored_elsewhere
 from brimful.core.stats import Stats
+from brimful.core.stream import Stage
 
 
 class Runs(Protocol):
-    """What a loader runs: Batches."""
+    """What a loader runs: Batches, or Samples."""
 
     def iter(
         self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0, lessons: Any = None
@@ -260,6 +262,33 @@ class Loader(IterableDataset[Any]):
         with suppress(Exception), self.batches.iter(place) as rest:
             return next(rest, None) is None
         return False
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a loader of samples runs: they are handed out one by one.
+
+    Args:
+        stage: gives them.
+        count: says how many an epoch has.
+        streams: how many streams they are read as; None where they are not.
+    """
+
+    stage: Stage[Any]
+    count: Callable[[], int]
+    streams: int | None = None
+    learns: bool = False
+
+    def iter(
+        self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0, lessons: Any = None
+    ) -> ResumableIterator[Any]:
+        return ResumableIterator(self.stage, state_dict, (), epoch, lessons)
+
+    def __len__(self) -> int:
+        return self.count()
+
+    def __bool__(self) -> bool:
+        return True
 
 
 def _ended_by_another() -> RuntimeError:

@@ -18,6 +18,7 @@ from brimful.rows.blocks import Sample
 from brimful.sources.called import ShardFunction
 from brimful.sources.files import FromFiles
 from brimful.sources.hugging_face import gives_tables, is_table, rows_of
+from brimful.sources.in_memory import refuse_frames, rows_at_hand
 from brimful.sources.iterable import FromIterable
 from brimful.sources.tables import FromTables
 from brimful.sources.urls import Shards
@@ -106,7 +107,8 @@ def _schema(types: Mapping[str, pa.DataType]) -> pa.Schema:
 
 
 def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False, seed: int = 42) -> Dataset:
-    """Samples at hand: a list of dicts or of strings ({"text": ...}), a Hugging Face map-style data set, a pa.Table.
+    """Samples at hand: a list of dicts, of strings ({"text": ...}) or of token ids ({"input_ids": ...}), a pa.Table, a data frame
+    of pandas or polars, a Hugging Face map-style data set.
 
     An indexed data set: made columnar once, on first use. `shuffle` takes another order each epoch.
 
@@ -115,18 +117,13 @@ def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False,
     features that `datasets` itself decodes (Image, Audio), all rows are asked of it one by one, and kept.
 
     Raises:
-        TypeError: it is no sequence.
+        TypeError: it is no sequence of samples, or several of them (a DatasetDict); with what to do.
         StageError: (when run) a row is no sample, or cannot be had; with its number.
 
     >>> list(from_sequence(["one", "two"]))
     [{'text': 'one'}, {'text': 'two'}]
     """
-    rows = pa.Table.from_batches([sequence]) if isinstance(sequence, pa.RecordBatch) else sequence
-    if isinstance(rows, str | bytes | Mapping) or not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
-        raise TypeError(
-            f"from_sequence needs a sequence of samples, such as a list of dicts (got {type(rows).__name__}); "
-            "from_iterable takes what can only be iterated over"
-        )
+    rows = rows_at_hand(sequence, "from_sequence")
     index = TableIndex(rows) if is_table(rows) else SequenceIndex(rows)
     return Dataset(FromSequence(index, shuffle, seed), repeat)
 
@@ -173,8 +170,11 @@ def from_iterable(iterable: Iterable[Sample | str], *, repeat: bool = False) -> 
     A `datasets.IterableDataset` is read by Arrow tables where it has them (files; rows that were not made by a function of
     Python's), whatever its format.
 
+    Raises:
+        TypeError: a data frame, or a dict: these iterate over the names of their columns.
     State: a count. Price: a resume iterates over what it skips; of tables it makes no rows.
     """
+    refuse_frames(iterable)
     if gives_tables(iterable):
         return Dataset(FromTables(dataset=iterable), repeat)
     return Dataset(FromIterable(rows_of(iterable)), repeat)

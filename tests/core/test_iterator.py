@@ -400,7 +400,8 @@ def test_a_none_among_the_samples_is_an_error_not_an_end() -> None:
         for place in range(4):
             rows: list[Any] = [*ROWS[:place], None, *ROWS[place:]]
             with pytest.raises(
-                (TypeError, bf.StageError), match=r"a sample must be a dict or a string \(got NoneType\)"
+                (TypeError, bf.StageError),
+                match=r"a sample must be a dict, a string or a list of token ids \(got NoneType\)",
             ):
                 list(bf.from_iterable(rows))
 

@@ -273,7 +273,7 @@ def test_settings_may_be_numpy_numbers() -> None:
         ({"position": 1}, r"a state is a dict of version, header and position, .* \(got \['position'\]\)"),
         (
             {"version": 99, "header": None, "position": 1},
-            "this state has version 99, but this release .* reads version 2",
+            "this state has version 99, but this release .* reads version 3",
         ),
     ],
 )

@@ -462,7 +462,7 @@ def test_the_keys_are_those_that_forward_takes(tmp_path: Path) -> None:
 
     packed = bf.from_sequence(rows(9)).pack(16, hf_flash_attention=True)
     boundaries = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
-    assert keys(llama(), packed) == {"input_ids", "labels", "position_ids"} | boundaries
+    assert keys(llama(), packed) == {"input_ids", "labels", "position_ids", "use_cache"} | boundaries
     assert keys(llama(), indexed()) == {"input_ids", "labels", "attention_mask"}
     assert "number" in keys(llama(), indexed(), remove_unused_columns=False)
     with pytest.raises(
@@ -528,6 +528,7 @@ def test_other_data_are_the_bases_matter(tmp_path: Path) -> None:
             {"train_dataset": bf.from_sequence(rows(3))},
             r"train_dataset is samples \(a Dataset\), .* give it data.batch_by_tokens",
         ),
+        ({"train_dataset": bf.from_sequence(rows(3)).loader()}, r"train_dataset is samples \(a Loader\)"),
         ({"eval_dataset": {"a": bf.from_sequence(rows(3))}}, r"eval_dataset\['a'\] is samples"),
         ({"eval_dataset": indexed().loader(steps_per_epoch=2)}, r"steps_per_epoch=2, .* batches.take\(2\)"),
         (

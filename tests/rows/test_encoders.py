@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,12 @@ import pytest
 from tokenizers import Tokenizer
 
 import brimful as bf
-from brimful.rows.encoders import CallableEncoder, FastEncoder, TiktokenEncoder, TransformersEncoder, encoder_for
+from brimful.rows.encoder_kinds import CallableEncoder, FastEncoder, TiktokenEncoder, TransformersEncoder
+from brimful.rows.encoders import encoder_for
 from tests import tokenizers as make
 from tests.tokenizers import TEXTS
+
+FAST = type(make.bert()).__name__
 
 
 def encoded(tokenizer: Any, **kwargs: Any) -> list[list[int]]:
@@ -162,6 +166,40 @@ def test_further_outputs_of_single_texts(tokenizer: Callable[..., Any]) -> None:
     assert [rows_of(tokens) for tokens in found] == [expected["input_ids"], *(expected[name] for name in OUTPUTS)]
 
 
+@pytest.mark.parametrize("tokenizer", [make.bert, make.llama])
+def test_offsets_are_pairs_of_integers_a_token(tokenizer: Callable[..., Any]) -> None:
+    own = tokenizer()(TEXTS, return_offsets_mapping=True)
+    data = bf.from_sequence(TEXTS).tokenize(tokenizer(), outputs=("offset_mapping", "attention_mask"))
+    for number, sample in enumerate(data):
+        assert sample["input_ids"].tolist() == own["input_ids"][number]
+        assert sample["offset_mapping"] == [list(pair) for pair in own["offset_mapping"][number]]
+        assert sample["attention_mask"].tolist() == own["attention_mask"][number]
+    (batch,) = data.batch(len(TEXTS))
+    assert batch["offset_mapping"] == [[list(pair) for pair in row] for row in own["offset_mapping"]]
+
+
+def test_a_callable_may_give_offsets() -> None:
+    def spans(texts: list[str]) -> dict[str, Any]:
+        return {
+            "input_ids": [[1] * len(text) for text in texts],
+            "offset_mapping": [[(0, 1)] * len(text) for text in texts],
+        }
+
+    samples = list(bf.from_sequence(["ab", ""]).tokenize(spans, outputs="offset_mapping"))
+    assert [sample["offset_mapping"] for sample in samples] == [[[0, 1], [0, 1]], []]
+
+
+def test_a_tokenizer_may_be_given_by_its_name_or_path(tmp_path: Path) -> None:
+    make.bpe().save(str(tmp_path / "tokenizer.json"))
+    make.bert().save_pretrained(tmp_path / "bert")
+    for name, own in ((tmp_path / "tokenizer.json", make.bpe()), (str(tmp_path / "bert"), make.bert())):
+        assert encoder_for(name).fingerprint() == encoder_for(own).fingerprint()
+        tokens = [sample["input_ids"].tolist() for sample in bf.from_sequence(TEXTS).tokenize(name)]
+        assert tokens == encoded(own)
+    with pytest.raises(ValueError, match=r"tokenizer 'none\.json' cannot be loaded: there is no such file"):
+        bf.from_sequence(TEXTS).tokenize("none.json")
+
+
 def test_a_tokenizers_tokenizer_makes_rows_of_pairs() -> None:
     tokenizer = make.wordpiece()
     tokenizer.enable_truncation(12, strategy="only_second", direction="left")
@@ -241,8 +279,16 @@ def test_a_callable_gets_pairs_as_two_lists_and_may_give_a_dict() -> None:
         (
             make.bpe(),
             {},
+            {"outputs": ("length",)},
+            "tokenizers.Tokenizer has no output 'length' (it has attention_mask, token_type_ids, special_tokens_mask, "
+            "offset_mapping)",
+        ),
+        (make.bert(), {}, {"outputs": ("overflowing_tokens",)}, f"{FAST} has no output 'overflowing_tokens'"),
+        (
+            make.byt5(),
+            {},
             {"outputs": ("offset_mapping",)},
-            "tokenizers.Tokenizer has no output 'offset_mapping' (it has attention_mask, token_type_ids, special_tokens_mask)",
+            "ByT5Tokenizer has no output 'offset_mapping': it is written in Python, and knows no offsets; take a fast one",
         ),
     ],
 )  # fmt: skip
@@ -284,11 +330,29 @@ def test_what_is_said_twice_is_refused() -> None:
             "truncation needs max_length, in tokens: tokenize(..., truncation=True, max_length=512)",
         ),
         (make.gpt2(), {"truncation": True}, "truncation needs max_length, in tokens"),
+        (make.gpt2(), {"max_lenght": 5}, f"unknown tokenizer_kwargs for {FAST}: max_lenght (it takes "),
+        (
+            make.gpt2(),
+            {"return_overflowing_tokens": True, "stride": 2},
+            "return_overflowing_tokens=True is not served: tokenize makes one row of each text; chunk cuts tokens, flat_map "
+            "makes several rows of one; leave it out of tokenizer_kwargs",
+        ),
+        (
+            make.byt5(),
+            {"return_tensors": "pt"},
+            "return_tensors='pt' is not served: batches make the tensors; leave it out",
+        ),
+        (make.bert(), {"stride": 2}, "stride=2 is not served: tokenize makes one row of each text"),
+        (
+            make.bert(),
+            {"return_offsets_mapping": True},
+            "return_offsets_mapping=True is not served: name what you want of it in ",
+        ),
         (make.bert(), {"max_length": 1}, "max_length must be at least 2 tokens (got 1)"),
     ],
 )
 def test_keywords_are_checked_at_construction(tokenizer: Any, kwargs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=r"^(unknown|padding|truncation|max_length)") as error:
+    with pytest.raises(ValueError, match=r"^(unknown|padding|truncation|max_length|return_|stride)") as error:
         encoder_for(tokenizer, kwargs)
     assert str(error.value).startswith(message)
 
@@ -296,10 +360,10 @@ def test_keywords_are_checked_at_construction(tokenizer: Any, kwargs: dict[str, 
 def test_what_is_no_tokenizer_is_refused() -> None:
     message = (
         r"^a tokenizer must be from tokenizers, transformers or tiktoken, or a callable list\[str\] -> list\[list\[int\]\] "
-        r"\(got str\)$"
+        r"\(got int\)$"
     )
     with pytest.raises(TypeError, match=message):
-        encoder_for("bert-base-cased")
+        encoder_for(3)
 
 
 def test_a_callable_must_give_one_result_a_text() -> None:
@@ -491,12 +555,14 @@ def test_a_stage_with_an_encoder_can_be_pickled_also_after_use(tokenizer: Callab
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_ensure_bos_eos_holds_whatever_the_tokenizer_was_told_to_add(special: bool) -> None:
+def test_ensure_bos_eos_holds_whatever_the_tokenizer_was_told_to_add(tmp_path: Path, special: bool) -> None:
     tokenizer = make.llama()
     plain = tokenizer("the dog", add_special_tokens=False)["input_ids"]
     data = bf.from_sequence(["the dog"]).tokenize(tokenizer, tokenizer_kwargs={"add_special_tokens": special})
     (sample,) = data.ensure_bos_eos(tokenizer)
     assert sample["input_ids"].tolist() == [tokenizer.bos_token_id, *plain, tokenizer.eos_token_id]
+    tokenizer.save_pretrained(tmp_path)
+    assert next(iter(data.ensure_bos_eos(tmp_path)))["input_ids"].tolist() == sample["input_ids"].tolist()
     (sample,) = bf.from_sequence(["the dog"]).tokenize(make.byt5()).ensure_bos_eos(make.byt5())
     assert sample["input_ids"].tolist() == make.byt5()("the dog")["input_ids"]
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import threading
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,9 +15,11 @@ import pytest
 from tokenizers import pre_tokenizers as p
 
 import brimful as bf
+from brimful.core.background import Workers
 from brimful.rows import engines
 from brimful.rows.encoder import Encoder
-from brimful.rows.encoders import TransformersEncoder, encoder_for
+from brimful.rows.encoder_kinds import TransformersEncoder
+from brimful.rows.encoders import encoder_for
 from brimful.rows.engines import EngineName
 from brimful.rows.gigatoken_encoder import GigatokenEncoder
 from brimful.rows.ragged import Ragged
@@ -215,6 +218,49 @@ def test_the_first_thousand_texts_of_a_process_are_audited_and_then_one_in_4096(
     again = counting(given)  # the process knows the tokenizer
     assert again[:1] != [400]
     assert counting(given) == again  # by what is in a text, so that it is the same ones
+
+
+def test_the_audit_goes_on_beside_the_next_blocks_and_is_awaited_before_its_own_is_handed_out() -> None:
+    began, both = threading.Event(), threading.Event()
+
+    def own(some: list[str]) -> list[list[int]]:
+        assert both.wait(30), "the next block was not begun before the audit of this one had ended"
+        return [[len(text) + 1] for text in some]  # other tokens
+
+    def encode(column: pa.Array) -> Ragged:
+        (both if began.is_set() else began).set()
+        lengths = np.array([len(text) for text in column.to_pylist()], np.int32)
+        return Ragged(lengths, np.arange(len(lengths) + 1))
+
+    engine = engines.Engine("cache", encode, engines.Frame(), own, "mine")
+    (tokens, check), (_, after) = engine.begin(pa.array(["x"] * 600)), engine.begin(pa.array(["x"] * 600))
+    assert tokens.values.tolist() == [1] * 600
+    assert engines._SEEN[("cache", "mine")] == 1_000
+    for awaited in (check, after):
+        with pytest.raises(
+            engines.EngineError, match=r"gave other tokens than the tokenizer: \[1\] \(1 in all\), not \[2\]"
+        ):
+            awaited()
+    assert ("cache", "mine") not in engines._SEEN, "texts that differ are not known to be the same"
+
+
+def test_an_engine_that_fails_is_not_waited_for_and_does_not_count() -> None:
+    def encode(column: pa.Array) -> Ragged:
+        raise OSError("no memory")
+
+    engine = engines.Engine("cache", encode, engines.Frame(), lambda some: [[1]] * len(some), "mine")
+    with pytest.raises(OSError, match="no memory"):
+        engine(pa.array(["x"]))
+    assert not engines._SEEN
+
+
+@pytest.mark.parametrize("tokenizer", [make.bpe, make.bert, make.byt5])
+def test_a_tokenizer_is_copied_for_threads_that_use_it_at_once_not_for_each(tokenizer: Callable[[], Any]) -> None:
+    encoder = encoder_for(tokenizer())
+    for number in range(5):
+        with Workers(1, "test") as worker:
+            worker.submit(encoder.of_column, pa.array([f"text {number}"])).result()
+    assert [len(spare) for spare in encoder._spare.values()] in ([1], [1, 1])
 
 
 def test_long_texts_count_for_several() -> None:

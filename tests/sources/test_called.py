@@ -62,7 +62,7 @@ REMEDY = "; say its type in schema=, or leave the column out with columns="
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (7, "a sample must be a dict or a string (got int)"),
+        (7, "a sample must be a dict, a string or a list of token ids (got int)"),
         ({"a": "x"}, "column 'a' is int64 by the schema but string here" + REMEDY),
         ({"a": 1.5}, "column 'a' is int64 by the schema but double here" + REMEDY),
         (

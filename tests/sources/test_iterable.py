@@ -71,7 +71,7 @@ def test_a_row_that_is_no_sample_is_an_error_after_those_before_it() -> None:
     rows: list[Any] = [{"n": 1}] * 300
     it = bf.from_iterable([*rows, cast(Any, 7)]).iter()
     assert len([next(it) for _ in rows]) == 300
-    message = r"^from_iterable failed at row 300: TypeError: a sample must be a dict or a string \(got int\)$"
+    message = r"^from_iterable failed at row 300: TypeError: a sample must be a dict, a string or a list of token ids \(got int"
     with pytest.raises(bf.StageError, match=message):
         next(it)
     message = (

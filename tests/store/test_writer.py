@@ -171,7 +171,8 @@ def test_kill_9_in_the_middle_of_writing(tmp_path: Path) -> None:
     tokenised = Counter(log.read_text().split())
     again = sum(count - 1 for count in tokenised.values())
     assert again <= killed * 6 * 4096  # what was read ahead, and the file at hand
-    assert len(tokenised) == 40_000
+    assert {str(number) for number in range(40_000)} <= tokenised.keys()
+    assert len(tokenised) <= 40_000 + killed  # a number of the log may be torn by the kill
     unbroken = tmp_path / "unbroken"
     subprocess.run(
         [sys.executable, "-c", KILLED, str(unbroken), str(log)], check=True, timeout=100, capture_output=True

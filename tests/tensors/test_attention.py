@@ -117,9 +117,12 @@ def together(net: Any, batch: dict[str, Any], run: Callable[[], Tensor]) -> Resu
 
 
 def assert_same(one: Result, other: Result, rtol: float = 1e-10) -> None:
-    """`rtol` of the greatest value of a tensor is also what may be amiss where it is 0."""
-    for own, expected in zip((one.logits, *one.gradients), (other.logits, *other.gradients), strict=True):
-        torch.testing.assert_close(own, expected, rtol=rtol, atol=rtol * float(expected.abs().max()))
+    """`rtol` of the greatest logit, or of the greatest gradient, is also what may be amiss where one is 0, as those of biases
+    of keys are."""
+    torch.testing.assert_close(one.logits, other.logits, rtol=rtol, atol=rtol * float(other.logits.abs().max()))
+    greatest = max(float(expected.abs().max()) for expected in other.gradients)
+    for own, expected in zip(one.gradients, other.gradients, strict=True):
+        torch.testing.assert_close(own, expected, rtol=rtol, atol=rtol * greatest)
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -277,25 +280,62 @@ def neox(kernel: str) -> Any:
     return transformers.GPTNeoXForCausalLM(config).double().eval()
 
 
+def bert(kernel: str) -> Any:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=LONGEST,
+        attn_implementation=kernel,
+    )
+    torch.manual_seed(0)
+    return transformers.BertForMaskedLM(config).double().eval()
+
+
 @pytest.mark.parametrize("batch", BATCHES, ids=range(len(BATCHES)))
 @pytest.mark.parametrize(("make", "kernel"), [(llama, "sdpa"), (llama, "eager"), (neox, "sdpa")])
-def test_transformers_keeps_samples_apart_by_their_positions(
+def test_a_causal_model_of_transformers_takes_a_packed_batch_as_it_is(
     make: Callable[[str], Any], kernel: str, batch: dict[str, Any]
 ) -> None:
     net = make(kernel)
-    inputs = attention.padding_free(batch, flash_attention=False)
-    own = together(net, batch, lambda: net(**inputs).logits)
+    own = together(net, batch, lambda: net(**batch).logits)
     expected = alone(net, batch, lambda ids, places: net(ids, position_ids=places, use_cache=False).logits)
     assert_same(own, expected, rtol=1e-10 if kernel == "sdpa" else 1e-5)  # eager: a softmax in single precision
-    with_boundaries = net(**attention.padding_free(batch)).logits
-    assert torch.equal(with_boundaries, net(**inputs).logits)
+    inputs = attention.padding_free(batch)
+    logits = net(**inputs).logits
+    assert torch.equal(logits, net(**batch).logits)
     torch.testing.assert_close(
         net(**inputs, num_items_in_batch=int((batch["labels"] != -100).sum())).loss,
-        bf.token_mean(loss_sum(with_boundaries, batch["labels"]), batch),
+        bf.token_mean(loss_sum(logits, batch["labels"]), batch),
         rtol=1e-6,
         atol=0,
         check_dtype=False,  # transformers computes losses in single precision
     )
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=range(len(BATCHES)))
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_a_model_that_sees_both_ways_takes_what_padding_free_makes(kernel: str, batch: dict[str, Any]) -> None:
+    net = bert(kernel)
+    inputs = attention.padding_free(batch, causal=False, attn_implementation=net.config._attn_implementation)
+    own = together(net, batch, lambda: net(**inputs).logits)
+    assert_same(own, alone(net, batch, lambda ids, places: net(ids).logits))
+
+
+@pytest.mark.parametrize(("make", "causal"), [(llama, True), (bert, False)])
+def test_flex_attention_of_transformers_keeps_samples_apart(make: Callable[[str], Any], causal: bool) -> None:
+    """In single precision, and forward alone: more it does not do on a CPU."""
+    net, reference, batch = make("flex_attention").float(), make("sdpa"), SEVERAL
+    inputs = attention.padding_free(batch, causal=causal, attn_implementation="flex_attention")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch's own, on the way to its compiler
+        logits = net(**inputs).logits.double()
+    expected = alone(reference, batch, lambda ids, places: reference(ids, use_cache=False).logits).logits
+    seen = (batch["segment_ids"] > 0)[..., None]
+    torch.testing.assert_close(logits * seen, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
 
 
 def test_transformers_hands_the_boundaries_to_its_kernel() -> None:
@@ -314,13 +354,37 @@ def test_transformers_hands_the_boundaries_to_its_kernel() -> None:
     assert_same(own, alone(reference, SEVERAL, lambda ids, places: reference(ids, position_ids=places).logits))
 
 
-def test_transformers_would_mix_samples_where_it_keeps_a_cache() -> None:
-    """Why `padding_free` says use_cache=False: with one, transformers does not look at the positions."""
-    net = llama("sdpa")
-    inputs = attention.padding_free(SEVERAL, flash_attention=False)
-    assert inputs["use_cache"] is False
+def test_transformers_would_mix_samples_where_it_keeps_a_cache_or_sees_both_ways() -> None:
+    """Why packed batches say use_cache=False, and what `padding_free` is for."""
+    net, inputs = llama("sdpa"), attention.padding_free(SEVERAL)
+    assert inputs["use_cache"] is SEVERAL["use_cache"] is False
     with torch.no_grad():
         assert not torch.allclose(net(**inputs).logits, net(**inputs | {"use_cache": True}).logits)
+        net = bert("sdpa")
+        assert not torch.allclose(net(**inputs).logits, net(**attention.padding_free(SEVERAL, causal=False)).logits)
+
+
+def test_padding_free_makes_the_mask_of_the_kernel_that_is_named() -> None:
+    own = {
+        kernel: attention.padding_free(SEVERAL, causal=False, attn_implementation=kernel).get("attention_mask")
+        for kernel in ("sdpa", "eager", "flex_attention", "flash_attention_2")
+    }
+    assert own["flash_attention_2"] is None
+    assert isinstance(own["flex_attention"], flex.BlockMask)
+    seen = attention.document_mask(SEVERAL, causal=False)
+    assert torch.equal(own["sdpa"], seen)
+    assert torch.equal(own["eager"] == 0, seen)
+    with pytest.raises(
+        ValueError, match=r"must be sdpa, eager, flex_attention or one of flash attention \(got 'paged'\)"
+    ):
+        attention.padding_free(SEVERAL, causal=False, attn_implementation="paged")
+
+
+def test_padding_free_hands_on_what_else_goes_with_the_tokens() -> None:
+    row = {"input_ids": [5, 6], "token_type_ids": [0, 1], "shift_labels": [6, -100], "id": 7}
+    inputs = attention.padding_free(next(iter(bf.from_sequence([row]).pack(4))))
+    assert {"token_type_ids", "shift_labels"} < inputs.keys()
+    assert inputs.keys().isdisjoint({"id", "segment_ids", "lengths"})
 
 
 def test_padding_free_takes_either_name_for_the_boundaries() -> None:

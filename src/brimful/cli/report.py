@@ -13,7 +13,7 @@ from rich.table import Table
 
 from brimful import from_files
 from brimful.cli.output import clear_errors, progress, stdout, thousands
-from brimful.cli.tokenizer import load_tokenizer, tokenized
+from brimful.cli.tokenizer import tokenized
 from brimful.core.errors import require
 from brimful.report import Lengths, Report, Settings, compare, count_tokens, read_lengths, to_html, to_json
 from brimful.report.lengths import SUFFIXES
@@ -96,7 +96,7 @@ def report(
 
 def _count(urls: list[str], tokenizer: str, column: str, max_length: int, sample: int) -> Lengths:
     """The lengths of text, with a progress bar."""
-    dataset = tokenized(from_files(urls, columns=[column]), load_tokenizer(tokenizer), column, max_length)
+    dataset = tokenized(from_files(urls, columns=[column]), tokenizer, column, max_length)
     done, most = 0, f" of at most {thousands(sample)}" if sample else ""
     with progress(None) as update:
 

@@ -21,7 +21,7 @@ from brimful.cli.digests import DigestFile
 from brimful.cli.epochs import BEGINNING, Epochs, Place
 from brimful.cli.output import clear_errors, note, progress, stdout, thousands
 from brimful.cli.saved import save_json
-from brimful.cli.tokenizer import load_tokenizer, tokenized
+from brimful.cli.tokenizer import tokenized
 from brimful.core.errors import require
 from brimful.core.stats import LEFT_OUT, Stats
 
@@ -81,7 +81,6 @@ def run(
         _check(max_tokens, max_length, shuffle, epochs, limit, step_seconds, save_every)
         begin = Place.load(state) if state else BEGINNING
         rows = _window(window)
-        loaded = load_tokenizer(tokenizer)
 
         files = from_files(
             urls,
@@ -90,7 +89,7 @@ def run(
             seed=seed,
             on_error=cast(Literal["raise", "skip"], on_error),
         )
-        tokens = tokenized(files, loaded, column, max_length)
+        tokens = tokenized(files, tokenizer, column, max_length)
         shuffled = tokens.shuffle(shuffle, seed=seed) if shuffle else tokens
         batches = shuffled.batch_by_tokens(max_tokens, window=rows, seed=seed).prefetch(2)
         stream = Epochs(batches, epochs, begin)

@@ -13,7 +13,7 @@ from rich.table import Table
 from brimful import from_files
 from brimful.algebra import padding_of
 from brimful.cli.output import clear_errors, note, progress, stdout
-from brimful.cli.tokenizer import load_tokenizer, tokenized
+from brimful.cli.tokenizer import tokenized
 from brimful.core.errors import require
 from brimful.store.manifest import Manifest
 from brimful.store.writer import write_store
@@ -60,7 +60,7 @@ def tokenize(
             columns=list(dict.fromkeys((column, *kept))),
             on_error=cast(Literal["raise", "skip"], on_error),
         )
-        tokens = tokenized(files, load_tokenizer(tokenizer), column, max_length)
+        tokens = tokenized(files, tokenizer, column, max_length)
         stage = tokens.select(("input_ids", *kept)).stage
         began = time.perf_counter()
         try:

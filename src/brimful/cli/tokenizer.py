@@ -1,43 +1,12 @@
-"""Tokenizers by name: a file, a folder, a name on the Hugging Face hub, or tiktoken's."""
+"""What the commands make of a column of text."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from brimful import Dataset
 
 
 def tokenized(dataset: Dataset, tokenizer: Any, column: str, max_length: int) -> Dataset:
-    """The tokens of a text column, at most `max_length` a sample (0: all), by whatever `load_tokenizer` returned."""
+    """The tokens of a text column, at most `max_length` a sample (0: all), by a tokenizer or the name of one."""
     return dataset.tokenize(tokenizer, column=column, truncation=max_length > 0, max_length=max_length or None)
-
-
-def load_tokenizer(name: str) -> Any:
-    """A tokenizer by name.
-
-    Args:
-        name: a tokenizer.json; a folder or a name for transformers; or tiktoken:NAME.
-    Raises:
-        ValueError: there is none, or it cannot be read; or the library that it needs is not installed.
-    """
-    try:
-        if name.startswith("tiktoken:"):
-            import tiktoken
-
-            return tiktoken.get_encoding(name.removeprefix("tiktoken:"))
-        if Path(name).is_file():
-            from tokenizers import Tokenizer
-
-            return Tokenizer.from_file(name)
-        if name.endswith(".json"):
-            raise FileNotFoundError("there is no such file")
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(name)
-    except ImportError as error:
-        extra = "tiktoken" if name.startswith("tiktoken:") else "transformers"
-        raise ValueError(f"tokenizer {name!r} needs {extra}: pip install 'brimful[{extra}]'") from error
-    except Exception as error:  # tokenizers raises plain Exception, the others what their downloads raise
-        first = str(error).strip().split("\n")[0]
-        raise ValueError(f"tokenizer {name!r} cannot be loaded: {first or type(error).__name__}") from error

@@ -37,7 +37,7 @@ END: Final = "end"
 
 BLOCK_ROWS: Final = 4096
 BLOCK_BYTES: Final = 1 << 20
-VERSION: Final = 2
+VERSION: Final = 3
 
 
 class Stage(ABC, Generic[T_co]):

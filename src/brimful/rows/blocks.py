@@ -92,15 +92,21 @@ def _tensor(value: Any) -> NDArray[Any] | None:
 
 
 def as_sample(row: Any) -> Sample:
-    """A row of a user's list: a dict as it is, a string as {"text": string}.
+    """A row of a user's list: a dict as it is, a string as {"text": string}, integers as {"input_ids": integers}.
 
     Raises:
         TypeError: for anything else.
     """
     if isinstance(row, str):
         return {"text": row}
+    if isinstance(row, list | tuple) and all(
+        issubclass(kind, int | np.integer) and kind is not bool for kind in {*map(type, row)}
+    ):
+        return {"input_ids": list(row)}
+    if isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind in "iu":
+        return {"input_ids": row}
     if not isinstance(row, dict):
-        raise TypeError(f"a sample must be a dict or a string (got {type(row).__name__})")
+        raise TypeError(f"a sample must be a dict, a string or a list of token ids (got {type(row).__name__})")
     return row
 
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from brimful.core.errors import DataError, where
 from brimful.rows.blocks import Block
 from brimful.rows.blockwise import Blockwise
-from brimful.rows.ragged import LABELS, MASK, NOT_TRAINED_ON, list_array, ragged, with_column
+from brimful.rows.carried import equally_long
+from brimful.rows.ragged import LABELS, MASK, NOT_TRAINED_ON, Ragged, list_array, ragged, with_column
 
 SHIFTED: Final = "shift_labels"
 _MOST: Final = (1 << 31) - 1
@@ -20,7 +21,7 @@ _MOST: Final = (1 << 31) - 1
 @dataclass(frozen=True)
 class CausalLabels(Blockwise):
     """The tokens of a column as labels: that of each sample's first token, which nothing predicts, is -100, and so are those that
-    `attention_mask` hides. `shift`: as `shift_labels`, each where it is predicted."""
+    `attention_mask` hides. `shift`: as `shift_labels`, each where it is predicted; of the labels that there are, if there are."""
 
     column: str
     shift: bool
@@ -29,7 +30,7 @@ class CausalLabels(Blockwise):
         name = SHIFTED if self.shift else LABELS
         if block.schema.get_field_index(name) >= 0:
             raise DataError(f"causal_labels: there is a column {name!r} already ({where(block, 0)}); drop or rename it")
-        tokens = ragged(block, self.column)
+        tokens = self._given(block)
         if tokens.values.dtype.kind not in "iu":
             raise DataError(f"causal_labels: column {self.column!r} holds no integers ({where(block, 0)})")
         first, last = tokens.offsets[[0, -1]].tolist()
@@ -48,6 +49,13 @@ class CausalLabels(Blockwise):
                 labels[1:], labels.dtype.type(NOT_TRAINED_ON)
             )  # the first of the next sample ends this one
         return with_column(block, name, list_array(labels, offsets))
+
+    def _given(self, block: Block) -> Ragged:
+        """What is trained on: the labels that there are, which are shifted then, or else the tokens."""
+        tokens = ragged(block, self.column)
+        if block.schema.get_field_index(LABELS) < 0:
+            return tokens
+        return equally_long(block, (self.column, LABELS))[1]
 
     def _hidden(self, block: Block, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
         mask = ragged(block, MASK)

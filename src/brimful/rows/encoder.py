@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from itertools import chain
+from typing import Any, Final, NamedTuple, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from brimful.core.errors import count
 from brimful.core.once import once, settings_of
 from brimful.core.stats import ENGINE
 from brimful.rows.engines import Engine, EngineName, Parts, chosen
-from brimful.rows.ragged import Ragged, flat
+from brimful.rows.ragged import Ragged, flat, offsets_of
 
+OFFSETS: Final = "offset_mapping"
+"""The output that is two integers a token: which characters of the text it is of, from the first to before the last."""
 Texts: TypeAlias = "list[str] | list[tuple[str, str]]"
 """Texts, or pairs of them that a tokenizer makes one row of each."""
 
@@ -81,8 +85,15 @@ class Encoder(ABC):
         Raises:
             EngineError: an engine gave other tokens than the tokenizer.
         """
+        tokens, check = self.begin(texts)
+        check()
+        return tokens
+
+    def begin(self, texts: pa.Array) -> tuple[Ragged, Callable[[], None]]:
+        """The tokens of each text of a column, and what waits until they are known to be the tokenizer's, as far as that is
+        looked at; see `of_column`."""
         count(f"{ENGINE}{self.by_name}", len(texts))
-        return self.itself(texts) if self.by is None else self.by(texts)
+        return (self.itself(texts), lambda: None) if self.by is None else self.by.begin(texts)
 
     def itself(self, texts: pa.Array) -> Ragged:
         """The tokens of each text of a column by the tokenizer, as it is."""
@@ -103,14 +114,22 @@ class Encoder(ABC):
         return f"{self.words()} ({hashlib.sha256(repr(self.depends_on()).encode()).hexdigest()[:16]})"
 
     @once
-    def _local(self) -> threading.local:
-        return threading.local()
+    def _spare(self) -> dict[str, list[Any]]:
+        return {}
 
-    def _clone(self, make: Callable[[], Any], name: str = "own") -> Any:
-        """The tokenizer of this thread: one that is shared refuses ("Already borrowed"), or mixes up its settings."""
-        if not hasattr(self._local, name):
-            setattr(self._local, name, make())
-        return getattr(self._local, name)
+    @contextmanager
+    def _lent(self, make: Callable[[], Any], kind: str = "own") -> Iterator[Any]:
+        """A tokenizer for one thread alone, which gives it back: one that is shared refuses ("Already borrowed"), or mixes up
+        its settings. There are as many as threads were in at once; one of GPT-2's size takes .1 s to make."""
+        spare = self._spare.setdefault(kind, [])
+        try:
+            lent = spare.pop()
+        except IndexError:
+            lent = make()
+        try:
+            yield lent
+        finally:
+            spare.append(lent)
 
     def __getstate__(self) -> dict[str, Any]:
         return settings_of(self)
@@ -123,6 +142,20 @@ class Encoder(ABC):
         return flat(self.encode(texts), len(texts))
 
     def with_outputs(self, texts: Texts, outputs: tuple[str, ...]) -> list[Ragged]:
-        """The tokens of each text, and what else the tokenizer says of them, all int32, flat."""
+        """The tokens of each text, and what else the tokenizer says of them, all int32, flat; offsets (n, 2)."""
         found = self.encode_with(texts, outputs) if outputs else [self.encode(texts)]
-        return [flat(rows, len(texts)) for rows in found]
+        names = ("input_ids", *outputs)
+        return [
+            (_pairs if name == OFFSETS else flat)(rows, len(texts)) for name, rows in zip(names, found, strict=True)
+        ]
+
+    def text(self, tokens: Sequence[int]) -> str | None:
+        """What tokens stand for, special ones included; None where the tokenizer cannot say."""
+        return None
+
+
+def _pairs(given: Iterable[Sequence[Any]], count: int) -> Ragged:
+    """The pairs of integers of each of `count` texts, flat, (n, 2)."""
+    rows = list(given)
+    both = flat([list(chain.from_iterable(row)) for row in rows], count)
+    return Ragged(both.values.reshape(-1, 2), offsets_of(np.fromiter(map(len, rows), np.int64, len(rows))))

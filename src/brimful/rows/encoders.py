@@ -1,234 +1,46 @@
-"""Tokenizers, whoever made them, as one function: a list of texts in, one flat array of tokens out."""
+"""Which encoder a tokenizer gets, whoever made it, and with which settings."""
 
 from __future__ import annotations
 
 import copy
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, cast, get_args
+import inspect
+from collections.abc import Mapping
+from typing import Any, Final, get_args
 
 from tokenizers import Tokenizer
 
-from brimful.core.errors import integer, one_of
-from brimful.core.once import once
-from brimful.core.stream import describe
-from brimful.rows import compiled, cuttable
-from brimful.rows.encoder import Encoder, Padding, Texts
-from brimful.rows.engines import EngineName, Parts
-from brimful.rows.framed import Frame, frame_of
+from brimful.core.errors import integer, logger, one_of
+from brimful.rows.encoder import OFFSETS, Encoder, Padding
+from brimful.rows.encoder_kinds import OUTPUTS, CallableEncoder, FastEncoder, TiktokenEncoder, TransformersEncoder
+from brimful.rows.engines import EngineName
 from brimful.rows.gigatoken_encoder import GigatokenEncoder
+from brimful.rows.tokenizer_by_name import loaded
 
-
-def _sides(texts: Texts) -> tuple[list[str], ...]:
-    """Texts as a tokenizer that is called takes them: pairs as two lists."""
-    return tuple(map(list, zip(*texts))) if texts and isinstance(texts[0], tuple) else (cast("list[str]", texts),)
-
-
-def _named(answer: Any, outputs: tuple[str, ...]) -> list[Iterable[Sequence[int]]]:
-    """The tokens, and other outputs, of what a tokenizer returned."""
-    names = ("input_ids", *outputs)
-    if not isinstance(answer, Mapping):
-        raise TypeError(f"the tokenizer must return a dict of {', '.join(names)} (got {type(answer).__name__})")
-    if missing := [name for name in names if name not in answer]:
-        raise ValueError(f"the tokenizer returned no {missing[0]!r} (it returned {', '.join(answer)})")
-    return [answer[name] for name in names]
-
-
-@dataclass(frozen=True, eq=False)
-class FastEncoder(Encoder):
-    """`tokenizers.Tokenizer`: whole blocks through `encode_batch_fast`, on all cores, without the interpreter's lock."""
-
-    serialized: str
-    truncation: dict[str, Any] | None
-    add_special_tokens: bool
-    split_special_tokens: bool
-
-    @once
-    def _prepared(self) -> str:
-        return str(self._spare[0].to_str())
-
-    @once
-    def _spare(self) -> list[Any]:
-        """One that is made already, for the first thread that wants its own: of GPT-2's size it takes .1 s."""
-        clone = _without_settings(self.serialized)
-        if self.truncation is not None:
-            clone.enable_truncation(**self.truncation)
-        return [clone]
-
-    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
-        return [encoding.ids for encoding in self._encodings(texts)]
-
-    def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
-        encodings = self._encodings(texts)
-        return [[getattr(one, _OUTPUTS[name]) for one in encodings] for name in ("input_ids", *outputs)]
-
-    def _encodings(self, texts: Texts) -> list[Any]:
-        clone = self._clone(self._make)
-        return list(clone.encode_batch_fast(texts, add_special_tokens=self.add_special_tokens))
-
-    def bare(self, texts: list[str]) -> list[list[int]]:
-        """The tokens of each text, not cut, and without special tokens."""
-        clone = self._clone(self._make_bare, "bare")
-        return [encoding.ids for encoding in clone.encode_batch_fast(texts, add_special_tokens=False)]
-
-    def parts(self) -> Parts | str:
-        made = self._make()
-        described = cuttable.described(made)
-        normalizer = made.normalizer
-        parts = Parts(
-            self.fingerprint(),
-            cast(Callable[[list[str]], Iterable[Sequence[int]]], self.encode),
-            self.bare,
-            frame_of(described["post_processor"] if self.add_special_tokens else None, self.truncation),
-            cuttable.why_not(described, normalizer.normalize_str if normalizer else str),
-            compiled.why_not(described, self.split_special_tokens),
-            lambda: compiled.make(self._prepared),
-        )
-        self._spare.append(made)
-        return parts
-
-    def depends_on(self) -> tuple[Any, ...]:
-        return self._prepared, self.add_special_tokens, self.split_special_tokens
-
-    def words(self) -> str:
-        made = self._make()
-        self._spare.append(made)
-        size = f"{type(made.model).__name__} of {made.get_vocab_size():,} tokens"
-        return size if self.truncation is None else f"{size}, cut to {self.truncation['max_length']:,}"
-
-    def _make_bare(self) -> Any:
-        clone = self._make()
-        clone.no_truncation()
-        return clone
-
-    def _make(self) -> Any:
-        prepared = self._prepared
-        try:
-            clone = self._spare.pop()
-        except IndexError:
-            clone = Tokenizer.from_str(prepared)
-        clone.encode_special_tokens = self.split_special_tokens  # the one setting that is not serialized
-        return clone
-
-
-@dataclass(frozen=True, eq=False)
-class TransformersEncoder(Encoder):
-    """A `transformers` tokenizer called as it is: a slow one, or a fast one with keywords of its own."""
-
-    tokenizer: Any
-    kwargs: dict[str, Any]
-
-    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
-        return self.encode_with(texts, ())[0]
-
-    def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
-        clone = self._clone(lambda: copy.deepcopy(self.tokenizer))
-        wanted = {f"return_{name}": True for name in outputs if name in _OUTPUTS}
-        return _named(clone(*_sides(texts), **self.kwargs | wanted), outputs)
-
-    def depends_on(self) -> tuple[Any, ...]:
-        tokenizer = self.tokenizer
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        rules = sorted(tokenizer.get_vocab().items()) if backend is None else _serialized(backend.to_str())
-        settings = {
-            name: value
-            for name, value in tokenizer.init_kwargs.items()
-            if isinstance(value, (bool, int, float, str)) and not name.endswith(("_file", "_path"))
-        }
-        return type(tokenizer).__name__, rules, sorted(settings.items()), describe(self.kwargs)
-
-    def words(self) -> str:
-        return f"{type(self.tokenizer).__name__} of {len(self.tokenizer):,} tokens{_called(self.kwargs)}"
-
-
-@dataclass(frozen=True, eq=False)
-class TiktokenEncoder(Encoder):
-    """A `tiktoken.Encoding`, on all cores. Text that looks like a special token is text, unless the keywords say else.
-
-    It adds no special tokens, so that truncation leaves out the last tokens, as it does elsewhere.
-    """
-
-    tokenizer: Any
-    kwargs: dict[str, Any]
-    max_length: int | None = None
-
-    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
-        encode = self.tokenizer.encode_batch if self.kwargs else self.tokenizer.encode_ordinary_batch
-        rows = cast(Iterable[Sequence[int]], encode(texts, num_threads=os.cpu_count() or 1, **self.kwargs))
-        return rows if self.max_length is None else [row[: self.max_length] for row in rows]
-
-    def parts(self) -> Parts | str:
-        if self.kwargs:
-            return "special tokens in its texts are special"
-        own = self.tokenizer.encode_ordinary_batch
-
-        def bare(texts: list[str]) -> list[list[int]]:
-            return cast("list[list[int]]", own(texts, num_threads=os.cpu_count() or 1))
-
-        whole = self.tokenizer._pat_str in cuttable.TIKTOKEN.values()
-        return Parts(
-            self.fingerprint(),
-            cast(Callable[[list[str]], Iterable[Sequence[int]]], self.encode),
-            bare,
-            Frame(most=self.max_length),
-            None if whole else "its pattern is none of tiktoken's own",
-            "gigatoken makes none of a tiktoken.Encoding",
-            lambda: None,
-        )
-
-    def depends_on(self) -> tuple[Any, ...]:
-        tokenizer = self.tokenizer  # tiktoken's README builds on these three
-        ranks, special = sorted(tokenizer._mergeable_ranks.items()), sorted(tokenizer._special_tokens.items())
-        cut = () if self.max_length is None else (self.max_length,)
-        return tokenizer._pat_str, ranks, special, describe(self.kwargs), *cut
-
-    def words(self) -> str:
-        cut = "" if self.max_length is None else f", cut to {self.max_length:,}"
-        return f"{self.tokenizer.name} of {self.tokenizer.n_vocab:,} tokens{_called(self.kwargs)}{cut}"
-
-
-@dataclass(frozen=True, eq=False)
-class CallableEncoder(Encoder):
-    """Any callable list[str] -> list[list[int]], or to a dict of them under `input_ids`. A state knows it by its name."""
-
-    fn: Callable[..., Any]
-    kwargs: dict[str, Any]
-
-    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
-        answer = self.fn(*_sides(texts), **self.kwargs)
-        return _integers(answer["input_ids"] if isinstance(answer, Mapping) else answer)
-
-    def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
-        return [_integers(rows) for rows in _named(self.fn(*_sides(texts), **self.kwargs), outputs)]
-
-    def depends_on(self) -> tuple[Any, ...]:
-        return self.words(), describe(self.kwargs)
-
-    def words(self) -> str:
-        return getattr(self.fn, "__name__", type(self.fn).__name__)
-
-
-def _integers(rows: Iterable[Sequence[int]]) -> list[Sequence[int]]:
-    found = list(rows)
-    for row in found:
-        if len(row) and not hasattr(row[0], "__index__"):  # a float would be cut off to an integer
-            raise TypeError(f"the tokenizer must return integers (got {type(row[0]).__name__})")
-    return found
-
-
-_OUTPUTS: Final = {
-    "input_ids": "ids",
-    "attention_mask": "attention_mask",
-    "token_type_ids": "type_ids",
-    "special_tokens_mask": "special_tokens_mask",
-}
-"""What an encoding calls them."""
 _STRATEGIES: Final = ("longest_first", "only_first", "only_second", "do_not_truncate")
 _FAST: Final = {"truncation", "max_length", "add_special_tokens", "split_special_tokens"}
 _TIKTOKEN: Final = {"allowed_special", "disallowed_special", "truncation", "max_length", "add_special_tokens"}
 _GIGATOKEN: Final = {"truncation", "max_length", "add_special_tokens"}
 _NO_LIMIT: Final = 10**9
+_ONE_ROW: Final = "tokenize makes one row of each text; chunk cuts tokens, flat_map makes several rows of one"
+_OF_OUTPUTS: Final = "name what you want of it in outputs="
+_NOT_SERVED: Final = {
+    "padding": "padding belongs to the batch",
+    "pad_to_multiple_of": "padding belongs to the batch, whose methods take it",
+    "padding_side": "padding belongs to the batch: pad_side=",
+    "return_tensors": "batches make the tensors",
+    "return_overflowing_tokens": _ONE_ROW,
+    "stride": _ONE_ROW,
+    "return_length": "batches have lengths",
+    "return_attention_mask": _OF_OUTPUTS,
+    "return_token_type_ids": _OF_OUTPUTS,
+    "return_special_tokens_mask": _OF_OUTPUTS,
+    "return_offsets_mapping": _OF_OUTPUTS,
+    "is_split_into_words": "the column holds texts, not lists of words: join them (map)",
+    "text_pair": "tokenize(column=(one, other)) makes pairs",
+    "text_target": "tokenize(column=(source, target), output=('input_ids', 'labels')) tokenizes both",
+}
+"""Keywords of a transformers call that ask for what a row has no place for, and what to do."""
+_NO_KEYWORDS: Final = {"self", "text", "text_pair_target", "tokenizer_kwargs", "kwargs", *_NOT_SERVED}
 
 
 def encoder_for(
@@ -240,7 +52,8 @@ def encoder_for(
     outputs: tuple[str, ...] = (),
     engine: EngineName = "auto",
 ) -> Encoder:
-    """The encoder for a tokenizer: `tokenizers`, fast or slow `transformers`, `tiktoken`, `gigatoken`, or any callable.
+    """The encoder for a tokenizer: `tokenizers`, fast or slow `transformers`, `tiktoken`, `gigatoken`, any callable, or the name
+    of one (see `load_tokenizer`).
 
     Keywords are those of a transformers call. Padding belongs to the batch and is refused here.
 
@@ -262,6 +75,7 @@ def encoder_for(
         raise ValueError(
             f"engine={engine!r} makes tokens alone, of single texts; of pairs, and outputs=, the tokenizer does"
         )
+    tokenizer = loaded(tokenizer)
     settings = dict(kwargs or {})
     if settings.pop("padding", None):
         raise ValueError("padding belongs to the batch: leave it out of tokenizer_kwargs")
@@ -270,7 +84,7 @@ def encoder_for(
     settings |= asked or {}
     if isinstance(tokenizer, Tokenizer):
         _refuse_unknown("tokenizers.Tokenizer", settings, _FAST)
-        _refuse_outputs("tokenizers.Tokenizer", outputs, _OUTPUTS)
+        _refuse_outputs("tokenizers.Tokenizer", outputs, OUTPUTS)
         own = tokenizer.truncation
         side = own["direction"].lower() if own else "right"
         pads = tokenizer.padding
@@ -280,7 +94,9 @@ def encoder_for(
         backend = getattr(tokenizer, "backend_tokenizer", None)
         padding = Padding(tokenizer.pad_token_id, tokenizer.padding_side)
         limit = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
-        called = settings.keys() - _FAST or set(outputs) - _OUTPUTS.keys() or _encodes_itself(tokenizer)
+        itself = _encodes_itself(tokenizer)
+        _refuse_not_served(tokenizer, settings, outputs, itself)
+        called = settings.keys() - _FAST or set(outputs) - OUTPUTS.keys() or itself
         if not isinstance(backend, Tokenizer) or called:
             _truncated(settings, limit, 1, pairs)
             return TransformersEncoder(copy.deepcopy(tokenizer), settings, padding=padding, engine=engine)
@@ -313,6 +129,57 @@ def encoder_for(
         "a tokenizer must be from tokenizers, transformers or tiktoken, or a callable list[str] -> list[list[int]] "
         f"(got {type(tokenizer).__name__})"
     )
+
+
+def chat_encoder_for(tokenizer: Any) -> TransformersEncoder:
+    """The encoder of a tokenizer that has a chat template, or of the name of one.
+
+    Raises:
+        TypeError: it is none of transformers.
+        ValueError: it has no template.
+    """
+    tokenizer = loaded(tokenizer)
+    if not hasattr(tokenizer, "get_chat_template"):
+        raise TypeError(
+            f"chat takes a tokenizer of transformers, whose chat template it follows (got {type(tokenizer).__name__}); "
+            "AutoTokenizer.from_pretrained has it, or a template of your own: tokenizer.chat_template = ..."
+        )
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"this {type(tokenizer).__name__} has no chat_template, so how it writes a conversation is not known; take that of "
+            "the model that was tuned to chat, or set tokenizer.chat_template"
+        )
+    if "strftime_now" in str(tokenizer.chat_template):
+        logger.warning(
+            "the chat template of this %s writes today's date, so that the same data have other tokens tomorrow, after a resume "
+            "too: cache() them, or set tokenizer.chat_template to one without strftime_now",
+            type(tokenizer).__name__,
+        )
+    padding = Padding(tokenizer.pad_token_id, tokenizer.padding_side)
+    return TransformersEncoder(copy.deepcopy(tokenizer), {}, padding=padding, engine="tokenizer")
+
+
+def _refuse_not_served(tokenizer: Any, settings: dict[str, Any], outputs: tuple[str, ...], itself: bool) -> None:
+    """Refuses what a transformers tokenizer would take, and rows have no place for; and what it would pass over in silence.
+
+    Args:
+        itself: its class encodes in its own way, and may know more keywords and outputs.
+    """
+    for name, remedy in _NOT_SERVED.items():
+        if settings.get(name):
+            raise ValueError(f"{name}={settings[name]!r} is not served: {remedy}; leave it out of tokenizer_kwargs")
+    if OFFSETS in outputs and not tokenizer.is_fast:
+        raise ValueError(
+            f"{type(tokenizer).__name__} has no output {OFFSETS!r}: it is written in Python, and knows no offsets; take a fast "
+            "one"
+        )
+    if not itself:
+        _refuse_outputs(type(tokenizer).__name__, outputs, OUTPUTS)
+    if not itself and tokenizer.is_fast:
+        known = {*inspect.signature(type(tokenizer).__call__).parameters, *_FAST} - _NO_KEYWORDS
+        _refuse_unknown(
+            type(tokenizer).__name__, {name: settings[name] for name in settings.keys() - _NOT_SERVED}, known
+        )
 
 
 def _encodes_itself(tokenizer: Any) -> bool:
@@ -372,21 +239,3 @@ def _refuse_unknown(name: str, settings: dict[str, Any], known: set[str]) -> Non
 def _refuse_outputs(name: str, outputs: tuple[str, ...], known: Mapping[str, str]) -> None:
     if unknown := [output for output in outputs if output not in known]:
         raise ValueError(f"{name} has no output {unknown[0]!r} (it has {', '.join([*known][1:]) or 'tokens alone'})")
-
-
-def _called(kwargs: Mapping[str, Any]) -> str:
-    """The keywords of a call that have short values."""
-    given = (f"{name}={value}" for name, value in kwargs.items() if isinstance(value, bool | int | str))
-    return "".join(f", {words}" for words in given)
-
-
-def _serialized(tokenizer: str) -> str:
-    """A tokenizer without the truncation and the padding that an earlier call may have left behind."""
-    return str(_without_settings(tokenizer).to_str())
-
-
-def _without_settings(tokenizer: str) -> Any:
-    clone = Tokenizer.from_str(tokenizer)
-    clone.no_padding()
-    clone.no_truncation()
-    return clone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -91,21 +92,48 @@ class Engine:
             EngineError: they are not the tokenizer's own, as far as that was looked at: in the first 1,000 texts that this
                 process has for it, and in one of 4,096 after that.
         """
+        tokens, check = self.begin(texts)
+        check()
+        return tokens
+
+    def begin(self, texts: pa.Array) -> tuple[Ragged, Callable[[], None]]:
+        """The tokens of each text, and what waits until they have been held against the tokenizer's own, which goes on beside
+        whatever is done meanwhile; see above."""
         texts.validate(full=True)  # UTF-8: what an engine makes of anything else is nobody's
         key = self.name, self.fingerprint
         seen = _SEEN.get(key, 0)
-        if seen < AUDITED_TEXTS:
-            rows, worth = _first(texts, AUDITED_TEXTS - seen)
-            with Workers(1, "audit") as worker:  # beside the engine, which may have to be loaded
-                own = worker.submit(self._own, texts, rows)
-                tokens = self.frame(self.encode(texts))
-                self._compare(tokens, rows, own.result())
-            _SEEN[key] = seen + worth
-            return tokens
-        tokens = self.frame(self.encode(texts))
-        if len(rows := _some(texts)):
-            self._compare(tokens, rows, self._own(texts, rows))
-        return tokens
+        if seen >= AUDITED_TEXTS:
+            tokens = self.frame(self.encode(texts))
+            if len(rows := _some(texts)):
+                self._compare(tokens, rows, self._own(texts, rows))
+            return tokens, lambda: None
+        rows, worth = _first(texts, AUDITED_TEXTS - seen)
+        _SEEN[key] = seen + worth
+        worker, made = Workers(1, "audit"), Future[Ragged]()
+        worker.belong()
+        audited = worker.submit(self._audit, texts, rows, made)  # before the engine, which may have to be loaded
+        try:
+            made.set_result(self.frame(self.encode(texts)))
+        except BaseException as error:
+            made.set_exception(error)
+            worker.close()
+            raise
+
+        def check() -> None:
+            try:
+                audited.result()
+            finally:
+                worker.close()
+
+        return made.result(), check
+
+    def _audit(self, texts: pa.Array, rows: NDArray[np.int64], made: Future[Ragged]) -> None:
+        try:
+            own = self._own(texts, rows)
+            self._compare(made.result(), rows, own)
+        except BaseException:
+            _SEEN.pop((self.name, self.fingerprint), None)  # they do not count
+            raise
 
     def _own(self, texts: pa.Array, rows: NDArray[np.int64]) -> Ragged:
         return flat(self.own(texts.take(array_of(rows)).to_pylist()), len(rows))

@@ -33,6 +33,10 @@ class GigatokenEncoder(Encoder):
         texts.validate(full=True)
         return Frame(most=self.max_length)(compiled.encode(self.tokenizer, texts))
 
+    def text(self, tokens: Sequence[int]) -> str | None:
+        decoded = self.tokenizer.decode(list(tokens))
+        return decoded.decode(errors="replace") if isinstance(decoded, bytes) else str(decoded)
+
     def depends_on(self) -> tuple[Any, ...]:
         tokenizer = self.tokenizer
         rules = compiled.json_of(tokenizer) or (tokenizer.vocab, tokenizer.merges)

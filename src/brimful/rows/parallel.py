@@ -216,11 +216,12 @@ class BlockFunction(Stage[Block]):
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         alone = replace(self, upstream=NOTHING)
+        fn = alone.apply if self.parallel.executor_type == "process" else alone.begin
         with (
             closing(gathered(self.upstream, at)) as items,
-            closing(self.parallel.called(alone.apply, items, self.called_as, shared=True)) as calls,
+            closing(self.parallel.called(fn, items, self.called_as, shared=True)) as calls,
         ):
-            yield from joined((one.block if one.made is None else one.made, one.last, one.after) for one in calls)
+            yield from joined((_done(one), one.last, one.after) for one in calls)
 
     @property
     @abstractmethod
@@ -230,3 +231,13 @@ class BlockFunction(Stage[Block]):
     @abstractmethod
     def apply(self, block: Block) -> Block:
         """The block that one non-empty block becomes."""
+
+    def begin(self, block: Block) -> Block | Callable[[], Block]:
+        """As `apply`; or what gives the block as soon as something has ended that goes on beside the blocks after it."""
+        return self.apply(block)
+
+
+def _done(one: Called[Block | Callable[[], Block]]) -> Block:
+    if one.made is None:
+        return one.block
+    return one.made() if callable(one.made) else one.made

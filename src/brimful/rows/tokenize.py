@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,12 @@ from brimful.rows.blocks import Block
 from brimful.rows.encoder import Encoder, Texts
 from brimful.rows.engines import EngineError
 from brimful.rows.parallel import BlockFunction
-from brimful.rows.ragged import Ragged, column_of, list_array, with_column
+from brimful.rows.ragged import Ragged, array_of, column_of, list_array, with_column
 
 
 @dataclass(frozen=True)
 class Tokenize(BlockFunction):
-    """Adds the tokens (int32) of text columns; the state is passed on. One clone of the tokenizer a thread.
+    """Adds the tokens (int32) of text columns; the state is passed on. No two threads use one clone of the tokenizer at once.
 
     Args:
         column, output: as many of one as of the other: each by itself; or two columns and one output: pairs of texts.
@@ -62,20 +63,38 @@ class Tokenize(BlockFunction):
         return len(self.output) == len(self.column) and not self.outputs
 
     def apply(self, block: Block) -> Block:
+        return self.begin(block)()
+
+    def begin(self, block: Block) -> Callable[[], Block]:
         columns = [self._texts(block, name) for name in self.column]
-        out = block
+        out, checks = block, []
         for number, output in enumerate(self.output):
             texts = columns[number : number + 1] if len(self.output) == len(columns) else columns
-            for name, tokens in zip((output, *self.outputs), self._tokens(block, texts)):
-                out = with_column(out, name, list_array(tokens.values, tokens.offsets))
-        return self._without(out)
+            rows, check = self._tokens(block, texts)
+            checks.append(check)
+            for name, tokens in zip((output, *self.outputs), rows):
+                out = with_column(out, name, _listed(tokens))
+        done = self._without(out)
 
-    def _tokens(self, block: Block, columns: list[pa.Array]) -> list[Ragged]:
-        """The tokens of each row, and what else was asked for."""
+        def checked() -> Block:
+            for check in checks:
+                try:
+                    check()
+                except EngineError as error:
+                    raise _unlike(block, error) from error
+            return done
+
+        return checked
+
+    def _tokens(self, block: Block, columns: list[pa.Array]) -> tuple[list[Ragged], Callable[[], None]]:
+        """The tokens of each row, and what else was asked for; and what waits until they are known to be right."""
         try:
-            return [self.encoder.of_column(columns[0])] if self._alone else self._with_outputs(_rows(columns))
+            if not self._alone:
+                return self._with_outputs(_rows(columns)), lambda: None
+            tokens, check = self.encoder.begin(columns[0])
+            return [tokens], check
         except EngineError as error:
-            raise StageError(f"tokenize failed at {where(block, error.row)}: {error}") from error
+            raise _unlike(block, error) from error
         except Exception as error:
             place = self._culprit(block, columns) or f"near {where(block, 0)}"
             raise StageError(f"tokenize failed {place}: {type(error).__name__}: {error}") from error
@@ -108,6 +127,17 @@ class Tokenize(BlockFunction):
             except Exception:
                 return f"at {where(block, row)}"
         return None
+
+
+def _unlike(block: Block, error: EngineError) -> StageError:
+    return StageError(f"tokenize failed at {where(block, error.row)}: {error}")
+
+
+def _listed(tokens: Ragged) -> pa.Array:
+    """A column of lists of integers, or of pairs of them."""
+    if tokens.values.ndim == 1:
+        return list_array(tokens.values, tokens.offsets)
+    return list_array(pa.FixedSizeListArray.from_arrays(array_of(tokens.values.ravel()), 2), tokens.offsets)
 
 
 def _rows(columns: list[pa.Array]) -> Texts:

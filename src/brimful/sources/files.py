@@ -86,8 +86,6 @@ class FromFiles(Stage[Block]):
             raise StateError(f"this state was saved after {begun:,} shards, but there are {len(order):,}")
         if self._inferring:
             _ = self._schema  # before threads need it
-        rounds = max(1, BLOCK_ROWS // self.n_active_shards)
-        size = BLOCK_BYTES // self.n_active_shards
         empty = True
         threads = max(LEAST_THREADS, MAX_THREADS // (self.streams or 1))
         with Workers(min(self.n_active_shards + self.n_standby_shards, threads), "read") as workers:
@@ -101,13 +99,20 @@ class FromFiles(Stage[Block]):
 
             rotation = Rotation(open_shard, len(order), begun, positions, self.n_active_shards, self.n_standby_shards)
             with closing(rotation):
-                while ready := rotation.fill(rounds, size):
+                while ready := rotation.fill(*self._share(len(order) - begun + len(positions))):
                     empty = False
                     block = rotation.take(ready)
-                    state = [epoch, rotation.begun, rotation.positions]
+                    begun, positions = rotation.begun, rotation.positions
+                    state = [epoch, begun, positions]
                     yield block, state if self._more(rotation) else END
         if empty:
             yield EMPTY, END
+
+    def _share(self, shards: int) -> tuple[int, int]:
+        """Rows and bytes that each open shard gives to a block, where so many are left: where a block ends depends on the state
+        before it alone."""
+        active = max(1, min(self.n_active_shards, shards))
+        return max(1, BLOCK_ROWS // active), BLOCK_BYTES // active
 
     def _more(self, rotation: Rotation) -> bool:
         """Whether a row follows. An error that follows is something that follows: the next turn raises it."""

@@ -12,7 +12,7 @@ from brimful.core.errors import StateError, name_of
 from brimful.core.stream import Stage, describe, header_difference, upstreams
 from brimful.index.sequence import CachedIndex
 from brimful.rows.encoder import Encoder
-from brimful.rows.encoders import CallableEncoder
+from brimful.rows.encoder_kinds import CallableEncoder
 
 
 def pipeline_of(stage: Stage[Any], version: str | None) -> dict[str, Any]:

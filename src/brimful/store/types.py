@@ -14,7 +14,7 @@ from brimful.core.errors import DataError, where
 from brimful.core.stream import Stage
 from brimful.rows.blocks import Block, visible
 from brimful.rows.encoder import Encoder
-from brimful.rows.encoders import FastEncoder, TiktokenEncoder, TransformersEncoder
+from brimful.rows.encoder_kinds import FastEncoder, TiktokenEncoder, TransformersEncoder
 from brimful.rows.gigatoken_encoder import GigatokenEncoder
 from brimful.rows.ragged import array_of, is_ragged, numpy_of, offsets_of
 from brimful.store.pipeline import all_below

@@ -113,29 +113,57 @@ def varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "max_seqlen_q": longest, "max_seqlen_k": longest}
 
 
-def padding_free(batch: Mapping[str, Any], *, flash_attention: bool = True) -> dict[str, Any]:
-    """What a transformers model takes for a packed batch: `model(**padding_free(batch))`.
+def padding_free(batch: Mapping[str, Any], *, causal: bool = True, attn_implementation: str = "sdpa") -> dict[str, Any]:
+    """What a transformers model takes for a packed batch, and nothing else: `model(**padding_free(batch))`.
 
-    Without attention_mask and with use_cache=False: only where there is neither a mask nor a cache does transformers tell
-    samples apart by their positions. Models keep a cache by default, also in training, and mix the samples then.
+    A causal model may be given the batch as `pack` made it: under any kernel the positions or the boundaries keep its samples
+    apart, as long as nothing adds an attention_mask or a cache. A model that sees both ways (BERT) looks at neither, but at a
+    mask, and would mix the samples in silence: it needs causal=False.
 
     Args:
         batch: a packed batch.
-        flash_attention: add the boundaries that its flash attention takes; leave them out for "sdpa", "eager" and
-            "flex_attention", which go by position_ids alone.
-    Shapes: input_ids, labels, position_ids (R, L) int64; use_cache; cu_seq_lens_q, cu_seq_lens_k (n + 1,) int32; max_length_q,
-        max_length_k ints.
+        causal: the model sees no later token.
+        attn_implementation: of a model that sees both ways the kernel that it was loaded with, whose mask is made:
+            `model.config._attn_implementation`; "sdpa", "eager", "flex_attention", or one of flash attention, which goes by the
+            boundaries.
+    Raises:
+        ValueError: a kernel that is none of these.
+    Shapes: input_ids, labels, position_ids and, where they are in the batch, token_type_ids and shift_labels (R, L) int64;
+        use_cache; cu_seq_lens_q, cu_seq_lens_k (n + 1,) int32; max_length_q, max_length_k ints. attention_mask, where one is
+        needed: (R, 1, L, L), bool for "sdpa", to be added (0 or the least bfloat16) for "eager"; a BlockMask for FlexAttention.
+    Price: of a dense mask 1 or 2 x R x L x L bytes.
 
     >>> import brimful as bf
     >>> batch = next(iter(bf.from_sequence([{"input_ids": [5, 6]}, {"input_ids": [7]}]).pack(4)))
-    >>> {name: getattr(value, "shape", value) for name, value in padding_free(batch, flash_attention=False).items()}
-    {'input_ids': torch.Size([1, 4]), 'labels': torch.Size([1, 4]), 'position_ids': torch.Size([1, 4]), 'use_cache': False}
+    >>> list(padding_free(batch))
+    ['input_ids', 'labels', 'position_ids', 'use_cache', 'cu_seq_lens_q', 'cu_seq_lens_k', 'max_length_q', 'max_length_k']
+    >>> padding_free(batch, causal=False)["attention_mask"].shape
+    torch.Size([1, 1, 4, 4])
     """
-    out = {name: batch[name] for name in ("input_ids", "labels", "position_ids")} | {"use_cache": False}
-    if flash_attention:
-        bounds, longest = _bounds(batch)
-        out |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
-    return out
+    names = ("input_ids", "labels", "position_ids", "token_type_ids", "shift_labels")
+    out = {name: batch[name] for name in names if name in batch} | {"use_cache": False}
+    bounds, longest = _bounds(batch)
+    out |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+    return out if causal else out | _seen_both_ways(batch, attn_implementation)
+
+
+def _seen_both_ways(batch: Mapping[str, Any], attn_implementation: str) -> dict[str, Any]:
+    """The mask, if any, that keeps samples apart where a model sees later tokens too."""
+    if "flash" in attn_implementation:
+        return {}
+    match attn_implementation:
+        case "sdpa":
+            return {"attention_mask": document_mask(batch, causal=False)}
+        case "eager":  # adds it to the scores: bfloat16, so that it widens the type of none
+            seen = document_mask(batch, causal=False)
+            added = torch.zeros(seen.shape, dtype=torch.bfloat16, device=seen.device)
+            return {"attention_mask": added.masked_fill_(~seen, torch.finfo(torch.bfloat16).min)}
+        case "flex_attention":
+            return {"attention_mask": flex_block_mask(batch, causal=False)}
+    raise ValueError(
+        f"attn_implementation must be sdpa, eager, flex_attention or one of flash attention (got {attn_implementation!r}); for "
+        "another kernel, document_mask says which token sees which"
+    )
 
 
 def _bounds(batch: Mapping[str, Any]) -> tuple[Tensor, int]:

@@ -68,8 +68,10 @@ class Collated(Stage[Any]):
 
     def _finished(self, batch: Batch, columns: Columns, tally: Tally | None, item: Any) -> Any:
         """An item as it is handed on, counted."""
+        from brimful.tensors.explained import remember
         from brimful.tensors.weights import weighed
 
+        remember(item, batch, columns)
         if batch.weight is not None:
             item = weighed(item, batch.weight, columns, self._num_items(batch))
         if tally is not None:

@@ -13,6 +13,7 @@ from brimful.core.errors import settle
 from brimful.core.later import AHEAD, items_ahead, later, then
 from brimful.core.stream import Stage, State, running, runtime
 from brimful.tensors.copies import Sent, copier
+from brimful.tensors.explained import carry
 from brimful.tensors.static_buffers import StaticBuffers
 
 
@@ -46,11 +47,20 @@ class OnDevice(Stage[Any]):
         def sent() -> Generator[tuple[Sent, State], None, None]:
             with running(self.upstream, at) as items:
                 for item, after in items:
-                    yield then(item, copies.send), after
+                    yield then(item, send), after
+
+        def send(item: Any) -> Sent:
+            one = copies.send(item)
+            carry(item, one.item)
+            return one
 
         def received(one: Sent) -> Any:
             item = copies.receive(one)
-            return item if self.buffers is None else self.buffers.filled(item)
+            if self.buffers is None:
+                return item
+            filled = self.buffers.filled(item)
+            carry(item, filled)
+            return filled
 
         with closing(items_ahead(sent, self.prefetch, "device") if self.prefetch else sent()) as items:
             for one, after in items:

@@ -25,9 +25,11 @@ def packed(batch: Batch, columns: Columns, hf_flash_attention: bool = False) -> 
     column or else the tokens, -100 in padding and at the first token of each segment; `cu_seqlens` (n + 1,) int32 over
     the R x L slots; `max_seqlen`, an int, rounded up to a multiple of 128 (each new value may compile anew); `lengths`,
     `sample_numbers` (p,) int64 (rows of the data set, of a stream those of its window) and other columns: of the p
-    pieces, in order. An empty sample is a piece without a segment. With `hf_flash_attention` the boundaries are called
-    cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k. A column `attention_mask` is left out: to a model it would
-    say that the samples of a row see each other.
+    pieces, in order. An empty sample is a piece without a segment. The boundaries are there under the names of transformers'
+    flash attention too: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k; with `hf_flash_attention` under these alone.
+    `use_cache` is False: transformers' causal models tell samples apart by their positions only where they keep no cache, and
+    by default they do, also in training. A column `attention_mask` is left out: to a model it would say that the samples of a
+    row see each other. Models that are not causal want more: see `attention.padding_free`.
     Price: about 15 ns a slot.
 
     >>> import brimful as bf
@@ -75,10 +77,9 @@ def packed(batch: Batch, columns: Columns, hf_flash_attention: bool = False) -> 
     put(out, segment_ids=columns.made("segment_ids", segment_ids))
     bounds = torch.from_numpy(segments.bounds.astype(np.int32))
     longest = min(-(-int(sizes.max()) // SEQLEN_STEP) * SEQLEN_STEP, shape[1])
-    if hf_flash_attention:
-        put(out, cu_seq_lens_q=bounds, cu_seq_lens_k=bounds, max_length_q=longest, max_length_k=longest)
-    else:
+    if not hf_flash_attention:
         put(out, cu_seqlens=bounds, max_seqlen=longest)
+    put(out, cu_seq_lens_q=bounds, cu_seq_lens_k=bounds, max_length_q=longest, max_length_k=longest, use_cache=False)
     put(out, lengths=columns.made("lengths", pieces.lengths))
     put(out, sample_numbers=columns.made("sample_numbers", batch.window.samples[numbers]))
     return out

@@ -1,0 +1,105 @@
+"""Conversations to tokens and labels, by the chat template of the tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from brimful.core.errors import DataError, OnError, StageError, skipped, where
+from brimful.core.stream import describe
+from brimful.rows.blocks import Block
+from brimful.rows.conversations import Labelled, Rendered, TrainOn, labelled, rendered, templates_of
+from brimful.rows.encoder_kinds import TransformersEncoder
+from brimful.rows.parallel import BlockFunction
+from brimful.rows.ragged import LABELS, NOT_TRAINED_ON, column_of, list_array, offsets_of, with_column
+
+TOKENS: Final = "input_ids"
+TOOLS: Final = "tools"
+
+
+@dataclass(frozen=True)
+class Chat(BlockFunction):
+    """Adds the tokens of a conversation and its labels, int32 both; the state is passed on. No two threads use one clone of
+    the tokenizer at once.
+
+    Args:
+        column: of conversations; those of a column `tools`, where there is one, may use these.
+        train_on: whose tokens are labels.
+        output: the column of tokens.
+    """
+
+    encoder: TransformersEncoder
+    column: str
+    train_on: TrainOn
+    on_error: OnError = "raise"
+    output: tuple[str] = (TOKENS,)
+
+    def fingerprint(self) -> dict[str, Any]:
+        template = "\n".join(templates_of(self.encoder.tokenizer))
+        return {
+            "type": self.verb,
+            "upstream": describe(self.upstream),
+            "encoder": describe(self.encoder),
+            "chat_template": hashlib.sha256(template.encode()).hexdigest()[:16],
+            "column": self.column,
+            "train_on": self.train_on,
+            "on_error": self.on_error,
+        }
+
+    @property
+    def called_as(self) -> str:
+        return "chat"
+
+    def apply(self, block: Block) -> Block:
+        for name in (*self.output, LABELS):
+            if block.schema.get_field_index(name) >= 0:
+                raise DataError(f"chat: there is a column {name!r} already ({where(block, 0)}); drop or rename it")
+        with self.encoder.lent() as tokenizer:
+            texts = self._rendered(block, tokenizer)
+            try:
+                made = labelled(tokenizer, [*texts.values()])
+            except Exception as error:
+                raise StageError(f"chat failed near {where(block, 0)}: {type(error).__name__}: {error}") from error
+        kept: dict[int, Labelled] = {}
+        for row, one in zip(texts, made, strict=True):
+            if isinstance(one, Labelled):
+                kept[row] = one
+            else:
+                self._fail(block, row, one)
+        if len(kept) < block.num_rows:
+            block = block.take(pa.array([*kept], pa.int64()))
+        return _with_labels(block, [*kept.values()], self.output[0])
+
+    def _rendered(self, block: Block, tokenizer: Any) -> dict[int, Rendered]:
+        """The text of each row, by its number."""
+        conversations = column_of(block, self.column).to_pylist()
+        tools = block.column(TOOLS).to_pylist() if TOOLS in block.schema.names else [None] * block.num_rows
+        found = {}
+        for row, given in enumerate(zip(conversations, tools, strict=True)):
+            try:
+                found[row] = rendered(tokenizer, *given, self.train_on)
+            except Exception as error:
+                self._fail(block, row, error)
+        return found
+
+    def _fail(self, block: Block, row: int, error: Exception) -> None:
+        """Raises what is wrong with a row, with its place; or counts and logs it as left out."""
+        place = f"chat failed at {where(block, row)}: column {self.column!r}: "
+        ours = isinstance(error, DataError)
+        told = DataError(f"{place}{error}") if ours else StageError(f"{place}{type(error).__name__}: {error}")
+        if self.on_error == "raise":
+            raise told from error
+        skipped(told)
+
+
+def _with_labels(block: Block, rows: list[Labelled], output: str) -> Block:
+    none = [np.zeros(0, np.int32)]
+    tokens = np.concatenate(none + [row.tokens for row in rows])
+    trained = np.concatenate(none + [row.trained for row in rows]).astype(bool)
+    offsets = offsets_of(np.array([len(row.tokens) for row in rows], np.int64))
+    labels = np.where(trained, tokens, np.int32(NOT_TRAINED_ON))
+    return with_column(with_column(block, output, list_array(tokens, offsets)), LABELS, list_array(labels, offsets))

@@ -1,0 +1,256 @@
+"""Encoders of tokenizers, whoever made them: a list of texts in, the tokens of each out."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from tokenizers import Tokenizer
+
+from brimful.core.once import once
+from brimful.core.stream import describe
+from brimful.rows import compiled, cuttable
+from brimful.rows.encoder import OFFSETS, Encoder, Texts
+from brimful.rows.engines import Parts
+from brimful.rows.framed import Frame, frame_of
+
+
+def _sides(texts: Texts) -> tuple[list[str], ...]:
+    """Texts as a tokenizer that is called takes them: pairs as two lists."""
+    return tuple(map(list, zip(*texts))) if texts and isinstance(texts[0], tuple) else (cast("list[str]", texts),)
+
+
+def _named(answer: Any, outputs: tuple[str, ...]) -> list[Iterable[Sequence[int]]]:
+    """The tokens, and other outputs, of what a tokenizer returned."""
+    names = ("input_ids", *outputs)
+    if not isinstance(answer, Mapping):
+        raise TypeError(f"the tokenizer must return a dict of {', '.join(names)} (got {type(answer).__name__})")
+    if missing := [name for name in names if name not in answer]:
+        raise ValueError(f"the tokenizer returned no {missing[0]!r} (it returned {', '.join(answer)})")
+    return [answer[name] for name in names]
+
+
+@dataclass(frozen=True, eq=False)
+class FastEncoder(Encoder):
+    """`tokenizers.Tokenizer`: whole blocks through `encode_batch_fast`, on all cores, without the interpreter's lock."""
+
+    serialized: str
+    truncation: dict[str, Any] | None
+    add_special_tokens: bool
+    split_special_tokens: bool
+
+    @once
+    def _prepared(self) -> str:
+        made = _without_settings(self.serialized)
+        if self.truncation is not None:
+            made.enable_truncation(**self.truncation)
+        with self._lent(lambda: self._with_split(made)):  # the first that is lent
+            return str(made.to_str())
+
+    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
+        return [encoding.ids for encoding in self._encodings(texts)]
+
+    def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
+        encodings = self._encodings(texts, offsets=OFFSETS in outputs)
+        return [[getattr(one, OUTPUTS[name]) for one in encodings] for name in ("input_ids", *outputs)]
+
+    def _encodings(self, texts: Texts, offsets: bool = False) -> list[Any]:
+        with self._lent(self._make) as made:
+            encode = made.encode_batch if offsets else made.encode_batch_fast  # which is that without offsets
+            return list(encode(texts, add_special_tokens=self.add_special_tokens))
+
+    def text(self, tokens: Sequence[int]) -> str | None:
+        with self._lent(self._make) as made:
+            return str(made.decode(list(tokens), skip_special_tokens=False))
+
+    def bare(self, texts: list[str]) -> list[list[int]]:
+        """The tokens of each text, not cut, and without special tokens."""
+        with self._lent(self._make_bare, "bare") as made:
+            return [encoding.ids for encoding in made.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def parts(self) -> Parts | str:
+        fingerprint = self.fingerprint()
+        with self._lent(self._make) as made:
+            described = cuttable.described(made)
+            normalizer = made.normalizer
+            return Parts(
+                fingerprint,
+                cast(Callable[[list[str]], Iterable[Sequence[int]]], self.encode),
+                self.bare,
+                frame_of(described["post_processor"] if self.add_special_tokens else None, self.truncation),
+                cuttable.why_not(described, normalizer.normalize_str if normalizer else str),
+                compiled.why_not(described, self.split_special_tokens),
+                lambda: compiled.make(self._prepared),
+            )
+
+    def depends_on(self) -> tuple[Any, ...]:
+        return self._prepared, self.add_special_tokens, self.split_special_tokens
+
+    def words(self) -> str:
+        _ = self._prepared  # which makes the first
+        with self._lent(self._make) as made:
+            size = f"{type(made.model).__name__} of {made.get_vocab_size():,} tokens"
+        return size if self.truncation is None else f"{size}, cut to {self.truncation['max_length']:,}"
+
+    def _make_bare(self) -> Any:
+        made = self._make()
+        made.no_truncation()
+        return made
+
+    def _make(self) -> Any:
+        return self._with_split(Tokenizer.from_str(self._prepared))
+
+    def _with_split(self, made: Any) -> Any:
+        made.encode_special_tokens = self.split_special_tokens  # the one setting that is not serialized
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class TransformersEncoder(Encoder):
+    """A `transformers` tokenizer called as it is: a slow one, or a fast one with keywords of its own."""
+
+    tokenizer: Any
+    kwargs: dict[str, Any]
+
+    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
+        return self.encode_with(texts, ())[0]
+
+    def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
+        wanted = {f"return_{_ASKED.get(name, name)}": True for name in outputs if name in OUTPUTS}
+        with self.lent() as made:
+            return _named(made(*_sides(texts), **self.kwargs | wanted), outputs)
+
+    def lent(self) -> AbstractContextManager[Any]:
+        """The tokenizer, for one thread alone."""
+        return self._lent(lambda: copy.deepcopy(self.tokenizer))
+
+    def text(self, tokens: Sequence[int]) -> str | None:
+        with self.lent() as made:
+            return str(made.decode(list(tokens)))
+
+    def depends_on(self) -> tuple[Any, ...]:
+        tokenizer = self.tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        rules = sorted(tokenizer.get_vocab().items()) if backend is None else _serialized(backend.to_str())
+        settings = {
+            name: value
+            for name, value in tokenizer.init_kwargs.items()
+            if isinstance(value, (bool, int, float, str)) and not name.endswith(("_file", "_path"))
+        }
+        return type(tokenizer).__name__, rules, sorted(settings.items()), describe(self.kwargs)
+
+    def words(self) -> str:
+        return f"{type(self.tokenizer).__name__} of {len(self.tokenizer):,} tokens{_called(self.kwargs)}"
+
+
+@dataclass(frozen=True, eq=False)
+class TiktokenEncoder(Encoder):
+    """A `tiktoken.Encoding`, on all cores. Text that looks like a special token is text, unless the keywords say else.
+
+    It adds no special tokens, so that truncation leaves out the last tokens, as it does elsewhere.
+    """
+
+    tokenizer: Any
+    kwargs: dict[str, Any]
+    max_length: int | None = None
+
+    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
+        encode = self.tokenizer.encode_batch if self.kwargs else self.tokenizer.encode_ordinary_batch
+        rows = cast(Iterable[Sequence[int]], encode(texts, num_threads=os.cpu_count() or 1, **self.kwargs))
+        return rows if self.max_length is None else [row[: self.max_length] for row in rows]
+
+    def parts(self) -> Parts | str:
+        if self.kwargs:
+            return "special tokens in its texts are special"
+        own = self.tokenizer.encode_ordinary_batch
+
+        def bare(texts: list[str]) -> list[list[int]]:
+            return cast("list[list[int]]", own(texts, num_threads=os.cpu_count() or 1))
+
+        whole = self.tokenizer._pat_str in cuttable.TIKTOKEN.values()
+        return Parts(
+            self.fingerprint(),
+            cast(Callable[[list[str]], Iterable[Sequence[int]]], self.encode),
+            bare,
+            Frame(most=self.max_length),
+            None if whole else "its pattern is none of tiktoken's own",
+            "gigatoken makes none of a tiktoken.Encoding",
+            lambda: None,
+        )
+
+    def text(self, tokens: Sequence[int]) -> str | None:
+        return str(self.tokenizer.decode(list(tokens)))
+
+    def depends_on(self) -> tuple[Any, ...]:
+        tokenizer = self.tokenizer  # tiktoken's README builds on these three
+        ranks, special = sorted(tokenizer._mergeable_ranks.items()), sorted(tokenizer._special_tokens.items())
+        cut = () if self.max_length is None else (self.max_length,)
+        return tokenizer._pat_str, ranks, special, describe(self.kwargs), *cut
+
+    def words(self) -> str:
+        cut = "" if self.max_length is None else f", cut to {self.max_length:,}"
+        return f"{self.tokenizer.name} of {self.tokenizer.n_vocab:,} tokens{_called(self.kwargs)}{cut}"
+
+
+@dataclass(frozen=True, eq=False)
+class CallableEncoder(Encoder):
+    """Any callable list[str] -> list[list[int]], or to a dict of them under `input_ids`. A state knows it by its name."""
+
+    fn: Callable[..., Any]
+    kwargs: dict[str, Any]
+
+    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
+        answer = self.fn(*_sides(texts), **self.kwargs)
+        return _integers(answer["input_ids"] if isinstance(answer, Mapping) else answer)
+
+    def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
+        found = _named(self.fn(*_sides(texts), **self.kwargs), outputs)
+        return [rows if name == OFFSETS else _integers(rows) for name, rows in zip(("input_ids", *outputs), found)]
+
+    def depends_on(self) -> tuple[Any, ...]:
+        return self.words(), describe(self.kwargs)
+
+    def words(self) -> str:
+        return getattr(self.fn, "__name__", type(self.fn).__name__)
+
+
+def _integers(rows: Iterable[Sequence[int]]) -> list[Sequence[int]]:
+    found = list(rows)
+    for row in found:
+        if len(row) and not hasattr(row[0], "__index__"):  # a float would be cut off to an integer
+            raise TypeError(f"the tokenizer must return integers (got {type(row[0]).__name__})")
+    return found
+
+
+OUTPUTS: Final = {
+    "input_ids": "ids",
+    "attention_mask": "attention_mask",
+    "token_type_ids": "type_ids",
+    "special_tokens_mask": "special_tokens_mask",
+    OFFSETS: "offsets",
+}
+"""What an encoding calls them."""
+_ASKED: Final = {OFFSETS: "offsets_mapping"}
+"""What transformers' tokenizers are asked for by another name."""
+
+
+def _called(kwargs: Mapping[str, Any]) -> str:
+    """The keywords of a call that have short values."""
+    given = (f"{name}={value}" for name, value in kwargs.items() if isinstance(value, bool | int | str))
+    return "".join(f", {words}" for words in given)
+
+
+def _serialized(tokenizer: str) -> str:
+    """A tokenizer without the truncation and the padding that an earlier call may have left behind."""
+    return str(_without_settings(tokenizer).to_str())
+
+
+def _without_settings(tokenizer: str) -> Any:
+    clone = Tokenizer.from_str(tokenizer)
+    clone.no_padding()
+    clone.no_truncation()
+    return clone

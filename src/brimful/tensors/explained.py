@@ -1,0 +1,182 @@
+"""What the samples of a batch are: where they came from, how long they are, what they say.
+
+What is needed for it is remembered beside the batch, by its tensors, for as long as these live: a batch itself stays a plain
+dict of what is trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from brimful.core.errors import ORIGIN, where
+from brimful.steps.batch import Batch, Pieces
+from brimful.tensors.columns import Columns
+from brimful.windows.window import IntArray
+
+_SHOWN: Final = 60
+"""Characters of a text in a table."""
+
+
+class Explained(NamedTuple):
+    """A sample of a batch, or a piece of one.
+
+    Args:
+        number: its row in the data set, of a stream in the window.
+        place: file and line, or row, that it was read from; of a chunk that of its first token; None where rows do not say it.
+        first: which of its tokens the piece begins with.
+        length: its tokens here; None where no length column is in the batch.
+        text: what these stand for; None where no tokenizer of the chain says so.
+    """
+
+    number: int
+    place: str | None
+    first: int
+    length: int | None
+    text: str | None
+
+
+class Explanation(tuple[Explained, ...]):
+    """The samples of a batch in order; as text, a table."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        names = [name for name in Explained._fields if name == "number" or self._says(name)]
+        table = [["sample", *names[1:]], *([_cell(getattr(one, name)) for name in names] for one in self)]
+        widths = [max(map(len, column)) for column in zip(*table)]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if name in ("place", "text") else cell.rjust(width)
+                for name, cell, width in zip(names, line, widths, strict=True)
+            ).rstrip()
+            for line in table
+        )
+
+    def _says(self, name: str) -> bool:
+        values = {getattr(one, name) for one in self}
+        return not values <= ({0} if name == "first" else {None})
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int):
+        return f"{value:,}"
+    words = " ".join(value.split())
+    return words if len(words) <= _SHOWN else f"{words[: _SHOWN - 3]}..."
+
+
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """What a batch was made of.
+
+    Args:
+        origins: the column of origins of the window, where there is one; `rows`, (n,), of it.
+        samples: their numbers, (n,).
+        lengths: their tokens, (n,); None where no length column is there.
+        pieces: of packed rows.
+    """
+
+    origins: pa.Array | None
+    rows: IntArray
+    samples: IntArray
+    lengths: IntArray | None
+    pieces: Pieces | None
+
+
+_MADE: Final[Any] = WeakTensorKeyDictionary()
+"""What was made of what, by tensors of batches."""
+
+
+def remember(item: Any, batch: Batch, columns: Columns) -> None:
+    """Remembers what a batch was made of. Price: 15 us; what is kept goes with its tensors."""
+    if not isinstance(item, Mapping):
+        return
+    sizes, window = columns.sizes(batch), batch.window
+    place = window.block.schema.get_field_index(ORIGIN)
+    made = _Made(
+        window.block.column(place) if place >= 0 else None,
+        window.rows[batch.numbers],
+        window.samples[batch.numbers],
+        sizes[0] if sizes else None,
+        batch.pieces,
+    )
+    named = (item.get(name) for name in ("lengths", *columns.given))
+    tensors = [one for one in named if isinstance(one, torch.Tensor)]
+    for tensor in tensors or [one for one in item.values() if isinstance(one, torch.Tensor)][:1]:
+        _MADE[tensor] = made
+
+
+def carry(item: Any, other: Any) -> None:
+    """A batch elsewhere is made of what it was made of here."""
+    if other is not item and isinstance(item, Mapping) and (made := _made(item)) is not None:
+        for name, one in item.items():
+            if isinstance(one, torch.Tensor) and one in _MADE and isinstance(other[name], torch.Tensor):
+                _MADE[other[name]] = made
+
+
+def explained(batch: Any, column: str, text: Callable[[Sequence[int]], str | None]) -> Explanation:
+    """The samples of a batch.
+
+    Args:
+        column: of tokens.
+        text: what tokens stand for.
+    Raises:
+        TypeError: it is no batch.
+        ValueError: what it was made of is not known.
+    """
+    if not isinstance(batch, Mapping):
+        raise TypeError(f"explain takes a batch, a dict of tensors (got {type(batch).__name__})")
+    made = _made(batch)
+    if made is None:
+        raise ValueError(
+            "what this batch was made of is not known: a collate_fn or map that makes all tensors anew, layout='grouped', a copy "
+            "by hand and another process leave it behind; explain the batch as these batches hand it out"
+        )
+    tokens = [*_tokens(batch, made, column)]
+    firsts = np.zeros(len(made.rows), np.int64) if made.pieces is None else made.pieces.starts
+    sizes = [None] * len(made.rows) if made.lengths is None else made.lengths.tolist()
+    return Explanation(
+        Explained(number, _place(made, which), first, size, text(tokens[which]) if which < len(tokens) else None)
+        for which, (number, first, size) in enumerate(zip(made.samples.tolist(), firsts.tolist(), sizes, strict=True))
+    )
+
+
+def _made(item: Mapping[Any, Any]) -> _Made | None:
+    found = (_MADE.get(one) for one in item.values() if isinstance(one, torch.Tensor))
+    return next((made for made in found if made is not None), None)
+
+
+def _place(made: _Made, which: int) -> str | None:
+    if made.origins is None:
+        return None
+    row = pa.RecordBatch.from_arrays([made.origins.slice(int(made.rows[which]), 1)], [ORIGIN])
+    return where(row, 0)
+
+
+def _tokens(batch: Mapping[str, Any], made: _Made, column: str) -> Iterator[list[int]]:
+    """The tokens of each sample, or piece, as far as the batch shows them."""
+    ids: Any = batch.get(column)
+    mask = batch.get("attention_mask")
+    if not isinstance(ids, torch.Tensor) or made.lengths is None:
+        return
+    if made.pieces is not None:
+        rows, lengths = made.pieces.rows, made.pieces.lengths
+        begins = np.cumsum(lengths) - lengths
+        starts = rows * ids.shape[1] + begins - begins[np.searchsorted(rows, rows)]
+        flat = ids.reshape(-1)
+        yield from (flat[start : start + size].tolist() for start, size in zip(starts.tolist(), lengths.tolist()))
+    elif ids.is_nested:
+        jagged: Any = ids
+        values = jagged.values()
+        yield from (values[first:last].tolist() for first, last in pairwise(jagged.offsets().tolist()))
+    elif isinstance(mask, torch.Tensor) and mask.shape == ids.shape:
+        yield from (row[seen != 0].tolist() for row, seen in zip(ids[: len(made.rows)], mask))
