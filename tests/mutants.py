@@ -36,7 +36,15 @@ OPTIONS = [
     "-o",
     "addopts=--import-mode=importlib",
 ]
-IMPORTED = ("hypothesis", "numpy", "pyarrow.dataset", "pytest", "tokenizers", "torch.utils.data")
+IMPORTED = (
+    "hypothesis",
+    "numpy",
+    "pyarrow.dataset",
+    "pytest",
+    "tokenizers",
+    "torch.utils.data",
+    "transformers.trainer",
+)
 FAILED = 1
 """What pytest exits with where tests failed; other codes say that none ran."""
 SECONDS = 120.0
@@ -1567,6 +1575,35 @@ MUTANTS = [
         "self._running = self._begun(self._place())\n            self._restored",
         "self._running = self._begun(None)\n            self._restored",
         of("test_loader", "test_nothing_comes_twice_or_never_where_loops_are_left_and_restored"),
+    ),
+    # -- integrations: what trainers count is what was trained on, and what they skip costs nothing
+    Mutant(
+        "what Trainer has read for an optimizer step that was broken off counts as trained",
+        "integrations/transformers/data.py",
+        "place = self._place if self.untrained else None",
+        "place = None",
+        of("integrations/test_transformers", "test_what_was_read_for_a_broken_off_accumulation_comes_again"),
+    ),
+    Mutant(
+        "real batches are given where Trainer passes over some after a resume",
+        "integrations/transformers/adapter.py",
+        "        if not self._skips:",
+        "        if self._skips or not self._skips:",
+        of("integrations/test_transformers", "test_other_settings_at_a_resume_are_said_and_lose_no_batch"),
+    ),
+    Mutant(
+        "batches of an optimizer step count alike, whatever labels they have",
+        "integrations/transformers/loss.py",
+        "Share(count * times / total.clamp(min=1), not count)",
+        "Share(torch.tensor(times / len(counts)), not count)",
+        of("integrations/test_transformers", "test_accumulated_batches_are_one_batch"),
+    ),
+    Mutant(
+        "an evaluation is the mean of its batches' means",
+        "integrations/transformers/evaluation.py",
+        "count = count.to(self._sums)",
+        "count = (count > 0).to(self._sums)",
+        of("integrations/test_transformers", "test_an_evaluation_weighs_by_labels_and_keeps_the_batches_order"),
     ),
 ]
 

@@ -17,15 +17,13 @@ ROOMS = {  # in the order in which data flow, from below; a module imports from 
 SHARED = {  # what the stages of a room are made of; a stage does not import another
     "rows": {
         "beside", "blocks", "blockwise", "bos_eos", "carried", "choice", "compiled", "conversations", "cursor", "cuttable",
-        "encoder", "encoder_kinds", "encoders",
-        "engines", "framed", "gathered", "gigatoken_encoder",
-        "hashes", "parallel",
+        "encoder", "encoder_kinds", "encoders", "engines", "framed", "gathered", "gigatoken_encoder", "hashes", "parallel",
         "pieces", "ragged", "schema", "sides", "tokenizer_by_name", "typed", "word_cache",
     },
     "index": {
         "index", "indexed", "lengths", "order", "sequence", "several", "side_by_side", "slice", "some_columns", "some_rows",
     },
-    "integrations": set[str](),
+    "integrations": {"adapter", "checkpoint", "data", "evaluation", "held", "loss", "settings"},  # of one trainer
 }  # fmt: skip
 TORCH = {"cli", "demo", "device", "grouping", "integrations", "loader", "memory", "steps", "tensors"}
 MOST_AT_THE_TOP = 10

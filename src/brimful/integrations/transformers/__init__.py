@@ -1,0 +1,188 @@
+"""Batches in Hugging Face's Trainer, and in trainers made of it: resumed from its own checkpoints, exactly."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import Trainer
+
+from brimful.integrations.transformers.adapter import Adapter
+from brimful.integrations.transformers.data import TrainerBatch, is_ours
+from brimful.integrations.transformers.evaluation import Evaluation
+from brimful.integrations.transformers.loss import num_labels, with_a_label
+
+HOOKS = (
+    *("train", "get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "num_examples"),
+    *("get_total_train_batch_size", "get_batch_samples", "_get_num_items_in_batch", "training_step", "compute_loss"),
+    *("prediction_step", "evaluate", "evaluation_loop", "_save_rng_state"),
+)
+"""The methods of Trainer that are stood in for; without one of them a state would be lost in silence."""
+
+
+@cache
+def trainer_class(base: type[Trainer]) -> Any:
+    """A subclass of Trainer, Seq2SeqTrainer, TRL's SFTTrainer or one's own that also takes `Batches`, or a loader of them, as
+    train_dataset and eval_dataset, and goes on exactly from its own checkpoints (`train(resume_from_checkpoint=True)`).
+
+    Whatever else it is given is the base's matter. Of batches:
+
+    - Several processes share them out (`shard`) by themselves; a loader must be one of shared ones. Streams need
+      `from_files(streams=n)`. Batches come as they were made: `per_device_train_batch_size`, samplers and workers of the trainer
+      have no part in it, and a data_collator is refused: give it to `batch(..., collate_fn=...)`.
+    - The state of the data lies in each checkpoint, `brimful_state.json`: of the last optimizer step, whatever was read ahead, of
+      all processes; another number of them goes on from it too. True passes over a checkpoint that was interrupted while it
+      was written. A checkpoint without the file is refused.
+    - What Trainer calls an epoch is as many steps as the first epoch of the data has, of an endless run over them, since epochs
+      that are planned in windows differ by some batches. Where the number is not known (streams), max_steps says how
+      long to train, and `state.epoch` is the number of epochs of the data that have ended; without max_steps a first pass over
+      the data, which makes no tensors, counts them.
+    - The loss of an optimizer step is the mean over all its labels, of all processes and accumulated batches, whether
+      or not the model's forward takes num_items_in_batch; a batch without a label that is trained on, or a filler, adds 0, never
+      NaN. A base that overrides compute_loss, or a compute_loss_func, gets num_items_in_batch as Trainer has it;
+      one that ignores it and gives means says so, as Trainer asks: loss_is_scaled_for_ga = False. Override it in the base: what
+      overrides it in a class made of the result calls super().
+    - Evaluations weigh the loss by labels too and count no filler. Predictions and label_ids come in the batches' order, not in
+      that of the data: padded with -100 where lengths differ. Rows of packed batches are rows.
+    - Keys that the model's forward does not take are left out, unless remove_unused_columns=False.
+
+    Args:
+        base: the class of a trainer. The result is the same one for the same base.
+    Raises:
+        TypeError: no trainer, or one of a release of transformers that works otherwise.
+        ValueError: (when constructed) what cannot be right: auto_find_batch_size, nn.DataParallel, context or sequence
+            parallelism, a data_collator, evaluation data without an end, num_train_epochs of such data; with the remedy.
+        StateError: (from `train`) a checkpoint without a state, or of other data.
+    Price: an optimizer step sends 8 bytes to all processes, to count labels, and takes the loader's state, .1 ms, or 40 us a
+        stream. Indexed data are planned twice, as integers, before the first batch.
+    State: that of `Batches.loader()`, as JSON.
+    Source: transformers 5 (trainer.py), whose methods it wraps.
+    Example:
+        >>> from transformers import Trainer
+        >>> trainer_class(Trainer) is trainer_class(Trainer)
+        True
+    """
+    if not (isinstance(base, type) and issubclass(base, Trainer)):
+        raise TypeError(f"trainer_class takes transformers' Trainer or a class made of it (got {base!r})")
+    if hasattr(base, "_brimful_base"):
+        return base
+    if missing := [name for name in HOOKS if not hasattr(base, name)]:
+        raise TypeError(
+            f"{base.__name__} has no {', '.join(missing)}: it needs another release of transformers, 5 or later"
+        )
+    names = {"__module__": base.__module__, "_brimful_base": base}
+    return type(f"Brimful{base.__name__}", (_evaluating(_training(base)),), names)
+
+
+def _training(base: Any) -> Any:
+    """What is other in training."""
+
+    class Training(base):  # type: ignore[misc]  # of any class of trainers
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._brimful = adapter = Adapter(self, base)
+            args, kwargs = adapter.taken_out(args, kwargs)
+            super().__init__(*args, **kwargs)
+            adapter.begin()
+
+        def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+            with self._brimful.training(resume_from_checkpoint) as checkpoint:
+                return super().train(checkpoint, *args, **kwargs)
+
+        def get_train_dataloader(self) -> Any:
+            ours = is_ours(self.train_dataset)
+            return self._brimful.train_dataloader() if ours else super().get_train_dataloader()
+
+        def num_examples(self, dataloader: Any) -> int:
+            known = self._brimful.num_examples(dataloader)
+            return super().num_examples(dataloader) if known is None else known
+
+        def get_total_train_batch_size(self, args: Any) -> int:
+            known = self._brimful.samples_a_step()
+            return super().get_total_train_batch_size(args) if known is None else known
+
+        def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+            samples, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+            self._brimful.weigh(samples, device)
+            return samples, num_items
+
+        def _get_num_items_in_batch(self, batch_samples: Any, device: Any) -> Any:
+            self._brimful.refuse_skipped(batch_samples)
+            if batch_samples and isinstance(batch_samples[0], TrainerBatch) and self._brimful.means:
+                return None
+            num_items = super()._get_num_items_in_batch(batch_samples, device)
+            return num_items.clamp(min=1) if isinstance(num_items, torch.Tensor) else num_items
+
+        def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._brimful.step(inputs):
+                return super().training_step(model, inputs, *args, **kwargs)
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            share = self._brimful.share
+            if share is not None and share.nothing:
+                inputs = with_a_label(inputs, self.label_names)
+                kwargs |= {
+                    name: torch.tensor(1, device=self.args.device) for name in kwargs.keys() & {"num_items_in_batch"}
+                }
+            result = super().compute_loss(model, inputs, *args, **kwargs)
+            return result if share is None else self._brimful.scaled(result, share)
+
+        def _save_rng_state(self, output_dir: str) -> None:
+            super()._save_rng_state(output_dir)
+            self._brimful.save(output_dir)
+
+    return Training
+
+
+def _evaluating(base: Any) -> Any:
+    """What is other in an evaluation."""
+
+    class Evaluating(base):  # type: ignore[misc]  # of any class of trainers
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            chosen = self._brimful.evaluated(eval_dataset)
+            return super().get_eval_dataloader(eval_dataset) if chosen is None else chosen
+
+        def get_test_dataloader(self, test_dataset: Any) -> Any:
+            chosen = self._brimful.evaluated(test_dataset)
+            return super().get_test_dataloader(test_dataset) if chosen is None else chosen
+
+        def evaluate(
+            self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval", **kwargs: Any
+        ) -> Any:
+            if isinstance(eval_dataset, dict) and any(map(is_ours, eval_dataset.values())):
+                metrics: dict[str, Any] = {}
+                for name, one in eval_dataset.items():
+                    metrics |= self.evaluate(one, ignore_keys, f"{metric_key_prefix}_{name}", **kwargs)
+                return metrics
+            with self._brimful.named(eval_dataset) as given:
+                return super().evaluate(
+                    eval_dataset=given, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix, **kwargs
+                )
+
+        def evaluation_loop(
+            self,
+            dataloader: Any,
+            description: str,
+            prediction_loss_only: Any = None,
+            ignore_keys: Any = None,
+            metric_key_prefix: str = "eval",
+        ) -> Any:
+            arguments = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+            if (loader := self._brimful.loader_of(dataloader)) is None:
+                return super().evaluation_loop(*arguments)
+            evaluation = Evaluation(self.accelerator, self.get_tp_size())
+            with self._brimful.evaluating(evaluation):
+                output = super().evaluation_loop(*arguments)
+            samples = 0 if loader.stats is None else loader.stats.samples
+            return evaluation.of(output, metric_key_prefix, samples)
+
+        def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            evaluation = self._brimful.evaluation
+            if evaluation is None:
+                return super().prediction_step(model, inputs, *args, **kwargs)
+            count = num_labels(inputs, self.label_names, self._brimful.shifts)
+            result = super().prediction_step(model, inputs, *args, **kwargs)
+            evaluation.add(result[0], count, inputs.is_filler)
+            return result
+
+    return Evaluating

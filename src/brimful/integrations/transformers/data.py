@@ -1,0 +1,316 @@
+"""Batches as transformers' Trainer reads them: to train, epochs of so many steps of an endless run; to evaluate, once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice, repeat
+from typing import Any, Final, NamedTuple, TypeGuard
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from brimful.batches import Batches
+from brimful.core.errors import logger
+from brimful.core.repeat import Repeat
+from brimful.core.stream import upstreams
+from brimful.core.take_items import TakeItems
+from brimful.dataset import Dataset
+from brimful.device.async_loader import AsyncLoader
+from brimful.loader import Loader
+from brimful.steps.counted import num_items
+
+SKIPPED: Final = object()
+"""What stands for a batch that Trainer passes over after a resume."""
+
+
+class Share(NamedTuple):
+    """What a batch's loss counts in its optimizer step.
+
+    Args:
+        scale: what the loss is multiplied by; None: the trainer's own scaling holds.
+        nothing: whether no label of the batch is trained on.
+    """
+
+    scale: torch.Tensor | None
+    nothing: bool
+
+
+class TrainerBatch(dict[str, Any]):
+    """A batch with the keys that the model takes, and beside it what the trainer must know and the model must not."""
+
+    is_filler: bool = False
+    share: Share | None = None
+
+
+def is_ours(given: Any) -> TypeGuard[Batches | Loader | AsyncLoader]:
+    """Whether something given to a trainer is read by brimful: Batches, a loader of them, AsyncLoader around one."""
+    if isinstance(given, AsyncLoader):
+        return is_ours(given.loader)
+    return isinstance(given, Batches) or (isinstance(given, Loader) and isinstance(given.batches, Batches))
+
+
+def refuse_samples(name: str, given: Any) -> None:
+    """An error for samples, of which no trainer makes full batches.
+
+    Raises:
+        TypeError: a data set, or a loader of one.
+    """
+    if isinstance(given, Dataset) or (isinstance(given, Loader) and not isinstance(given.batches, Batches)):
+        raise TypeError(
+            f"{name} is samples (a {type(given).__name__}), and a trainer here takes batches: give it data.batch_by_tokens(...), "
+            "data.batch(...) or data.pack(...)"
+        )
+
+
+def batches_of(given: Batches | Loader | AsyncLoader) -> Batches:
+    """The batches that something of ours reads."""
+    if isinstance(given, Batches):
+        return given
+    below: Any = given.loader if isinstance(given, AsyncLoader) else given.batches
+    return batches_of(below)
+
+
+def loader_of(given: Batches | Loader | AsyncLoader) -> Loader | AsyncLoader:
+    """A loader of an epoch at a time; of batches, a new one."""
+    return replace(given, repeats=False).loader() if isinstance(given, Batches) else given
+
+
+def loader_aside(given: Batches | Loader | AsyncLoader) -> Loader | AsyncLoader:
+    """A new loader of the same, from the start, which moves no other."""
+    if isinstance(given, Batches):
+        return loader_of(given)
+    if isinstance(given, Loader):
+        return Loader(given.batches, steps_per_epoch=given.steps_per_epoch)
+    inner: Any = given.loader
+    return copy.deepcopy(given, {id(inner): loader_aside(inner)})
+
+
+def steps_set(given: Batches | Loader | AsyncLoader) -> int | None:
+    """The `steps_per_epoch` of a loader; None where there is none."""
+    return None if isinstance(given, Batches) else given.steps_per_epoch
+
+
+def own_share(name: str, given: Any, rank: int, world_size: int, replicas: int) -> Any:
+    """What a process reads of something of ours: its own batches, also where it is the only process, so that a state is good
+    for any number of them.
+
+    Raises:
+        ValueError: a loader of batches that are not shared out; batches that are not, where ranks are no data-parallel ones.
+    """
+    if batches_of(given).sharded or (world_size == 1 and not isinstance(given, Batches)):
+        return given
+    if not isinstance(given, Batches):
+        raise ValueError(
+            f"{name} is a loader of batches that are not shared out, and there are {world_size} processes, each of which would "
+            "get all of them: give it batches.shard().loader(), or the batches themselves"
+        )
+    if replicas > 1:
+        raise ValueError(
+            f"{name} cannot be shared out by the {world_size} processes, as {replicas} of them hold one copy of the model "
+            "(tensor parallel): give it batches.shard(rank, world_size) of the data-parallel rank"
+        )
+    return given.shard(rank, world_size)
+
+
+class Length(NamedTuple):
+    """How many steps an epoch of a process has, and how many samples that is, of all processes; None where not known.
+    `of_data`: whether it is an epoch of the data, and not the whole run."""
+
+    steps: int | None
+    samples: int | None
+    of_data: bool = True
+
+
+def known_length(given: Batches | Loader | AsyncLoader) -> Length:
+    """What is known without reading. Price: two passes over the plans of an epoch, as integers, of indexed data."""
+    if (steps := steps_set(given)) is not None:
+        return Length(steps, None)
+    batches = batches_of(given)
+    batches = replace(batches, repeats=False) if batches.repeats else batches
+    repeats, most = _bounds(batches)
+    try:
+        steps = num_items(batches.planned) if repeats and most is None else len(batches)
+    except TypeError:
+        steps = None
+    if steps is None:
+        return Length(None, None)
+    ranks = getattr(batches.planned, "num_ranks", 1)
+    everything = batches.shard(0, 1) if batches.sharded else batches
+    return Length(steps, sum(batch.num_samples for batch in islice(everything.plans(), steps * ranks)))
+
+
+def can_count(given: Batches | Loader | AsyncLoader) -> bool:
+    """Whether an epoch has an end that a pass over it finds."""
+    batches = batches_of(given)
+    repeats, most = _bounds(batches)
+    return not batches.learns and (most is not None or not repeats)
+
+
+def counted_length(given: Batches | Loader | AsyncLoader) -> Length:
+    """The steps of an epoch, and this rank's samples, by a pass over the data: they are read and tokenised, no tensor is made."""
+    batches = batches_of(given)
+    logger.warning(
+        "counting the steps of an epoch of %r, by a pass over the data: cache(path) makes a store of it, which knows them, and "
+        "max_steps in the trainer's arguments asks for no count",
+        batches,
+    )
+    repeats, most = _bounds(batches)
+    real = [batch.num_samples if batch.weight != 0 else 0 for batch in islice(batches.plans(), most)]
+    return Length(most if repeats and real and most is not None else len(real), sum(real))
+
+
+def _bounds(batches: Batches) -> tuple[bool, int | None]:
+    """Whether the epochs follow each other without end below the batches' own methods, and how many `take` leaves."""
+    stage, repeats, most = batches.stage, False, None
+    while stage is not batches.planned:
+        if isinstance(stage, TakeItems):
+            most = stage.n if most is None else min(most, stage.n)
+        repeats = repeats or isinstance(stage, Repeat)
+        stage = upstreams(stage)[0]
+    return repeats, most
+
+
+def refuse_evaluation(name: str, given: Batches | Loader | AsyncLoader, is_trained_on: bool) -> None:
+    """An error for what would never end, count samples twice, or move the training data, in an evaluation.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    batches = batches_of(given)
+    repeats, most = _bounds(batches)
+    if is_trained_on and not isinstance(given, Batches):
+        raise ValueError(
+            f"{name} is the loader of train_dataset, and an evaluation would move it: give it one of its own, batches.loader()"
+        )
+    if steps_set(given) is not None:
+        raise ValueError(
+            f"{name} has steps_per_epoch={steps_set(given)}, so that each evaluation would see other batches: give it "
+            f"batches.take({steps_set(given)})"
+        )
+    if (batches.repeats or repeats) and most is None:
+        raise ValueError(f"{name} repeats without end, and so would its evaluation: give it batches.take(n)")
+    if getattr(batches.planned, "uneven", "") == "wrap":
+        raise ValueError(
+            f"{name} is shared out with uneven='wrap', which counts samples twice: say uneven='pad', whose fillers count nothing"
+        )
+
+
+class Reader:
+    """Batches with the keys that a model takes.
+
+    Args:
+        keys: those; None: all.
+        model: its name, for the error.
+    """
+
+    def __init__(self, keys: frozenset[str] | None, model: str) -> None:
+        self.keys = keys
+        self.model = model
+
+    def read(self, batch: Any) -> TrainerBatch:
+        if not isinstance(batch, Mapping):
+            raise TypeError(
+                f"a trainer wants a dict of tensors, and this batch is a {type(batch).__name__}: leave out enumerate(), and have "
+                "map(fn) or collate_fn return a dict"
+            )
+        keys = batch.keys() if self.keys is None else [key for key in batch if key in self.keys]
+        if not keys:
+            raise ValueError(
+                f"{self.model}.forward takes none of the keys of this batch ({', '.join(map(str, batch))}): rename them, or say "
+                "remove_unused_columns=False in the trainer's arguments"
+            )
+        made = TrainerBatch((key, batch[key]) for key in keys)
+        made.is_filler = bool(batch.get("is_filler", False))
+        return made
+
+
+class Steps(IterableDataset[Any]):
+    """The training data of a run: each iteration is `steps` batches, and begins where the one before was left.
+
+    Epochs of windowed, shuffled data differ in their number of batches, and Trainer counts each as long as the first: so
+    what it calls an epoch is so many steps of an endless run, in which nothing is left out and nothing comes twice.
+
+    Args:
+        loader: of an epoch of the data at a time.
+        skipped: how many batches the next iteration is asked to pass over, which were trained on before a resume.
+    """
+
+    def __init__(self, loader: Loader | AsyncLoader, length: Length, reader: Reader, skipped: Any) -> None:
+        assert length.steps is not None
+        self.loader = loader
+        self.length = length
+        self.steps = length.steps
+        self.untrained = 0  # batches handed out since the last optimizer step
+        self._reader = reader
+        self._skipped = skipped
+        self._run: Generator[Any, None, None] | None = None
+        self._place: dict[str, Any] | None = None  # after the last optimizer step
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[Any]:
+        skipped = self._skipped()
+        yield from repeat(SKIPPED, skipped)
+        if self._run is None:
+            self._run = _endless(self.loader)
+        for _ in range(self.steps - skipped):
+            if not self.untrained:
+                self._place = self.loader.state_dict()
+            batch = next(self._run)
+            self.untrained += 1
+            yield self._reader.read(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's state after the last batch of the last optimizer step, whatever was handed out since."""
+        place = self._place if self.untrained else None
+        return self.loader.state_dict() if place is None else place
+
+    def close(self) -> None:
+        """Ends the run; `state_dict` still answers."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.close()
+
+
+class Once(IterableDataset[Any]):
+    """The data of an evaluation: each iteration is the first epoch of a loader of its own."""
+
+    def __init__(self, loader: Loader | AsyncLoader, length: Length, reader: Reader) -> None:
+        self.loader = loader
+        self.length = length
+        self._reader = reader
+
+    def __len__(self) -> int:
+        if self.length.steps is None:
+            raise TypeError("the number of batches is not known")
+        return self.length.steps
+
+    def __iter__(self) -> Iterator[TrainerBatch]:
+        self.loader.set_epoch(0)
+        for batch in self.loader:
+            yield self._reader.read(batch)
+
+
+def as_dataloader(dataset: Steps | Once) -> DataLoader[Any]:
+    """What Trainer, and Accelerate's `skip_first_batches`, look for: a DataLoader that does nothing but hand on."""
+    return DataLoader(dataset, batch_size=None, num_workers=0, collate_fn=itself)
+
+
+def itself(batch: Any) -> Any:
+    return batch
+
+
+def _endless(loader: Loader | AsyncLoader) -> Generator[Any, None, None]:
+    """Epoch after epoch of a loader."""
+    while True:
+        empty = True
+        with closing(iter(loader)) as batches:  # type: ignore[type-var]  # both are generators
+            for batch in batches:
+                empty = False
+                yield batch
+        if empty:
+            raise ValueError("an epoch of the training data has no batch, so there is nothing to train on")
