@@ -28,10 +28,11 @@ def reader_here() -> ReadsAhead:
     """Who takes the first list: torch's, torchdata's and Accelerate's loaders that are on the stack."""
     reader = ReadsAhead()
     for module, frame in _stack():
-        if module == "accelerate.data_loader":  # one batch ahead, to know which is the last
+        if module == "accelerate.data_loader":
             owner = frame.f_locals.get("self")
+            only_skips = type(owner).__name__ == "SkipDataLoader"  # else one batch ahead, to know which is the last
             reader = ReadsAhead(
-                reader.name or "Accelerate",
+                reader.name if only_skips else reader.name or "Accelerate",
                 max(reader.processes, getattr(owner, "num_processes", 1), _dispatched_to(owner)),
                 max(reader.skipped, getattr(owner, "skip_batches", 0)),
             )
