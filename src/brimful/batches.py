@@ -139,7 +139,9 @@ class Batches:
             batched = self.planned.upstream if isinstance(self.planned, Sharded) else self.planned
             windows = upstreams(batched)[0]
             streamed = "" if isinstance(windows, Planned) else kind_of(windows)
-            sharded = Sharded(batched, rank, world_size, group, uneven, streamed, self.rules.follows(LABELS))
+            sharded = Sharded(
+                batched, rank, world_size, group, uneven, streamed, self.rules.follows(LABELS), timeout_seconds
+            )
         return replace(self, planned=sharded, stage=substituted(self.stage, self.planned, sharded))
 
     def plans(self, epoch: int = 0) -> Iterator[Batch]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from brimful.core.errors import StateError
+from brimful.core.errors import StateError, positive
 from brimful.core.lessons import Learner
 from brimful.core.stream import Stage, State, upstreams
 from brimful.plan import MemoryBudget
@@ -20,7 +21,8 @@ from brimful.steps.planners import BatchPlanner, ByPolicy
 
 @dataclass(frozen=True)
 class PeakLessons:
-    """What is known is a model of peaks, and a lesson the peak of a batch, by its shape.
+    """What is known is a model of peaks, and a lesson the peak of a batch, by its shape: [batch, length, bytes], of pairs [batch,
+    source, target, bytes]; without bytes (null) it ran out of memory.
 
     Args:
         columns: those by whose lengths is planned: their tensors, (B, L), show the shape of a batch.
@@ -32,8 +34,18 @@ class PeakLessons:
     def first(self) -> Any:
         return self.policy.model
 
-    def after(self, known: Any, item: Any, value: float) -> Any:
-        return self.policy.after_peak(known, *self._shape(item), value)
+    def lesson(self, item: Any, value: float) -> State:
+        batch, length = self._shape(item)
+        lengths = length if isinstance(length, tuple) else (length,)
+        return [batch, *lengths, None if value == inf else positive("peak_bytes", value)]
+
+    def checked(self, lesson: State) -> State:
+        *shape, peak_bytes = lesson
+        return self.lesson(_as_shape(shape), inf if peak_bytes is None else peak_bytes)
+
+    def after(self, known: Any, lesson: State) -> Any:
+        *shape, peak_bytes = lesson
+        return self.policy.after_peak(known, *_as_shape(shape), inf if peak_bytes is None else peak_bytes)
 
     def to_json(self, known: Any) -> State:
         return known.to_json()
@@ -53,6 +65,11 @@ class PeakLessons:
             )
         lengths = [shape[1] for shape in found]
         return found[0][0], lengths[0] if len(lengths) == 1 else (lengths[0], lengths[1])
+
+
+def _as_shape(numbers: Sequence[int]) -> tuple[int, Length]:
+    batch, *lengths = numbers
+    return batch, lengths[0] if len(lengths) == 1 else tuple(lengths)  # type: ignore[return-value]
 
 
 def _shape_of(tensor: Any) -> tuple[int, ...]:
