@@ -181,7 +181,9 @@ def learn(folder: Path, first: str, last: str, then: str) -> Any:
         for step, batch in enumerate(in_step(it), int(first) + 1):
             seen.append(one(batch))
             size, length = batch["input_ids"].shape
-            it.learn(batch, float("inf") if step % 9 == number else 2e5 + size * length * (2500 + 100 * number + 10 * step))
+            it.learn(
+                batch, float("inf") if step % 9 == number else 2e5 + size * length * (2500 + 100 * number + 10 * step)
+            )
             if step == int(last):
                 break
         (folder / f"seen-{last}-{number}.json").write_text(json.dumps(seen))

@@ -6,7 +6,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from typing import Any
@@ -112,7 +112,9 @@ class Ranks:
                     batch = next(it, None)
                     if batch is None:
                         break
-                    for peak in [] if batch["is_filler"] else self.lessons(rank, samples(batch), batch["input_ids"].shape):
+                    for peak in (
+                        [] if batch["is_filler"] else self.lessons(rank, samples(batch), batch["input_ids"].shape)
+                    ):
                         it.learn(batch, peak)
                     taken.append((samples(batch), batch["is_filler"]))
                 self.states[rank] = json.loads(json.dumps(it.state_dict()))
@@ -132,9 +134,7 @@ class Ranks:
         return bf.merge_states([self.states[rank] for rank in range(self.world_size)])
 
 
-def by_definition(
-    world_size: int, lessons: Lessons = differing, count: int = ROWS, window: int = 24
-) -> list[Numbers]:
+def by_definition(world_size: int, lessons: Lessons = differing, count: int = ROWS, window: int = 24) -> list[Numbers]:
     """The batches of the rows in their order: a window is planned by what all ranks were told before the step in which the window
     before it begins, step by window, rank by rank."""
     policy = budget()
@@ -143,7 +143,7 @@ def by_definition(
         ends.append(ends[-1] + window_ends(count - ends[-1], window))
     found: list[tuple[Numbers, tuple[int, int]]] = []
     begins = []
-    known, upto = policy.model, 0
+    known, upto = policy.taught(policy.model), 0
     for number, (start, end) in enumerate(pairwise(ends)):
         begins.append(len(found) // world_size)
         stop = begins[number - 1] if number else 0
@@ -151,9 +151,9 @@ def by_definition(
             for step in range(upto, stop):
                 numbers, shape = found[step * world_size + rank]
                 for peak in lessons(rank, numbers, shape):
-                    known = policy.after_peak(known, *shape, peak)
+                    known = known.after_peak(*shape, peak)
         upto = stop
-        plan = policy.plan_by(known, LENGTHS[start:end])
+        plan = known.plan(LENGTHS[start:end])
         found += [
             (tuple((batch + start).tolist()), (len(batch), length))
             for batch, length in zip(plan.batches, plan.padded_lengths.tolist())
@@ -318,7 +318,9 @@ def test_a_rank_that_stays_away_leaves_or_fails_is_named() -> None:
 
     absent = one_of_two(None, timeout_seconds=1.0).errors[0]
     assert isinstance(absent, TimeoutError)
-    assert str(absent).startswith("waited 1 seconds for rank 1 (never came) to come to window 0 of this run: it was killed")
+    assert str(absent).startswith(
+        "waited 1 seconds for rank 1 (never came) to come to window 0 of this run: it was killed"
+    )
     left = one_of_two(3).errors
     assert list(left) == [0]
     assert isinstance(left[0], RankError)

@@ -35,9 +35,11 @@ ByRank = Mapping[str, Sequence[State]]
 
 class Learner(Protocol):
     """What is known at first, a lesson as plain JSON, what is known after it, and that as plain JSON. What is known is never
-    changed."""
+    changed. `result` is what users are given of it."""
 
     def first(self) -> Any: ...
+
+    def result(self, known: Any) -> Any: ...
 
     def lesson(self, item: Any, value: float) -> State: ...
 
@@ -156,8 +158,8 @@ class Lessons:
         return known._replace(open={**known.open, own: [*known.open.get(own, ()), lesson]})
 
     def learnt(self, known: Known) -> Any:
-        """All that is known by now; of several ranks, all that this one knows."""
-        return self._with(self._with(known.latest, known.closed), known.open)
+        """All that is known by now, as users are given it; of several ranks, all that this one knows."""
+        return self._learner.result(self._with(self._with(known.latest, known.closed), known.open))
 
     def begin(self, known: Known, at: State) -> Known:
         """A run begins, or begins again after Ctrl-C, after the last item that was taken. What is known then: that of all ranks.

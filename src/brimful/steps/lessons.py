@@ -10,19 +10,19 @@ from zlib import crc32
 
 import numpy as np
 
-from brimful.core.errors import StateError, positive
+from brimful.core.errors import StateError, finite, positive
 from brimful.core.lessons import Learner
 from brimful.core.stream import Stage, State, upstreams
 from brimful.plan import MemoryBudget
-from brimful.plan.memory import Length, as_shape
+from brimful.plan.memory import Length, Taught, as_shape
 from brimful.steps.batch import Batch
 from brimful.steps.planners import BatchPlanner, ByPolicy
 
 
 @dataclass(frozen=True)
 class PeakLessons:
-    """What is known is a model of peaks, and a lesson the peak of a batch, by its shape: [batch, length, bytes], of pairs [batch,
-    source, target, bytes]; without bytes (null) it ran out of memory.
+    """What is known is a model of peaks and a share of the limit, and a lesson the peak of a batch, by its shape: [batch, length,
+    bytes], of pairs [batch, source, target, bytes]; without bytes (null) it ran out of memory.
 
     Args:
         columns: those by whose lengths is planned: their tensors, (B, L), show the shape of a batch.
@@ -32,7 +32,10 @@ class PeakLessons:
     columns: tuple[str, ...]
 
     def first(self) -> Any:
-        return self.policy.model
+        return self.policy.taught(self.policy.model)
+
+    def result(self, known: Any) -> Any:
+        return known.model
 
     def lesson(self, item: Any, value: float) -> State:
         batch, length = self._shape(item)
@@ -45,13 +48,17 @@ class PeakLessons:
 
     def after(self, known: Any, lesson: State) -> Any:
         *shape, peak_bytes = lesson
-        return self.policy.after_peak(known, *_as_shape(shape), inf if peak_bytes is None else peak_bytes)
+        return known.after_peak(*_as_shape(shape), inf if peak_bytes is None else peak_bytes)
 
     def to_json(self, known: Any) -> State:
-        return known.to_json()
+        return {"model": known.model.to_json(), "share": known.share}
 
     def from_json(self, saved: State) -> Any:
-        return type(self.policy.model).from_json(saved)  # type: ignore[attr-defined]
+        model = type(self.policy.model).from_json(saved["model"])  # type: ignore[attr-defined]
+        share = finite("share", saved["share"])
+        if not 0 <= share <= 1:
+            raise ValueError(f"share must be between 0 and 1 (got {share})")
+        return self.policy.taught(model, share)
 
     def _shape(self, item: Any) -> tuple[int, Length]:
         """Of a batch, or as it was given."""
@@ -90,8 +97,8 @@ def learner_from(planner: BatchPlanner, windows: Stage[Any]) -> Learner | None:
 def taught(planner: BatchPlanner, known: Any) -> BatchPlanner:
     """A planner that learns, with what is known by now."""
     assert isinstance(planner, ByPolicy)
-    assert isinstance(planner.policy, MemoryBudget)
-    return replace(planner, policy=planner.policy.taught(known))
+    assert isinstance(known, Taught)
+    return replace(planner, policy=known)
 
 
 def plan_crc(batches: Sequence[Batch]) -> int:
