@@ -162,7 +162,7 @@ class MemoryBudget:
         """See `Taught.after_peak`."""
         model, memory_ran_out = taught.model, peak_bytes == inf
         if memory_ran_out:
-            peak_bytes = self._limit(model)
+            peak_bytes = taught.share * self._limit(model)
         if not memory_ran_out or model.predict(batch, length) < peak_bytes:
             shape = (batch, *length) if isinstance(length, tuple) else (batch, length)
             model = model.refined([shape], [positive("peak_bytes", peak_bytes)])  # type: ignore[attr-defined]
@@ -273,8 +273,8 @@ class Taught:
         """What is known after a lesson: the peak of a batch, or infinite where it ran out of memory.
 
         Of one that ran out of memory no more is known than that its peak exceeds what the device holds. Where the model expects
-        less than the limit, it learns a peak of the limit; and where the device may hold less than that, the share of it
-        is lowered until no such batch is planned again, but one of nine tenths of its rows at most.
+        less than the share of the limit, it learns a peak of that; and as the device may hold less, the share is lowered until no
+        such batch is planned again, but one of nine tenths of its rows at most.
         """
         return self.policy.after_peak(self, batch, length, peak_bytes)
 
