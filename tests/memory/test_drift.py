@@ -53,8 +53,8 @@ def run(*, learn: bool) -> tuple[int, int, float]:
 
 
 def test_what_runs_out_of_a_drifting_memory_is_planned_smaller() -> None:
-    """A guard alone runs most batches in parts in the end; what is planned smaller needs none, and runs out about as seldom, though
-    the peaks that are told say that all is well."""
+    """A guard alone runs most batches in parts in the end; what is planned smaller seldom needs that, though the peaks that are
+    told say that all is well."""
     alone, split_alone, _ = run(learn=False)
     ooms, split, used = run(learn=True)
     assert ooms < 1.5 * alone

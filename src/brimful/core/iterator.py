@@ -126,6 +126,12 @@ class ResumableIterator(Iterator[T], Generic[T]):
         ahead, and wherever it was resumed. What is told before `state_dict()` is in the state. A run that is told nothing has
         the batches of `learn=False`.
 
+        Of several ranks (`shard`) each tells what its own batches took. They tell each other through torch.distributed's
+        key-value store: a window is planned, by all alike, by what all were told before the step in which the window before it
+        begins. The state has what this rank was told since all last heard of each other: resume each rank from its own, or all,
+        also of another world size, from the states joined by `bf.merge_states`, which is exact. From one rank's state alone all
+        go on alike, but for the lessons of the other ranks in the window at work and the one before.
+
         Args:
             batch: as it was run, padded, with its length columns; or its shape: (batch, length), of pairs (batch, (source,
                 target)).
@@ -135,7 +141,9 @@ class ResumableIterator(Iterator[T], Generic[T]):
                 `oom_guard(..., learn=it.learn)` does all this.
         Raises:
             ValueError: nothing here learns; a batch whose shape is not to be seen; a peak that is none.
-        Price: .3 ms. State: three times the model, 1 to 5 kB each.
+            (of `next`) TimeoutError, RankError: another rank did not come in time, failed or left; it is named.
+        Price: .3 ms, of several ranks for each lesson of any. State: up to three times the model, 1 to 5 kB each; of several
+            ranks also 30 bytes for each lesson of this one in two windows.
         Example:
             >>> import brimful as bf
             >>> model = bf.MemoryModel.fit([(1, 8), (8, 8), (8, 16)], [1008, 1064, 1128])
