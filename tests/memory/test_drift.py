@@ -35,7 +35,7 @@ def run(*, learn: bool) -> tuple[int, int, float]:
         ran.extend(part["id"].tolist())
 
     with batches.iter() as it:
-        guard = oom_guard(step, learn=it.learn if learn else None)
+        guard = oom_guard(step, parameters=[], learn=it.learn if learn else None)
         for number, batch in enumerate(it):
             first = int(batch["id"][0])
             device.limit = int(1_000 - 375 * number / BATCHES + random.integers(-25, 25))
