@@ -852,7 +852,7 @@ MUTANTS = [
         "core/lessons.py",
         '"open": _copied(known.open)}',
         '"open": {}}',
-        of("steps/test_lessons_of_ranks", "test_the_states_of_all_ranks_resume_exactly_at_any_world_size"),
+        of("steps/test_lessons_of_ranks", "test_epochs_go_on_with_what_all_ranks_learnt[pad]"),
     ),
     Mutant(
         "workers read on over the end of a window while several ranks make an item",

@@ -3,6 +3,8 @@
 Each rank posts, some rounds before it hands them out, how many of its streams have a batch in a round; a round's outcome is
 the sum over all ranks. Posting and asking are additions to a counter in torch.distributed's key-value store: nothing that
 others must take part in at the same time, nothing on the device, nothing in the training step.
+
+Ranks that learn exchange their lessons in the same way: their rounds are the windows that begin, and each posts a text.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _GRACE: Final = 5.0
 
 
 class Agreement:
-    """One run over an epoch by all ranks.
+    """One run by all ranks, over an epoch of streams, or of a policy that learns.
 
     A thread calls `begin`, `post` and `outcome` for each round in turn, and `leave`; no other one touches the store, which
     may be stuck. The consumer calls `waiting`, and `stop`.
