@@ -118,11 +118,12 @@ class Batches:
             rank, world_size: the data-parallel ones; by default of `group`, else of torch.distributed, else of the
                 environment, else this process is the only one.
             group: a process group or a one-dimensional device mesh; or, beside rank and world_size, the
-                torch.distributed.Store through which ranks that read streams agree on the end of the epoch.
+                torch.distributed.Store through which ranks that read streams agree on the end of the epoch, and ranks whose
+                policy learns (`MemoryBudget(learn=True)`) on what they learnt.
             uneven: where a step has too few batches, the last one of indexed data or those after a stream's end: "pad" (a
                 filler: one real row again, weight 0), "drop" the step (and what follows), "wrap" to the epoch's first
                 batches (of streams: the stream's), or "error".
-            timeout_seconds: how long to wait for other ranks that read streams.
+            timeout_seconds: how long to wait for other ranks that read streams, or learn.
         Raises:
             ValueError: (when iterated) streamed data without streams at a world size above 1: its ranks would have to read
                 everything; a world size that does not divide the streams.
@@ -147,7 +148,9 @@ class Batches:
             batched = self.planned.upstream if isinstance(self.planned, Sharded) else self.planned
             windows = upstreams(batched)[0]
             streamed = "" if isinstance(windows, Planned) else kind_of(windows)
-            sharded = Sharded(batched, rank, world_size, group, uneven, streamed, self.rules.follows(LABELS))
+            sharded = Sharded(
+                batched, rank, world_size, group, uneven, streamed, self.rules.follows(LABELS), timeout_seconds
+            )
         return replace(self, planned=sharded, stage=substituted(self.stage, self.planned, sharded))
 
     def plans(self, epoch: int = 0) -> Iterator[Batch]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.core.stream import describe
-from brimful.plan import CostBudget, OverlongError, TokenBudget
+from brimful.plan import CostBudget, OverlongError, TokenBudget, memory
 from brimful.testing import assert_exact_resume
 from tests.effort import examples
 
@@ -212,3 +212,19 @@ class Nothing:
 def test_what_is_refused(make: Callable[[], object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         make()
+
+
+def test_batches_far_beyond_those_that_a_model_has_seen_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    shapes = [(batch, length) for batch in (1, 4) for length in (10, 20, 40)]
+    model = bf.MemoryModel.fit(shapes, [1000 + batch * length for batch, length in shapes])
+    memory._said.clear()
+    with caplog.at_level("WARNING", logger="brimful"):
+        bf.MemoryBudget(model, 1400).plan([40] * 8)
+        assert not caplog.records
+        for _ in range(2):
+            bf.MemoryBudget(model, 1400).plan([20] * 20 + [90])
+    assert [record.getMessage() for record in caplog.records] == [
+        f"a {kind} is planned, and the memory model has seen none above {known}: so far beyond, its risk is not held; probe "
+        "near it (bf.probe, brimful memory probe)"
+        for kind, known in (("batch of 16", 4), ("length of 90", 40))
+    ]

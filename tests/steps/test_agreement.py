@@ -1,4 +1,4 @@
-"""Data-parallel processes that read streams: real ones, over gloo, with very unequal data."""
+"""Data-parallel processes that agree: real ones, over gloo, that read streams of very unequal length, or learn."""
 
 from __future__ import annotations
 
@@ -151,3 +151,32 @@ def test_states_of_other_steps_are_not_joined(ranks_of: Any, folder: Path) -> No
     assert bf.merge_states([states[0]] * 3) == states[0]
     with pytest.raises(ValueError, match="at least one state"):
         bf.merge_states([])
+
+
+@pytest.mark.parametrize(("world_size", "others"), [(2, 3), (3, 2)])
+def test_ranks_that_learn_plan_the_same_over_epochs_killed_and_resumed(
+    ranks_of: Any, tmp_path: Path, world_size: int, others: int
+) -> None:
+    most = 3 * 40 // world_size
+    unbroken = ranks_of(world_size, "learn", tmp_path, "0", str(most), "")
+    assert all(rank[1:] == unbroken[0][1:] for rank in unbroken), "one place, and one model"
+    ids = [number for batch in in_turn([rank[0] for rank in unbroken]) for number in batch]
+    assert [sorted(ids[start : start + 60]) for start in (0, 60, 120)] == [list(range(60))] * 3
+
+    ranks_of(world_size, "learn", tmp_path, "0", "7", "killed")
+    before = [json.loads((tmp_path / f"seen-7-{rank}.json").read_text()) for rank in range(world_size)]
+    resumed = ranks_of(world_size, "learn", tmp_path, "7", str(most), "")
+    assert [one + rank[0] for one, rank in zip(before, resumed)] == [rank[0] for rank in unbroken]
+    assert [rank[1:] for rank in resumed] == [rank[1:] for rank in unbroken]
+
+    elsewhere = ranks_of(others, "learn", tmp_path, "7", str(7 + 3 * 20 // others), "")
+    assert all(rank[1:] == elsewhere[0][1:] for rank in elsewhere)
+    ids = [number for batch in in_turn(before) + in_turn([rank[0] for rank in elsewhere]) for number in batch]
+    assert [sorted(ids[start : start + 60]) for start in (0, 60)] == [list(range(60))] * 2
+
+
+def test_a_rank_that_is_killed_while_others_wait_for_its_lessons_is_named(ranks_of: Any, tmp_path: Path) -> None:
+    saw, gone = ranks_of(2, "learns_and_dies", tmp_path)
+    assert gone is None
+    assert saw[0] == "TimeoutError"
+    assert saw[1].startswith("waited 4 seconds for rank 1 (last came to window ")

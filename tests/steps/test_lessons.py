@@ -114,10 +114,10 @@ def test_a_run_that_is_told_lessons_goes_on_exactly_from_any_place(pipeline: str
 def by_definition(policy: bf.MemoryBudget, tell: bool) -> list[tuple[tuple[int, ...], int]]:
     """The batches of the rows in their order: what was told in window w counts from w + 2 on."""
     ends = [*range(0, ROWS, WINDOW), ROWS]
-    models = [policy.model, policy.model]
+    models = [policy.taught(policy.model)] * 2
     found = []
     for start, end in pairwise(ends):
-        plan = policy.plan_by(models[-2], LENGTHS[start:end])
+        plan = models[-2].plan(LENGTHS[start:end])
         known = models[-1]
         for batch, length in zip(plan.batches, plan.padded_lengths.tolist()):
             numbers_of = tuple((batch + start).tolist())
@@ -125,7 +125,7 @@ def by_definition(policy: bf.MemoryBudget, tell: bool) -> list[tuple[tuple[int, 
             ids = np.zeros((len(batch), length), dtype=int)
             ids[:, 0] = numbers_of
             if tell:
-                known = policy.after_peak(known, len(batch), length, peak_of({"input_ids": ids}))
+                known = known.after_peak(len(batch), length, peak_of({"input_ids": ids}))
         models.append(known)
     return found
 
@@ -307,20 +307,41 @@ def test_a_state_stays_small_however_much_was_learnt() -> None:
 @pytest.mark.timeout(5)  # a plan of batches of no rows would not end
 def test_lessons_lower_what_runs_out_of_memory_and_refuse_no_sample() -> None:
     policy = budget()
-    model = policy.model
+    known = policy.taught(policy.model)
     for _ in range(9):
-        model = policy.after_peak(model, 2, 60, math.inf)
-    small, large = policy.plan_by(model, [60] * 12), policy.plan([60] * 12)
+        known = known.after_peak(2, 60, math.inf)
+    small, large = known.plan([60] * 12), policy.plan([60] * 12)
     assert len(small.batches) > len(large.batches)
     for _ in range(20):
-        model = policy.after_peak(model, 1, 60, 9e6)
+        known = known.after_peak(1, 60, 9e6)
     longest = policy.max_length
     assert longest is not None
-    alone = policy.taught(model).plan([longest, longest, 1])
+    alone = known.plan([longest, longest, 1])
     assert alone.padded_sizes.tolist() == [1, 1, 1]
     with pytest.raises(OverlongError, match=f"a sample of {longest + 1:,} tokens .*at most {longest:,} tokens"):
-        policy.taught(model).plan([longest + 1])
-    assert policy.after_peak(model, 900, 60, math.inf) is model  # it is known already
+        known.plan([longest + 1])
+    assert known.after_peak(900, 60, math.inf) is known  # it is known already
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 90), st.sampled_from([math.inf, 3e5, 9e5, 2e6])), max_size=9),
+    st.integers(1, 60),
+    st.sampled_from([{}, {"batch_sizes": "friendly"}, {"limit_bytes": None, "reference": (6, 40)}]),
+)
+@examples(60)
+def test_what_ran_out_of_memory_is_tried_with_nine_tenths_of_its_rows_from_then_on(
+    before: list[tuple[int, int, float]], length: int, settings: dict[str, Any]
+) -> None:
+    policy = budget(**settings)
+    known = policy.taught(policy.model)
+    for batch, width, peak in before:
+        known = known.after_peak(batch, width, peak)
+    count = int(known.plan([length] * 400).padded_sizes[0])
+    lower = known.after_peak(count, length, math.inf)
+    least = max(1, min(int(0.9 * count), count - 1))
+    assert lower.plan([length] * 400).padded_sizes.max() <= least
+    assert lower.share <= known.share
+    assert known.after_peak(count, length, 1e6).share == known.share
 
 
 def test_pairs_are_told_by_both_lengths() -> None:
@@ -355,6 +376,12 @@ def fresh() -> ResumableIterator[Any]:
     return rows().batch(budget(), window=WINDOW).iter()
 
 
+def shared(share: float) -> Any:
+    lessons = fresh().lessons
+    lessons["models"][1]["share"] = share
+    return lessons
+
+
 def padded() -> dict[str, Any]:
     return {"ids": np.zeros((2, 3))}
 
@@ -380,14 +407,29 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "the model of one": (lambda: rows().batch(4).iter().learnt, ValueError, "no policy has learn=True"),
     "lessons for one": (
-        lambda: rows().batch(4).iter(lessons=[None, {}, {}]),
+        lambda: rows().batch(4).iter(lessons={}),
         ValueError,
         "lessons are for a policy that learns",
     ),
     "damaged lessons": (
-        lambda: rows().batch(budget(), window=9).iter(lessons=[None, {}, {}]),
+        lambda: rows().batch(budget(), window=9).iter(lessons={"models": [None, {}, {}], "closed": {}, "open": {}}),
         StateError,
         "the lessons of this state are damaged",
+    ),
+    "lessons without a model": (
+        lambda: rows().batch(budget(), window=9).iter(lessons={"models": [None] * 3, "closed": {}, "open": {}}),
+        StateError,
+        "the lessons of this state are damaged: it has no model",
+    ),
+    "a damaged lesson": (
+        lambda: rows().batch(budget(), window=9).iter(lessons=fresh().lessons | {"open": {"1": [[2, 3, -4.0]]}}),
+        StateError,
+        "the lessons of this state are damaged: peak_bytes",
+    ),
+    "a damaged share": (
+        lambda: rows().batch(budget(), window=9).iter(lessons=shared(1.5)),
+        StateError,
+        "the lessons of this state are damaged: share must be between 0 and 1 (got 1.5)",
     ),
     "a state without": (
         lambda: (
@@ -403,10 +445,10 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         TypeError,
         "it follows from the lessons of a policy with learn",
     ),
-    "several ranks": (
+    "several ranks without a store": (
         lambda: next(rows().batch(budget(), window=9).shard(0, 2).iter()),
         ValueError,
-        "2 ranks that share out batches must plan the same ones",
+        "2 ranks whose policy learns (learn=True) must tell each other what they learn: initialise torch.distributed",
     ),
     "a sampler": (lambda: bf.BatchSampler(LENGTHS, budget()), ValueError, "a BatchSampler gives lists of numbers"),
     "inference": (

@@ -16,7 +16,8 @@ from weakref import WeakSet
 from brimful.core.background import JOIN_SECONDS, RUN, Running, check_process, close_all, stop_all
 from brimful.core.errors import TALLY, BrokenError, StateError, Tally
 from brimful.core.later import AHEAD, HANDED_ON, Later
-from brimful.core.lessons import PLANS, Known, Lessons, learner_of
+from brimful.core.lessons import Known, Lessons, learner_of
+from brimful.core.plans import PLANS
 from brimful.core.states import check_form
 from brimful.core.stats import Stats
 from brimful.core.stream import END, VERSION, Stage, State, allowed, check_header, describe
@@ -68,7 +69,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
                 lessons = state_dict.get("lessons")
             known = self._known(lessons)
             if known is not None and state_dict is None:
-                known = known._replace(now=None)  # windows begin anew
+                known = known.anew()
             self._place: tuple[State, Known | None] = state, known  # one value: other threads may ask for a state
         except StopIteration as error:
             raise _no_end(error) from error
@@ -79,7 +80,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
         if self._error is not None:
             raise BrokenError(f"this iterator failed earlier: {self._error}") from self._error
         if self._closed or self._state == END:
-            self.close()
+            self._end()
             raise StopIteration
         before, outer = self._place, sys.exception()
         try:
@@ -101,7 +102,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
             self._stop()
             raise
         if self._closed or error is None:
-            self.close()
+            self._end()
             raise StopIteration
         interrupt = _interrupt(error, outer)
         if interrupt is None and isinstance(error, Exception):
@@ -125,6 +126,12 @@ class ResumableIterator(Iterator[T], Generic[T]):
         ahead, and wherever it was resumed. What is told before `state_dict()` is in the state. A run that is told nothing has
         the batches of `learn=False`.
 
+        Of several ranks (`shard`) each tells what its own batches took. They tell each other through torch.distributed's
+        key-value store: a window is planned, by all alike, by what all were told before the step in which the window before it
+        begins. The state has what this rank was told since all last heard of each other: resume each rank from its own, or all,
+        also of another world size, from the states joined by `bf.merge_states`, which is exact. From one rank's state alone all
+        go on alike, but for the lessons of the other ranks in the window at work and the one before.
+
         Args:
             batch: as it was run, padded, with its length columns; or its shape: (batch, length), of pairs (batch, (source,
                 target)).
@@ -134,7 +141,9 @@ class ResumableIterator(Iterator[T], Generic[T]):
                 `oom_guard(..., learn=it.learn)` does all this.
         Raises:
             ValueError: nothing here learns; a batch whose shape is not to be seen; a peak that is none.
-        Price: .3 ms. State: three times the model, 1 to 5 kB each.
+            (of `next`) TimeoutError, RankError: another rank did not come in time, failed or left; it is named.
+        Price: .3 ms, of several ranks for each lesson of any. State: up to three times the model, 1 to 5 kB each; of several
+            ranks also 30 bytes for each lesson of this one in two windows.
         Example:
             >>> import brimful as bf
             >>> model = bf.MemoryModel.fit([(1, 8), (8, 8), (8, 16)], [1008, 1064, 1128])
@@ -153,14 +162,14 @@ class ResumableIterator(Iterator[T], Generic[T]):
     @property
     def learnt(self) -> Any:
         """The model as it is by now, with all that it was told: to be saved, or given to another policy."""
-        return self._so_far.then
+        return self._taught.learnt(self._so_far)
 
     @property
     def lessons(self) -> State | None:
         """What was learnt, as plain JSON, for `Batches.iter(epoch=..., lessons=...)`: then the next epoch begins with it. None
         where nothing learns."""
         known = self._place[1]
-        return None if known is None else self._taught.to_json(known._replace(now=None))
+        return None if known is None else self._taught.to_json(known.anew())
 
     @property
     def _taught(self) -> Lessons:
@@ -225,7 +234,8 @@ class ResumableIterator(Iterator[T], Generic[T]):
             if self._items is None:
                 self.stats.began()
                 if known is not None:
-                    self._taught.begin(known)
+                    known = self._taught.begin(known, self._state)
+                    self._place = self._state, known
                 self._items = self._stage.items(self._state)
             if known is not None:
                 self._taught.ask(known)
@@ -246,6 +256,12 @@ class ResumableIterator(Iterator[T], Generic[T]):
     def _made_later(self, item: T) -> T:
         self.stats.took(item)
         return item
+
+    def _end(self) -> None:
+        """Closes it after its last item."""
+        if self._lessons is not None and not self._closed:
+            self._lessons.end()
+        self.close()
 
     def _stop(self) -> bool:
         """Closes all that runs, unless another thread is inside."""
@@ -285,7 +301,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
                 "batches of a policy that learns (learn=True) cannot be read by AsyncLoader, which takes them ahead of use: "
                 "when a lesson counts would hang on timing; say .to_device(device, prefetch=2) instead"
             )
-        return None if learner is None else Lessons(learner)
+        return None if learner is None else Lessons(learner, self._stage)
 
     def _known(self, saved: State | None) -> Known | None:
         """What is known where the run begins."""

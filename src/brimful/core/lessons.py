@@ -2,189 +2,231 @@
 
 A lesson that is told while the items of window w are taken counts from window w + 2 on. So what a window is planned by is
 known before the first item of the window before it is taken, whatever reads ahead: it waits for the consumer, who never waits
-for more than it has told.
+for more than it has told (`core.plans`).
 
-    consumer   ask() ... took() ... learn(...)           Lessons: by what the window at work and the two after it are planned
-    planner    known() ... planned(n) ... hand(last)     Plans: gets that, window by window, through a queue
+Where several ranks share out the batches, an item is a step of all ranks. What each was told before the step in which window w
+begins is posted then, and window w + 1 is planned by the lessons of all. Nobody waits for more than that all ask for a step
+that it has itself asked for.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from queue import SimpleQueue
-from typing import Any, Final, NamedTuple, Protocol
+import json
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
+from functools import reduce
+from itertools import count
+from queue import Empty, SimpleQueue
+from typing import Any, Final, NamedTuple, Protocol, cast
+from zlib import crc32
 
-from brimful.core.background import Stopped, belongs
+from brimful.core.background import Channel
 from brimful.core.errors import StateError
-from brimful.core.later import AHEAD
+from brimful.core.plans import PLANS, Plans, Told
 from brimful.core.stream import Stage, State, all_stages
+
+_LEAVE: Final = 15.0
+"""Seconds for which the end of an epoch waits at most for the other ranks to have read what they need."""
+
+ByRank = Mapping[str, Sequence[State]]
+"""Lessons in the order in which they were told, by the rank that was told them."""
 
 
 class Learner(Protocol):
-    """What is known at first, what is known after a lesson, and both as plain JSON. What is known is never changed."""
+    """What is known at first, a lesson as plain JSON, what is known after it, and that as plain JSON. What is known is never
+    changed. `result` is what users are given of it."""
 
     def first(self) -> Any: ...
 
-    def after(self, known: Any, item: Any, value: float) -> Any: ...
+    def result(self, known: Any) -> Any: ...
+
+    def lesson(self, item: Any, value: float) -> State: ...
+
+    def checked(self, lesson: State) -> State: ...
+
+    def after(self, known: Any, lesson: State) -> Any: ...
 
     def to_json(self, known: Any) -> State: ...
 
     def from_json(self, saved: State) -> Any: ...
 
 
+class Exchange(Protocol):
+    """Through what ranks tell each other their lessons; but for `waiting`, `end` and `stop`, by one thread."""
+
+    def begin(self) -> None: ...
+
+    def exchanged(self, number: int, own: State) -> list[State]:
+        """What all ranks post under a number, by rank, as soon as they have."""
+
+    def leave(self, over: bool) -> None: ...
+
+    def waiting(self, seconds: float) -> None:
+        """Told how long the consumer has waited for its next item."""
+
+    def end(self) -> None:
+        """This rank needs nothing more."""
+
+    def stop(self) -> None: ...
+
+
+class Ranks(Protocol):
+    """A stage that shares out batches among ranks."""
+
+    def rank_of_several(self) -> int | None:
+        """None where this process is the only one."""
+
+    def exchange(self, place: str, learnt: str) -> Exchange: ...
+
+
 def learner_of(stage: Stage[Any]) -> Learner | None:
     """The one that a chain of stages learns by: that of a stage with a `learner`; None where nothing learns."""
-    learners: Iterator[Learner | None] = (getattr(one, "learner", None) for one in all_stages(stage))
+    learners = (getattr(one, "learner", None) for one in all_stages(stage))
     return next((learner for learner in learners if learner is not None), None)
-
-
-class Plans:
-    """What windows are planned by, from the consumer of a run to its planner, which may be ahead in a thread.
-
-    It takes one for each window that has an item; one that has none leaves it to the next. No lock: all goes through a queue.
-    """
-
-    def __init__(self) -> None:
-        self._told: SimpleQueue[tuple[Any] | None] = SimpleQueue()  # None where nobody tells any longer
-        self._held: tuple[Any] | None = None
-        self._left = 0  # items of the window at work that are not handed on
-        self.claimed = False
-        self._lasts: deque[bool] = deque()  # of each item that was handed on, whether it is its window's last
-        belongs(self)
-
-    # -- the planner's side
-
-    def known(self) -> Any:
-        """What the next window is planned by, as soon as it is known.
-
-        Raises:
-            Stopped: the run was closed meanwhile.
-        """
-        if self._held is None:
-            assert AHEAD.get() or not self._told.empty(), (
-                "whoever asks for an item has told what its window is planned by"
-            )
-            self._held = self._told.get()
-        if self._held is None:
-            raise Stopped
-        return self._held[0]
-
-    def planned(self, count: int) -> None:
-        """So many items of the window follow."""
-        if count:
-            self._held, self._left = None, count
-
-    def hand(self, last: bool) -> None:
-        """One of them is handed on."""
-        self._left -= 1
-        self._lasts.append(last)
-
-    @property
-    def ready(self) -> bool:
-        """Whether the next item comes without waiting for the consumer. Who reads ahead in the consumer's own thread, or
-        holds items back, asks first."""
-        return self._left > 0 or self._held is not None or not self._told.empty()
-
-    # -- the consumer's side
-
-    def tell(self, known: Any) -> None:
-        """What one more window is planned by."""
-        self._told.put((known,))
-
-    def took(self) -> bool:
-        """Whether the item that was taken is its window's last."""
-        return self._lasts.popleft()
-
-    def stop(self) -> None:
-        """Ends what waits."""
-        self._told.put(None)
-
-
-PLANS: Final[ContextVar[Plans | None]] = ContextVar("brimful_plans", default=None)
-"""Of the run whose code this is; None where nobody tells lessons: then all is planned by what is known at first."""
-
-
-@contextmanager
-def claimed(learner: Learner | None) -> Iterator[Plans | None]:
-    """The plans of this run for the one stage that plans by them, as long as it does; None where nothing learns, nobody tells,
-    or another stage inside of the run (one that a user's function runs) would take them away."""
-    plans = None if learner is None else PLANS.get()
-    if plans is None or plans.claimed:
-        yield None
-        return
-    plans.claimed = True
-    try:
-        yield plans
-    finally:
-        plans.claimed = False
 
 
 class Known(NamedTuple):
     """Args:
     now: by what the window at work was planned; None between two windows.
-    next: by what the window after it is.
-    then: all that is known by now, by which the window after that will be planned.
+    next: what the window after it will be planned by, less the lessons `closed`; None: as `now`.
+    then: all that is known by now, less the lessons `open`; None: as the next window's.
+    closed, open: lessons that the ranks have not told each other yet, or of which this one has not heard yet. A single
+        process has none.
     """
 
     now: Any
     next: Any
     then: Any
+    closed: ByRank
+    open: ByRank
+
+    @property
+    def following(self) -> Any:
+        """What the window after the one at work will be planned by, less the lessons `closed`."""
+        return self.now if self.next is None else self.next
+
+    @property
+    def latest(self) -> Any:
+        """All that is known by now, less the lessons `closed` and `open`."""
+        return self.following if self.then is None else self.then
+
+    def anew(self) -> Known:
+        """Where windows begin anew."""
+        return self._replace(now=None, next=self.following)
 
 
 class Lessons:
     """What is told in a run of an iterator: each step takes what was known and gives what is known then.
 
-    State: three times what is known, so that the plan of the window at work can be made again.
+    State: up to three times what is known, so that the plan of the window at work can be made again; of several ranks also
+    the lessons of this one that not all have heard of, those of two windows at most.
     """
 
-    def __init__(self, learner: Learner) -> None:
+    def __init__(self, learner: Learner, stage: Stage[Any]) -> None:
         self._learner = learner
+        self._ranks: Ranks | None = next(
+            (cast(Any, one) for one in all_stages(stage) if hasattr(one, "rank_of_several")), None
+        )
+        self._resolved: list[int | None] = []
         self._plans: Plans | None = None
+        self._told: Told | None = None
+        self._exchange: Exchange | None = None
+        self._channel: Channel[Any] | None = None
+        self._left: SimpleQueue[None] = SimpleQueue()
+        self._over = False
         self._asked: Known | None = None
+        self._since: float | None = None  # since when the consumer waits for an item
+
+    @property
+    def rank(self) -> int | None:
+        """Which of several this is; None where it is the only one."""
+        if not self._resolved:
+            self._resolved.append(None if self._ranks is None else self._ranks.rank_of_several())
+        return self._resolved[0]
 
     def start(self) -> Known:
         """Before the first window."""
-        return Known(None, self._learner.first(), self._learner.first())
+        return Known(None, self._learner.first(), None, {}, {})
 
     def after(self, known: Known, item: Any, value: float) -> Known:
         """What is known after a lesson."""
-        return known._replace(then=self._learner.after(known.then, item, value))
+        lesson = self._learner.lesson(item, value)
+        if self.rank is None:
+            return known._replace(then=self._learner.after(known.latest, lesson))
+        own = str(self.rank)
+        return known._replace(open={**known.open, own: [*known.open.get(own, ()), lesson]})
 
-    def begin(self, known: Known) -> None:
-        """A run begins, or begins again after Ctrl-C, after the last item that was taken."""
-        self._plans = plans = Plans()
-        PLANS.set(plans)
-        if known.now is not None:
-            plans.tell(known.now)
-        plans.tell(known.next)
+    def learnt(self, known: Known) -> Any:
+        """All that is known by now, as users are given it; of several ranks, all that this one knows."""
+        return self._learner.result(self._with(self._with(known.latest, known.closed), known.open))
+
+    def begin(self, known: Known, at: State) -> Known:
+        """A run begins, or begins again after Ctrl-C, after the last item that was taken. What is known then: that of all ranks.
+
+        Raises:
+            TimeoutError, RankError, StateError: another rank does not come, failed, or knows something else; it is named.
+        """
+        self._since = time.monotonic()
+        self._told = told = Told()
+        agreed = None
+        if self.rank is not None:
+            assert self._ranks is not None
+            models = json.dumps(self.to_json(known)["models"])
+            exchange = self._ranks.exchange(_digest(json.dumps(at)), _digest(models))
+            self._exchange, self._left, self._over = exchange, SimpleQueue(), False
+            self._channel = Channel(lambda: self._agreed(exchange, known, told), 1, "lessons")
+            agreed = self._channel.items(lambda seconds: exchange.waiting(min(seconds, self._waited)))
+            known = next(agreed)
+        models_known = [known.following] if known.now is None else [known.now, known.following]
+        self._plans = Plans(models_known, known.now is not None, told, agreed)
+        PLANS.set(self._plans)
+        return known
 
     def ask(self, known: Known) -> None:
-        """An item is asked for: of another window, if the one before was the last of its own, whose lessons are complete."""
-        assert self._plans is not None
+        """An item is asked for."""
+        assert self._told is not None
+        self._since = time.monotonic()
         self._asked = known
-        if known.now is None:
-            self._plans.tell(known.then)
+        self._told.ask(known.latest if self.rank is None else self._own(known))
 
     def took(self, known: Known) -> Known:
         """It is taken; `known` is what was known before, and what was told since."""
         assert self._plans is not None
         assert self._asked is not None
-        now, following, then = self._asked
-        if now is None:
-            now, following = following, then
-        return Known(None if self._plans.took() else now, following, known.then)
+        self._since = None
+        if self._exchange is not None:
+            self._exchange.waiting(0.0)
+        asked = self._asked
+        began = self._plans.taken()
+        for number, model in enumerate(began.models):
+            if number:  # nothing was told since the window before began
+                known = Known(model, None, known.then, {}, known.open)
+            else:
+                since = self._own(known)[len(self._own(asked)) :]
+                then = None if known.then is asked.then else known.then
+                known = Known(model, asked.then, then, asked.open, {str(self.rank): since} if since else {})
+        return known if began.inside else known.anew()
+
+    def end(self) -> None:
+        """The last item has been taken: the other ranks are told so, and may read what they need."""
+        if self._exchange is None or self._channel is None:
+            return
+        self._over = True
+        self._exchange.end()
+        self.stop()
+        self._channel.stop()
+        with suppress(Empty):
+            self._left.get(timeout=_LEAVE)
 
     def stop(self) -> None:
         """Ends what waits for lessons."""
-        if self._plans is not None:
-            self._plans.stop()
+        if self._told is not None:
+            self._told.stop()
 
     def to_json(self, known: Known) -> State:
-        now, *rest = known
-        return [None if now is None else self._learner.to_json(now), *map(self._learner.to_json, rest)]
+        models = [None if one is None else self._learner.to_json(one) for one in known[:3]]
+        return {"models": models, "closed": _copied(known.closed), "open": _copied(known.open)}
 
     def from_json(self, saved: State) -> Known:
         """What `to_json` was given.
@@ -194,7 +236,71 @@ class Lessons:
         """
         learner = self._learner
         try:
-            now, following, then = saved
-            return Known(None if now is None else learner.from_json(now), *map(learner.from_json, (following, then)))
-        except (KeyError, TypeError, ValueError) as error:
+            now, following, then = (None if one is None else learner.from_json(one) for one in saved["models"])
+            closed, opened = (self._checked(saved[name]) for name in ("closed", "open"))
+            known = Known(now, following, then, closed, opened)
+            if known.following is None:
+                raise ValueError("it has no model")
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise StateError(f"the lessons of this state are damaged: {error or type(error).__name__}") from error
+        return self._settled(known, closed, opened) if self.rank is None else known
+
+    # -- the thread in which ranks agree
+
+    def _agreed(self, exchange: Exchange, known: Known, told: Told) -> Generator[Any, None, None]:
+        """What is known at first, by all ranks; then what one more window is planned by."""
+        try:
+            exchange.begin()
+            held = exchange.exchanged(0, [known.closed, known.open])
+            closed, opened = (_united([one[place] for one in held]) for place in (0, 1))
+            known = self._settled(known, closed, opened)
+            yield known
+            model = known.latest
+            for number in count(1):
+                own, another = told.by_next()
+                for lessons in exchange.exchanged(number, own if another else []):
+                    model = reduce(self._learner.after, lessons, model)
+                yield model
+        finally:
+            exchange.leave(self._over)
+            self._left.put(None)
+
+    def _settled(self, known: Known, closed: ByRank, opened: ByRank) -> Known:
+        """What is known with lessons that all ranks have heard of."""
+        following = self._with(known.following, closed)
+        then = self._with(following if known.then is None else known.then, opened)
+        models = (known.now, None if following is known.now else following, None if then is following else then)
+        return Known(*models, {}, {})
+
+    def _with(self, known: Any, lessons: ByRank) -> Any:
+        for rank in sorted(lessons, key=int):
+            known = reduce(self._learner.after, lessons[rank], known)
+        return known
+
+    def _own(self, known: Known) -> Sequence[State]:
+        return known.open.get(str(self.rank), [])
+
+    def _checked(self, lessons: Mapping[str, Any]) -> ByRank:
+        return {str(int(rank)): [self._learner.checked(one) for one in told] for rank, told in lessons.items()}
+
+    @property
+    def _waited(self) -> float:
+        """Seconds for which the consumer has waited for its next item."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
+
+
+def _united(held: Sequence[ByRank]) -> ByRank:
+    """The lessons that ranks know of each other; what a rank knows of itself comes first."""
+    found: dict[str, Sequence[State]] = {}
+    for rank, lessons in enumerate(held):
+        found |= {name: told for name, told in lessons.items() if name not in found or name == str(rank)}
+    return found
+
+
+def _copied(lessons: ByRank) -> State:
+    return {rank: [list(one) for one in told] for rank, told in lessons.items()}
+
+
+def _digest(text: str) -> str:
+    return f"{crc32(text.encode()):08x}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Final
 
 from brimful.core.errors import StateError
 from brimful.core.stream import State
@@ -13,8 +13,8 @@ from brimful.core.stream import State
 def merge_states(states: Sequence[State]) -> State:
     """One state of the states that all ranks saved after the same step: good for every world size that divides the streams.
 
-    Ranks that read streams know where their own streams are. Of indexed data all ranks have the same state anyway; then
-    the result is that one.
+    Ranks that read streams know where their own streams are, and ranks whose policy learns what they were told since all last
+    heard of each other. Of other indexed data all ranks have the same state anyway; then the result is that one.
 
     Args:
         states: what `state_dict()` of an iterator, or of a loader, gave on each rank, in any order.
@@ -36,8 +36,7 @@ def merge_states(states: Sequence[State]) -> State:
 
 def _merged(one: State, other: State, path: str, number: int) -> State:
     if isinstance(one, dict) and isinstance(other, dict):
-        streams = path.endswith(".streams")
-        if not streams and one.keys() != other.keys():
+        if not path.endswith(_BY_RANK) and one.keys() != other.keys():
             _differ(path, sorted(one), sorted(other), number)
         shared = {
             name: _merged(value, other[name], f"{path}.{name}", number) for name, value in one.items() if name in other
@@ -46,11 +45,15 @@ def _merged(one: State, other: State, path: str, number: int) -> State:
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         pairs = enumerate(zip(one, other))
         return [_merged(*pair, f"{path}[{place}]", number) for place, pair in pairs]
-    if path.endswith(".iterator") and one and other:
+    if path.endswith((".iterator", ".lessons")) and isinstance(one, str) and one and other:
         return json.dumps(_merged(json.loads(one), json.loads(other), path, number))
     if one != other:
         _differ(path, one, other, number)
     return one
+
+
+_BY_RANK: Final = (".streams", ".lessons.closed", ".lessons.open")
+"""Where a state has entries of which each rank has its own."""
 
 
 def _differ(path: str, one: State, other: State, number: int) -> None:

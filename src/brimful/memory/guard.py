@@ -51,7 +51,7 @@ def oom_guard(
     Args:
         step: `step(batch, scale)` multiplies its loss by `scale` (1.0 for a whole batch, its share for a part), calls backward,
             and may return the loss *before* that. It may be called again for samples that it has seen; the batch it leaves as
-            it is.
+            it is. One that ignores `scale` has, of a batch in two parts, twice the gradients: nothing shows it.
         parameters: those that it gives gradients to, which on OOM go back to what they were. None: for a step without backward;
             one with it is run again only while nothing has a gradient.
         weigh: what a part's share is a share of, as `step` averages its loss. "tokens": labels other than -100, each of which is

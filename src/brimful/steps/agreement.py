@@ -3,6 +3,8 @@
 Each rank posts, some rounds before it hands them out, how many of its streams have a batch in a round; a round's outcome is
 the sum over all ranks. Posting and asking are additions to a counter in torch.distributed's key-value store: nothing that
 others must take part in at the same time, nothing on the device, nothing in the training step.
+
+Ranks that learn exchange their lessons in the same way: their rounds are the windows that begin, and each posts a text.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _GRACE: Final = 5.0
 
 
 class Agreement:
-    """One run over an epoch by all ranks.
+    """One run by all ranks, over an epoch of streams, or of a policy that learns.
 
     A thread calls `begin`, `post` and `outcome` for each round in turn, and `leave`; no other one touches the store, which
     may be stuck. The consumer calls `waiting`, and `stop`.
@@ -41,14 +43,24 @@ class Agreement:
         name: of the run, the same on all ranks; run again under one name, it is told apart by how often it ran.
         header: the pipeline and its rules, which must be the same on all ranks.
         timeout_seconds: how long the consumer waits for another rank before an error names it.
+        unit: what a round is, for people.
     """
 
     def __init__(
-        self, store: Any, rank: int, world_size: int, name: str, header: State, timeout_seconds: float
+        self,
+        store: Any,
+        rank: int,
+        world_size: int,
+        name: str,
+        header: State,
+        timeout_seconds: float,
+        unit: str = "round {:,} of the epoch",
     ) -> None:
         self._rank, self._world_size, self._timeout_seconds = rank, world_size, timeout_seconds
         self._store = store
-        self._closed = False
+        self._closed = self._ended = False
+        self._unit = unit
+        self._texts = False  # whether ranks post more than counts
         self._woken: SimpleQueue[None] = SimpleQueue()
         self._waited = 0.0  # seconds, by the consumer for what it is to be given next
         self._since: float | None = None  # since when the store, or another rank through it, is waited for
@@ -89,9 +101,27 @@ class Agreement:
                 self._store.delete_key(f"{self._name}/{number - AHEAD_ROUNDS - 1}")
         return count
 
+    def exchanged(self, number: int, own: State) -> list[State]:
+        """What all ranks post for a round, plain JSON, by rank, as soon as they have. Rounds begin at 0 and are exchanged by one
+        after the other.
+
+        Raises:
+            as `outcome`.
+        """
+        self._texts = True
+        with self._reached():
+            self._store.set(f"{self._name}/{number}/{self._rank}", json.dumps(own))
+        self.post(number, 0)
+        self.outcome(number)
+        with self._reached():
+            found = [self._store.get(f"{self._name}/{number}/{rank}") for rank in range(self._world_size)]
+            if number:  # all have posted this one, so have read the one before
+                self._store.delete_key(f"{self._name}/{number - 1}/{self._rank}")
+        return [json.loads(one) for one in found]
+
     def _outcome(self, number: int, began: float) -> int:
         pause, noticed = _SOONEST, began
-        while not self._closed:
+        while not (self._closed or self._ended):
             ranks, count = divmod(int(self._store.add(f"{self._name}/{number}", 0)), _POSTED)
             if ranks == self._world_size:
                 self._compare()
@@ -143,7 +173,9 @@ class Agreement:
         apart = 2 * (AHEAD_ROUNDS + 1)
         rounds = range(max(0, self._posted - apart - AHEAD_ROUNDS), self._posted + apart)
         ranks = [f"rank/{rank}" for rank in range(self._world_size)]
-        for key in ("header", "gone", *ranks, *rounds):
+        last = range(max(0, self._posted - 2), self._posted + 2) if self._texts else ()
+        texts = [f"{number}/{rank}" for number in last for rank in range(self._world_size)]
+        for key in ("header", "gone", *ranks, *rounds, *texts):
             self._store.delete_key(f"{self._name}/{key}")
 
     def fail(self, error: BaseException, posted: int | None = None) -> None:
@@ -166,6 +198,11 @@ class Agreement:
                 f"the key-value store through which {self._world_size} ranks agree does not answer: its host (rank 0, or "
                 "the launcher) is stuck or gone"
             )
+
+    def end(self) -> None:
+        """This rank needs no outcome any more; it may `leave`, and wait for the others there."""
+        self._ended = True
+        self._woken.put(None)
 
     def stop(self) -> None:
         """Ends what waits for an outcome."""
@@ -201,14 +238,14 @@ class Agreement:
 
     def _missing(self, number: int) -> str:
         """Who has not posted a round, in words."""
-        late = []
+        late, kind = [], self._unit.partition(" ")[0]
         for rank in range(self._world_size):
             key = f"{self._name}/rank/{rank}"
             last = int(self._store.get(key)) if self._store.check([key]) else None
             if last is None or last < number:
-                late.append(f"rank {rank} ({'never came' if last is None else f'last came to round {last:,}'})")
+                late.append(f"rank {rank} ({'never came' if last is None else f'last came to {kind} {last:,}'})")
         return (
-            f"waited {self._timeout_seconds:g} seconds for {', '.join(late)} to come to round {number:,} of the epoch: it was "
+            f"waited {self._timeout_seconds:g} seconds for {', '.join(late)} to come to {self._unit.format(number)}: it was "
             "killed, is stuck, or does not iterate as often as this rank does; shard(timeout_seconds=...) sets how long to wait"
         )
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from brimful.core import random
 from brimful.core.errors import count, settle
 from brimful.core.fruitless import Waiting
-from brimful.core.lessons import Learner, claimed
+from brimful.core.lessons import Learner
+from brimful.core.plans import claimed
 from brimful.core.stream import END, Stage, State, place, running
 from brimful.rows.blocks import check_replay
 from brimful.steps.batch import Batch
@@ -55,7 +56,7 @@ class Batched(Stage[Batch]):
         here = place(self)
         waiting = Waiting()
         learner = self.learner
-        with claimed(learner) as plans, running(self.upstream, before) as windows:
+        with claimed(learner is not None) as plans, running(self.upstream, before) as windows:
             for window, after in windows:
                 if done:
                     check_replay(self.upstream, window.crc32, crc, f"window {window.number}")

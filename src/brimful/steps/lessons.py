@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from brimful.core.errors import StateError
+from brimful.core.errors import StateError, finite, positive
 from brimful.core.lessons import Learner
 from brimful.core.stream import Stage, State, upstreams
 from brimful.plan import MemoryBudget
-from brimful.plan.memory import Length, as_shape
+from brimful.plan.memory import Length, Taught, as_shape
 from brimful.steps.batch import Batch
 from brimful.steps.planners import BatchPlanner, ByPolicy
 
 
 @dataclass(frozen=True)
 class PeakLessons:
-    """What is known is a model of peaks, and a lesson the peak of a batch, by its shape.
+    """What is known is a model of peaks and a share of the limit, and a lesson the peak of a batch, by its shape: [batch, length,
+    bytes], of pairs [batch, source, target, bytes]; without bytes (null) it ran out of memory.
 
     Args:
         columns: those by whose lengths is planned: their tensors, (B, L), show the shape of a batch.
@@ -30,16 +32,33 @@ class PeakLessons:
     columns: tuple[str, ...]
 
     def first(self) -> Any:
-        return self.policy.model
+        return self.policy.taught(self.policy.model)
 
-    def after(self, known: Any, item: Any, value: float) -> Any:
-        return self.policy.after_peak(known, *self._shape(item), value)
+    def result(self, known: Any) -> Any:
+        return known.model
+
+    def lesson(self, item: Any, value: float) -> State:
+        batch, length = self._shape(item)
+        lengths = length if isinstance(length, tuple) else (length,)
+        return [batch, *lengths, None if value == inf else positive("peak_bytes", value)]
+
+    def checked(self, lesson: State) -> State:
+        *shape, peak_bytes = lesson
+        return self.lesson(_as_shape(shape), inf if peak_bytes is None else peak_bytes)
+
+    def after(self, known: Any, lesson: State) -> Any:
+        *shape, peak_bytes = lesson
+        return known.after_peak(*_as_shape(shape), inf if peak_bytes is None else peak_bytes)
 
     def to_json(self, known: Any) -> State:
-        return known.to_json()
+        return {"model": known.model.to_json(), "share": known.share}
 
     def from_json(self, saved: State) -> Any:
-        return type(self.policy.model).from_json(saved)  # type: ignore[attr-defined]
+        model = type(self.policy.model).from_json(saved["model"])  # type: ignore[attr-defined]
+        share = finite("share", saved["share"])
+        if not 0 <= share <= 1:
+            raise ValueError(f"share must be between 0 and 1 (got {share})")
+        return self.policy.taught(model, share)
 
     def _shape(self, item: Any) -> tuple[int, Length]:
         """Of a batch, or as it was given."""
@@ -53,6 +72,11 @@ class PeakLessons:
             )
         lengths = [shape[1] for shape in found]
         return found[0][0], lengths[0] if len(lengths) == 1 else (lengths[0], lengths[1])
+
+
+def _as_shape(numbers: Sequence[int]) -> tuple[int, Length]:
+    batch, *lengths = numbers
+    return batch, lengths[0] if len(lengths) == 1 else tuple(lengths)  # type: ignore[return-value]
 
 
 def _shape_of(tensor: Any) -> tuple[int, ...]:
@@ -73,8 +97,8 @@ def learner_from(planner: BatchPlanner, windows: Stage[Any]) -> Learner | None:
 def taught(planner: BatchPlanner, known: Any) -> BatchPlanner:
     """A planner that learns, with what is known by now."""
     assert isinstance(planner, ByPolicy)
-    assert isinstance(planner.policy, MemoryBudget)
-    return replace(planner, policy=planner.policy.taught(known))
+    assert isinstance(known, Taught)
+    return replace(planner, policy=known)
 
 
 def plan_crc(batches: Sequence[Batch]) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from brimful.core.errors import DataError, integer, one_of
 from brimful.core.later import AHEAD, Later
-from brimful.core.lessons import PLANS
+from brimful.core.plans import PLANS, Plans
 from brimful.core.stream import State
 from brimful.plan.rounded import Rounding
 from brimful.rows.blocks import Sample
@@ -217,7 +217,7 @@ class ByFunction(Layout):
                 yield Later(partial(collate, block)), one
             return
         plans = PLANS.get()
-        ready = (lambda: True) if plans is None else (lambda: plans.ready)
+        ready = (lambda: plans.ready) if isinstance(plans, Plans) else (lambda: True)
         with closing(self.parallel.results(collate, rows, collate.called_as, shared=True, ready=ready)) as results:
             yield from ((item, one) for _, item, one in results)
 
