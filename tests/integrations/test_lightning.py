@@ -122,6 +122,63 @@ def test_every_validation_has_the_same_batches(folder: Path) -> None:
     assert seen == seen[:4] * (len(seen) // 4)
 
 
+def test_every_test_and_prediction_has_the_same_batches(folder: Path) -> None:
+    class Reads(child.Model):
+        def test_step(self, batch: Any, number: int) -> None:
+            self.validated.append(child.one(batch))
+
+        predict_step = test_step
+
+    loader = batches("indexed", folder).loader()
+    whole = [child.one(batch) for batch in batches("indexed", folder).loader()]
+    for name in ("test", "predict", "predict", "test"):
+        model = Reads()
+        getattr(child.trainer(), name)(model, loader)
+        assert model.validated == whole, name
+
+
+@pytest.mark.parametrize("sanity_steps", [0, 2])
+@pytest.mark.parametrize("kind", ["streamed", "ahead", "in a DataLoader"])
+def test_a_loader_is_not_both_trained_on_and_validated_with(folder: Path, kind: str, sanity_steps: int) -> None:
+    loader, model = LOADERS[kind](folder), child.Model()
+    inner = loader.dataset if kind == "in a DataLoader" else loader.loader if kind == "ahead" else loader
+    with pytest.raises(ValueError, match=r"^a validation would read the loader that is trained on, and move it: give it one of"):
+        child.trainer(num_sanity_val_steps=sanity_steps, val_check_interval=1.0).fit(model, loader, inner)
+
+
+@pytest.mark.parametrize("kind", ["streamed", "ahead", "indexed", "indexed in a DataLoader"])
+def test_an_epoch_that_was_left_does_not_begin_again(folder: Path, kind: str) -> None:
+    class Leaves(child.Model):
+        def on_train_batch_start(self, batch: Any, number: int) -> int | None:
+            return -1 if number == 3 else None
+
+    model = Leaves()
+    message = r"^Lightning begins its epoch 1, and left epoch 0 of the loader in its middle \(.*: its first batches would come a"
+    with pytest.raises(ValueError, match=message):
+        child.trainer().fit(model, LOADERS[kind](folder))
+    assert len(model.seen) == 3
+    model = Leaves()
+    child.trainer().fit(model, batches("streamed", folder).loader(steps_per_epoch=5))
+    whole = [ids for ids, _ in fit(streamed(folder)).seen]
+    assert [ids for ids, _ in model.seen] == whole[:3] + whole[4:7], "the batch at hand was thrown away by the hook"
+
+
+def test_a_step_that_takes_several_batches_itself_is_refused(folder: Path) -> None:
+    class Takes(child.Model):
+        def training_step(self, dataloader_iter: Any) -> torch.Tensor:  # type: ignore[override]
+            for _ in range(1 + (len(self.seen) == several)):
+                batch, number, _ = next(dataloader_iter)
+            return super().training_step(batch, number)
+
+    several = -1
+    goes_on_alike, expected = Takes(), fit(streamed(folder), val_check_interval=1.0).seen
+    child.trainer(val_check_interval=1.0).fit(goes_on_alike, streamed(folder))
+    assert goes_on_alike.seen == expected
+    for several in (0, 2):
+        with pytest.raises(ValueError, match=r"^training_step took 2 batches of dataloader_iter at once, and Lightning counts o"):
+            child.trainer(val_check_interval=1.0).fit(Takes(), streamed(folder))
+
+
 def test_a_loader_that_is_made_anew_for_each_epoch_goes_on(folder: Path) -> None:
     class Reloads(child.Model):
         def train_dataloader(self) -> Loader:

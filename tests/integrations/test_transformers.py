@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -35,7 +36,7 @@ from transformers import (
 )
 
 from brimful.integrations.transformers import trainer_class
-from brimful.integrations.transformers.data import SKIPPED, own_share
+from brimful.integrations.transformers.data import SKIPPED, Reader, own_share
 from tests.integrations.trainers import (
     bert,
     data_of,
@@ -198,9 +199,28 @@ def test_a_checkpoint_that_was_interrupted_is_passed_over(tmp_path: Path, caplog
     assert "checkpoint-4 was interrupted while it was written, and is passed over" in caplog.text
 
 
+def test_a_checkpoint_that_is_written_over_an_older_one_is_none_until_it_is_whole(tmp_path: Path) -> None:
+    class Stopped(Trainer):
+        def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+            raise KeyboardInterrupt
+
+    whole = run(tmp_path, indexed(), max_steps=3)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, indexed(), base=Stopped, max_steps=3, resume=str(tmp_path / "checkpoint-2"))
+    assert run(tmp_path, indexed(), max_steps=3, resume=True).seen == whole.seen[2:]
+
+
 def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
     run(tmp_path / "run", indexed(), max_steps=2)
     checkpoint = tmp_path / "run" / "checkpoint-1"
+    mixed = tmp_path / "mixed"
+    shutil.copytree(checkpoint, mixed)
+    shutil.copy(tmp_path / "run" / "checkpoint-2" / "brimful_state.json", mixed)
+    with pytest.raises(StateError, match=r"is of step 2, and trainer_state\.json beside it of step 1: two checkpoints were"):
+        run(tmp_path / "run", indexed(), max_steps=2, resume=mixed)
+    (mixed / "trainer_state.json").write_text("{")
+    with pytest.raises(StateError, match=r"mixed was interrupted while it was written: .*_checkpoint=True passes over such"):
+        run(tmp_path / "run", indexed(), max_steps=2, resume=mixed)
     with pytest.raises(StateError, match=r"rows was 23 when it was saved and is 22 here"):
         run(tmp_path / "run", indexed(22), max_steps=2, resume=checkpoint)
     (checkpoint / "brimful_state.json").write_text("{")
@@ -473,6 +493,15 @@ def test_the_keys_are_those_that_forward_takes(tmp_path: Path) -> None:
         TypeError, match=r"a trainer wants a dict of tensors, and this batch is a tuple: leave out enumerate"
     ):
         keys(llama(), indexed().enumerate())
+
+
+def test_a_batch_that_may_be_a_filler_and_does_not_say_so_is_refused() -> None:
+    shared = own_share("train_dataset", bf.from_sequence(rows(9)).batch(9), 1, 2, 1)
+    reader = Reader(frozenset({"input_ids"}), "Model", shared=True)
+    assert [reader.read(batch).is_filler for batch in shared] == [True]
+    (batch,) = shared.map(lambda batch: {"input_ids": batch["input_ids"]})
+    with pytest.raises(ValueError, match=r"nothing says whether this batch is a filler, .* as {\*\*batch, \.\.\.}, and"):
+        reader.read(batch)
 
 
 @pytest.mark.parametrize("kind", ["batches", "loader", "AsyncLoader"])

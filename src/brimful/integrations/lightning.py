@@ -47,8 +47,8 @@ def _callback_class(package: str) -> type[Any]:
     base: Any = importlib.import_module(package).Callback
 
     class FollowLoaders(base):  # type: ignore[misc]  # which of two packages it comes from is known when one is imported
-        """Tells loaders of brimful's what a Trainer has used of their batches; saves and restores their places. Each validation
-        has the same batches, those of epoch 0."""
+        """Tells loaders of brimful's what a Trainer has used of their batches; saves and restores their places. Each validation,
+        test and prediction has the same batches, those of epoch 0."""
 
         def __init__(self) -> None:
             self._fit = _Fit()
@@ -67,16 +67,31 @@ def _callback_class(package: str) -> type[Any]:
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
             if _is_first(self, trainer):
                 self._fit.follow(trainer)
+                self._fit.check_ended(trainer)
+
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *args: Any
+        ) -> None:
+            if _is_first(self, trainer):
+                self._fit.check_one(trainer, batch_idx)
 
         def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
             if _is_first(self, trainer) and trainer.state.fn == "fit":
                 checkpoint[KEY] = self._fit.state_of_all_ranks(trainer)
 
+        def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.state.fn == "fit":
+                self._fit.check_apart(trainer)
+
         def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-            for loop in (trainer.validate_loop, _validation_loop(trainer)):
-                for loader in map(_ours, _leaves(loop)):
-                    if loader is not None and getattr(loader, "epoch", None) and not _has_steps(loader):
-                        loader.set_epoch(0)
+            _begin_again(trainer.validate_loop)
+            _begin_again(_validation_loop(trainer))
+
+        def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+            _begin_again(trainer.test_loop)
+
+        def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
+            _begin_again(trainer.predict_loop)
 
         def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
             self._fit.leave()
@@ -98,6 +113,8 @@ class _Fit:
     def __init__(self) -> None:
         self._saved: dict[str, Any] | None = None  # of this rank
         self._train: list[Ours | None] = []  # of each of Lightning's loaders; None: not ours
+        self._epochs: list[int | None] = []  # of the data, of each of them, at the start of Lightning's; None: of steps
+        self._number = -1  # of the last batch of a step that takes them itself
 
     def restore(self, trainer: Any, checkpoint: dict[str, Any]) -> None:
         """Takes the places of this rank from a checkpoint, also for Lightning, which sends loaders to them before it takes the
@@ -111,8 +128,9 @@ class _Fit:
     def begin(self, trainer: Any) -> None:
         """The loaders are known, and nothing is trained on yet; of loaders without a length one batch is taken."""
         saved, self._saved = self._saved, None
-        self._train = []
+        self._train, self._epochs, self._number = [], [], -1
         self.follow(trainer)
+        self.check_apart(trainer)
         if saved is None:
             return
         self._send(saved["train"], trainer)
@@ -165,6 +183,41 @@ class _Fit:
         self._train = found
         if moved:
             iter(trainer.fit_loop._data_fetcher)  # without the batch that was taken ahead
+
+    def check_ended(self, trainer: Any) -> None:
+        """An error where an epoch of Lightning's begins and the data are still in the one of the epoch before: it was left."""
+        before = self._epochs
+        self._epochs = [
+            None if loader is None or _has_steps(loader) else int(loader.state_dict()["epoch"]) for loader in self._train
+        ]
+        same = (one for one, other in zip(self._epochs, before) if one is not None and one == other)
+        left = None if trainer.overfit_batches else next(same, None)
+        if left is not None:
+            raise ValueError(
+                f"Lightning begins its epoch {trainer.current_epoch:,}, and left epoch {left:,} of the loader in its middle (as "
+                "where on_train_batch_start returns -1): its first batches would come again; say batches.loader("
+                "steps_per_epoch=...), whose epochs go on where the one before stopped"
+            )
+
+    def check_one(self, trainer: Any, number: int) -> None:
+        """An error where a training_step that takes its batches itself took several: Lightning counts one."""
+        if type(trainer.fit_loop._data_fetcher).__name__ != "_DataLoaderIterDataFetcher" or not any(self._train):
+            return
+        before, self._number = self._number, number
+        if number not in (0, before + 1):
+            raise ValueError(
+                f"training_step took {number - before:,} batches of dataloader_iter at once, and Lightning counts one, so that a "
+                "checkpoint would not have the place after them: take one in each, or make the batches larger"
+            )
+
+    def check_apart(self, trainer: Any) -> None:
+        """An error where a loader that is trained on is validated with too."""
+        trained = {id(one) for loader in self._train for one in _within(loader)}
+        validated = (one for leaf in _leaves(_validation_loop(trainer)) for one in _within(_ours(leaf)))
+        if any(id(one) in trained for one in validated):
+            raise ValueError(
+                "a validation would read the loader that is trained on, and move it: give it one of its own, batches.loader()"
+            )
 
     def state_of_all_ranks(self, trainer: Any) -> dict[str, Any]:
         """The places of all ranks after what was used: one for all, or, of loaders over data of a rank's own, each rank's."""
@@ -268,6 +321,22 @@ def _checked(leaf: Any, trainer: Any, num_loaders: int) -> Ours | None:
             "go on where the one before stopped, and leave limit_train_batches alone"
         )
     return loader
+
+
+def _within(loader: Ours | None) -> list[Any]:
+    """A loader, and those that it reads."""
+    found: list[Any] = []
+    while loader is not None:
+        found.append(loader)
+        loader = getattr(loader, "loader", None)
+    return found
+
+
+def _begin_again(loop: Any) -> None:
+    """Has the loaders of a loop begin with epoch 0 again."""
+    for loader in map(_ours, _leaves(loop)):
+        if loader is not None and getattr(loader, "epoch", None) and not _has_steps(loader):
+            loader.set_epoch(0)
 
 
 def _length(loader: Ours) -> float:

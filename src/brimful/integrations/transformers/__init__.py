@@ -16,7 +16,7 @@ from brimful.integrations.transformers.loss import num_labels, with_a_label
 HOOKS = (
     *("train", "get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "num_examples"),
     *("get_total_train_batch_size", "get_batch_samples", "_get_num_items_in_batch", "training_step", "compute_loss"),
-    *("prediction_step", "evaluate", "evaluation_loop", "_save_rng_state"),
+    *("prediction_step", "evaluate", "evaluation_loop", "_save_checkpoint", "_save_rng_state"),
 )
 """The methods of Trainer that are stood in for; without one of them a state would be lost in silence."""
 
@@ -126,6 +126,10 @@ def _training(base: Any) -> Any:
                 }
             result = super().compute_loss(model, inputs, *args, **kwargs)
             return result if share is None else self._brimful.scaled(result, share)
+
+        def _save_checkpoint(self, model: Any, trial: Any, *args: Any, **kwargs: Any) -> None:
+            self._brimful.begin_checkpoint(trial)
+            super()._save_checkpoint(model, trial, *args, **kwargs)
 
         def _save_rng_state(self, output_dir: str) -> None:
             super()._save_rng_state(output_dir)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from brimful.core.errors import logger
 from brimful.core.states import merge_states
@@ -93,7 +94,7 @@ class Adapter:
         model = base_model(trainer.model)
         self.shifts = shifts_labels(trainer, model)
         keys = keys_of(model, trainer.label_names) if trainer.args.remove_unused_columns else None
-        self._reader = Reader(keys, type(model).__name__)
+        self._reader = Reader(keys, type(model).__name__, shared=trainer.accelerator.num_processes > 1)
         trainer.callback_handler.callbacks.insert(0, Follows(self))
         if self._given:
             refuse_settings(trainer, self._data_collator, trains="train_dataset" in self._given)
@@ -213,6 +214,13 @@ class Adapter:
             state.epoch = float(self.steps.state_dict()["epoch"])
 
     # -- checkpoints
+
+    def begin_checkpoint(self, trial: Any) -> None:
+        """Before a checkpoint is written: an older one of its name must not pass for it."""
+        trainer = self.trainer
+        if self.steps is not None and trainer.args.should_save:
+            step = trainer.state.global_step
+            checkpoint_file.begin(f"{trainer._get_output_dir(trial=trial)}/{PREFIX_CHECKPOINT_DIR}-{step}")
 
     def save(self, folder: str) -> None:
         """Writes where the data stand, on all processes at once."""

@@ -30,7 +30,8 @@ def read(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """What the file holds.
 
     Raises:
-        StateError: there is none, or it is damaged or of another release; with the remedy.
+        StateError: there is none, or it is damaged, of another release or of another step than the rest of the checkpoint; the
+            checkpoint was interrupted while it was written; with the remedy.
     """
     path = Path(folder) / FILE
     try:
@@ -43,7 +44,24 @@ def read(folder: str | os.PathLike[str]) -> dict[str, Any]:
     except ValueError as error:
         raise StateError(f"{path} is damaged: it is not JSON ({error})") from error
     check_form(saved, *NAMES, version=VERSION, what=str(path))
+    step = _step_of(Path(folder))
+    if step is None:
+        raise StateError(
+            f"{folder} was interrupted while it was written: {TRAINER_FILE}, which Trainer writes last, is missing or damaged; "
+            "resume from another checkpoint (resume_from_checkpoint=True passes over such)"
+        )
+    if step != saved["global_step"]:
+        raise StateError(
+            f"{path} is of step {saved['global_step']:,}, and {TRAINER_FILE} beside it of step {step:,}: two checkpoints were "
+            "mixed; resume from another one"
+        )
     return saved  # type: ignore[no-any-return]
+
+
+def begin(folder: str) -> None:
+    """What stands in a folder is no checkpoint from here on, until all of the next one is written into it: a run that resumed from
+    an older checkpoint comes to the names of those after it again."""
+    (Path(folder) / TRAINER_FILE).unlink(missing_ok=True)
 
 
 def last_complete(folder: str | None) -> str | None:
@@ -58,7 +76,7 @@ def last_complete(folder: str | None) -> str | None:
         if prefix == PREFIX_CHECKPOINT_DIR and step.isdecimal() and path.is_dir():
             found[int(step)] = path
     for _, path in sorted(found.items(), reverse=True):
-        if _is_complete(path):
+        if _step_of(path) is not None:
             return str(path)
         logger.warning("%s was interrupted while it was written, and is passed over", path)
     if found:
@@ -66,9 +84,9 @@ def last_complete(folder: str | None) -> str | None:
     return None
 
 
-def _is_complete(path: Path) -> bool:
+def _step_of(path: Path) -> int | None:
+    """The optimizer step that a checkpoint is of; None of one that was interrupted."""
     try:
-        json.loads((path / TRAINER_FILE).read_bytes())
-    except (FileNotFoundError, ValueError):
-        return False
-    return True
+        return int(json.loads((path / TRAINER_FILE).read_bytes())["global_step"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None

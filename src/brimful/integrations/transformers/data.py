@@ -204,11 +204,13 @@ class Reader:
     Args:
         keys: those; None: all.
         model: its name, for the error.
+        shared: whether several processes share the batches out, so that some of them may be fillers.
     """
 
-    def __init__(self, keys: frozenset[str] | None, model: str) -> None:
+    def __init__(self, keys: frozenset[str] | None, model: str, *, shared: bool) -> None:
         self.keys = keys
         self.model = model
+        self.shared = shared
 
     def read(self, batch: Any) -> TrainerBatch:
         if not isinstance(batch, Mapping):
@@ -221,6 +223,11 @@ class Reader:
             raise ValueError(
                 f"{self.model}.forward takes none of the keys of this batch ({', '.join(map(str, batch))}): rename them, or say "
                 "remove_unused_columns=False in the trainer's arguments"
+            )
+        if self.shared and "is_filler" not in batch:
+            raise ValueError(
+                "nothing says whether this batch is a filler, which several processes have where the batches do not come out "
+                "even, and it would be counted twice: have map(fn) keep is_filler, as {**batch, ...}, and collate_fn return a dict"
             )
         made = TrainerBatch((key, batch[key]) for key in keys)
         made.is_filler = bool(batch.get("is_filler", False))
