@@ -342,6 +342,13 @@ MUTANTS = [
         of("integrations/test_accelerate", "test_loops_inside_loops_tell_of_their_own_ends"),
     ),
     Mutant(
+        "the epoch of a prepared loader is that of the batch it holds ahead",
+        "integrations/accelerate.py",
+        "return epoch if self._loop is None else",
+        "return epoch if True else",
+        of("integrations/test_accelerate", "test_the_epoch_is_that_of_the_batch_handed_out_not_of_what_is_held_ahead"),
+    ),
+    Mutant(
         "shards that are opened ahead count as begun",
         "sources/files.py",
         "state = [epoch, begun, positions]",

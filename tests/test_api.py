@@ -257,7 +257,7 @@ def test_an_overlong_sample_is_named_by_file_and_line(tmp_path: Any) -> None:
     data = bf.from_files(str(tmp_path / "a.jsonl"))
     message = (
         r"^a sample of 3 tokens \(shard a.jsonl, line 2\) cannot fit max_tokens=2; "
-        "truncate or filter it, or raise the budget$"
+        "truncate or filter it, or raise the budget; overlong= says what else becomes of such samples$"
     )
     with pytest.raises(bf.DataError, match=message):
         list(data.batch_by_tokens(2))

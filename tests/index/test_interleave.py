@@ -150,7 +150,9 @@ def test_what_is_no_data_set_is_refused() -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(ValueError, match=r"^by must be one of samples, tokens \(got 'words'\)$"):
         bf.interleave_datasets([letters("a")], by="words")  # type: ignore[arg-type]
-    with pytest.raises(bf.DataError, match=r"^there is no column 'input_ids' \(columns: letter; sequence, row 0\)$"):
+    with pytest.raises(
+        bf.DataError, match=r"^there is no column 'input_ids' \(columns: letter; sequence, row 0\); tokenize"
+    ):
         list(bf.interleave_datasets([letters("a")], by="tokens"))
 
 

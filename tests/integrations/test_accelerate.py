@@ -63,6 +63,15 @@ def test_what_is_held_ahead_is_not_in_a_state(folder: Path, kind: str, taken: in
     assert again.epoch == prepared.epoch == loader.epoch == 1
 
 
+@pytest.mark.parametrize("kind", ["streamed", "indexed", "steps", "ahead"])
+def test_the_epoch_is_that_of_the_batch_handed_out_not_of_what_is_held_ahead(folder: Path, kind: str) -> None:
+    prepared = prepare(Accelerator(cpu=True), LOADERS[kind](folder))
+    for epoch in range(2):
+        seen = [prepared.epoch for _ in prepared]
+        assert seen == [epoch] * (len(seen) - 1) + [epoch + 1]
+        assert prepared.epoch == epoch + 1
+
+
 def test_a_state_that_is_loaded_inside_a_loop_ends_it(folder: Path) -> None:
     prepared = prepare(Accelerator(cpu=True), LOADERS["streamed"](folder))
     whole = [one(batch) for batch in prepared]

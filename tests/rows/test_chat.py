@@ -197,6 +197,13 @@ def test_what_cannot_be_told_is_an_error_with_its_place_or_left_out(
     assert any(str(error.value) in record.message for record in caplog.records)
 
 
+def test_a_missing_column_of_conversations_is_named_with_the_remedy(tmp_path: Path) -> None:
+    urls = write(tmp_path / "a.jsonl", [{"question": "Hello"}])
+    message = r"^there is no column 'messages' \(columns: question; shard a.jsonl, line 1\); column= says .* and map\(\) makes"
+    with pytest.raises(bf.DataError, match=message):
+        list(bf.from_files(urls).chat(make.chatty(make.CHATML)))
+
+
 def test_a_token_across_the_border_of_a_turn_is_no_guess() -> None:
     """A newline after the prompt's own: the two are one token, which is neither the prompt's nor the answer's."""
     tokenizer = make.chatty(make.CHATML)

@@ -178,7 +178,10 @@ def test_text_of_every_layout_is_tokenised(kind: pa.DataType) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"a": "x"}], "there is no column 'text' (columns: a; shard a.jsonl, line 1)"),
+        (
+            [{"a": "x"}],
+            "there is no column 'text' (columns: a; shard a.jsonl, line 1); column= says which one has the text",
+        ),
         ([{"text": 5}], "tokenize: column 'text' must be text (got int64; shard a.jsonl, line 1)"),
         (
             [{"text": "x"}, {"a": 1}],

@@ -71,6 +71,12 @@ def test_other_lists_are_no_samples(row: Any) -> None:
         list(bf.from_sequence([[1], row]))
 
 
+def test_a_tensor_that_is_no_sample_is_named_with_its_remedy() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(bf.StageError, match=r"or a list of token ids \(got Tensor\); of a tensor, its \.tolist\(\)$"):
+        list(bf.from_sequence([torch.ones(2, dtype=torch.int64)]))
+
+
 def hugging_face(kind: str) -> Any:
     datasets = pytest.importorskip("datasets")
     data = datasets.Dataset.from_dict({"text": ["a"]})

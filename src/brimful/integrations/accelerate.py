@@ -152,6 +152,12 @@ class Prepared(DataLoaderStateMixin):  # type: ignore[misc]  # Accelerate has no
             raise AttributeError(name)
         return getattr(self.loader, name)
 
+    @property
+    def epoch(self) -> int:
+        """The loader's own after the last batch that was handed out; at an epoch's last batch, the next one already."""
+        epoch: int = self.loader.epoch
+        return epoch if self._loop is None else self.state_dict().get("epoch", epoch)
+
     def state_dict(self) -> dict[str, Any]:
         """The loader's own state after the last batch that was handed out, of this process."""
         return self.loader.state_dict()

@@ -106,7 +106,8 @@ def as_sample(row: Any) -> Sample:
     if isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind in "iu":
         return {"input_ids": row}
     if not isinstance(row, dict):
-        raise TypeError(f"a sample must be a dict, a string or a list of token ids (got {type(row).__name__})")
+        hint = "; of a tensor, its .tolist()" if hasattr(row, "tolist") and not isinstance(row, np.ndarray) else ""
+        raise TypeError(f"a sample must be a dict, a string or a list of token ids (got {type(row).__name__}){hint}")
     return row
 
 

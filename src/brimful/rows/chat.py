@@ -19,6 +19,7 @@ from brimful.rows.ragged import LABELS, NOT_TRAINED_ON, column_of, list_array, o
 
 TOKENS: Final = "input_ids"
 TOOLS: Final = "tools"
+_NO_MESSAGES: Final = "; column= says which one has conversations, and map() makes them of other columns"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Chat(BlockFunction):
 
     def _rendered(self, block: Block, tokenizer: Any) -> dict[int, Rendered]:
         """The text of each row, by its number."""
-        conversations = column_of(block, self.column).to_pylist()
+        conversations = column_of(block, self.column, remedy=_NO_MESSAGES).to_pylist()
         tools = block.column(TOOLS).to_pylist() if TOOLS in block.schema.names else [None] * block.num_rows
         found = {}
         for row, given in enumerate(zip(conversations, tools, strict=True)):

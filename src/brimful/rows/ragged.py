@@ -52,7 +52,7 @@ def ragged(block: pa.RecordBatch, column: str) -> Ragged:
     Raises:
         DataError: where the column is missing, is no list of numbers, or has a null.
     """
-    array = column_of(block, column)
+    array = column_of(block, column, remedy="; tokenize() makes it of text" if column == "input_ids" else "")
     if not is_ragged(array.type):
         raise DataError(f"column {column!r} must be a list of numbers (got {array.type}; {where(block, 0)})")
     if array.null_count:
@@ -76,16 +76,18 @@ def _flat(array: pa.Array) -> tuple[pa.Array, NDArray[Any]]:
     return values, offsets
 
 
-def column_of(block: pa.RecordBatch, column: str) -> pa.Array:
+def column_of(block: pa.RecordBatch, column: str, *, remedy: str = "") -> pa.Array:
     """A column of a block by name.
 
+    Args:
+        remedy: the end of the message, where there is none.
     Raises:
         DataError: naming the columns that there are, and the place of the first row.
     """
     index = block.schema.get_field_index(column)
     if index < 0:
         names = ", ".join(name for name in block.schema.names if not name.startswith(HIDDEN))
-        raise DataError(f"there is no column {column!r} (columns: {names or 'none'}; {where(block, 0)})")
+        raise DataError(f"there is no column {column!r} (columns: {names or 'none'}; {where(block, 0)}){remedy}")
     return block.column(index)
 
 

@@ -103,7 +103,7 @@ class Tokenize(BlockFunction):
         return self.encoder.with_outputs(texts, self.outputs)
 
     def _texts(self, block: Block, column: str) -> pa.Array:
-        texts = column_of(block, column)
+        texts = column_of(block, column, remedy="; column= says which one has the text")
         if texts.null_count:
             row = int(np.flatnonzero(texts.is_null().to_numpy(zero_copy_only=False))[0])
             raise DataError(f"tokenize: column {column!r} is null ({where(block, row)}); filter it out or fill it")

@@ -157,7 +157,8 @@ def _placed(window: Window, policy: Policy, overlong: Overlong, first: bool) -> 
     try:
         plan, counts = plan_with(policy, window.lengths, overlong)
     except OverlongError as error:
-        raise DataError(error.located(where(window.block, int(window.rows[error.sample])))) from error
+        place = where(window.block, int(window.rows[error.sample]))
+        raise DataError(f"{error.located(place)}; overlong= says what else becomes of such samples") from error
     for name, number in counts.items():
         if first and number:
             count(name, number, f"overlong: {number:,} samples of a window {name}, longer than {policy} takes")
