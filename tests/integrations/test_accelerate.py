@@ -178,6 +178,12 @@ def test_what_would_lose_the_place_is_refused(folder: Path) -> None:
             call(names, folder / "last")
 
 
+def test_who_would_skip_what_was_read_is_told_that_loading_did(folder: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(AttributeError, match=r"to skip batches of: after load, .* so leave skip_first_batches out$"):
+        accelerator.skip_first_batches(prepare(accelerator, LOADERS["indexed"](folder)), 2)
+
+
 def test_a_state_of_what_accelerate_reads_ahead_is_refused(folder: Path) -> None:
     loader = LOADERS["indexed"](folder)
     for _ in zip(range(2), Accelerator(cpu=True).prepare(DataLoader(loader, batch_size=None))):

@@ -150,6 +150,11 @@ class Prepared(DataLoaderStateMixin):  # type: ignore[misc]  # Accelerate has no
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "loader" not in vars(self):
             raise AttributeError(name)
+        if name == "dataset":  # what skip_first_batches asks for first
+            raise AttributeError(
+                "a loader of brimful's has no dataset to skip batches of: after load, or load_state, it goes on with the batch "
+                "after the last one that was handed out, so leave skip_first_batches out"
+            )
         return getattr(self.loader, name)
 
     def state_dict(self) -> dict[str, Any]:
