@@ -83,6 +83,32 @@ def test_a_run_goes_on_where_steps_take_several_batches(folder: Path, kind: str)
     goes_on(folder, lambda: LOADERS[kind](folder), accumulate_grad_batches=3, val_check_interval=1.0)
 
 
+@pytest.mark.parametrize("kind", ["streamed", "indexed"])
+def test_batches_whose_gradients_were_not_stepped_with_come_again(folder: Path, kind: str) -> None:
+    class Saves(Callback):
+        def on_validation_end(self, trainer: Any, module: Any) -> None:
+            if module.seen:
+                trainer.save_checkpoint(folder / f"{len(module.seen)}.ckpt")
+
+        def on_train_batch_start(self, trainer: Any, module: Any, *arguments: Any) -> None:
+            if len(module.seen) == stops:
+                raise OSError("the cluster takes it back")
+
+    stops, settings = -1, {"accumulate_grad_batches": 3, "val_check_interval": 2}
+    unbroken = fit(LOADERS[kind](folder), None, Saves(), **settings)
+    length = len(unbroken.seen) // 2
+    saved = sorted(int(path.stem) for path in folder.glob("*.ckpt"))
+    assert saved == [number for number in range(1, 2 * length + 1) if number % length % 2 == 0]
+    for number in saved[:-1:2]:
+        rest = fit(LOADERS[kind](folder), folder / f"{number}.ckpt", **settings)
+        assert rest.seen == unbroken.seen[number - number % length % 3 :], number
+        assert rest.validated == unbroken.validated[len(unbroken.validated) - len(rest.validated) :], number
+    stops, saves = 5, ModelCheckpoint(dirpath=folder, filename="last", save_on_exception=True)
+    with pytest.raises(OSError, match="takes it back"):
+        fit(LOADERS[kind](folder), None, saves, Saves(), **settings)
+    assert fit(LOADERS[kind](folder), folder / "last.ckpt", **settings).seen == unbroken.seen[3:]
+
+
 @pytest.mark.parametrize("kind", ["streamed", "ahead", "indexed"])
 @pytest.mark.parametrize("at", [1, 4])
 def test_a_batch_whose_step_failed_comes_again(folder: Path, kind: str, at: int) -> None:
