@@ -270,7 +270,9 @@ def test_labels_of_a_conversation_are_shifted_where_it_will_be_cut() -> None:
 
 def test_what_the_tokenizer_refuses_is_one_row_and_not_those_beside_it(caplog: pytest.LogCaptureFixture) -> None:
     """Half of a surrogate pair is JSON, and no text: a cut emoji."""
-    cut, whole = ([{"role": "user", "content": "x"}, {"role": "assistant", "content": text}] for text in ("\ud83d", "x"))
+    cut, whole = (
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}] for text in ("\ud83d", "x")
+    )
     data = talks(json.dumps(whole), json.dumps(cut), json.dumps(whole))
     with pytest.raises(bf.StageError, match=r"^chat failed at sequence, row 1: column 'messages': TypeError: "):
         list(data.chat(PLAIN))

@@ -189,7 +189,8 @@ class _Fit:
         """An error where an epoch of Lightning's begins and the data are still in the one of the epoch before: it was left."""
         before = self._epochs
         self._epochs = [
-            None if loader is None or _has_steps(loader) else int(loader.state_dict()["epoch"]) for loader in self._train
+            None if loader is None or _has_steps(loader) else int(loader.state_dict()["epoch"])
+            for loader in self._train
         ]
         same = (one for one, other in zip(self._epochs, before) if one is not None and one == other)
         left = None if trainer.overfit_batches else next(same, None)
