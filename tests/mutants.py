@@ -1650,6 +1650,30 @@ MUTANTS = [
         "count = (count > 0).to(self._sums)",
         of("integrations/test_transformers", "test_an_evaluation_weighs_by_labels_and_keeps_the_batches_order"),
     ),
+    Mutant(
+        "a checkpoint that is written over an older one passes for whole",
+        "integrations/transformers/checkpoint.py",
+        "(Path(folder) / TRAINER_FILE).unlink(missing_ok=True)",
+        "Path(folder)",
+        of(
+            "integrations/test_transformers",
+            "test_a_checkpoint_that_is_written_over_an_older_one_is_none_until_it_is_whole",
+        ),
+    ),
+    Mutant(
+        "gradients that were added up and not stepped with count as trained under Lightning",
+        "integrations/lightning.py",
+        "return int(processed % trainer.accumulate_grad_batches)",
+        "return 0",
+        of("integrations/test_lightning", "test_batches_whose_gradients_were_not_stepped_with_come_again"),
+    ),
+    Mutant(
+        "an epoch that Lightning left begins again in silence",
+        "integrations/lightning.py",
+        "left = None if trainer.overfit_batches else next(same, None)",
+        "left = None",
+        of("integrations/test_lightning", "test_an_epoch_that_was_left_does_not_begin_again"),
+    ),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,24 @@ def test_what_would_lose_the_place_is_refused(folder: Path) -> None:
             ValueError, match=r"^this accelerator names its checkpoints itself .*save_state\(\) and load_state\(\)"
         ):
             call(names, folder / "last")
+
+
+def test_gradients_that_a_checkpoint_does_not_have_are_told_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    accelerator, weights = Accelerator(cpu=True, gradient_accumulation_steps=3), torch.nn.Linear(1, 1)
+    loader, model = prepare(accelerator, LOADERS["indexed"](folder), weights)
+    said = []
+    for _ in loader:
+        with accelerator.accumulate(model), caplog.at_level(logging.WARNING, "brimful"):
+            caplog.clear()
+            save(accelerator, folder / "checkpoint")
+            said.append("checkpoint is saved between the batches of an optimizer step" in caplog.text)
+    assert said == [True, True, False] * 3 + [False]
+
+
+def test_who_would_skip_what_was_read_is_told_that_loading_did(folder: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(AttributeError, match=r"to skip batches of: after load, .* so leave skip_first_batches out$"):
+        accelerator.skip_first_batches(prepare(accelerator, LOADERS["indexed"](folder)), 2)
 
 
 def test_a_state_of_what_accelerate_reads_ahead_is_refused(folder: Path) -> None:

@@ -83,6 +83,32 @@ def test_a_run_goes_on_where_steps_take_several_batches(folder: Path, kind: str)
     goes_on(folder, lambda: LOADERS[kind](folder), accumulate_grad_batches=3, val_check_interval=1.0)
 
 
+@pytest.mark.parametrize("kind", ["streamed", "indexed"])
+def test_batches_whose_gradients_were_not_stepped_with_come_again(folder: Path, kind: str) -> None:
+    class Saves(Callback):
+        def on_validation_end(self, trainer: Any, module: Any) -> None:
+            if module.seen:
+                trainer.save_checkpoint(folder / f"{len(module.seen)}.ckpt")
+
+        def on_train_batch_start(self, trainer: Any, module: Any, *arguments: Any) -> None:
+            if len(module.seen) == stops:
+                raise OSError("the cluster takes it back")
+
+    stops, settings = -1, {"accumulate_grad_batches": 3, "val_check_interval": 2}
+    unbroken = fit(LOADERS[kind](folder), None, Saves(), **settings)
+    length = len(unbroken.seen) // 2
+    saved = sorted(int(path.stem) for path in folder.glob("*.ckpt"))
+    assert saved == [number for number in range(1, 2 * length + 1) if number % length % 2 == 0]
+    for number in saved[:-1:2]:
+        rest = fit(LOADERS[kind](folder), folder / f"{number}.ckpt", **settings)
+        assert rest.seen == unbroken.seen[number - number % length % 3 :], number
+        assert rest.validated == unbroken.validated[len(unbroken.validated) - len(rest.validated) :], number
+    stops, saves = 5, ModelCheckpoint(dirpath=folder, filename="last", save_on_exception=True)
+    with pytest.raises(OSError, match="takes it back"):
+        fit(LOADERS[kind](folder), None, saves, Saves(), **settings)
+    assert fit(LOADERS[kind](folder), folder / "last.ckpt", **settings).seen == unbroken.seen[3:]
+
+
 @pytest.mark.parametrize("kind", ["streamed", "ahead", "indexed"])
 @pytest.mark.parametrize("at", [1, 4])
 def test_a_batch_whose_step_failed_comes_again(folder: Path, kind: str, at: int) -> None:
@@ -142,7 +168,9 @@ def test_every_test_and_prediction_has_the_same_batches(folder: Path) -> None:
 def test_a_loader_is_not_both_trained_on_and_validated_with(folder: Path, kind: str, sanity_steps: int) -> None:
     loader, model = LOADERS[kind](folder), child.Model()
     inner = loader.dataset if kind == "in a DataLoader" else loader.loader if kind == "ahead" else loader
-    with pytest.raises(ValueError, match=r"^a validation would read the loader that is trained on, and move it: give it one of"):
+    with pytest.raises(
+        ValueError, match=r"^a validation would read the loader that is trained on, and move it: give it one of"
+    ):
         child.trainer(num_sanity_val_steps=sanity_steps, val_check_interval=1.0).fit(model, loader, inner)
 
 
@@ -166,16 +194,18 @@ def test_an_epoch_that_was_left_does_not_begin_again(folder: Path, kind: str) ->
 def test_a_step_that_takes_several_batches_itself_is_refused(folder: Path) -> None:
     class Takes(child.Model):
         def training_step(self, dataloader_iter: Any) -> torch.Tensor:  # type: ignore[override]
-            for _ in range(1 + (len(self.seen) == several)):
+            for _ in range(1 + (len(self.seen) == twice_at)):
                 batch, number, _ = next(dataloader_iter)
             return super().training_step(batch, number)
 
-    several = -1
+    twice_at = -1
     goes_on_alike, expected = Takes(), fit(streamed(folder), val_check_interval=1.0).seen
     child.trainer(val_check_interval=1.0).fit(goes_on_alike, streamed(folder))
     assert goes_on_alike.seen == expected
-    for several in (0, 2):
-        with pytest.raises(ValueError, match=r"^training_step took 2 batches of dataloader_iter at once, and Lightning counts o"):
+    for twice_at in (0, 2):  # noqa: B007  # the step reads it
+        with pytest.raises(
+            ValueError, match=r"^training_step took 2 batches of dataloader_iter at once, and Lightning counts o"
+        ):
             child.trainer(val_check_interval=1.0).fit(Takes(), streamed(folder))
 
 

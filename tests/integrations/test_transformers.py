@@ -216,10 +216,14 @@ def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
     mixed = tmp_path / "mixed"
     shutil.copytree(checkpoint, mixed)
     shutil.copy(tmp_path / "run" / "checkpoint-2" / "brimful_state.json", mixed)
-    with pytest.raises(StateError, match=r"is of step 2, and trainer_state\.json beside it of step 1: two checkpoints were"):
+    with pytest.raises(
+        StateError, match=r"is of step 2, and trainer_state\.json beside it of step 1: two checkpoints were"
+    ):
         run(tmp_path / "run", indexed(), max_steps=2, resume=mixed)
     (mixed / "trainer_state.json").write_text("{")
-    with pytest.raises(StateError, match=r"mixed was interrupted while it was written: .*_checkpoint=True passes over such"):
+    with pytest.raises(
+        StateError, match=r"mixed was interrupted while it was written: .*_checkpoint=True passes over such"
+    ):
         run(tmp_path / "run", indexed(), max_steps=2, resume=mixed)
     with pytest.raises(StateError, match=r"rows was 23 when it was saved and is 22 here"):
         run(tmp_path / "run", indexed(22), max_steps=2, resume=checkpoint)
@@ -500,7 +504,9 @@ def test_a_batch_that_may_be_a_filler_and_does_not_say_so_is_refused() -> None:
     reader = Reader(frozenset({"input_ids"}), "Model", shared=True)
     assert [reader.read(batch).is_filler for batch in shared] == [True]
     (batch,) = shared.map(lambda batch: {"input_ids": batch["input_ids"]})
-    with pytest.raises(ValueError, match=r"nothing says whether this batch is a filler, .* as {\*\*batch, \.\.\.}, and"):
+    with pytest.raises(
+        ValueError, match=r"nothing says whether this batch is a filler, .* as {\*\*batch, \.\.\.}, and"
+    ):
         reader.read(batch)
 
 

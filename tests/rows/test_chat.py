@@ -273,3 +273,16 @@ def test_workers_of_either_kind_give_the_same() -> None:
 def test_labels_of_a_conversation_are_shifted_where_it_will_be_cut() -> None:
     (sample,) = talks(TALK).chat(PLAIN).causal_labels(shift=True)
     assert sample["shift_labels"].tolist() == [*sample["labels"].tolist()[1:], -100]
+
+
+def test_what_the_tokenizer_refuses_is_one_row_and_not_those_beside_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Half of a surrogate pair is JSON, and no text: a cut emoji."""
+    cut, whole = (
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}] for text in ("\ud83d", "x")
+    )
+    data = talks(json.dumps(whole), json.dumps(cut), json.dumps(whole))
+    with pytest.raises(bf.StageError, match=r"^chat failed at sequence, row 1: column 'messages': TypeError: "):
+        list(data.chat(PLAIN))
+    with caplog.at_level(logging.WARNING, "brimful"):
+        assert [said(PLAIN, sample) for sample in data.chat(PLAIN, on_error="skip")] == [["x<|im_end|>"]] * 2
+    assert "skipped: chat failed at sequence, row 1" in caplog.text

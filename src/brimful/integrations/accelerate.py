@@ -20,6 +20,7 @@ from accelerate.utils import gather_object, send_to_device
 from torch.utils.data import DataLoader
 
 from brimful.batches import Batches
+from brimful.core.errors import logger
 from brimful.core.states import merge_states
 from brimful.device.async_loader import AsyncLoader
 from brimful.loader import Loader
@@ -62,13 +63,20 @@ def prepare(accelerator: Accelerator, *objects: Any) -> Any:
 def save(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
     """`accelerator.save_state`, whole or not at all: all processes call it, and `folder` has the checkpoint before, or this one.
 
-    It is written to `folder.partial`, which takes the folder's name when all processes have written.
+    It is written to `folder.partial`, which takes the folder's name when all processes have written. Between the batches of
+    an `accelerator.accumulate` it warns: no checkpoint has the gradients that are added up.
 
     Raises:
         RuntimeError: no loader was prepared by this module, so that the checkpoint would not have its place.
         ValueError: the accelerator names its checkpoints itself.
     """
     _check(accelerator)
+    if accelerator.is_main_process and not accelerator.sync_gradients:
+        logger.warning(
+            "%s is saved between the batches of an optimizer step, and the gradients of those since the last one are not in it: "
+            "save where accelerator.sync_gradients is true",
+            folder,
+        )
     target = Path(folder)
     partial, old = target.with_name(f"{target.name}.partial"), target.with_name(f"{target.name}.old")
     writes = (
@@ -150,6 +158,11 @@ class Prepared(DataLoaderStateMixin):  # type: ignore[misc]  # Accelerate has no
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "loader" not in vars(self):
             raise AttributeError(name)
+        if name == "dataset":  # what skip_first_batches asks for first
+            raise AttributeError(
+                "a loader of brimful's has no dataset to skip batches of: after load, or load_state, it goes on with the batch "
+                "after the last one that was handed out, so leave skip_first_batches out"
+            )
         return getattr(self.loader, name)
 
     @property

@@ -78,6 +78,7 @@ def _callback_class(package: str) -> type[Any]:
         def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
             if _is_first(self, trainer) and trainer.state.fn == "fit":
                 checkpoint[KEY] = self._fit.state_of_all_ranks(trainer)
+                _go_back(checkpoint, _unstepped(trainer))
 
         def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
             if trainer.state.fn == "fit":
@@ -176,7 +177,7 @@ class _Fit:
         for loader, before in zip(found, self._train or [None] * len(found)):
             if loader is None or loader is before:
                 continue
-            loader.follow(lambda: progress.total.processed)
+            loader.follow(lambda: progress.total.processed - _unstepped(trainer))
             if before is not None:
                 before.follow(None)
                 moved |= _goes_on(loader, before)
@@ -188,7 +189,8 @@ class _Fit:
         """An error where an epoch of Lightning's begins and the data are still in the one of the epoch before: it was left."""
         before = self._epochs
         self._epochs = [
-            None if loader is None or _has_steps(loader) else int(loader.state_dict()["epoch"]) for loader in self._train
+            None if loader is None or _has_steps(loader) else int(loader.state_dict()["epoch"])
+            for loader in self._train
         ]
         same = (one for one, other in zip(self._epochs, before) if one is not None and one == other)
         left = None if trainer.overfit_batches else next(same, None)
@@ -321,6 +323,23 @@ def _checked(leaf: Any, trainer: Any, num_loaders: int) -> Ours | None:
             "go on where the one before stopped, and leave limit_train_batches alone"
         )
     return loader
+
+
+def _unstepped(trainer: Any) -> int:
+    """How many batches were trained on since the last optimizer step: no checkpoint has the gradients that they added up."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    processed, ready = progress.current.processed, progress.current.ready
+    last = progress.is_last_batch or ready >= trainer.num_training_batches
+    if trainer.strategy.handles_gradient_accumulation or (last and processed == ready):
+        return 0
+    return int(processed % trainer.accumulate_grad_batches)
+
+
+def _go_back(checkpoint: dict[str, Any], batches: int) -> None:
+    """Has Lightning count so many batches less when it goes on from a checkpoint: they come again."""
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    for counts in (progress["total"], progress["current"]) if batches else ():
+        counts |= {name: count - batches for name, count in counts.items()}
 
 
 def _within(loader: Ours | None) -> list[Any]:

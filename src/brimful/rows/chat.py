@@ -61,10 +61,7 @@ class Chat(BlockFunction):
                 raise DataError(f"chat: there is a column {name!r} already ({where(block, 0)}); drop or rename it")
         with self.encoder.lent() as tokenizer:
             texts = self._rendered(block, tokenizer)
-            try:
-                made = labelled(tokenizer, [*texts.values()])
-            except Exception as error:
-                raise StageError(f"chat failed near {where(block, 0)}: {type(error).__name__}: {error}") from error
+            made = _labelled(tokenizer, [*texts.values()])
         kept: dict[int, Labelled] = {}
         for row, one in zip(texts, made, strict=True):
             if isinstance(one, Labelled):
@@ -95,6 +92,16 @@ class Chat(BlockFunction):
         if self.on_error == "raise":
             raise told from error
         skipped(told)
+
+
+def _labelled(tokenizer: Any, texts: list[Rendered]) -> list[Labelled | Exception]:
+    """The tokens of conversations, or what is wrong with one: what the tokenizer refuses is found by itself."""
+    try:
+        return [*labelled(tokenizer, texts)]
+    except Exception as error:
+        if len(texts) == 1:
+            return [error]
+    return [one for text in texts for one in _labelled(tokenizer, [text])]
 
 
 def _with_labels(block: Block, rows: list[Labelled], output: str) -> Block:

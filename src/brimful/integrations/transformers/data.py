@@ -227,7 +227,8 @@ class Reader:
         if self.shared and "is_filler" not in batch:
             raise ValueError(
                 "nothing says whether this batch is a filler, which several processes have where the batches do not come out "
-                "even, and it would be counted twice: have map(fn) keep is_filler, as {**batch, ...}, and collate_fn return a dict"
+                "even, and it would be counted twice: have map(fn) keep is_filler, as {**batch, ...}, and "
+                "collate_fn return a dict"
             )
         made = TrainerBatch((key, batch[key]) for key in keys)
         made.is_filler = bool(batch.get("is_filler", False))
