@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Many a test starts Python: our sources are compiled once, and not by each, whatever the machine says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test soak lint types format bench clean
+.PHONY: help demo test mutants soak lint types format bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*  ## /\1|/p' Makefile | awk -F'|' '{ printf "make %-8s%s\n", $$1, $$2 }'
@@ -19,8 +19,11 @@ help:  ## list the targets
 demo: $(VENV)/.core  ## the main job on text that every machine has; downloads no data
 	$(BIN)/brimful demo
 
-test: lint types  ## all checks: lint, types, tests, doctests, code blocks of README and CONTRIBUTING
-	$(BIN)/pytest $(SPREAD) $(ARGS)
+test: lint types  ## lint, types, tests, doctests, code blocks of README, CONTRIBUTING and docs
+	$(BIN)/pytest $(SPREAD) -m "not mutant" $(ARGS)
+
+mutants: $(VENV)/.dev  ## whether the tests bite: 200 faults that one of them must find; after a change of tests
+	$(BIN)/pytest $(SPREAD) -m mutant tests/test_mutants.py $(ARGS)
 
 soak: $(VENV)/.dev  ## the tests for hours: new examples each time, 1,000 of each law, ten times the kills, Ctrl-C anywhere
 	HYPOTHESIS_PROFILE=soak $(BIN)/pytest $(SPREAD) --timeout=7200 $(ARGS)

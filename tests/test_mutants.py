@@ -20,6 +20,7 @@ def test_the_table_is_up_to_date() -> None:
         unmutated(mutant)
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.why)
 def test_the_mutant_is_found(mutant: Mutant, survives: Survives) -> None:
     words = survives(mutant)
