@@ -60,10 +60,10 @@ def why_not(tokenizer: Part, split_special_tokens: bool) -> str | None:
     model, steps, changes = tokenizer["model"], steps_of(tokenizer["pre_tokenizer"]), steps_of(tokenizer["normalizer"])
     if split_special_tokens:
         return "gigatoken knows no split_special_tokens"
-    if model["type"] != "BPE" or any(
-        model.get(n) for n in ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
-    ):
-        return f"gigatoken does no {model['type']}, or not with these settings"
+    if model["type"] != "BPE":
+        return f"gigatoken does no {model['type']}"
+    if unknown := [one for one in ("dropout", "continuing_subword_prefix", "end_of_word_suffix") if model.get(one)]:
+        return f"gigatoken is not known to do BPE with {unknown[0]}"
     names = [name_of(step) for step in changes]
     known = _by_marks(model, steps, names) if model["byte_fallback"] else _by_bytes(steps, names)
     if not known:
