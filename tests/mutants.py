@@ -716,9 +716,33 @@ MUTANTS = [
     Mutant(
         "an added token that takes the spaces after it is cut off from them",
         "rows/cuttable.py",
-        'token.rstrip and spaces != "white"',
-        'token.rstrip and spaces == ""',
+        'token.rstrip and (spaces != "white"',
+        'token.rstrip and (spaces == ""',
         of("rows/test_cuttable", "test_what_makes_other_tokens_of_pieces_is_left_to_the_tokenizer[added, rstrip]"),
+    ),
+    Mutant(
+        "a mark in a text is cut off from the space that it makes one token with",
+        "rows/pieces.py",
+        "0xE296: (0x81,), ",
+        "",
+        of("rows/test_cuttable", "test_the_tokens_of_pieces_are_those_of_the_text[Gemma]"),
+    ),
+    Mutant(
+        "byte-level without a pattern is taken for GPT-2's",
+        "rows/cuttable.py",
+        'whole = first.get("use_regex", True)',
+        "whole = True",
+        of(
+            "rows/test_cuttable",
+            "test_what_makes_other_tokens_of_pieces_is_left_to_the_tokenizer[words together, numbers apart]",
+        ),
+    ),
+    Mutant(
+        "what another run has begun to audit counts as audited",
+        "rows/engines.py",
+        "if run is None else run.pools.setdefault(id(self), {})",
+        "if run is None else _SEEN",
+        of("rows/test_engines", "test_what_another_run_has_begun_to_audit_is_audited_anew"),
     ),
     Mutant(
         "other tokens than the tokenizer's go on",

@@ -148,7 +148,8 @@ def tokenize(
             that is known to give them: "gigatoken", where it is installed (the extra `fast`), for most byte-level and
             SentencePiece-style BPE; "cache", which looks words up that it has seen and has only new ones tokenised, for most
             others; else "tokenizer", as it is, which also makes pairs and `outputs`. The first two are held against the tokenizer
-            in the first 1,000 texts, and in one of 4,096 after that. `repr` and `.stats.engines` say which it is.
+            in the first 1,000 texts, and in one of 4,096 after that. `repr` and `.stats.engines` say which it is; name a faster
+            one, and the error says why it cannot.
         outputs: what else the tokenizer says of each row, as columns: "token_type_ids", "attention_mask",
             "special_tokens_mask", "offset_mapping" (of fast ones: of each token the first of its characters, and the one after
             its last; in batches a list of lists); of a callable, what its dicts have.

@@ -106,12 +106,13 @@ def with_model(**settings: Any) -> Tokenizer:
         line("marks", META, n.NFC()),
         added("zebra", "bpe", BYTES, single_word=True),
         added("zebra", "bpe", BYTES, rstrip=True),
+        added(" the", "bpe", p.ByteLevel(add_prefix_space=True)),
         added("zebra", "bpe", BYTES, normalized=True),
         line("unknown", p.Metaspace()),
         line("wordpiece", p.BertPreTokenizer()),
         lambda: Tokenizer(models.BPE()),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_what_it_does_otherwise_it_does_not_do(tokenizer: Make) -> None:
     assert "gigatoken" in (why_not(tokenizer()) or "")

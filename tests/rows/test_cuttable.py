@@ -51,10 +51,12 @@ def whole(model: str, words: Any, pre_tokenizer: Any, *changes: Any) -> Make:
     return made
 
 
-def added(content: str, model: str, pre_tokenizer: Any, **flags: bool) -> Make:
+def added(content: str, model: str, pre_tokenizer: Any, *changes: Any, beside: str = "", **flags: bool) -> Make:
     def made() -> Tokenizer:
-        tokenizer = make.trained(model, pre_tokenizer)
+        tokenizer = line(model, pre_tokenizer, *changes)()
         tokenizer.add_tokens([AddedToken(content, **{"normalized": False, **flags})])
+        if beside:
+            tokenizer.add_tokens([AddedToken(beside, normalized=True)])
         return tokenizer
 
     return made
@@ -86,6 +88,7 @@ META = p.Metaspace()
 PARTS = p.Sequence([p.WhitespaceSplit(), META])
 INSIDE = [p.Split(Regex(one), "isolated") for one in sorted(cuttable.INSIDE)]
 THREES = p.Split(Regex("[0-9][0-9][0-9]"), "isolated")
+RUNS_OF_MARKS = p.Sequence([p.Metaspace(split=False), p.Split(Regex("\u2581+"), "isolated")])
 
 
 def clip(pattern: str) -> Any:
@@ -125,9 +128,9 @@ HOLD: dict[str, Make] = {
     "Metaspace, mapped": mapped("nfkc", "unigram", META),
     "T5": mapped("nmt_nfkc", "unigram", META, after=(n.Strip(left=False), RUNS)),
     "Metaspace, whole": whole("marks", META, p.Metaspace(split=False, prepend_scheme="first"), n.NFKC()),
-    "Metaspace, whole, Unigram": whole("unigram", META, p.Metaspace(split=False)),
+    "Metaspace, whole, runs of marks": whole("marks", RUNS_OF_MARKS, p.Metaspace(split=False)),
     "ByteLevel, whole": whole("bpe", split(r" ?\S+|\s"), WORDS),
-    "Gemma": whole("marks", p.Metaspace(prepend_scheme="never"), p.Split(" ", "merged_with_previous"), MARK),
+    "Gemma": whole("marks", RUNS_OF_MARKS, p.Split(" ", "merged_with_previous"), MARK),
     "added, lstrip": added("zebra", "bpe", BYTES, lstrip=True),
     "added, single_word": added("zebra", "wordpiece", p.Whitespace(), single_word=True),
     "added, normalized": added("Zebra", "unigram", META, normalized=True),
@@ -135,6 +138,7 @@ HOLD: dict[str, Make] = {
     "added, spaces": added("  ", "marks", META),
     "added, newlines": added("\n\n", "bpe", BYTES),
     "added, rstrip, spaces removed": added("zebra", "wordpiece", p.Whitespace(), rstrip=True),
+    "added, spaces, normalized": added("  ", "bpe", BYTES, n.NFKC(), normalized=True),
 }  # fmt: skip
 
 
@@ -166,8 +170,8 @@ def test_a_tokenizer_that_splits_special_tokens_may_be_cut() -> None:
 
 AFTER = [
     f"{text} {rest}"
-    for text in ("a\u200b", "a\u0308", "zebra", "a", "\u20dd", "1", "(")
-    for rest in ("b", " b", "zebra", "2")
+    for text in ("a\u200b", "a\u0308", "zebra", "a", "\u20dd", "1", "(", "a \u200b")
+    for rest in ("b", " b", "zebra", "2", "  b")
 ]
 FAIL: dict[str, tuple[Make, str]] = {
     "Nmt": (line("bpe", BYTES, n.Nmt()), "its normalizer Nmt"),
@@ -179,9 +183,16 @@ FAIL: dict[str, tuple[Make, str]] = {
     "Metaspace, runs of spaces": (line("unigram", META, n.Nmt(), n.Replace(Regex(" {2,}"), " ")), "its normalizer Replace"),
     "Prepend": (line("wordpiece", p.Whitespace(), n.Prepend("_")), "its normalizer Prepend"),
     "Llama-2": (line("marks", p.Metaspace(prepend_scheme="never"), n.Prepend("\u2581"), MARK), "its normalizer prepend mark"),
+    "words together, numbers apart": (line("bpe", p.Sequence([THREES, WORDS])), r"its pre-tokenizer Split \+ ByteLevel"),
     "contiguous": (line("bpe", split(GPT2, "contiguous")), "its pre-tokenizer Split"),
     "DeepSeek-V3, merged": (line("bpe", split(DEEPSEEK_V3, "merged_with_previous")), "its pre-tokenizer Split"),
     "added, rstrip": (added("zebra", "bpe", BYTES, rstrip=True), "takes the spaces after it"),
+    "added, rstrip, another begins with spaces": (
+        added("zebra", "wordpiece", p.Whitespace(), beside="  ", rstrip=True), "takes the spaces after it",
+    ),
+    "added, spaces, between which a character is deleted": (
+        added("  ", "wordpiece", p.Whitespace(), n.Nmt(), normalized=True), "'  ' reaches over a space",
+    ),
     "added, over a space": (added("a b", "bpe", BYTES), "'a b' reaches over a space"),
     "added, single_word, a space before": (added(" b", "bpe", BYTES, single_word=True), "looks at what stands before"),
     "Metaspace, whole, over a space": (line("marks", p.Metaspace(split=False)), "its token .* reaches over a space"),
@@ -205,11 +216,12 @@ def test_what_makes_other_tokens_of_pieces_is_left_to_the_tokenizer(kind: str) -
         (lambda: make.trained("bpe", p.Split(GPT2, "isolated")), "its pre-tokenizer Split "),
         (lambda: make.trained("bpe", split(QWEN2, invert=True)), "its pre-tokenizer Split "),
         (lambda: make.trained("wordpiece", p.Metaspace(split=False)), "its model WordPiece sees whole texts"),
+        (lambda: make.trained("unigram", p.Metaspace(split=False)), "its model Unigram sees whole texts"),
         (lambda: with_model(dropout=0.1), "its model drops merges at random (dropout=0.1"),
         (lambda: with_model(ignore_merges=True), "its model sees whole texts, with ignore_merges"),
         (lambda: with_model(end_of_word_suffix="</w>"), "its model sees whole texts, with end_of_word_suffix"),
     ],
-    ids=range(9),
+    ids=range(10),
 )  # fmt: skip
 def test_what_is_in_no_list_is_left_to_the_tokenizer(tokenizer: Make, why: str) -> None:
     assert (why_not(tokenizer()) or "").startswith(why)
@@ -221,3 +233,14 @@ def with_model(**settings: Any) -> Tokenizer:
     for name, value in settings.items():
         setattr(tokenizer.model, name, value)
     return tokenizer
+
+
+def test_what_is_as_good_in_whole_texts_is_chosen_by_what_stands_before() -> None:
+    """Why Unigram is not cut where words stay together: ab + c is as good as a + bc, but for how the sums are rounded."""
+    scores = {"<unk>": 0.0, "\u2581": -2.1, "a": -3.14159, "c": -3.14159, "b": -9.0, "ab": -3.72405, "bc": -3.72405}
+    tokenizer = Tokenizer(
+        models.Unigram([*scores.items(), *((one, -1.7 / (1 + ord(one) % 9)) for one in "xyz")], 0, False)
+    )
+    tokenizer.pre_tokenizer = p.Metaspace(split=False)
+    ends = {tuple(tokenizer.encode(f"{'xyz'[: count % 4]} {'zyx' * count} abc").ids[-2:]) for count in range(60)}
+    assert len(ends) == 2

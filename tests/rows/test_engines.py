@@ -5,6 +5,7 @@ import pickle
 import re
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from tokenizers import pre_tokenizers as p
 
 import brimful as bf
-from brimful.core.background import Workers
+from brimful.core.background import RUN, Running, Workers
 from brimful.rows import engines
 from brimful.rows.encoder import Encoder
 from brimful.rows.encoder_kinds import TransformersEncoder
@@ -235,13 +236,40 @@ def test_the_audit_goes_on_beside_the_next_blocks_and_is_awaited_before_its_own_
     engine = engines.Engine("cache", encode, engines.Frame(), own, "mine")
     (tokens, check), (_, after) = engine.begin(pa.array(["x"] * 600)), engine.begin(pa.array(["x"] * 600))
     assert tokens.values.tolist() == [1] * 600
-    assert engines._SEEN[("cache", "mine")] == 1_000
     for awaited in (check, after):
         with pytest.raises(
             engines.EngineError, match=r"gave other tokens than the tokenizer: \[1\] \(1 in all\), not \[2\]"
         ):
             awaited()
     assert ("cache", "mine") not in engines._SEEN, "texts that differ are not known to be the same"
+
+
+def test_what_another_run_has_begun_to_audit_is_audited_anew() -> None:
+    go_on = threading.Event()
+
+    def own(some: list[str]) -> list[list[int]]:
+        assert go_on.wait(30)
+        asked.append(len(some))
+        return [[len(text)] for text in some]
+
+    def encode(column: pa.Array) -> Ragged:
+        lengths = np.array([len(text) for text in column.to_pylist()], np.int32)
+        return Ragged(lengths, np.arange(len(lengths) + 1))
+
+    def begun() -> list[Callable[[], None]]:
+        """What is awaited of three blocks of an iterator."""
+        RUN.set(Running())
+        return [engine.begin(pa.array(["x"] * 600))[1] for _ in range(3)]
+
+    asked: list[int] = []
+    engine = engines.Engine("cache", encode, engines.Frame(), own, "mine")
+    runs = [copy_context().run(begun) for _ in range(2)]
+    assert not engines._SEEN, "nothing has been looked at"
+    go_on.set()
+    for check in (check for run in runs for check in run):
+        check()
+    assert sorted(asked) == [400, 400, 600, 600]
+    assert engines._SEEN[("cache", "mine")] == 2_000
 
 
 def test_an_engine_that_fails_is_not_waited_for_and_does_not_count() -> None:

@@ -42,12 +42,16 @@ def test_special_tokens_and_truncation_of_columns_are_the_tokenizers_own(post: A
 
 def test_what_is_not_known_is_left_to_the_tokenizer() -> None:
     twice = processors.Sequence([ROBERTA, processors.TemplateProcessing(single="<s> $A", special_tokens=ENDS)])
-    for post in (twice, processors.TemplateProcessing(single="$A $A", special_tokens=[])):
+    doubled = processors.TemplateProcessing(single="$A $A", special_tokens=[])
+    for post, bare in ((twice, "cache"), (doubled, "tokenizer")):
         tokenizer = make.bpe()
         tokenizer.post_processor = post
         assert "its post-processor" in str(frame_of(json.loads(tokenizer.to_str())["post_processor"], None))
         assert encoder_for(tokenizer).by_name == "tokenizer"
-        assert encoder_for(tokenizer, {"add_special_tokens": False}).by_name != "tokenizer"
+        without = encoder_for(tokenizer, {"add_special_tokens": False}, engine=bare if bare == "cache" else "auto")
+        assert without.by_name == bare
+        expected = [one.ids for one in tokenizer.encode_batch(TEXTS, add_special_tokens=False)]
+        assert rows_of(without.of_column(make.column(TEXTS))) == expected
     assert "its truncation" in str(frame_of(None, {"max_length": 5, "direction": "right", "strategy": "only_second"}))
     around = json.loads(ROBERTA.__getstate__())
     assert "its truncation" in str(frame_of(around, {"max_length": 2, "direction": "right"}))

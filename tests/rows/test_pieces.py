@@ -9,8 +9,8 @@ from brimful.rows.pieces import cut
 from tests.effort import times
 from tests.texts import WHITE, texts
 
-CUT = re.compile(rf"(?<=[^ {WHITE}]) ")
-"""A space that follows a character which is not white space."""
+CUT = re.compile(rf"(?<=[^ \u2581{WHITE}]) ")
+"""A space that follows a character which is neither white space nor the mark of SentencePiece."""
 
 
 def pieces_of(text: str) -> list[str]:
@@ -31,7 +31,7 @@ def test_texts_are_cut_before_each_space_that_follows_what_is_not_white_space(ki
 
 
 def test_white_space_of_several_bytes_is_told_from_letters_that_end_alike() -> None:
-    for letter in WHITE:
+    for letter in (*WHITE, "\u2581"):
         assert by_text(pa.array([f"a{letter} b", f"{letter} b"])) == [[f"a{letter} b"], [f"{letter} b"]]
     for letter in "\u00c5\u0120\u0680\u2080\u2460\u3080\uac00\u0645\U0001f600\u0905\u205e\u2027":
         assert by_text(pa.array([f"a{letter} b"])) == [[f"a{letter}", " b"]]

@@ -52,7 +52,7 @@ def why_not(tokenizer: Part, split_special_tokens: bool) -> str | None:
 
     By fuzzing. What it takes and does in silence otherwise: special tokens that are to be split, dropout, suffixes, matches that
     are removed, a space before words where a pattern splits them, byte-level without a pattern, added tokens that are
-    `single_word`, `rstrip`, or `normalized` with a normaliser.
+    `single_word`, `rstrip`, or `normalized` with a normaliser, or begin with the space that is put before texts.
 
     Args:
         tokenizer: as `cuttable.described` has it.
@@ -60,10 +60,10 @@ def why_not(tokenizer: Part, split_special_tokens: bool) -> str | None:
     model, steps, changes = tokenizer["model"], steps_of(tokenizer["pre_tokenizer"]), steps_of(tokenizer["normalizer"])
     if split_special_tokens:
         return "gigatoken knows no split_special_tokens"
-    if model["type"] != "BPE" or any(
-        model.get(n) for n in ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
-    ):
-        return f"gigatoken does no {model['type']}, or not with these settings"
+    if model["type"] != "BPE":
+        return f"gigatoken does no {model['type']}"
+    if unknown := [one for one in ("dropout", "continuing_subword_prefix", "end_of_word_suffix") if model.get(one)]:
+        return f"gigatoken is not known to do BPE with {unknown[0]}"
     names = [name_of(step) for step in changes]
     known = _by_marks(model, steps, names) if model["byte_fallback"] else _by_bytes(steps, names)
     if not known:
@@ -71,9 +71,10 @@ def why_not(tokenizer: Part, split_special_tokens: bool) -> str | None:
             f"gigatoken is not known to do {' + '.join([*names, *(step['type'] for step in steps)]) or 'whole texts'}"
         )
     added = tokenizer["added_tokens"]
+    alike, prefix = not names and all(one.normalized for one in added), steps and steps[0].get("add_prefix_space")
     for token in added:
-        alike = not names and all(one.normalized for one in added)
-        if token.single_word or token.rstrip or (token.normalized and not alike):
+        spaced = prefix and token.content.startswith(" ")  # it finds them in the space that it puts before a text
+        if token.single_word or token.rstrip or spaced or (token.normalized and not alike):
             return f"gigatoken is not known to do added tokens such as {token.content!r}"
     return None
 

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 Part: TypeAlias = Mapping[str, Any]
@@ -66,6 +66,8 @@ _CHARSMAPS: Final = {
 }
 """What SentencePiece calls them, by how the SHA-256 of the map begins."""
 _UNICODE: Final = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})
+_KEEP: Final = _UNICODE | {"mark", "quotes"}
+"""They delete no character."""
 _NORMALIZERS: Final = {
     "white": _UNICODE
     | {"BertNormalizer", "Nmt", "Strip", "StripAccents", "strip right", "Precompiled", "quotes", "white runs"},
@@ -123,7 +125,7 @@ def why_not(tokenizer: Part, normalized: Callable[[str], str]) -> str | None:
         _normalizers(changes, spaces, whole)
         or _model(tokenizer["model"])
         or (whole and _unsplit(tokenizer["model"], _BYTE_MARK if spaces == "bytes" else MARK))
-        or _added(tokenizer["added_tokens"], spaces, normalized if changes else str)
+        or _added(tokenizer["added_tokens"], spaces, normalized if changes else str, {*map(name_of, changes)} <= _KEEP)
         or None
     )
 
@@ -158,8 +160,8 @@ def _kind(steps: list[Part]) -> tuple[str, bool] | None:
         few = all(step["type"] != "Split" for step in (*before, *rest))
         marks = types == ["WhitespaceSplit", "Metaspace"]
         return ("white", False) if marks or (few and all(map(_looks_at_each, rest))) else None
-    if first["type"] == "ByteLevel":  # with a pattern: GPT-2's
-        whole = True
+    if first["type"] == "ByteLevel":
+        whole = first.get("use_regex", True)  # GPT-2's pattern
     elif first["type"] == "Split":
         pattern, behavior, invert = split_of(first)
         whole = ((pattern in WHOLE and behavior in _BEHAVIORS) or (pattern, behavior) in _DEEPSEEK) and not invert
@@ -252,7 +254,7 @@ def _model(model: Part) -> str | None:
 
 def _unsplit(model: Part, mark: str) -> str | None:
     """Words that stay together are parted by a cut alone, which changes nothing where no token lies on both sides of it."""
-    if model["type"] not in ("BPE", "Unigram"):
+    if model["type"] != "BPE":  # Unigram: its sums of scores, rounded, order what is as good by what stands before
         return f"its model {model['type']} sees whole texts"
     if name := next(
         (name for name in ("ignore_merges", "continuing_subword_prefix", "end_of_word_suffix") if model.get(name)), None
@@ -267,17 +269,22 @@ def _unsplit(model: Part, mark: str) -> str | None:
     return None if found is None else f"its token {found!r} reaches over a space"
 
 
-def _added(tokens: Iterable[Any], spaces: str, normalized: Callable[[str], str]) -> str | None:
+def _added(tokens: Sequence[Any], spaces: str, normalized: Callable[[str], str], kept: bool) -> str | None:
+    """`kept`: whether the normaliser leaves every character there, in some form."""
+    over = _OVER_MARK if kept else _AFTER_ANY
+    spaced = any(one[:1].isspace() for token in tokens for one in (token.content, normalized(token.content)))
     for token in tokens:
         content = token.content
-        if token.rstrip and spaces != "white":
+        if token.rstrip and (spaces != "white" or spaced):
             return f"its added token {content!r} takes the spaces after it (rstrip)"
         if token.single_word and (content[:1].isspace() or normalized(content)[:1].isspace()):
             return f"its added token {content!r} looks at what stands before its space (single_word)"
-        if _OVER.search(content) or (token.normalized and _OVER_MARK.search(normalized(content))):
+        if _OVER.search(content) or (token.normalized and over.search(normalized(content))):
             return f"its added token {content!r} reaches over a space"
     return None
 
 
 _OVER: Final = re.compile(r"\S ")
 _OVER_MARK: Final = re.compile(rf"[^\s{MARK}][ {MARK}]")
+_AFTER_ANY: Final = re.compile(rf"(?s).[ {MARK}]")
+"""What stood between white space and a space, and was cut at, may have been deleted."""

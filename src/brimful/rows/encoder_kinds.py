@@ -81,7 +81,7 @@ class FastEncoder(Encoder):
                 fingerprint,
                 cast(Callable[[list[str]], Iterable[Sequence[int]]], self.encode),
                 self.bare,
-                frame_of(described["post_processor"] if self.add_special_tokens else None, self.truncation),
+                frame_of(described["post_processor"], self.truncation, self.add_special_tokens),
                 cuttable.why_not(described, normalizer.normalize_str if normalizer else str),
                 compiled.why_not(described, self.split_special_tokens),
                 lambda: compiled.make(self._prepared),

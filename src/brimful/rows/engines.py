@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core import random
-from brimful.core.background import Workers
+from brimful.core.background import RUN, Workers
 from brimful.rows import compiled
 from brimful.rows.framed import Frame
 from brimful.rows.ragged import Ragged, array_of, flat, offsets_in
@@ -100,18 +100,19 @@ class Engine:
         """The tokens of each text, and what waits until they have been held against the tokenizer's own, which goes on beside
         whatever is done meanwhile; see above."""
         texts.validate(full=True)  # UTF-8: what an engine makes of anything else is nobody's
-        key = self.name, self.fingerprint
-        seen = _SEEN.get(key, 0)
+        key, run = (self.name, self.fingerprint), RUN.get()
+        begun = {} if run is None else run.pools.setdefault(id(self), {})  # a run's blocks are handed out in order
+        seen = max(_SEEN.get(key, 0), begun.get(key, 0))
         if seen >= AUDITED_TEXTS:
             tokens = self.frame(self.encode(texts))
             if len(rows := _some(texts)):
                 self._compare(tokens, rows, self._own(texts, rows))
             return tokens, lambda: None
         rows, worth = _first(texts, AUDITED_TEXTS - seen)
-        _SEEN[key] = seen + worth
+        begun[key] = seen + worth
         worker, made = Workers(1, "audit"), Future[Ragged]()
         worker.belong()
-        audited = worker.submit(self._audit, texts, rows, made)  # before the engine, which may have to be loaded
+        audited = worker.submit(self._audit, texts, rows, worth, made)  # before the engine, which may have to be loaded
         try:
             made.set_result(self.frame(self.encode(texts)))
         except BaseException as error:
@@ -127,13 +128,15 @@ class Engine:
 
         return made.result(), check
 
-    def _audit(self, texts: pa.Array, rows: NDArray[np.int64], made: Future[Ragged]) -> None:
+    def _audit(self, texts: pa.Array, rows: NDArray[np.int64], worth: int, made: Future[Ragged]) -> None:
+        key = self.name, self.fingerprint
         try:
             own = self._own(texts, rows)
             self._compare(made.result(), rows, own)
         except BaseException:
-            _SEEN.pop((self.name, self.fingerprint), None)  # they do not count
+            _SEEN.pop(key, None)  # they do not count
             raise
+        _SEEN[key] = _SEEN.get(key, 0) + worth
 
     def _own(self, texts: pa.Array, rows: NDArray[np.int64]) -> Ragged:
         return flat(self.own(texts.take(array_of(rows)).to_pylist()), len(rows))
@@ -154,7 +157,8 @@ class Engine:
 
 
 _SEEN: Final[dict[tuple[str, str], int]] = {}
-"""How many texts were held against the tokenizer, by engine and fingerprint."""
+"""How many texts were held against the tokenizer and were the same, by engine and fingerprint. What is being looked at counts
+for the run that it is of alone: another one would hand out what nothing has been held against, should that run be given up."""
 
 
 def chosen(name: EngineName, parts: Parts | str) -> Engine | None:

@@ -42,18 +42,20 @@ class Frame:
         return tokens
 
 
-def frame_of(processor: Mapping[str, Any] | None, truncation: Mapping[str, Any] | None) -> Frame | str:
+def frame_of(
+    processor: Mapping[str, Any] | None, truncation: Mapping[str, Any] | None, add_special_tokens: bool = True
+) -> Frame | str:
     """The frame that a tokenizer's post-processor, as its JSON has it, and its truncation make around single texts; or what of
-    them is not known.
+    them is not known. Without special tokens a template still says how often a text is there.
 
     >>> frame_of({"type": "Other"}, None)
     'its post-processor Other'
     """
     processors = [one for one in _processors(processor) if one["type"] != "ByteLevel"]
-    around = _around(processors[0]) if len(processors) == 1 else None
-    if processors and around is None:
+    around = [_around(one) for one in processors]
+    if None in around or (add_special_tokens and len(around) > 1):
         return f"its post-processor {' + '.join(one['type'] for one in processors)}"
-    before, after = around or ((), ())
+    before, after = (around and add_special_tokens and around[0]) or ((), ())
     if truncation is None:
         return Frame(before, after)
     most = truncation["max_length"] - len(before) - len(after)
