@@ -1677,8 +1677,8 @@ MUTANTS = [
     Mutant(
         "a checkpoint that is written over an older one passes for whole",
         "integrations/transformers/checkpoint.py",
-        "(Path(folder) / TRAINER_FILE).unlink(missing_ok=True)",
-        "Path(folder)",
+        "for name in (TRAINER_FILE, FILE):",
+        "for name in (FILE,):",
         of(
             "integrations/test_transformers",
             "test_a_checkpoint_that_is_written_over_an_older_one_is_none_until_it_is_whole",

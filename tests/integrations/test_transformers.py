@@ -208,6 +208,9 @@ def test_a_checkpoint_that_is_written_over_an_older_one_is_none_until_it_is_whol
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, indexed(), base=Stopped, max_steps=3, resume=str(tmp_path / "checkpoint-2"))
     assert run(tmp_path, indexed(), max_steps=3, resume=True).seen == whole.seen[2:]
+    run(tmp_path, indexed(), max_steps=3, save_only_model=True)
+    with pytest.raises(StateError, match=r"checkpoint-3 has no brimful_state.json"):
+        run(tmp_path, indexed(), max_steps=4, resume=True)
 
 
 def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:

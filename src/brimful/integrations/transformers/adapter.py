@@ -218,7 +218,7 @@ class Adapter:
     def begin_checkpoint(self, trial: Any) -> None:
         """Before a checkpoint is written: an older one of its name must not pass for it."""
         trainer = self.trainer
-        if self.steps is not None and trainer.args.should_save:
+        if trainer.args.should_save:
             step = trainer.state.global_step
             checkpoint_file.begin(f"{trainer._get_output_dir(trial=trial)}/{PREFIX_CHECKPOINT_DIR}-{step}")
 

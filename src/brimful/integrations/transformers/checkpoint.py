@@ -61,7 +61,8 @@ def read(folder: str | os.PathLike[str]) -> dict[str, Any]:
 def begin(folder: str) -> None:
     """What stands in a folder is no checkpoint from here on, until all of the next one is written into it: a run that resumed
     from an older checkpoint comes to the names of those after it again."""
-    (Path(folder) / TRAINER_FILE).unlink(missing_ok=True)
+    for name in (TRAINER_FILE, FILE):
+        (Path(folder) / name).unlink(missing_ok=True)
 
 
 def last_complete(folder: str | None) -> str | None:
