@@ -51,7 +51,7 @@ class Model(lightning.LightningModule):
 
 def trainer(*others: Callback, world_size: int = 1, **settings: Any) -> lightning.Trainer:
     """It has brimful's callback also where the installed entry points are older than the source."""
-    saves = any(isinstance(one, ModelCheckpoint) for one in others)  # else Lightning has one of its own, into this folder
+    saves = any(isinstance(one, ModelCheckpoint) for one in others)  # else Lightning adds one, for this folder
     settings = {"max_epochs": 2, "val_check_interval": 3, "enable_checkpointing": saves} | settings
     made = lightning.Trainer(
         accelerator="cpu",
