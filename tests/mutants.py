@@ -957,6 +957,16 @@ MUTANTS = [
         ),
     ),
     Mutant(
+        "what was told in the window at work counts as soon as a run is resumed",
+        "core/lessons.py",
+        "self._settled(known, closed, {})",
+        "self._settled(known, closed, opened)",
+        of(
+            "steps/test_lessons_of_ranks",
+            "test_what_was_told_in_a_window_before_a_state_counts_before_what_is_told_after_it",
+        ),
+    ),
+    Mutant(
         "what a rank was told and others have not heard of is not in its state",
         "core/lessons.py",
         '"open": _copied(known.open)}',

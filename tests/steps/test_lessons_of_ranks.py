@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import threading
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from typing import Any
@@ -21,6 +23,7 @@ from torch.distributed import HashStore
 import brimful as bf
 from brimful.core.errors import RankError, StateError
 from brimful.plan.window import window_ends
+from brimful.steps.lessons import PeakLessons
 from tests.effort import examples
 
 SHAPES = [(batch, length) for batch in (1, 4, 16) for length in (4, 16, 64)]
@@ -269,7 +272,7 @@ def rest_of(it: Any) -> list[Numbers]:
     return [samples(batch) for batch in it]
 
 
-def test_lessons_of_an_older_world_count_before_those_since() -> None:
+def test_lessons_of_ranks_that_are_no_more_count_once_on_all() -> None:
     first = Ranks(data(), 3)
     first.run(steps=4)
     merged = first.merged
@@ -286,8 +289,9 @@ def test_lessons_of_an_older_world_count_before_those_since() -> None:
     assert not second.errors
     lessons = [second.states[rank]["lessons"] for rank in range(2)]
     assert lessons[0]["models"] == lessons[1]["models"]
-    assert set(lessons[0]["open"]) <= {"0"}
-    assert set(lessons[1]["open"]) <= {"1"}
+    assert set(lessons[0]["open"]) <= {"0", "2"}
+    assert set(lessons[1]["open"]) <= {"1", "2"}
+    assert lessons[0]["open"].get("2") == lessons[1]["open"].get("2")
     third = Ranks(data(), 1)
     assert third.whole(second.merged)
 
@@ -397,3 +401,82 @@ def test_a_loader_of_ranks_keeps_what_they_learnt_over_epochs() -> None:
     part = both(None, 2)
     assert whole[: len(part)] == part
     assert both(bf.merge_states([states[0], states[1]]), 1) == whole[len(part) :]
+
+
+def long_run() -> bf.Batches:
+    """Of ten windows: what is told early decides what many of them hold."""
+    samples = [{"input_ids": [number] * (number * 37 % 61 + 1)} for number in range(400)]
+    return bf.from_sequence(samples).batch(budget(), window=40, shuffle_batches=False)
+
+
+def drawn(seed: int) -> Lessons:
+    def lessons(rank: int, numbers: Numbers, shape: tuple[int, int]) -> list[float]:
+        draw = random.Random(f"{seed}/{rank}/{numbers}")
+        return [math.inf] if draw.random() < 0.15 else [2e5 + shape[0] * 2600 * shape[1] * draw.uniform(0.5, 2.5)]
+
+    return lessons
+
+
+@pytest.mark.parametrize("seed", [200, 201, 202])
+def test_what_was_told_in_a_window_before_a_state_counts_before_what_is_told_after_it(seed: int) -> None:
+    """Lessons of rank 0 come before those of rank 1, wherever the run was cut between them: their order counts."""
+    whole = Ranks(long_run(), 2, drawn(seed)).run()
+    for steps in (3, 5, 11):
+        cut = Ranks(long_run(), 2, drawn(seed))
+        assert cut.run(None, steps) == whole[:steps]
+        for states in (cut.merged, [cut.states[0], cut.states[1]]):
+            assert Ranks(long_run(), 2, drawn(seed)).run(states) == whole[steps:]
+
+
+def test_a_rank_that_rounds_otherwise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    after = PeakLessons.after
+    ranks = Ranks(long_run(), 2, drawn(1))
+    begun = ranks._rank
+
+    def begin(rank: int, *rest: Any) -> None:
+        context.set(rank)
+        begun(rank, *rest)
+
+    context: ContextVar[int] = ContextVar("rank")
+    monkeypatch.setattr(
+        PeakLessons,
+        "after",
+        lambda self, known, lesson: after(
+            self, known, [*lesson[:-1], lesson[-1] * (1 + 1e-9)] if context.get() and lesson[-1] else lesson
+        ),
+    )
+    ranks._rank = begin  # type: ignore[method-assign]
+    ranks.run()
+    assert ranks.errors
+    told = [str(error) for error in ranks.errors.values() if isinstance(error, StateError)]
+    assert any("rank 1 knows something else than rank 0 after the same lessons (" in one for one in told), ranks.errors
+
+
+def test_ranks_of_other_rules_for_the_last_step_are_refused() -> None:
+    store = HashStore()
+    errors: list[Exception] = []
+
+    def run(rank: int, uneven: Any) -> None:
+        try:
+            with data().shard(rank, 2, group=store, uneven=uneven, timeout_seconds=20).iter() as it:
+                next(it)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=pair) for pair in ((0, "pad"), (1, "drop"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert any("uneven" in str(error) for error in errors), errors
+
+
+def test_processes_that_share_a_data_parallel_rank_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with (
+        data().shard(0, 2, group=HashStore()).iter() as it,
+        pytest.raises(
+            ValueError, match=r"^4 processes are 2 data-parallel ranks: those of one rank \(tensor or pipeline"
+        ),
+    ):
+        next(it)

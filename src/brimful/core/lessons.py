@@ -248,18 +248,27 @@ class Lessons:
     # -- the thread in which ranks agree
 
     def _agreed(self, exchange: Exchange, known: Known, told: Told) -> Generator[Any, None, None]:
-        """What is known at first, by all ranks; then what one more window is planned by."""
+        """What is known at first, by all ranks; then what one more window is planned by.
+
+        What was told since the window at work began stays each rank's own until the next one begins, as in a run that nobody
+        stopped: lessons of rank 0, old and new, come before those of rank 1.
+        """
         try:
             exchange.begin()
             held = exchange.exchanged(0, [known.closed, known.open])
             closed, opened = (_united([one[place] for one in held]) for place in (0, 1))
-            known = self._settled(known, closed, opened)
+            known = self._settled(known, closed, {})
+            older = {rank: told for rank, told in opened.items() if int(rank) >= len(held)}  # of ranks that are no more
+            own_open = {rank: told for rank, told in opened.items() if rank == str(self.rank)}
+            known = known._replace(open={**older, **own_open})  # to be posted with what is told later: the order counts
             yield known
             model = known.latest
             for number in count(1):
                 own, another = told.by_next()
-                for lessons in exchange.exchanged(number, own if another else []):
-                    model = reduce(self._learner.after, lessons, model)
+                posted = exchange.exchanged(number, [self._digest(model), own if another else []])
+                _check_alike([digest for digest, _ in posted], number)
+                model = self._with(model, {str(rank): lessons for rank, (_, lessons) in enumerate(posted)} | older)
+                older = {}
                 yield model
         finally:
             exchange.leave(self._over)
@@ -277,6 +286,9 @@ class Lessons:
             known = reduce(self._learner.after, lessons[rank], known)
         return known
 
+    def _digest(self, known: Any) -> str:
+        return _digest(json.dumps(self._learner.to_json(known)))
+
     def _own(self, known: Known) -> Sequence[State]:
         return known.open.get(str(self.rank), [])
 
@@ -288,6 +300,21 @@ class Lessons:
         """Seconds for which the consumer has waited for its next item."""
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
+
+
+def _check_alike(digests: Sequence[str], number: int) -> None:
+    """Ranks work out by themselves what all know: where one rounds otherwise, they would plan other batches.
+
+    Raises:
+        StateError: naming the rank and both digests.
+    """
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise StateError(
+                f"rank {rank} knows something else than rank 0 after the same lessons ({digest}, not {digests[0]}, in window "
+                f"{number:,} of this run): another processor or release of numpy rounds otherwise there; run all ranks alike, or "
+                "learn in one process and give its model to a policy with learn=False"
+            )
 
 
 def _united(held: Sequence[ByRank]) -> ByRank:

@@ -12,7 +12,7 @@ from brimful.core.plans import Plans, in_items_of, planned_again
 from brimful.core.stream import END, Stage, State, chain, describe, running, runtime
 from brimful.steps.agreement import Agreement, store_of
 from brimful.steps.batch import Batch, Uneven, apart, filler
-from brimful.steps.distributed import Rank, resolve
+from brimful.steps.distributed import Rank, resolve, world_size_here
 from brimful.steps.labels import counted, step_labels
 
 
@@ -95,6 +95,13 @@ class Sharded(Stage[Batch]):
             learnt: what is known there, which must be.
         """
         rank = resolve(self.rank, self.world_size, self.group)
+        processes = world_size_here()
+        if processes > rank.world_size:
+            raise ValueError(
+                f"{processes} processes are {rank.world_size} data-parallel ranks: those of one rank (tensor or pipeline "
+                "parallel) would learn from peaks of their own, and plan other batches; learn where each process is a rank, and "
+                "give that model to a policy with learn=False"
+            )
         store = store_of(self.group)
         if store is None:
             raise ValueError(
@@ -102,7 +109,7 @@ class Sharded(Stage[Batch]):
                 "torch.distributed before iterating, or give shard(group=...) a torch.distributed.Store that they share"
             )
         name = f"lessons.{crc32(repr(chain(self)).encode()):08x}.{place}"
-        header = describe(self) | {"lessons": learnt}
+        header = describe(self) | {"uneven": self.uneven, "lessons": learnt}
         return Agreement(store, *rank, name, header, self.timeout_seconds, unit="window {:,} of this run")
 
     def _firsts(self, epoch: int, count: int, plans: Plans | None) -> list[Batch]:
