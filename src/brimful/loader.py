@@ -18,7 +18,7 @@ from brimful.core.states import as_text, from_text, restored_elsewhere
 from brimful.core.stats import Stats
 from brimful.core.stream import Stage
 from brimful.core.used import Used
-from brimful.steps.dataloader import check_reader, reader_here
+from brimful.steps.dataloader import check_reader
 
 
 class Runs(Protocol):
@@ -35,6 +35,9 @@ class Runs(Protocol):
 
     @property
     def learns(self) -> bool: ...
+
+    @property
+    def sharded(self) -> bool: ...
 
 
 class Loader(IterableDataset[Any]):
@@ -84,8 +87,7 @@ class Loader(IterableDataset[Any]):
                 "this loader reads in the process that iterates over it: in DataLoader workers each would read everything. "
                 "Use DataLoader(loader, batch_size=None, num_workers=0); brimful works ahead in threads (prefetch)"
             )
-        check_reader("loader", followed=self._used is not None)
-        self._reader = reader_here().name
+        self._reader = check_reader("loader", followed=self._used is not None).name
         if self._used is not None and self._used.ahead:
             self.leave_at(self._used.state)
         self._looping = loop = object()
@@ -365,6 +367,7 @@ class Samples:
     count: Callable[[], int]
     streams: int | None = None
     learns: bool = False
+    sharded: bool = False
 
     def iter(
         self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0, lessons: Any = None

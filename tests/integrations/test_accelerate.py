@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import brimful as bf
+from brimful.steps.dataloader import check_shared_out
 from tests.integrations.processes import batches, forks_of, one, rows_of, write_shards
 
 pytest.importorskip("accelerate")
@@ -247,6 +248,19 @@ def test_what_would_be_shared_out_twice_or_not_at_all_is_refused_on_all_processe
         )
         assert dispatched.startswith(twice)
         assert sharded.startswith(twice)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [bf.from_sequence(rows_of(3)).loader(), bf.from_sequence(rows_of(3)).batch(1).loader()],
+    ids=["samples", "batches"],
+)
+def test_what_each_of_several_processes_would_get_all_of_is_refused(loader: Any) -> None:
+    check_shared_out(loader, 1, "ranks", "each would get")
+    with pytest.raises(
+        ValueError, match=r"^there are 2 ranks, and the batches of this loader are not shared out: each would get"
+    ):
+        check_shared_out(loader, 2, "ranks", "each would get")
 
 
 def test_what_is_gathered_for_metrics_has_no_filler(ranks_of: Any, folder: Path) -> None:

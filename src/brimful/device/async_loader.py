@@ -248,3 +248,10 @@ class AsyncLoader:
 @atexit.register
 def _end() -> None:
     AsyncLoader._ended = True
+
+
+def innermost(loader: Any) -> Any:
+    """What AsyncLoaders, one around the other, read; anything else as it is."""
+    while isinstance(loader, AsyncLoader):
+        loader = loader.loader
+    return loader

@@ -24,6 +24,7 @@ from brimful.core.errors import logger
 from brimful.core.states import merge_states
 from brimful.device.async_loader import AsyncLoader
 from brimful.loader import Loader
+from brimful.steps.dataloader import check_shared_out
 
 _END: Final = object()
 
@@ -218,12 +219,7 @@ def _prepared(accelerator: Accelerator, one: Any) -> Prepared | None:
     loader = one.loader() if isinstance(one, Batches) else one
     if not isinstance(loader, Loader | AsyncLoader):
         return None
-    batches = getattr(loader, "batches", None)
-    if accelerator.num_processes > 1 and batches is not None and not batches.sharded:
-        raise ValueError(
-            f"there are {accelerator.num_processes} processes, and the batches of this loader are not shared out: each would get "
-            "all of them; say batches.shard().loader(), or batches.shard(0, 1).loader() if that is meant"
-        )
+    check_shared_out(loader, accelerator.num_processes, "processes", "each would get")
     return Prepared(accelerator, loader)
 
 

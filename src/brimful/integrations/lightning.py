@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader
 
 from brimful.core.errors import StateError
 from brimful.core.states import merge_states
-from brimful.device.async_loader import AsyncLoader
+from brimful.device.async_loader import AsyncLoader, innermost
 from brimful.loader import Loader
+from brimful.steps.dataloader import check_shared_out
 
 KEY = "brimful"
 """Where our states stand in a checkpoint of Lightning's."""
@@ -286,10 +287,8 @@ def _has_steps(loader: Ours) -> bool:
 def _ours(leaf: Any) -> Ours | None:
     """The loader of brimful's that one of Lightning's is, or reads."""
     loader = leaf.dataset if isinstance(leaf, DataLoader) else leaf
-    inner = loader
-    while isinstance(inner, AsyncLoader):
-        inner = inner.loader
-    return loader if isinstance(loader, Loader | AsyncLoader) and hasattr(inner, "load_state_dict") else None
+    restorable = hasattr(innermost(loader), "load_state_dict")
+    return loader if isinstance(loader, Loader | AsyncLoader) and restorable else None
 
 
 def _checked(leaf: Any, trainer: Any, num_loaders: int) -> Ours | None:
@@ -302,12 +301,7 @@ def _checked(leaf: Any, trainer: Any, num_loaders: int) -> Ours | None:
             f"a {type(leaf).__name__} with batch_size={leaf.batch_size} around a loader of brimful's would make batches of its "
             "batches, or restore them a second time; give Trainer.fit the loader itself"
         )
-    batches = getattr(loader, "batches", None)
-    if trainer.world_size > 1 and batches is not None and not batches.sharded:
-        raise ValueError(
-            f"there are {trainer.world_size} ranks, and the batches of this loader are not shared out: each rank would train on "
-            "all of them; say batches.shard().loader(), or batches.shard(0, 1).loader() if that is meant"
-        )
+    check_shared_out(loader, trainer.world_size, "ranks", "each rank would train on")
     steps = trainer.num_training_batches
     length = _length(loader)
     if num_loaders > 1 and steps == float("inf"):

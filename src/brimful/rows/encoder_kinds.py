@@ -51,6 +51,11 @@ class FastEncoder(Encoder):
         with self._lent(lambda: self._with_split(made)):  # the first that is lent
             return str(made.to_str())
 
+    def lent(self) -> AbstractContextManager[Any]:
+        """The tokenizer, for one thread alone."""
+        _ = self._prepared  # which makes the first
+        return self._lent(self._make)
+
     def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
         return [encoding.ids for encoding in self._encodings(texts)]
 
@@ -59,12 +64,12 @@ class FastEncoder(Encoder):
         return [[getattr(one, OUTPUTS[name]) for one in encodings] for name in ("input_ids", *outputs)]
 
     def _encodings(self, texts: Texts, offsets: bool = False) -> list[Any]:
-        with self._lent(self._make) as made:
+        with self.lent() as made:
             encode = made.encode_batch if offsets else made.encode_batch_fast  # which is that without offsets
             return list(encode(texts, add_special_tokens=self.add_special_tokens))
 
     def text(self, tokens: Sequence[int]) -> str | None:
-        with self._lent(self._make) as made:
+        with self.lent() as made:
             return str(made.decode(list(tokens), skip_special_tokens=False))
 
     def bare(self, texts: list[str]) -> list[list[int]]:
@@ -74,7 +79,7 @@ class FastEncoder(Encoder):
 
     def parts(self) -> Parts | str:
         fingerprint = self.fingerprint()
-        with self._lent(self._make) as made:
+        with self.lent() as made:
             described = cuttable.described(made)
             normalizer = made.normalizer
             return Parts(
@@ -91,8 +96,7 @@ class FastEncoder(Encoder):
         return self._prepared, self.add_special_tokens, self.split_special_tokens
 
     def words(self) -> str:
-        _ = self._prepared  # which makes the first
-        with self._lent(self._make) as made:
+        with self.lent() as made:
             size = f"{type(made.model).__name__} of {made.get_vocab_size():,} tokens"
         return size if self.truncation is None else f"{size}, cut to {self.truncation['max_length']:,}"
 

@@ -86,8 +86,8 @@ def _stacking() -> Any:
     return None
 
 
-def check_reader(what: str, *, followed: bool = False) -> None:
-    """Refuses to be read by what would shard batches again, or lose the place in them.
+def check_reader(what: str, *, followed: bool = False) -> ReadsAhead:
+    """Who reads. Refuses to be read by what would shard batches again, or lose the place in them.
 
     Args:
         what: is read, in words.
@@ -97,17 +97,15 @@ def check_reader(what: str, *, followed: bool = False) -> None:
         RuntimeError: Lightning, as its training data, without our callback, or inside of something that the callback does
             not know.
     """
-    processes = reader_here().processes
-    if processes > 1:
+    reader = reader_here()
+    if reader.processes > 1:
         raise ValueError(
-            f"Accelerate would share the batches of this {what} out to its {processes} processes a second time, or read all of "
-            "them on the first; give brimful.integrations.accelerate.prepare the loader itself, of batches.shard()"
+            f"Accelerate would share the batches of this {what} out to its {reader.processes} processes a second time, or read "
+            "all of them on the first; give brimful.integrations.accelerate.prepare the loader itself, of batches.shard()"
         )
-    if followed:
-        return
-    training = lightning_here()
+    training = None if followed else lightning_here()
     if training is None:
-        return
+        return reader
     if not any(base.__module__ == CALLBACK for one in training.trainer.callbacks for base in type(one).__mro__):
         raise RuntimeError(
             f"Lightning reads this {what} without brimful's callback, and a checkpoint would not have its place: the entry "
@@ -119,6 +117,24 @@ def check_reader(what: str, *, followed: bool = False) -> None:
             f"Lightning reads this {what} inside of another object, and a checkpoint would not have its place: give "
             "Trainer.fit the loader itself, AsyncLoader(loader, ...) or DataLoader(loader, batch_size=None); what changes "
             "batches is for batches.map(fn).loader()"
+        )
+    return reader
+
+
+def check_shared_out(loader: object, world_size: int, ranks: str, each_would: str) -> None:
+    """Refuses a loader all of whose batches each rank would get.
+
+    Args:
+        ranks: what the trainer calls them.
+        each_would: do what with all batches.
+    Raises:
+        ValueError: with what to do.
+    """
+    batches = getattr(loader, "batches", None)
+    if world_size > 1 and batches is not None and not batches.sharded:
+        raise ValueError(
+            f"there are {world_size} {ranks}, and the batches of this loader are not shared out: {each_would} all of them; say "
+            "batches.shard().loader(), or batches.shard(0, 1).loader() if that is meant"
         )
 
 

@@ -14,6 +14,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from brimful.core.errors import logger
 from brimful.core.states import merge_states
+from brimful.device.async_loader import innermost
 from brimful.integrations.transformers import checkpoint as checkpoint_file
 from brimful.integrations.transformers.data import (
     SKIPPED,
@@ -304,10 +305,7 @@ class Adapter:
     def loader_of(self, dataloader: Any) -> Loader | None:
         """The loader that an evaluation reads; None where it is another's."""
         data = getattr(dataloader, "dataset", None)
-        loader: Any = data.loader if isinstance(data, Once) else None
-        while loader is not None and not isinstance(loader, Loader):
-            loader = loader.loader
-        return loader
+        return innermost(data.loader) if isinstance(data, Once) else None
 
     # -- lengths
 

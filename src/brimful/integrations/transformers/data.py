@@ -18,7 +18,7 @@ from brimful.core.repeat import Repeat
 from brimful.core.stream import upstreams
 from brimful.core.take_items import TakeItems
 from brimful.dataset import Dataset
-from brimful.device.async_loader import AsyncLoader
+from brimful.device.async_loader import AsyncLoader, innermost
 from brimful.loader import Loader
 from brimful.steps.counted import num_items
 
@@ -47,9 +47,8 @@ class TrainerBatch(dict[str, Any]):
 
 def is_ours(given: Any) -> TypeGuard[Batches | Loader | AsyncLoader]:
     """Whether something given to a trainer is read by brimful: Batches, a loader of them, AsyncLoader around one."""
-    if isinstance(given, AsyncLoader):
-        return is_ours(given.loader)
-    return isinstance(given, Batches) or (isinstance(given, Loader) and isinstance(given.batches, Batches))
+    inner = innermost(given)
+    return isinstance(inner, Batches) or (isinstance(inner, Loader) and isinstance(inner.batches, Batches))
 
 
 def refuse_samples(name: str, given: Any) -> None:
@@ -67,10 +66,8 @@ def refuse_samples(name: str, given: Any) -> None:
 
 def batches_of(given: Batches | Loader | AsyncLoader) -> Batches:
     """The batches that something of ours reads."""
-    if isinstance(given, Batches):
-        return given
-    below: Any = given.loader if isinstance(given, AsyncLoader) else given.batches
-    return batches_of(below)
+    inner = innermost(given)
+    return inner if isinstance(inner, Batches) else inner.batches
 
 
 def loader_of(given: Batches | Loader | AsyncLoader) -> Loader | AsyncLoader:
