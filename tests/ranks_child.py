@@ -1,8 +1,4 @@
-"""Data-parallel processes. `python -m tests.ranks_child` reads lines of JSON, [environment of each rank, [JOB, FOLDER, ...]], and
-answers each when all of its ranks have ended: forks of this one, which has imported torch for all of them.
-
-A rank writes what it saw to FOLDER/JOB-world_size-rank.json.
-"""
+"""Data-parallel processes: the jobs of their ranks."""
 
 from __future__ import annotations
 
@@ -10,9 +6,7 @@ import json
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,6 +20,7 @@ from brimful.core import background
 from brimful.loader import Loader
 from brimful.steps import agreement
 from brimful.steps.batch import Uneven
+from tests.forks import serve
 
 STREAMS = 4
 
@@ -211,31 +206,15 @@ JOBS: dict[str, Callable[..., Any]] = {
 }
 
 
-def rank(job: str, folder: str, *arguments: str) -> None:
-    dist.init_process_group("gloo")
-    number, world_size = dist.get_rank(), dist.get_world_size()
-    saw = JOBS[job](Path(folder), *arguments)
-    (Path(folder) / f"{job}-{world_size}-{number}.json").write_text(json.dumps(saw))
+def ranked(job: Callable[..., Any]) -> Callable[..., Any]:
+    """A job of a rank that knows the others."""
 
+    def run(folder: Path, *arguments: str) -> Any:
+        dist.init_process_group("gloo")
+        return job(folder, *arguments)
 
-def main() -> None:
-    import_module("torch.distributed.checkpoint")  # some seconds, once
-    for line in sys.stdin:
-        environments, arguments = json.loads(line)
-        ranks = []
-        for environment in environments:
-            ranks.append(os.fork())
-            if not ranks[-1]:
-                os.environ |= environment
-                try:
-                    rank(*arguments)
-                except Exception:
-                    traceback.print_exc()
-                os._exit(0)  # without waiting for a rank that was killed
-        for process in ranks:
-            os.waitpid(process, 0)
-        print(json.dumps(arguments), flush=True)
+    return run
 
 
 if __name__ == "__main__":
-    main()
+    serve({name: ranked(job) for name, job in JOBS.items()}, "torch.distributed.checkpoint", alone=True)

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader
 
 import brimful as bf
 from brimful.integrations.accelerate import load, prepare, save
-from tests.integrations.processes import batches, one, rows_of, serve
+from tests.forks import serve
+from tests.integrations.unequal import batches, one, rows_of
 
 EPOCHS = 2
 
@@ -96,4 +97,6 @@ def gathered(folder: Path) -> Any:
 
 
 if __name__ == "__main__":
-    serve({job.__name__: job for job in (whole, killed, resumed, refused, gathered)})
+    serve(
+        {job.__name__: job for job in (whole, killed, resumed, refused, gathered)}, "torch._dynamo"
+    )  # of optimizers and DDP

@@ -16,7 +16,8 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 import brimful as bf
 from brimful.integrations.lightning import callbacks
-from tests.integrations.processes import batches, one, serve
+from tests.forks import serve
+from tests.integrations.unequal import batches, one
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
@@ -132,4 +133,6 @@ def unsharded(folder: Path) -> Any:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    serve({job.__name__: job for job in (whole, killed, resumed, unsharded)})
+    serve(
+        {job.__name__: job for job in (whole, killed, resumed, unsharded)}, "torch._dynamo"
+    )  # optimizers and DDP import it

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader
 
 import brimful as bf
 from brimful.steps.dataloader import check_shared_out
-from tests.integrations.processes import batches, forks_of, one, rows_of, write_shards
+from tests.forks import Launch, forks_of
+from tests.integrations.unequal import batches, one, rows_of, write_shards
 
 pytest.importorskip("accelerate")
 
@@ -217,7 +218,7 @@ def test_a_state_of_what_accelerate_reads_ahead_is_refused(folder: Path) -> None
 
 
 @pytest.fixture(scope="module")
-def ranks_of() -> Iterator[Callable[..., list[Any]]]:
+def ranks_of() -> Iterator[Launch]:
     with forks_of("tests.integrations.accelerate_child") as run:
         yield run
 

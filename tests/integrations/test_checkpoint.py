@@ -10,7 +10,7 @@ import torch
 from torch.distributed import checkpoint
 
 import brimful as bf
-from tests.integrations.processes import batches, one, write_shards
+from tests.integrations.unequal import batches, one, write_shards
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning"

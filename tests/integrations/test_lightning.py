@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import brimful as bf
 from brimful.loader import Loader
-from tests.integrations.processes import batches, forks_of, rows_of, write_shards
+from tests.forks import Launch, forks_of
+from tests.integrations.unequal import batches, rows_of, write_shards
 
 lightning = pytest.importorskip("lightning")
 
@@ -348,7 +349,7 @@ def test_a_callback_that_is_given_beside_the_one_that_is_found_does_nothing(fold
 
 
 @pytest.fixture(scope="module")
-def ranks_of() -> Iterator[Callable[..., list[Any]]]:
+def ranks_of() -> Iterator[Launch]:
     with forks_of("tests.integrations.lightning_child") as run:
         yield run
 

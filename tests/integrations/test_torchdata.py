@@ -15,7 +15,8 @@ import torch
 
 import brimful as bf
 from brimful.loader import Loader
-from tests.integrations.processes import ROOT, batches, one, write_shards
+from tests.forks import ROOT
+from tests.integrations.unequal import batches, one, write_shards
 
 stateful = pytest.importorskip("torchdata.stateful_dataloader")
 pytestmark = pytest.mark.filterwarnings("ignore:.set_vital. is deprecated:UserWarning")  # which torchdata calls

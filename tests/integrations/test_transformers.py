@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +31,7 @@ from transformers import (
 
 from brimful.integrations.transformers import trainer_class
 from brimful.integrations.transformers.data import SKIPPED, Reader, own_share
+from tests.forks import Launch, forks_of
 from tests.integrations.trainers import (
     bert,
     data_of,
@@ -51,48 +46,11 @@ from tests.integrations.trainers import (
     write_shards,
 )
 
-ROOT = Path(__file__).parents[2]
-Launch = Callable[..., list[Any]]
-
 
 @pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
-    """Runs a job of tests.integrations.trainers on so many processes; what each returned, None for those that were killed."""
-    command = [sys.executable, "-m", "tests.integrations.trainers"]
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-
-        def launched(job: str, folder: Path, *arguments: Any, world_size: int = 2) -> list[Any]:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-            ranks = [
-                shared
-                | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world_size))
-                for rank in range(world_size)
-            ]
-            for old in folder.glob(f"{job}-*.json"):
-                old.unlink()
-            process.stdin.write(json.dumps([ranks if world_size > 1 else [{}], [job, str(folder), *arguments]]) + "\n")
-            process.stdin.flush()
-            assert json.loads(process.stdout.readline()) == "over"
-            paths = [folder / f"{job}-{rank}.json" for rank in range(world_size)]
-            return [json.loads(path.read_text()) if path.exists() else None for path in paths]
-
-        try:
-            yield launched
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
+def launch() -> Iterator[Launch]:
+    with forks_of("tests.integrations.trainers") as launch:
+        yield launch
 
 
 # -- resumed
@@ -140,7 +98,7 @@ def test_a_killed_run_is_resumed_by_the_trainer(kind: str, world_size: int, tmp_
     write_shards(tmp_path)
 
     def ranks(name: str, stop: int, resume: bool) -> list[Any]:
-        return launch("trained", tmp_path, kind, name, stop, resume, 6, world_size=world_size)
+        return launch(world_size, "trained", tmp_path, kind, name, stop, resume, 6)
 
     whole = ranks("whole", 0, False)
     assert ranks("run", 3, False) == [None] * world_size, "killed"
@@ -264,8 +222,8 @@ def test_other_settings_at_a_resume_are_said_and_lose_no_batch(
 def test_two_processes_of_unequal_tokens_are_one_that_accumulates_two(
     kind: str, tmp_path: Path, launch: Launch
 ) -> None:
-    (alone,) = launch("compared", tmp_path, kind, 2, world_size=1)
-    together = launch("compared", tmp_path, kind, 1)
+    (alone,) = launch(1, "compared", tmp_path, kind, 2)
+    together = launch(2, "compared", tmp_path, kind, 1)
     assert together[0] == together[1]
     assert alone["labels"] == together[0]["labels"]
     for name in ("weights", "predicted", "test_loss", "numbers"):

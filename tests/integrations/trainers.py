@@ -1,18 +1,10 @@
-"""Trainers of tiny models over tiny data, which note what they train on; and processes that run them.
-
-`python -m tests.integrations.trainers` reads lines of JSON, [environment of each rank, [JOB, FOLDER, ...]], and answers each when
-all of its ranks have ended: forks of this one, which has imported transformers for all of them. A rank writes what JOB returned
-to FOLDER/JOB-rank.json.
-"""
+"""Trainers of tiny models over tiny data, which note what they train on; and the jobs of processes that run them."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +27,7 @@ from transformers.utils import logging
 
 import brimful as bf
 from brimful.integrations.transformers import trainer_class
+from tests.forks import serve
 
 logging.disable_progress_bar()
 logging.set_verbosity_error()
@@ -52,31 +45,23 @@ def tokenizer() -> Any:
     )
 
 
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+
+
 def llama(dropout: float = 0.1) -> Any:
     set_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        attention_dropout=dropout,
-    )
-    return LlamaForCausalLM(config)
+    return LlamaForCausalLM(LlamaConfig(**SIZES, attention_dropout=dropout))
 
 
 def bert(dropout: float = 0.1) -> Any:
     set_seed(0)
-    config = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-    )
-    return BertForMaskedLM(config)
+    return BertForMaskedLM(BertConfig(**SIZES, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout))
 
 
 MODELS = {"llama": llama, "bert": bert}
@@ -172,17 +157,17 @@ def data_of(kind: str, folder: Path) -> bf.Batches:
     return streamed(folder) if kind == "streamed" else indexed()
 
 
-def trained(folder: str, kind: str, name: str, stop: int, resume: bool, steps: int) -> Any:
+def trained(folder: Path, kind: str, name: str, stop: int, resume: bool, steps: int) -> Any:
     """A run of `steps` steps in folder/name: killed after the step `stop`, or resumed."""
     callbacks = [Kill(stop)] if stop else []
     trainer = run(
-        Path(folder) / name,
-        data_of(kind, Path(folder)),
+        folder / name,
+        data_of(kind, folder),
         resume=resume or None,
         max_steps=steps,
         callbacks=callbacks,
         gradient_accumulation_steps=2,
-        eval_dataset=data_of(kind, Path(folder)),
+        eval_dataset=data_of(kind, folder),
         eval_strategy="steps",
         eval_steps=2,
     )
@@ -190,7 +175,7 @@ def trained(folder: str, kind: str, name: str, stop: int, resume: bool, steps: i
     return [trainer.seen, trainer.state.epoch, evaluated]
 
 
-def compared(folder: str, kind: str, accumulated: int) -> Any:
+def compared(folder: Path, kind: str, accumulated: int) -> Any:
     """What must be the same for two processes and for one that accumulates two batches."""
     samples = rows(35, seed=1)
     for row in samples[:9]:  # batches without a label
@@ -200,7 +185,7 @@ def compared(folder: str, kind: str, accumulated: int) -> Any:
     assert len(data) % 2, "the last step has a filler"
     model = MODELS[kind](0.0).double()
     trainer = run(
-        Path(folder) / f"{kind}{accumulated}",
+        folder / f"{kind}{accumulated}",
         data,
         model=model,
         eval_dataset=data,
@@ -226,29 +211,6 @@ def compared(folder: str, kind: str, accumulated: int) -> Any:
     }
 
 
-JOBS: dict[str, Callable[..., Any]] = {job.__name__: job for job in (trained, compared)}
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    for line in sys.stdin:
-        environments, (job, folder, *arguments) = json.loads(line)
-        ranks = []
-        for number, environment in enumerate(environments):
-            ranks.append(os.fork())
-            if not ranks[-1]:
-                os.environ |= environment
-                os.dup2(2, 1)  # where Trainer prints what it logs
-                try:
-                    saw = JOBS[job](folder, *arguments)
-                    (Path(folder) / f"{job}-{number}.json").write_text(json.dumps(saw))
-                except BaseException:
-                    traceback.print_exc()
-                os._exit(0)  # without waiting for a rank that was killed
-        for process in ranks:
-            os.waitpid(process, 0)
-        print(json.dumps("over"), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    serve({job.__name__: job for job in (trained, compared)}, "torch._dynamo")  # optimizers and DDP import it

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +12,7 @@ import pytest
 import brimful as bf
 from tests import ranks_child
 from tests import strategies as draw
+from tests.forks import Launch, forks_of
 
 ROOT = Path(__file__).parents[2]
 COUNTS = (3, 150, 0, 40, 0, 21)
@@ -30,42 +26,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
-def ranks_of() -> Iterator[Callable[..., list[Any]]]:
-    """Runs a job: what each of its ranks saw, None of one that was killed."""
-    command = [sys.executable, "-m", "tests.ranks_child"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as ranks:
-        assert ranks.stdin is not None
-        assert ranks.stdout is not None
-
-        def run(world_size: int, job: str, folder: Path, *arguments: str) -> list[Any]:
-            shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
-            words = [job, str(folder), *arguments]
-            line = json.dumps([[shared | {"RANK": str(rank)} for rank in range(world_size)], words])
-            print(line, file=ranks.stdin, flush=True)
-            assert json.loads(ranks.stdout.readline()) == words
-            results = (folder / f"{job}-{world_size}-{rank}.json" for rank in range(world_size))
-            return [json.loads(path.read_text()) if path.exists() else None for path in results]
-
-        try:
-            yield run
-        finally:
-            os.killpg(ranks.pid, signal.SIGKILL)
+def ranks_of() -> Iterator[Launch]:
+    with forks_of("tests.ranks_child") as launch:
+        yield launch
 
 
 def whole(folder: Path, epoch: int = 0) -> list[list[int]]:

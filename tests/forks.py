@@ -1,0 +1,94 @@
+"""Jobs of tests in processes of their own: forks of one that has imported what they need, for all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+Launch = Callable[..., list[Any]]
+"""`launch(world_size, job, folder, *arguments)`: what each rank returned, through JSON; None of one that was killed or failed."""
+
+
+@contextmanager
+def forks_of(module: str) -> Iterator[Launch]:
+    """Runs jobs of a module that `serve`s them."""
+    with subprocess.Popen(
+        [sys.executable, "-m", module],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+
+        def launch(world_size: int, job: str, folder: Path, *arguments: Any) -> list[Any]:
+            words = [job, str(folder), *arguments]
+            print(json.dumps([world_size, free_port(), words]), file=child.stdin, flush=True)
+            assert json.loads(child.stdout.readline()) == words
+            results = [folder / f"{job}-{rank}.json" for rank in range(world_size)]
+            found = [json.loads(path.read_text()) if path.exists() else None for path in results]
+            for path in results:
+                path.unlink(missing_ok=True)
+            return found
+
+        try:
+            yield launch
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.socket() as here:
+        here.bind(("127.0.0.1", 0))
+        return int(here.getsockname()[1])
+
+
+def serve(jobs: dict[str, Callable[..., Any]], imported: str, *, alone: bool = False) -> None:
+    """What a module that `forks_of` names does: a fork for each rank of each job that it is told of.
+
+    Args:
+        imported: a module that takes seconds to import, which each fork would.
+        alone: whether a rank that is the only one is told so by its environment too, as by torchrun.
+    """
+    import_module(imported)
+    for line in sys.stdin:
+        world_size, port, words = json.loads(line)
+        ranks = []
+        for rank in range(world_size):
+            ranks.append(os.fork())
+            if not ranks[-1]:
+                os.environ |= environment(rank, world_size, port) if world_size > 1 or alone else {}
+                os.dup2(2, 1)  # stdout is for answers
+                job, folder, *arguments = words
+                try:
+                    saw = jobs[job](Path(folder), *arguments)
+                    (Path(folder) / f"{job}-{rank}.json").write_text(json.dumps(saw))
+                except Exception:  # SystemExit ends it as any process
+                    traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(0)  # without waiting for a rank that was killed
+        for process in ranks:
+            os.waitpid(process, 0)
+        print(json.dumps(words), flush=True)
+
+
+def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """What torchrun says to a rank."""
+    one = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": str(port)} | {
+        name: str(number) for name, number in one.items()
+    }
