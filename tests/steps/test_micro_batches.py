@@ -97,7 +97,9 @@ def test_ranks_of_streams_count_their_own_labels(tmp_path: Path) -> None:
 
 def test_labels_that_are_null_are_an_error_of_their_column() -> None:
     rows = [{"input_ids": [row], "labels": [None if row == 5 else row]} for row in range(8)]
-    with pytest.raises(bf.DataError, match="'labels' has a null in its list .sequence, row 5., and becomes a tensor"):
+    with pytest.raises(
+        bf.DataError, match=r"'labels' has a null in its list \(sequence, row 5\), and becomes a tensor"
+    ):
         next(iter(bf.from_sequence(rows).batch(4, micro_batches=2)))
 
 
