@@ -151,7 +151,7 @@ def test_how_much_of_the_variance_lies_between_steps_is_that_of_the_steps() -> N
 def test_steps_of_one_length_are_told_of_and_of_random_batches_are_not() -> None:
     report = compare(LENGTHS, Settings(**SMALL))
     random, budget = report.outcomes[0], report.outcomes[report.advice[0].policy]
-    assert random.between[0] < 0.25 < 0.9 < budget.between[0]
+    assert random.between[0] < 0.4 < 0.9 < budget.between[0]
     assert budget.between[2] < 0.25
     assert compare([7] * 50, Settings(**SMALL)).outcomes[0].between == (0, 0, 0, 0)
 
