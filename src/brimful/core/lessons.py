@@ -77,7 +77,7 @@ class Ranks(Protocol):
     def rank_of_several(self) -> int | None:
         """None where this process is the only one."""
 
-    def exchange(self, place: str, learnt: str) -> Exchange: ...
+    def exchange(self, place: State, learnt: str) -> Exchange: ...
 
 
 def learner_of(stage: Stage[Any]) -> Learner | None:
@@ -173,7 +173,7 @@ class Lessons:
         if self.rank is not None:
             assert self._ranks is not None
             models = json.dumps(self.to_json(known)["models"])
-            exchange = self._ranks.exchange(_digest(json.dumps(at)), _digest(models))
+            exchange = self._ranks.exchange(at, _digest(models))
             self._exchange, self._left, self._over = exchange, SimpleQueue(), False
             self._channel = Channel(lambda: self._agreed(exchange, known, told), 1, "lessons")
             agreed = self._channel.items(lambda seconds: exchange.waiting(min(seconds, self._waited)))

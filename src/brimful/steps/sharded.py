@@ -87,7 +87,7 @@ class Sharded(Stage[Batch]):
         rank, world_size = resolve(self.rank, self.world_size, self.group)
         return rank if world_size > 1 else None
 
-    def exchange(self, place: str, learnt: str) -> Agreement:
+    def exchange(self, place: State, learnt: str) -> Agreement:
         """Through what ranks tell each other what they learn.
 
         Args:
@@ -108,9 +108,9 @@ class Sharded(Stage[Batch]):
                 f"{rank.world_size} ranks whose policy learns (learn=True) must tell each other what they learn: initialise "
                 "torch.distributed before iterating, or give shard(group=...) a torch.distributed.Store that they share"
             )
-        name = f"lessons.{crc32(repr(chain(self)).encode()):08x}.{place}"
+        name = f"lessons.{crc32(repr(chain(self)).encode()):08x}"
         header = describe(self) | {"uneven": self.uneven, "lessons": learnt}
-        return Agreement(store, *rank, name, header, self.timeout_seconds, unit="window {:,} of this run")
+        return Agreement(store, *rank, name, header, place, self.timeout_seconds, unit="window {:,} of this run")
 
     def _firsts(self, epoch: int, count: int, plans: Plans | None) -> list[Batch]:
         """Batches from the beginning of the epoch, beginning again where it has fewer; of a policy that learns, as what is at
