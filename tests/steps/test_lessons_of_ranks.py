@@ -341,7 +341,7 @@ def test_ranks_that_know_different_things_are_refused() -> None:
     ranks.run([first.states[0], other])
     found = {type(error): str(error) for error in ranks.errors.values()}
     assert set(found) == {StateError, RankError}
-    assert "the ranks run different pipelines: shard.lessons is '" in found[StateError]
+    assert "the ranks are at different places: lessons is '" in found[StateError]
 
 
 def test_what_waits_for_other_ranks_ends_with_the_run() -> None:

@@ -46,7 +46,7 @@ class Agreement:
         store: a torch.distributed.Store that all ranks share.
         name: of the runs of such a pipeline, the same on all ranks.
         header: the pipeline and its rules, which must be the same on all ranks.
-        place: where the run begins, as plain JSON, which must be as well.
+        place: where the run begins, as a dict of plain JSON, which must be as well.
         timeout_seconds: how long the consumer waits for another rank before an error names it.
         unit: what a round is, for people.
     """
@@ -186,7 +186,7 @@ class Agreement:
                         f"rank {self._rank} left before the epoch was over: its loop ended, failed or was interrupted"
                     )
                     if self._rank == 0:
-                        self._meeting.closed(self._name, words)
+                        self._meeting.closed(self._name, words, self._keys())
                     self._store.compare_set(f"{self._name}/gone", "", json.dumps([self._posted, words]))
                 gone = self._meeting.left(self._name, self._keys())
             until = time.monotonic() + _LEAVE

@@ -11,7 +11,7 @@ threads of a process begin in another order than those of rank 0 find their own.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, Final
 from uuid import uuid4
@@ -28,12 +28,12 @@ class Meeting:
     Args:
         store: a torch.distributed.Store that all ranks share.
         header: the pipeline and its rules.
-        place: where the run begins, as plain JSON.
+        place: where the run begins, as a dict of plain JSON.
     """
 
     def __init__(self, store: Any, base: str, rank: int, world_size: int, header: State, place: State) -> None:
         self._store, self._base, self._rank, self._world_size = store, base, rank, world_size
-        self._wanted = json.loads(json.dumps([header, {"position": place}]))
+        self._wanted = json.loads(json.dumps([header, place]))
         self._digest = sha256(json.dumps(self._wanted, sort_keys=True).encode()).hexdigest()[:16]
         self._past: set[int] = set()  # runs in which this rank has been, or that are over
         self.words: str | None = None
@@ -63,9 +63,9 @@ class Meeting:
             elif not self._has(f"{name}/closed"):
                 return name
             else:
-                self.words = self._store.get(f"{name}/closed").decode()
+                self.words, keys = json.loads(self._store.get(f"{name}/closed"))
                 self._store.set(f"{name}/gone", json.dumps([-1, self.words]))  # no round will have all ranks
-                self.left(name, ())
+                self.left(name, keys)
         return None
 
     def other(self) -> tuple[str, str] | None:
@@ -78,14 +78,14 @@ class Meeting:
                 difference = header_difference(theirs.pop(0), ours)
                 if difference is not None and self._store.add(f"{name}/joined/{self._rank}", 1) == 1:
                     setting, there, here = difference
-                    return name, f"{what}: {setting} is {there} on rank 0 and {here} on rank {self._rank}{remedy}"
+                    return name, f"{what}: {setting} is {there:.80} on rank 0 and {here:.80} on rank {self._rank}{remedy}"
         return None
 
-    def closed(self, name: str, words: str) -> None:
+    def closed(self, name: str, words: str, keys: Sequence[str]) -> None:
         """Rank 0 has left a run: nobody who comes to it now waits for it."""
-        self._store.set(f"{name}/closed", words)
+        self._store.set(f"{name}/closed", json.dumps([words, keys]))
 
-    def left(self, name: str, keys: Iterable[str]) -> bool:
+    def left(self, name: str, keys: Sequence[str]) -> bool:
         """This rank has left a run; whether it was the last, and removed it.
 
         Args:

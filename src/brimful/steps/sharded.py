@@ -109,8 +109,8 @@ class Sharded(Stage[Batch]):
                 "torch.distributed before iterating, or give shard(group=...) a torch.distributed.Store that they share"
             )
         name = f"lessons.{crc32(repr(chain(self)).encode()):08x}"
-        header = describe(self) | {"uneven": self.uneven, "lessons": learnt}
-        return Agreement(store, *rank, name, header, place, self.timeout_seconds, unit="window {:,} of this run")
+        header, begins = describe(self) | {"uneven": self.uneven}, {"position": place, "lessons": learnt}
+        return Agreement(store, *rank, name, header, begins, self.timeout_seconds, unit="window {:,} of this run")
 
     def _firsts(self, epoch: int, count: int, plans: Plans | None) -> list[Batch]:
         """Batches from the beginning of the epoch, beginning again where it has fewer; of a policy that learns, as what is at
