@@ -365,10 +365,11 @@ def test_what_waits_for_other_ranks_ends_with_the_run() -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_a_run_leaves_nothing_in_the_store_but_one_counter() -> None:
+def test_a_run_leaves_nothing_in_the_store_but_a_counter_and_where_ranks_came_last() -> None:
     ranks = Ranks(data(window=6), 3)
     ranks.whole()
-    assert ranks.store.num_keys() == 1  # how many runs there were
+    # how many runs there were, and where each rank came last
+    assert ranks.store.num_keys() == 1 + ranks.world_size
 
 
 def test_a_loader_of_ranks_keeps_what_they_learnt_over_epochs() -> None:

@@ -28,7 +28,9 @@ def learning(others: bool = False) -> bf.Batches:
 def streams(others: bool = False) -> bf.Batches:
     samples = iter(draw.samples_of([1 + number * 7 % 29 for number in range(60)]))
     urls = [draw.shard(draw.json_lines([next(samples) for _ in range(count)]), ".jsonl") for count in (11, 30, 2, 17)]
-    return bf.from_files(urls, streams=4, schema=draw.schema(draw.pa.int64())).batch_by_tokens(60, window=7 if others else 24)
+    return bf.from_files(urls, streams=4, schema=draw.schema(draw.pa.int64())).batch_by_tokens(
+        60, window=7 if others else 24
+    )
 
 
 KINDS: dict[str, Callable[..., bf.Batches]] = {"learning": learning, "streams": streams}
@@ -93,7 +95,7 @@ def test_ranks_that_began_unequally_often_meet(kind: str, who: int) -> None:
         leaves(ranks[who], 0.1)
     found = together(*(partial(taken, one, 0.1 * (rank != who)) for rank, one in enumerate(ranks)))
     assert in_turn(*found) == expected(made)
-    assert store.num_keys() == 1, "of runs that some ranks never came to nothing stays either"
+    assert store.num_keys() == 1 + len(ranks), "of runs that some ranks never came to nothing stays either"
 
 
 @of_each_kind
@@ -104,7 +106,7 @@ def test_ranks_that_begin_again_after_one_of_them_failed_meet(kind: str) -> None
         sharded = made.shard(rank, 2, group=store, timeout_seconds=20)
         with sharded.iter() as it:
             try:
-                for number, batch in enumerate(it):
+                for number, _ in enumerate(it):
                     if rank == 1 and number == 2:
                         raise ValueError("a training loop")
                 assert rank == 1
@@ -142,7 +144,9 @@ def test_ranks_at_different_places_are_told_so(kind: str) -> None:
         lambda: next(made.shard(0, 2, group=store).iter()), lambda: next(made.shard(1, 2, group=store).iter(state))
     )
     assert time.monotonic() - began < 20, "long before the time-out"
-    place, there, here = ("next", "0", "2") if kind == "streams" else ("position", r"[[0, 0, 24], 0, 0]", r"[[0, 0, 24], 2, 0, ")
+    place, there, here = (
+        ("next", "0", "2") if kind == "streams" else ("position", r"[[0, 0, 24], 0, 0]", r"[[0, 0, 24], 2, 0, ")
+    )
     assert isinstance(one, bf.StateError)
     words = f"the ranks are at different places: {place} is {there} on rank 0 and {here}"
     assert str(one).startswith(words)
@@ -155,7 +159,7 @@ def test_ranks_at_different_places_are_told_so(kind: str) -> None:
 def test_a_rank_that_comes_after_rank_0_has_left_is_told_so(kind: str) -> None:
     made, store = KINDS[kind](), HashStore()
     leaves(made.shard(0, 2, group=store), 0.1)
-    with pytest.raises(bf.RankError, match="^rank 0 left before the epoch was over: its loop ended, failed or"):
+    with pytest.raises(bf.RankError, match=r"^rank 0 left before the epoch was over: its loop ended, failed or"):
         next(made.shard(1, 2, group=store).iter())
 
 
@@ -163,11 +167,45 @@ def test_a_rank_that_comes_after_rank_0_has_left_is_told_so(kind: str) -> None:
 def test_a_rank_that_waits_for_rank_0_alone_says_so(kind: str) -> None:
     lonely = KINDS[kind]().shard(1, 2, group=HashStore(), timeout_seconds=0.3)
     message = (
-        r"^waited 0\.3 seconds for rank 0 to begin a run like that of rank 1: it was killed, is stuck, or does not iterate as "
-        r"often as this rank does; shard\(timeout_seconds=\.\.\.\) sets how long to wait$"
+        r"^waited 0\.3 seconds for rank 0 \(never came\) to begin a run like that of rank 1: it was killed, is stuck, "
+        r"or does not iterate as often as this rank does; shard\(timeout_seconds=\.\.\.\) sets how long to wait$"
     )
     with pytest.raises(TimeoutError, match=message):
         next(lonely.iter())
+
+
+@of_each_kind
+def test_a_rank_that_is_in_another_loop_is_named_with_it(kind: str) -> None:
+    """Rank 0 evaluates alone, while the others train."""
+    made, store = KINDS[kind](), HashStore()
+    other = KINDS["streams" if kind == "learning" else "learning"]()
+    zero, one = together(
+        lambda: next(other.shard(0, 2, group=store, timeout_seconds=2).iter()),
+        lambda: next(made.shard(1, 2, group=store, timeout_seconds=1).iter()),
+    )
+    loops = {"learning": "from_sequence > window > batch > shard", "streams": "from_files > window > batch > streams"}
+    assert isinstance(zero, TimeoutError)
+    assert isinstance(one, TimeoutError)
+    assert f"for rank 1 (never came; it last began {loops[kind]}) to come to " in str(zero)
+    assert (
+        f"for rank 0 (never came; it last began {loops['streams' if kind == 'learning' else 'learning']}) to "
+        in str(one)
+    )
+
+
+@of_each_kind
+def test_who_waits_longer_is_told_whom_another_one_waited_for(kind: str) -> None:
+    made, store = KINDS[kind](), HashStore()
+    world_size = 3 if kind == "learning" else 4
+    seconds = {0: 0.6, 1: 600.0}
+    waits = [
+        partial(taken, made.shard(rank, world_size, group=store, timeout_seconds=seconds[rank])) for rank in seconds
+    ]
+    zero, one = together(*waits)
+    assert isinstance(zero, TimeoutError)
+    assert isinstance(one, bf.RankError)
+    assert str(one) == f"rank 0 failed: TimeoutError: {zero}"
+    assert "rank 2 (never came)" in str(one)
 
 
 @of_each_kind
@@ -181,7 +219,7 @@ def test_keys_of_epochs_do_not_stay_in_the_store(kind: str) -> None:
                     assert sum(1 for _ in it) > 3
 
     assert together(partial(epochs, 0), partial(epochs, 1)) == [None, None]
-    assert store.num_keys() == 1
+    assert store.num_keys() == 1 + 2, "how many runs there were, and where each rank came last"
 
 
 def test_lessons_of_a_long_window_take_memory_for_each_of_them_once() -> None:

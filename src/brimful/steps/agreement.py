@@ -33,7 +33,10 @@ _PATIENCE: Final = 2.0
 """Seconds for which a rank looks for a run like its own, before it says in what rank 0's differs: another thread may begin it."""
 _GRACE: Final = 5.0
 """Seconds beyond the timeout after which it is the store that does not answer."""
-_HOW_LONG: Final = "shard(timeout_seconds=...) sets how long to wait"
+_WHY: Final = (
+    "it was killed, is stuck, or does not iterate as often as this rank does; "
+    "shard(timeout_seconds=...) sets how long to wait"
+)
 
 
 class Agreement:
@@ -44,7 +47,7 @@ class Agreement:
 
     Args:
         store: a torch.distributed.Store that all ranks share.
-        name: of the runs of such a pipeline, the same on all ranks.
+        name: what users wrote for the pipeline, the same on all ranks.
         header: the pipeline and its rules, which must be the same on all ranks.
         place: where the run begins, as a dict of plain JSON, which must be as well.
         timeout_seconds: how long the consumer waits for another rank before an error names it.
@@ -70,7 +73,7 @@ class Agreement:
         self._woken: SimpleQueue[None] = SimpleQueue()
         self._waited = 0.0  # seconds, by the consumer for what it is to be given next
         self._since: float | None = None  # since when the store, or another rank through it, is waited for
-        self._meeting = Meeting(store, f"brimful/{name}.{world_size}", rank, world_size, header, place)
+        self._meeting = Meeting(store, name, rank, world_size, header, place)
         self._name = ""
         self._posted = -1
         belongs(self)
@@ -83,6 +86,7 @@ class Agreement:
             others as `outcome`.
         """
         with self._reached() as began:
+            self._meeting.came()
             self._name = self._meeting.opened() if self._rank == 0 else self._joined(began)
 
     def post(self, number: int, count: int) -> None:
@@ -138,9 +142,9 @@ class Agreement:
                     raise RankError(self._meeting.words)
                 self._look_for_another()
             if min(self._waited, waited) > self._timeout_seconds:
+                late = f"rank 0 (never came{self._meeting.wants(0)})"
                 raise TimeoutError(
-                    f"waited {self._timeout_seconds:g} seconds for rank 0 to begin a run like that of rank {self._rank}: it was "
-                    f"killed, is stuck, or does not iterate as often as this rank does; {_HOW_LONG}"
+                    f"waited {self._timeout_seconds:g} seconds for {late} to begin a run like that of rank {self._rank}: {_WHY}"
                 )
             self._pause(pause)
             pause = min(2 * pause, _LATEST)
@@ -166,7 +170,9 @@ class Agreement:
                 noticed = now
                 self._look_for_gone(number)
                 if min(self._waited, now - began) > self._timeout_seconds:
-                    raise TimeoutError(self._missing(number))
+                    error = TimeoutError(self._missing(number))
+                    self.fail(error, posted=number - 1)  # others may wait longer, or lose the store with this rank
+                    raise error
             self._pause(pause)
             pause = min(2 * pause, _LATEST)
         raise Stopped
@@ -258,10 +264,11 @@ class Agreement:
             key = f"{self._name}/rank/{rank}"
             last = int(self._store.get(key)) if self._store.check([key]) else None
             if last is None or last < number:
-                late.append(f"rank {rank} ({'never came' if last is None else f'last came to {kind} {last:,}'})")
+                came = f"never came{self._meeting.wants(rank)}" if last is None else f"last came to {kind} {last:,}"
+                late.append(f"rank {rank} ({came})")
         return (
-            f"waited {self._timeout_seconds:g} seconds for {', '.join(late)} to come to {self._unit.format(number)}: it was "
-            f"killed, is stuck, or does not iterate as often as this rank does; {_HOW_LONG}"
+            f"waited {self._timeout_seconds:g} seconds for {', '.join(late)} to come to {self._unit.format(number)}: "
+            f"{_WHY}"
         )
 
     @contextmanager

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, Final
 from uuid import uuid4
+from zlib import crc32
 
 from brimful.core.stream import State, header_difference
 
@@ -27,17 +28,29 @@ class Meeting:
 
     Args:
         store: a torch.distributed.Store that all ranks share.
+        name: what the pipeline is called, for people.
         header: the pipeline and its rules.
         place: where the run begins, as a dict of plain JSON.
     """
 
-    def __init__(self, store: Any, base: str, rank: int, world_size: int, header: State, place: State) -> None:
-        self._store, self._base, self._rank, self._world_size = store, base, rank, world_size
+    def __init__(self, store: Any, name: str, rank: int, world_size: int, header: State, place: State) -> None:
+        self._store, self._name, self._rank, self._world_size = store, name, rank, world_size
+        self._base = f"brimful/{crc32(name.encode()):08x}.{world_size}"
         self._wanted = json.loads(json.dumps([header, place]))
         self._digest = sha256(json.dumps(self._wanted, sort_keys=True).encode()).hexdigest()[:16]
         self._past: set[int] = set()  # runs in which this rank has been, or that are over
         self.words: str | None = None
         """Why rank 0 left a run like this one before this rank came to it."""
+
+    def came(self) -> None:
+        """This rank wants to begin a run."""
+        self._store.set(f"brimful/came.{self._world_size}/{self._rank}", self._name)
+
+    def wants(self, rank: int) -> str:
+        """Where another rank is that did not come, in words; "" where it never came anywhere, or to runs of this name."""
+        key = f"brimful/came.{self._world_size}/{rank}"
+        name = self._store.get(key).decode() if self._has(key) else self._name
+        return "" if name == self._name else f"; it last began {name}"
 
     def opened(self) -> str:
         """The name of a new run."""
@@ -78,7 +91,10 @@ class Meeting:
                 difference = header_difference(theirs.pop(0), ours)
                 if difference is not None and self._store.add(f"{name}/joined/{self._rank}", 1) == 1:
                     setting, there, here = difference
-                    return name, f"{what}: {setting} is {there:.80} on rank 0 and {here:.80} on rank {self._rank}{remedy}"
+                    return (
+                        name,
+                        f"{what}: {setting} is {there:.80} on rank 0 and {here:.80} on rank {self._rank}{remedy}",
+                    )
         return None
 
     def closed(self, name: str, words: str, keys: Sequence[str]) -> None:

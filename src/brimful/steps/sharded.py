@@ -6,7 +6,6 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any, ClassVar
-from zlib import crc32
 
 from brimful.core.plans import Plans, in_items_of, planned_again
 from brimful.core.stream import END, Stage, State, chain, describe, running, runtime
@@ -108,7 +107,7 @@ class Sharded(Stage[Batch]):
                 f"{rank.world_size} ranks whose policy learns (learn=True) must tell each other what they learn: initialise "
                 "torch.distributed before iterating, or give shard(group=...) a torch.distributed.Store that they share"
             )
-        name = f"lessons.{crc32(repr(chain(self)).encode()):08x}"
+        name = " > ".join(chain(self))
         header, begins = describe(self) | {"uneven": self.uneven}, {"position": place, "lessons": learnt}
         return Agreement(store, *rank, name, header, begins, self.timeout_seconds, unit="window {:,} of this run")
 
