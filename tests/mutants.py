@@ -759,11 +759,11 @@ MUTANTS = [
         of("rows/test_fast", "test_texts_that_hold_the_mark_go_as_they_are"),
     ),
     Mutant(
-        "a twin's added tokens are none of its special ones",
+        "a twin does not normalize",
         "rows/fast.py",
-        "(made.add_special_tokens if special else made.add_tokens)([*tokens])",
-        "made.add_tokens([*tokens])",
-        of("rows/test_fast", "test_a_twin_is_all_that_the_tokenizer_is[GPT-2]"),
+        '("normalizer", "pre_tokenizer", ',
+        '("pre_tokenizer", ',
+        of("rows/test_fast", "test_a_twin_is_all_that_the_tokenizer_is[BERT]"),
     ),
     Mutant(
         "marks in another order are left to gigatoken",
