@@ -51,8 +51,8 @@ class WordCache:
     Args:
         encode: the tokens of each of some texts, without special tokens.
         max_words: when more would be kept, all are forgotten, and learnt again as they come.
-    Price: 60 to 120 ns a token of words that are known, on one core; the tokenizer's own for new ones, 10 us each. About 200
-        bytes a word kept.
+    Price: 50 to 100 ns a token of words that are known, on one core; the tokenizer's own for new ones, 4 to 10 us each. About
+        200 bytes a word kept.
 
     >>> asked = []
     >>> def encode(texts):
