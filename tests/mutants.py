@@ -1420,7 +1420,7 @@ MUTANTS = [
     Mutant(
         "what another process leaves out is not counted",
         "core/processes.py",
-        "        add_counts(reply.counts)\n",
+        "        add_counts(self.counts)\n",
         "",
         of("rows/test_parallel", "test_what_is_left_out_is_counted_and_logged_here"),
     ),
