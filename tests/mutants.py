@@ -1305,6 +1305,13 @@ MUTANTS = [
         of("store/test_writer", "test_a_crash_at_any_moment_costs_the_file_at_work_at_most"),
     ),
     Mutant(
+        "an interrupted writer writes rows of a block twice that a file ends within",
+        "store/writer.py",
+        "            self._journal.skip = skip",
+        "            self._journal.skip = 0",
+        of("store/test_writer", "test_a_crash_at_any_moment_costs_the_file_at_work_at_most"),
+    ),
+    Mutant(
         "what a writer leaves that was killed at its end stays for ever",
         "store/writer.py",
         "if not (folder / MANIFEST).exists() or (folder / LOCK).exists():",

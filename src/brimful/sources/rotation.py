@@ -99,5 +99,6 @@ def _ranges(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.
     >>> _ranges(np.array([7, 0]), np.array([2, 1])).tolist()
     [7, 8, 0]
     """
-    numbers: NDArray[np.int64] = np.arange(int(counts.sum()))
-    return numbers + np.repeat(firsts - (np.cumsum(counts) - counts), counts)
+    numbers: NDArray[np.int64] = np.repeat(firsts - (np.cumsum(counts) - counts), counts)
+    numbers += np.arange(len(numbers))
+    return numbers

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from brimful.core.background import read_ahead
 from brimful.core.cluster import Cluster, check_address
 from brimful.core.errors import ORIGIN, logger
+from brimful.core.processes import Records
 from brimful.core.stream import END, Stage, State, named, running, runtime, upstreams
 from brimful.rows.blocks import Block
 from brimful.rows.parallel import SERIAL, Parallel
@@ -174,7 +175,8 @@ def _sent(stage: Stage[Block]) -> tuple[Stage[Block], Fed]:
     upstream, fed = _sent(below)
     changes: dict[str, Any] = {"upstream": upstream}
     if isinstance(stage, Typed):
-        changes["types"] = partial(_given, stage.schema)
+        with Records():  # what is logged over the first rows, tasks log too
+            changes["types"] = partial(_given, stage.schema)
     parallel: Parallel | None = getattr(stage, "parallel", None)
     if parallel is not None and (parallel.executor_type == "process" or parallel.max_workers <= 1):
         changes["parallel"] = SERIAL  # there are as many tasks as processors

@@ -187,7 +187,7 @@ class _Writer:
         self._held, self._held_bytes = [], 0
         if self._part is None:
             self._part = PartFile(self._folder / f"{len(self._journal.files):05d}.arrow", self._schema)
-        step = max(1, rows.num_rows * BATCH_BYTES // max(_bytes_of(rows), 1))
+        step = -(-rows.num_rows // max(1, _bytes_of(rows) // BATCH_BYTES))
         for first in range(0, rows.num_rows, step):
             self._part.write(rows.slice(first, step))
         self._rows += rows.num_rows
