@@ -39,7 +39,7 @@ def data() -> bf.Batches:
 def work(config: dict[str, Any]) -> None:
     """What each worker does: Ray has made them ranks of torch.distributed, by which `shard()` knows which one it is."""
     torch.manual_seed(0)
-    model = prepare_model(torch.nn.Sequential(torch.nn.Embedding(VOCABULARY, 32), torch.nn.Linear(32, VOCABULARY)))
+    model = torch.nn.Sequential(torch.nn.Embedding(VOCABULARY, 32), torch.nn.Linear(32, VOCABULARY))
     optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
     loader = data().shard().loader()
     seen: list[int] = []
@@ -49,9 +49,10 @@ def work(config: dict[str, Any]) -> None:
         model.load_state_dict(saved["model"])
         loader.load_state_dict(saved["loader"])
         seen = saved["seen"]
+    parallel = prepare_model(model)
     while len(seen) < config["batches"]:
         for batch in loader:
-            logits = model(batch["input_ids"]).reshape(-1, VOCABULARY)
+            logits = parallel(batch["input_ids"]).reshape(-1, VOCABULARY)
             loss = F.cross_entropy(logits, batch["labels"].reshape(-1), ignore_index=-100, reduction="sum")
             bf.token_mean(loss, batch).backward()
             optimiser.step()
@@ -70,7 +71,7 @@ def report(loss: torch.Tensor, state: dict[str, Any]) -> None:
         if ray.train.get_context().get_world_rank() == 0:
             torch.save(state, Path(folder) / "state.pt")
             checkpoint = Checkpoint.from_directory(folder)
-        ray.train.report({"loss": float(loss), "batches": len(state["seen"])}, checkpoint=checkpoint)
+        ray.train.report({"loss": float(loss.detach()), "batches": len(state["seen"])}, checkpoint=checkpoint)
 
 
 def digest(batch: dict[str, Any]) -> int | None:

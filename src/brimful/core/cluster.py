@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 RETRIES: Final = 3
 """How often in a row a worker may die over one thing before that is an error."""
+END_SECONDS: Final = 5.0
+"""How long tasks are waited for that have been told to end."""
 LOOK_SECONDS: Final = 10.0
 """How often it is asked how large the cluster is."""
 AHEAD: Final = 4
@@ -71,6 +73,7 @@ class Cluster:
         self.ray: Any = ray
         self._address = address
         self._running: dict[int, Callable[[], None]] = {}
+        self._ends: list[Any] = []
         self._looked, self._cpus = -LOOK_SECONDS, 0
 
     def __enter__(self) -> Cluster:
@@ -92,6 +95,7 @@ class Cluster:
     ) -> None:
         for stop in list(self._running.values()):
             stop()
+        self._hear(END_SECONDS)
         Cluster._users -= 1
         if Cluster._ours and not Cluster._users:
             Cluster._ours = False
@@ -141,6 +145,19 @@ class Cluster:
 
     def ended(self, owner: object) -> None:
         self._running.pop(id(owner), None)
+
+    def left(self, end: Any) -> None:
+        """Has the end of a task waited for that nobody listens to."""
+        self._ends.append(end)
+        self._hear(0)
+
+    def _hear(self, seconds: float) -> None:
+        """Ray would log the errors of tasks that nobody has asked for."""
+        if self._ends:
+            ended, self._ends = self.ray.wait(self._ends, num_returns=len(self._ends), timeout=seconds)
+            for end in ended:
+                with suppress(self.ray.exceptions.RayError):
+                    self.ray.get(end)
 
     @property
     def deaths(self) -> tuple[type[Exception], ...]:
@@ -192,13 +209,8 @@ class Stream:
     def close(self) -> None:
         """Ends the task, whatever it does."""
         self._cluster.ended(self)
-        self._cluster.ray.cancel(self._task)
-        self._heard()
-
-    def _heard(self) -> None:
-        """Ray would log the error of a task that nobody has asked for."""
-        with suppress(self._cluster.ray.exceptions.RayError):
-            self._cluster.ray.get(self._task.completed(), timeout=0)
+        self._cluster.ray.cancel(self._task, force=True)  # a function that waits, or computes in C, does not hear else
+        self._cluster.left(self._task.completed())
 
     def _again(self, error: Exception) -> None:
         self._deaths += 1
@@ -209,7 +221,7 @@ class Stream:
                 "give each more of it, or make its shards smaller"
             ) from error
         logger.warning("a worker of Ray has died (%s); another one goes on at %s", how, self._place(self._at))
-        self._heard()
+        self._cluster.left(self._task.completed())
         self._task = self._start(self._at)
 
 

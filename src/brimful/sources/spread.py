@@ -95,10 +95,10 @@ def spread(stage: Stage[Block], address: str | None) -> Stage[Block]:
         raise ValueError(f"engine='ray' spreads the shards of from_files, and {named(below[-1])} {what}")
     kept = next((place for place in range(len(below) - 2, -1, -1) if not below[place].by_row), -1)
     if kept >= len(below) - 2:
+        why = f"{named(below[kept])}, the first stage after from_files, goes by more than single rows"
         raise ValueError(
-            f"engine='ray' has nothing to spread: {named(below[max(kept, 0)])}, "
-            f"{'which is all there is' if kept < 0 else 'the first stage after from_files'}, goes by more than single rows; put "
-            "map, filter, tokenize and the like before it, or leave engine out"
+            f"engine='ray' has nothing to spread: {why if kept >= 0 else 'from_files is all there is'}; put map, filter, "
+            "tokenize and the like after from_files, or leave engine out"
         )
     if kept >= 0:
         logger.warning(
@@ -191,14 +191,24 @@ def made_of(job: Job, shard: Shard, name: str, at: Position) -> Iterator[tuple[P
     """The rows of a shard from a position on as the stages make them, in pieces, each with the position after it."""
     reader = job.files.reader(shard, name, at)
     held, after = PlacedRows(EMPTY, np.zeros((0, len(at)), np.int64), np.zeros(0, np.int64)), at
+    failure: Exception | None = None
     with closing(read_ahead(partial(_read, reader), 1, "read")) as reads:
-        for rows, after in reads:
-            held = held.then(_made(job, rows))
+        while True:
+            try:
+                rows, read = next(reads)
+                held, after = held.then(_made(job, rows)), read
+            except StopIteration:
+                break
+            except Exception as error:  # after the rows before it
+                failure = error
+                break
             if held.block.nbytes >= PIECE_BYTES or held.num_rows >= PIECE_ROWS:
                 piece, held = held.split(held.num_rows)
                 yield piece, after
     if held.num_rows:
         yield held, after
+    if failure is not None:
+        raise failure
 
 
 def _read(reader: Reader) -> Generator[tuple[PlacedRows, Position], None, None]:
