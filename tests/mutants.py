@@ -358,7 +358,7 @@ MUTANTS = [
     Mutant(
         "where a block ends depends on the state at which a run began",
         "sources/files.py",
-        "begun, positions = rotation.begun, rotation.positions\n                    state = [epoch, begun, positions]",
+        "begun, positions = rotation.begun, rotation.positions\n                state = [epoch, begun, positions]",
         "state = [epoch, rotation.begun, rotation.positions]",
         of("sources/test_files", "test_shards_are_read_in_turn_and_the_next_takes_the_place_of_one_that_ended"),
     ),
@@ -1303,6 +1303,34 @@ MUTANTS = [
         "self._journal.state, self._part = after, None",
         "self._journal.state, self._part = END, None",
         of("store/test_writer", "test_a_crash_at_any_moment_costs_the_file_at_work_at_most"),
+    ),
+    Mutant(
+        "where a store's files end goes by the blocks in which rows come",
+        "store/writer.py",
+        "        if not rows.num_rows or _bytes_of(rows) < room:\n            return None\n        return bisect_left(",
+        "        if not rows.num_rows or _bytes_of(rows) < room:\n            return None\n        return rows.num_rows or bisect_left(",
+        of("store/test_writer", "test_files_do_not_show_in_which_blocks_rows_came"),
+    ),
+    Mutant(
+        "a row that becomes none or several takes the turn of one",
+        "sources/rotation.py",
+        "counts = np.concatenate([np.diff(one, prepend=0) for one in ends])",
+        "counts = np.concatenate([np.ones(len(one), np.int64) for one in ends])",
+        of("sources/test_spread", "test_rows_are_those_of_one_process_from_every_state_on"),
+    ),
+    Mutant(
+        "what a piece of a shard ends with comes again from the next one",
+        "sources/reader.py",
+        "first, rest = self.ends[:rows], self.ends[rows:] - cut",
+        "first, rest = self.ends[:rows], self.ends[rows:]",
+        of("sources/test_spread", "test_rows_that_were_split_are_whole_again"),
+    ),
+    Mutant(
+        "types are guessed anew in each task",
+        "sources/spread.py",
+        'changes["types"] = partial(_given, stage.schema)',
+        "pass",
+        of("sources/test_spread", "test_tasks_have_the_types_of_the_whole"),
     ),
     Mutant(
         "an interrupted writer writes rows of a block twice that a file ends within",

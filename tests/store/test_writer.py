@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 
 import brimful as bf
@@ -94,6 +95,14 @@ def test_a_crash_at_any_moment_costs_the_file_at_work_at_most(tmp_path: Path) ->
         assert read == [*range(reached + 1, len(blocks)), END][: len(blocks) - reached]
         number += 1
     assert number > 40, number
+
+
+@pytest.mark.parametrize("rows", [1, 2, 35])
+def test_files_do_not_show_in_which_blocks_rows_came(tmp_path: Path, rows: int) -> None:
+    whole = store_of(tmp_path / "whole", BLOCKS[-7:], batch_bytes=200, file_bytes=1000)
+    block = pa.Table.from_batches(BLOCKS[-7:]).combine_chunks().to_batches()[0]
+    blocks = tuple(block.slice(first, rows) for first in range(0, block.num_rows, rows))
+    assert store_of(tmp_path / "other", blocks, batch_bytes=200, file_bytes=1000) == whole  # with all checksums
 
 
 def last_block_of(whole: Manifest, count: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -275,9 +276,7 @@ def _goes_on(reply: bytes) -> bool:
 
 
 def _version() -> str:
-    import brimful
-
-    return brimful.__version__
+    return str(sys.modules["brimful"].__version__)
 
 
 # -- workers that stay ---------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class Spread(Stage[Block]):
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         files = self._files
-        chain = _sent(self.upstream)
+        chain = sent(self.upstream)
         with Cluster(self.address) as cluster:
             job = cluster.put(Job(files.elsewhere(), *chain))
 
@@ -166,13 +166,13 @@ class Fed(Stage[Block]):
         yield self.held[0], END
 
 
-def _sent(stage: Stage[Block]) -> tuple[Stage[Block], Fed]:
+def sent(stage: Stage[Block]) -> tuple[Stage[Block], Fed]:
     """The stages of a chain over a block that is fed to them, with the types that their rows have in all."""
     if isinstance(stage, FromFiles):
         fed = Fed([])
         return fed, fed
     (below,) = upstreams(stage)
-    upstream, fed = _sent(below)
+    upstream, fed = sent(below)
     changes: dict[str, Any] = {"upstream": upstream}
     if isinstance(stage, Typed):
         with Records():  # what is logged over the first rows, tasks log too

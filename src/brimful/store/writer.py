@@ -184,6 +184,8 @@ class _Writer:
         if self._schema is None:
             self._schema = stored_schema(visible(concat(self._held)), self._num_ids)
         rows = concat([conform(block, self._schema, self._num_ids) for block in self._held])
+        if len(self._held) == 1:
+            rows = pa.concat_batches([rows])  # a copy: what lies beside a slice would be written as its padding
         self._held, self._held_bytes = [], 0
         if self._part is None:
             self._part = PartFile(self._folder / f"{len(self._journal.files):05d}.arrow", self._schema)
