@@ -95,7 +95,7 @@ def spread(stage: Stage[Block], address: str | None) -> Stage[Block]:
         raise ValueError(f"engine='ray' spreads the shards of from_files, and {named(below[-1])} {what}")
     kept = next((place for place in range(len(below) - 2, -1, -1) if not below[place].by_row), -1)
     if kept >= len(below) - 2:
-        why = f"{named(below[kept])}, the first stage after from_files, goes by more than single rows"
+        why = f"{_known(below, kept)}, the first stage after from_files, goes by more than single rows"
         raise ValueError(
             f"engine='ray' has nothing to spread: {why if kept >= 0 else 'from_files is all there is'}; put map, filter, "
             "tokenize and the like after from_files, or leave engine out"
@@ -103,12 +103,20 @@ def spread(stage: Stage[Block], address: str | None) -> Stage[Block]:
     if kept >= 0:
         logger.warning(
             "engine='ray': %s goes by more than single rows, so it and what follows it run in this process",
-            named(below[kept]),
+            _known(below, kept),
         )
     top: Stage[Block] = Spread(below[kept + 1], address)
     for one in reversed(below[: kept + 1]):
         top = dataclasses.replace(cast(Any, one), upstream=top)
     return top
+
+
+def _known(below: list[Stage[Any]], place: int) -> str:
+    """What users wrote for a stage of a chain, which is given from its end down; or for what takes its items ahead of use: the
+    windows of a shuffle."""
+    while place > 1 and below[place - 1].transparent:
+        place -= 2
+    return named(below[max(place, 0)])
 
 
 def _source(stage: Stage[Any]) -> Stage[Any]:
