@@ -1307,8 +1307,8 @@ MUTANTS = [
     Mutant(
         "where a store's files end goes by the blocks in which rows come",
         "store/writer.py",
-        "        if not rows.num_rows or _bytes_of(rows) < room:\n            return None\n        return bisect_left(",
-        "        if not rows.num_rows or _bytes_of(rows) < room:\n            return None\n        return rows.num_rows or bisect_left(",
+        "return bisect_left(",
+        "return rows.num_rows or bisect_left(",
         of("store/test_writer", "test_files_do_not_show_in_which_blocks_rows_came"),
     ),
     Mutant(

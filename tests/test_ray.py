@@ -44,6 +44,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "ray_train.py"
 def cluster() -> Iterator[Any]:
     import ray
 
+    os.environ["RAY_worker_niceness"] = "0"  # it is 15: beside other tests it would wait for these  # noqa: SIM112
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     yield ray
     ray.shutdown()
