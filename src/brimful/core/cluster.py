@@ -191,7 +191,7 @@ class Stream:
 
         Raises:
             Exception: what the generator raised; its cause is the traceback.
-            StageError: workers died over it again and again.
+            StageError: workers died over it again and again, or lack what it needs.
         """
         while True:
             try:
@@ -199,6 +199,11 @@ class Stream:
             except self._cluster.deaths as error:
                 self._again(error)
                 continue
+            except self._cluster.ray.exceptions.RayTaskError as error:  # what our own code raises comes as a reply
+                last = str(error).strip().splitlines()[-1]
+                raise StageError(
+                    f"a worker of Ray could not begin: {last}; is brimful {_version()} installed on all machines?"
+                ) from error
             self._deaths = 0
             made = reply.settled()
             if made is None:
