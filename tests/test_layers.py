@@ -108,6 +108,6 @@ def test_plan_knows_integers_and_numpy_only() -> None:
 
 
 def test_import_brimful_leaves_what_is_large_alone() -> None:
-    large = {"torch", "datasets", "transformers", "s3fs", "aiohttp"}
+    large = {"torch", "datasets", "transformers", "s3fs", "aiohttp", "ray"}
     code = f"import sys, brimful, brimful.plan; brimful.MemoryModel.fit; sys.exit(bool({large} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

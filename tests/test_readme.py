@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +48,11 @@ def commands(program: str) -> list[Snippet]:
 
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated:UserWarning")  # which torchdata calls
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "docs/data.md", "docs/device.md", "docs/memory.md", "docs/trainers.md"]
+    "page",
+    [
+        *("README.md", "CONTRIBUTING.md", "docs/data.md", "docs/device.md", "docs/memory.md", "docs/trainers.md"),
+        pytest.param("docs/ray.md", marks=pytest.mark.skipif(not find_spec("ray"), reason="Ray is not installed")),
+    ],
 )
 def test_code_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

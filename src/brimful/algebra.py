@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import index
-from typing import Any, TypeGuard, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeGuard, TypeVar, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,7 @@ from brimful.rows.tokenize import Tokenize
 from brimful.rows.train_valid_split import TrainValidSplit
 from brimful.rows.unbatch import Unbatch
 from brimful.rows.zip import Zip
+from brimful.sources.spread import spread
 from brimful.steps.round_robin import RoundRobin
 from brimful.store.hugging_face import hugging_face_of
 from brimful.store.index import stored
@@ -133,12 +134,40 @@ def chosen(stage: Stage[Block], choice: Choice) -> Stage[Block]:
 
 
 def cached(
-    stage: Stage[Block], path: str | os.PathLike[str] | None, version: str | None, timeout_seconds: float
+    stage: Stage[Block],
+    path: str | os.PathLike[str] | None,
+    version: str | None,
+    timeout_seconds: float,
+    engine: EngineName,
+    ray_address: str | None,
 ) -> Stage[Block]:
-    padding = padding_of(stage)
+    run, padding = run_by(engine, stage, ray_address), padding_of(stage)
     if path is None:
+        if engine != "local":
+            raise ValueError(
+                f"engine={engine!r} writes a store, and a cache without path= lies in memory; name a folder"
+            )
         return FromSequence(CachedIndex(stage, padding), shuffle=False, seed=0)
-    return FromSequence(stored(stage, path, version, timeout_seconds, padding), shuffle=False, seed=0)
+    index = stored(stage, path, version, timeout_seconds, padding, run, engine)
+    return FromSequence(index, shuffle=False, seed=0)
+
+
+EngineName: TypeAlias = Literal["local", "ray"]
+"""What runs a chain: this process, or a Ray cluster."""
+
+
+def run_by(engine: EngineName, stage: Stage[Block], ray_address: str | None) -> Stage[Block]:
+    """A chain as an engine runs it: the same rows in the same order.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    one_of("engine", engine, *get_args(EngineName))
+    if engine == "ray":
+        return spread(stage, ray_address)
+    if ray_address is not None:
+        raise ValueError(f"ray_address={ray_address!r} is for engine='ray' (got engine={engine!r})")
+    return stage
 
 
 def hugging_face(stage: Stage[Block], repeats: bool, path: str | os.PathLike[str] | None) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from brimful import algebra, batching, transforms
+from brimful.algebra import EngineName
 from brimful.core.errors import integer, names_of, positive
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stream import Stage, num_streams, shown
@@ -302,6 +303,8 @@ class Dataset:
         *,
         version: str | None = None,
         timeout_seconds: float = 600.0,
+        engine: EngineName = "local",
+        ray_address: str | None = None,
     ) -> Dataset:
         """The samples of the first epoch, read once and kept, in stream order: an indexed data set.
 
@@ -312,15 +315,24 @@ class Dataset:
                 `datasets.load_dataset("arrow", data_files=...)`.
             version: of the functions in the chain, which a store cannot tell apart: another one when they change.
             timeout_seconds: how long to wait for another writer of the store that makes no progress.
+            engine: "local", or "ray": the shards of `from_files` are read and worked on by the processes of a Ray cluster, up to
+                the first stage that goes by more than single rows (it and what follows run here, which is logged). The files
+                are those that "local" writes, to the byte. A worker that is killed costs what of its shard had not arrived.
+            ray_address: of the cluster, "auto" or "host:port". None: the one that this process is connected to, or that
+                RAY_ADDRESS names, or one on this machine, which is started if need be.
         Raises:
-            ValueError: functions without a version; a folder of other things.
-            StateError: (when run) another pipeline wrote the store; the setting and both its values are named.
+            ValueError: functions without a version; a folder of other things; nothing that Ray could spread.
+            ModuleNotFoundError: (when run) Ray is not installed: `pip install 'brimful[ray]'`.
+            StateError: (when run) another pipeline wrote the store, or another engine began it; both are named.
             TimeoutError: (when run) the other writer, which is named, makes no progress.
         Price: on disk 2 bytes a token where the chain tokenises and the vocabulary has at most 65,536, else 4; other integers
             take what their type takes; and 4 bytes a row and list column.
         """
         return Dataset(
-            algebra.cached(self.stage, path, version, positive("timeout_seconds", timeout_seconds)), self.repeats
+            algebra.cached(
+                self.stage, path, version, positive("timeout_seconds", timeout_seconds), engine, ray_address
+            ),
+            self.repeats,
         )
 
     def to_hf(self, path: str | os.PathLike[str] | None = None) -> Any:

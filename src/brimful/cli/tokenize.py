@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from brimful import from_files
-from brimful.algebra import padding_of
+from brimful.algebra import EngineName, padding_of, run_by
 from brimful.cli.output import clear_errors, note, progress, stdout
 from brimful.cli.tokenizer import tokenized
 from brimful.core.errors import require
@@ -44,6 +44,12 @@ def tokenize(
     timeout_seconds: Annotated[
         float, typer.Option(help="How long to wait for another writer that makes no progress.", metavar="SECONDS")
     ] = 600.0,
+    engine: Annotated[
+        str, typer.Option(help="This process, or a Ray cluster; the store is the same.", metavar="local|ray")
+    ] = "local",
+    ray_address: Annotated[
+        str | None, typer.Option(help="Of the cluster: auto, or host:port. None: one on this machine.", metavar="A")
+    ] = None,
 ) -> None:
     """Tokenize files of text to a token store, for bf.from_store(PATH).
 
@@ -62,11 +68,18 @@ def tokenize(
         )
         tokens = tokenized(files, tokenizer, column, max_length)
         stage = tokens.select(("input_ids", *kept)).stage
+        run = run_by(cast(EngineName, engine), stage, ray_address)
         began = time.perf_counter()
         try:
             with progress(None) as update:
                 manifest = write_store(
-                    stage, output, padding=padding_of(stage), timeout_seconds=timeout_seconds, report=update
+                    stage,
+                    output,
+                    padding=padding_of(stage),
+                    timeout_seconds=timeout_seconds,
+                    report=update,
+                    run=run,
+                    engine=engine,
                 )
         except KeyboardInterrupt:
             note(f"interrupted; the same command goes on where it stopped, in {output}")

@@ -229,6 +229,12 @@ class Tally:
         if first and message is not None:
             self._log(message)
 
+    def taken(self) -> Counts:
+        """What was counted since this was last asked."""
+        with self._lock:
+            told, self._counts = self._counts, {}
+            return told
+
     def counts(self) -> dict[str, int]:
         return {name: number for name, (number, _) in self.told().items()}
 
@@ -246,16 +252,24 @@ def count(name: str, number: int, message: str | None = None) -> None:
         (TALLY.get() or Tally()).add(name, number, message)
 
 
-def tallied(fn: Callable[..., R], *args: Any) -> tuple[R, Counts]:
+def tallied(fn: Callable[..., R], *args: Any, tally: Tally | None = None) -> tuple[R, Counts]:
     """`fn(*args)`, and what it left out: for who runs it in another process and brings both back; see `add_counts`.
+
+    Args:
+        tally: of `untold`, where threads go on counting from one call to the next.
 
     >>> tallied(lambda: count("dropped", 2, "too long"))
     (None, {'dropped': (2, 'too long')})
     """
-    tally = Tally(log=lambda message: None)
+    tally = tally or untold()
     context = copy_context()
     context.run(TALLY.set, tally)
-    return context.run(fn, *args), tally.told()
+    return context.run(fn, *args), tally.taken()
+
+
+def untold() -> Tally:
+    """Counts, and logs nothing: that is for who is told."""
+    return Tally(log=lambda message: None)
 
 
 def add_counts(counts: Counts) -> None:

@@ -28,7 +28,7 @@ import cloudpickle
 import pyarrow as pa
 
 from brimful.core.background import Stopped
-from brimful.core.errors import Counts, StageError, add_counts, logger, name_of, tallied
+from brimful.core.errors import Counts, StageError, Tally, add_counts, logger, name_of, tallied
 
 R = TypeVar("R")
 
@@ -37,7 +37,8 @@ LOOK_SECONDS: Final = 1.0
 
 
 class Reply(NamedTuple):
-    """What a call came to: a result, or an error, its cause, and the traceback as text; what it left out, and what it logged."""
+    """What a call came to in another process: a result, or an error, its cause, and the traceback as text; what it left out, and
+    what it logged."""
 
     result: Any
     error: BaseException | None
@@ -45,6 +46,23 @@ class Reply(NamedTuple):
     traceback: str
     counts: Counts
     logged: list[tuple[int, str]]
+
+    def settled(self) -> Any:
+        """The result; what was left out and logged is counted and logged as if it had been here.
+
+        Raises:
+            Exception: what the call raised; its cause is the traceback.
+        """
+        add_counts(self.counts)
+        for level, message in self.logged:
+            logger.log(level, "%s", message)
+        if self.error is None:
+            return self.result
+        told = RemoteTracebackError(self.traceback)
+        if self.cause is None:
+            raise self.error from told
+        self.cause.__cause__ = told
+        raise self.error from self.cause
 
 
 class DiedError(Exception):
@@ -107,16 +125,7 @@ class Remote(Generic[R]):
             if self._stopped:
                 raise Stopped from None
             raise
-        add_counts(reply.counts)
-        for level, message in reply.logged:
-            logger.log(level, "%s", message)
-        if reply.error is not None:
-            told = RemoteTracebackError(reply.traceback)
-            if reply.cause is None:
-                raise reply.error from told
-            reply.cause.__cause__ = told
-            raise reply.error from reply.cause
-        result: R = reply.result
+        result: R = reply.settled()
         return result
 
     def stop(self) -> None:
@@ -195,14 +204,10 @@ def serve(pipe: Connection) -> None:
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
-    own = logging.getLogger(logger.name)
-    records = _Records()
-    own.addHandler(records)
-    own.propagate = False
-    with suppress(EOFError, OSError), pipe:  # until nobody asks any longer
+    with Records() as records, suppress(EOFError, OSError), pipe:  # until nobody asks any longer
         fn = _loaded(pipe.recv_bytes())
         while True:
-            pipe.send_bytes(_answer(fn, pipe.recv_bytes(), records))
+            pipe.send_bytes(answer(lambda data: fn(*pickle.loads(data)), pipe.recv_bytes(), records))
 
 
 def _end_with_parent(parent: int) -> None:
@@ -224,9 +229,10 @@ def _loaded(data: bytes) -> Any:
         return refuse
 
 
-def _answer(fn: Callable[..., Any], args: bytes, records: _Records) -> bytes:
+def answer(fn: Callable[[Any], Any], argument: Any, records: Records, tally: Tally | None = None) -> bytes:
+    """The reply of a call, pickled; `tally`: see `tallied`."""
     try:
-        result, counts = tallied(fn, *pickle.loads(args))
+        result, counts = tallied(fn, argument, tally=tally)
     except BaseException as error:
         cause = None if error.__cause__ is None else _portable(error.__cause__)
         text = traceback.format_exc()
@@ -247,12 +253,21 @@ def _portable(error: BaseException) -> BaseException:
         return StageError(f"{name_of(type(error))}: {error}")
 
 
-class _Records(logging.Handler):
-    """What was logged since it was last asked."""
+class Records(logging.Handler):
+    """What was logged since it was last asked, within, and not said here."""
 
     def __init__(self) -> None:
         super().__init__()
         self._said: list[tuple[int, str]] = []
+
+    def __enter__(self) -> Records:
+        logger.addHandler(self)
+        logger.propagate = False
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        logger.removeHandler(self)
+        logger.propagate = True
 
     def emit(self, record: logging.LogRecord) -> None:
         self._said.append((record.levelno, record.getMessage()))

@@ -53,6 +53,10 @@ class Stage(ABC, Generic[T_co]):
     makes_long_blocks: ClassVar[bool] = False
     """Whether a block of rows may become one of more than 4,096, which is cut before others have it."""
 
+    by_row: ClassVar[bool] = False
+    """Whether what becomes of a row depends on that row alone, not on those beside it or on how many came before: it may then
+    be worked out anywhere. Rows keep their order, and where they came from."""
+
     @abstractmethod
     def start(self, epoch: int) -> State:
         """The state before the first item of an epoch."""

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final, Literal, TypedDict, Unpack
+from typing import Any, Final, Literal, TypedDict, Unpack, get_args
 from zlib import crc32
 
 import numpy as np
 
-from brimful.algebra import goes_on, side_of
+from brimful.algebra import EngineName, goes_on, side_of
 from brimful.batching import padded_batches
-from brimful.core.errors import DataError, StateError, integer, known, name_of, one_of, where
+from brimful.core.cluster import check_address
+from brimful.core.errors import DataError, StateError, finite, integer, known, name_of, one_of
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stream import BLOCK_ROWS, Stage, refuse_streams, upstreams
 from brimful.dataset import Dataset
 from brimful.index.indexed import Indexed
 from brimful.index.sequence import FromSequence, SequenceIndex
-from brimful.memory.generation import OomSafe, rows_of
-from brimful.memory.parts import divisible
+from brimful.memory.answers import Answered, OnRay, answered
 from brimful.memory.results import Done, Results
 from brimful.plan import FixedSize, OverlongError, Packed, Policy
 from brimful.read import from_iterable, from_sequence
@@ -50,7 +50,7 @@ class InferenceOptions(TypedDict, total=False):
 
 
 def map_batches_in_order(
-    fn: Callable[[Any], Sequence[Any]],
+    fn: Callable[[Any], Sequence[Any]] | type[Callable[[Any], Sequence[Any]]],
     texts_or_dataset: Dataset | Iterable[str | Sample],
     policy: Policy | int,
     *,
@@ -59,17 +59,22 @@ def map_batches_in_order(
     length_column: str | None = None,
     overlong: Literal["raise", "truncate", "alone"] = "raise",
     version: str | None = None,
+    engine: EngineName = "local",
+    ray_address: str | None = None,
+    num_workers: int | None = None,
+    num_gpus_per_worker: float = 0.0,
     **options: Unpack[InferenceOptions],
 ) -> Iterator[Any]:
     """`fn` of any number of samples, batched by their lengths: its results in the order of the samples, one each.
 
     A window of samples is the unit: its batches are planned, run from the longest on, and the results put back in order. A batch
-    that is out of memory is split by sample, and such shapes beforehand from then on. On several machines give each its share
-    (`dataset.stride(world_size, rank)`) and a folder of its own.
+    that is out of memory is split by sample, and such shapes beforehand from then on. On several machines, or GPUs, let Ray have
+    it; or give each its share (`dataset.stride(world_size, rank)`) and a folder of its own.
 
     Args:
         fn: takes a batch, a dict of tensors and lists (texts under "text"), and returns one result a sample: a list, or a tensor
-            of as many rows. It may be called again for samples that it has seen, after a kill or out of memory.
+            of as many rows. It may be called again for samples that it has seen, after a kill or out of memory. Or a class, of
+            which an object is made, without arguments, once in each worker: it loads the model.
         texts_or_dataset: texts, or dicts, in a list or what can be iterated over again; or a data set, tokenised or not.
         policy: what plans a window; an int: so many samples a batch, of neighbours in length.
         output: a folder of results, a file a window, each written whole: Parquet where its name ends in .parquet, else JSON
@@ -83,6 +88,11 @@ def map_batches_in_order(
         overlong: what becomes of a sample longer than the policy can place: "raise", "truncate" (of tokens: texts stay
             as they are), or "alone" (a batch of its own).
         version: of `fn`, another one when it changes: a folder of results cannot tell.
+        engine: "local", or "ray": workers of a Ray cluster call `fn`; samples are read, planned and put in order here. The batch
+            of one that is killed is made by another.
+        ray_address: of the cluster, as `Dataset.cache` takes it.
+        num_workers: of Ray; None: as many as it has processors, or GPUs to give them.
+        num_gpus_per_worker: 1 for a model on a GPU; a part of one where several share it.
         options: see `InferenceOptions`.
     Raises:
         TypeError: a policy that packs, or a single text instead of several.
@@ -109,6 +119,7 @@ def map_batches_in_order(
         )
     one_of("overlong", overlong, "raise", "truncate", "alone")
     known("map_batches_in_order", options, InferenceOptions)
+    on_ray = _on_ray(engine, ray_address, num_workers, num_gpus_per_worker)
     dataset = _dataset(texts_or_dataset)
     if not isinstance(policy, Policy):
         policy = FixedSize(integer("policy", policy, 1, "sample"))
@@ -121,7 +132,7 @@ def map_batches_in_order(
     stage = _numbered(dataset, policy, window, column, is_text, overlong, options)
     total = dataset.stage.count if isinstance(dataset.stage, Indexed) else None
     if output is None:
-        return _in_bytes(is_text, _run(fn, stage, total))
+        return _in_bytes(is_text, _run(fn, stage, total, on_ray))
     collate_fn = options.get("collate_fn")
     settings = {
         "type": "map_batches_in_order",
@@ -133,7 +144,7 @@ def map_batches_in_order(
         "dtypes": dict(stage.rules.dtypes),
         "collate_fn": None if collate_fn is None else name_of(collate_fn),
     }
-    return _in_bytes(is_text, _written(fn, stage, total, Results(Path(output).expanduser(), settings)))
+    return _in_bytes(is_text, _written(fn, stage, total, Results(Path(output).expanduser(), settings), on_ray))
 
 
 def _in_bytes(is_text: bool, results: Generator[Any, None, None]) -> Generator[Any, None, None]:
@@ -147,14 +158,37 @@ def _in_bytes(is_text: bool, results: Generator[Any, None, None]) -> Generator[A
         raise DataError(words) from error.__cause__
 
 
-def _run(fn: Callable[[Any], Any], stage: Stage[Any], total: int | None) -> Generator[Any, None, None]:
-    with ResumableIterator(stage, None, ()) as batches, _progress(total) as advance:
-        for _, results in _windows(batches, _Answers(fn), advance):
+def _on_ray(
+    engine: EngineName, ray_address: str | None, num_workers: int | None, num_gpus_per_worker: float
+) -> OnRay | None:
+    one_of("engine", engine, *get_args(EngineName))
+    given = {"ray_address": ray_address, "num_workers": num_workers, "num_gpus_per_worker": num_gpus_per_worker or None}
+    if engine == "local":
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(f"{name}={value!r} is for engine='ray' (got engine='local')")
+        return None
+    check_address(ray_address)
+    gpus = finite("num_gpus_per_worker", num_gpus_per_worker)
+    if gpus < 0:
+        raise ValueError(f"num_gpus_per_worker must be at least 0 (got {num_gpus_per_worker})")
+    return OnRay(ray_address, None if num_workers is None else integer("num_workers", num_workers, 1, "worker"), gpus)
+
+
+def _run(
+    fn: Callable[[Any], Any], stage: Stage[Any], total: int | None, on_ray: OnRay | None
+) -> Generator[Any, None, None]:
+    with (
+        ResumableIterator(stage, None, ()) as batches,
+        _progress(total) as advance,
+        closing(answered(fn, batches, on_ray)) as answers,
+    ):
+        for _, results, _ in _windows(answers, advance):
             yield from results
 
 
 def _written(
-    fn: Callable[[Any], Any], stage: Stage[Any], total: int | None, folder: Results
+    fn: Callable[[Any], Any], stage: Stage[Any], total: int | None, folder: Results, on_ray: OnRay | None
 ) -> Generator[Any, None, None]:
     with folder, _progress(total) as advance:
         done = folder.done()
@@ -168,12 +202,13 @@ def _written(
                     advance(1)
                     yield result
             before = batches.state_dict()
-            for number, (window, results) in enumerate(_windows(batches, _Answers(fn), advance), done.windows):
-                folder.write(number, results)
-                done = done.after(len(results), before, _digest_of(window.take(np.arange(len(window)))))
-                folder.save(done)
-                before = batches.state_dict()
-                yield from folder.read(number, len(results))
+            with closing(answered(fn, batches, on_ray)) as answers:
+                for number, (window, results, after) in enumerate(_windows(answers, advance), done.windows):
+                    folder.write(number, results)
+                    done = done.after(len(results), before, _digest_of(window.take(np.arange(len(window)))))
+                    folder.save(done)
+                    before = after
+                    yield from folder.read(number, len(results))
 
 
 def _begun(stage: Stage[Any], folder: Results, done: Done | None) -> ResumableIterator[Any]:
@@ -197,41 +232,16 @@ def _check_last(folder: Results, done: Done, batches: Iterator[tuple[Batch, Any]
         )
 
 
-def _windows(
-    batches: Iterator[tuple[Batch, Any]], answers: _Answers, advance: Callable[[int], None]
-) -> Iterator[tuple[Window, list[Any]]]:
-    """Each window with its results, in the order of its samples."""
+def _windows(answers: Iterator[Answered], advance: Callable[[int], None]) -> Iterator[tuple[Window, list[Any], Any]]:
+    """Each window with its results, in the order of its samples, and the state after it."""
     held: dict[int, Any] = {}
-    for batch, item in batches:
-        held.update(zip(batch.numbers.tolist(), answers(batch, item), strict=True))
+    for batch, results, after in answers:
+        held.update(zip(batch.numbers.tolist(), results, strict=True))
         advance(len(batch))
         if batch.last:
             assert len(held) == len(batch.window), "a sample was planned twice, or not at all"
-            yield batch.window, [held[number] for number in range(len(held))]
+            yield batch.window, [held[number] for number in range(len(held))], after
             held = {}
-
-
-class _Answers:
-    """The results of a batch, in its order, whole or in parts."""
-
-    def __init__(self, fn: Callable[[Any], Any]) -> None:
-        self._fn, self._name = fn, name_of(fn)
-        self._safe = OomSafe(self._rows, None)
-
-    def __call__(self, batch: Batch, item: Any) -> Sequence[Any]:
-        try:
-            results = self._safe(item)
-        except Exception as error:
-            first = int(batch.window.rows[batch.numbers[0]])
-            error.add_note(
-                f"map_batches_in_order: of {self._name} for {len(batch):,} samples padded to {batch.padded_length}, the "
-                f"first of them {where(batch.window.block, first)}"
-            )
-            raise
-        return list(results[: len(batch)])  # a static shape is filled up with copies
-
-    def _rows(self, part: Any) -> Sequence[Any]:
-        return rows_of(self._fn(part), divisible(part).samples, self._name)
 
 
 @dataclass(frozen=True)

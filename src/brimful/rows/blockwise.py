@@ -16,6 +16,8 @@ from brimful.rows.gathered import gathered
 class Blockwise(Stage[Block]):
     """Abstract: a block in, a block out, the state passed on. Blocks without rows are passed on as they are."""
 
+    by_row = True
+
     upstream: Stage[Block]
 
     def start(self, epoch: int) -> State:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Final
 
 import pyarrow as pa
@@ -47,20 +47,24 @@ def gathered(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], N
             yield concat(held), state
 
 
-def bytes_in(array: pa.Array) -> int:
+def bytes_in(array: pa.Array, width: Callable[[pa.DataType], int] = lambda kind: 8) -> int:
     """About how many bytes the rows of a column take, the same wherever they lie in memory: what Arrow says of them (`nbytes`,
-    or of a message) goes by what lies beside them too."""
+    or of a message) goes by what lies beside them too. Those of two blocks take together what they take apart.
+
+    Args:
+        width: of a value of a type of fixed width.
+    """
     if pa.types.is_primitive(array.type):
-        return 8 * len(array)
+        return width(array.type) * len(array)
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if isinstance(array, pa.StructArray):
-        return sum(map(bytes_in, array.flatten()))
+        return sum(bytes_in(column, width) for column in array.flatten())
     if isinstance(array, pa.MapArray):
         first, last = offsets_in(array)[[0, -1]]
-        return 8 * len(array) + bytes_in(array.keys[first:last]) + bytes_in(array.items[first:last])
+        return 8 * len(array) + bytes_in(array.keys[first:last], width) + bytes_in(array.items[first:last], width)
     if pa.types.is_nested(array.type):
-        return 8 * len(array) + bytes_in(array.flatten())
+        return 8 * len(array) + bytes_in(array.flatten(), width)
     if has_offsets(array.type):
         offsets = offsets_in(array)
         return 8 * len(array) + int(offsets[-1] - offsets[0])

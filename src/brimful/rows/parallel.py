@@ -208,6 +208,8 @@ class BlockFunction(Stage[Block]):
     """Abstract: a block in, a block out, by a function that may take long; the state is passed on. Blocks without rows are
     passed on as they are."""
 
+    by_row = True
+
     upstream: Stage[Block]
     parallel: Parallel = field(default=SERIAL, kw_only=True, metadata={"runtime": True})
 

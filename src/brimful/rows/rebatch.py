@@ -20,6 +20,7 @@ class Rebatch(Stage[Block]):
     """
 
     verb = ""
+    by_row = True
 
     upstream: Stage[Block]
 

@@ -215,6 +215,8 @@ class Results(NamedTuple):
 class SampleFunction(ByBlock[Results]):
     """Abstract: a user's function of samples, `fn`."""
 
+    by_row = True
+
     fn: Callable[..., Any]
     seeded: bool
     on_error: OnError = "raise"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -80,31 +80,39 @@ class FromFiles(Stage[Block]):
         return [epoch, 0, []]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        if self._inferring:
+            _ = self._schema  # before threads need it
+        threads = max(LEAST_THREADS, MAX_THREADS // (self.streams or 1))
+        with Workers(min(self.n_active_shards + self.n_standby_shards, threads), "read") as workers:
+
+            def open_shard(turn: int, shard: Shard, at: Position) -> OpenShard:
+                read = partial(self.reader, shard, self.urls.name(shard), at)
+                return OpenShard(turn, read, at, workers, shard.url, self.urls.timeout_seconds, self.unit(shard))
+
+            yield from self.rotated(at, open_shard, lambda: self.n_standby_shards)
+
+    def rotated(
+        self, at: State, open_shard: Callable[[int, Shard, Position], OpenShard], num_standby: Callable[[], int]
+    ) -> Generator[tuple[Block, State], None, None]:
+        """The rows that follow a state, of shards that are opened by (turn, shard, position in it), so many ahead."""
         epoch, begun, positions = at
         order = self._order(epoch)
         if begun > len(order):
             raise StateError(f"this state was saved after {begun:,} shards, but there are {len(order):,}")
-        if self._inferring:
-            _ = self._schema  # before threads need it
+
+        def opened(turn: int, position: Position | None) -> OpenShard:
+            shard = self.urls.listed[order[turn]]
+            return open_shard(turn, shard, self._format(shard).start if position is None else position)
+
         empty = True
-        threads = max(LEAST_THREADS, MAX_THREADS // (self.streams or 1))
-        with Workers(min(self.n_active_shards + self.n_standby_shards, threads), "read") as workers:
-
-            def open_shard(turn: int, position: Position | None) -> OpenShard:
-                shard = self.urls.listed[order[turn]]
-                form = self._format(shard)
-                at = form.start if position is None else position
-                read = partial(self._reader, shard, form, at)
-                return OpenShard(turn, read, at, workers, shard.url, self.urls.timeout_seconds, form.unit)
-
-            rotation = Rotation(open_shard, len(order), begun, positions, self.n_active_shards, self.n_standby_shards)
-            with closing(rotation):
-                while ready := rotation.fill(*self._share(len(order) - begun + len(positions))):
-                    empty = False
-                    block = rotation.take(ready)
-                    begun, positions = rotation.begun, rotation.positions
-                    state = [epoch, begun, positions]
-                    yield block, state if self._more(rotation) else END
+        rotation = Rotation(opened, len(order), begun, positions, self.n_active_shards, num_standby)
+        with closing(rotation):
+            while ready := rotation.fill(*self._share(len(order) - begun + len(positions))):
+                empty = False
+                block = rotation.take(ready)
+                begun, positions = rotation.begun, rotation.positions
+                state = [epoch, begun, positions]
+                yield block, state if self._more(rotation) else END
         if empty:
             yield EMPTY, END
 
@@ -142,10 +150,21 @@ class FromFiles(Stage[Block]):
             ),  # longer blocks
         )
 
-    def _reader(self, shard: Shard, form: Format, at: Position) -> Reader:
+    def elsewhere(self) -> FromFiles:
+        """What another process needs to read shards that it is told: the settings and the schema, not the list of all."""
+        schema = self._schema if self._inferring else None
+        return replace(self, urls=replace(self.urls, urls=()), schema=schema)
+
+    def reader(self, shard: Shard, name: str, at: Position) -> Reader:
+        """The rows of a shard from a position on; `name`: what messages call it."""
+        form = self._format(shard)
         schema = self._schema if form.schema is None else form.schema
-        wanted = Wanted(self.urls.name(shard), at, schema, self.columns is None, self.on_error)
+        wanted = Wanted(name, at, schema, self.columns is None, self.on_error)
         return form.open(self.urls.open(shard), wanted)
+
+    def unit(self, shard: Shard) -> str:
+        """What a record of a shard is called in messages."""
+        return self._format(shard).unit
 
     def _named(self, url: str) -> Format | None:
         """The format of a shard, or of the shards of a glob."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from brimful.core.errors import ORIGIN, DataError, OnError, StageError, StateError, count, origins, skipped
 from brimful.rows.blocks import Block
-from brimful.rows.ragged import with_column
+from brimful.rows.ragged import concat, with_column
 
 Position: TypeAlias = tuple[int, ...]
 """A place in a shard, before a record: a few integers, as many as its format needs. The first says how much of the shard lies
@@ -21,10 +21,42 @@ before it: a record may have several."""
 
 
 class PlacedRows(NamedTuple):
-    """Rows of a shard, and the position after each, int64 (n, k)."""
+    """Rows of a shard, and the position after each, int64 (n, k).
+
+    Args:
+        ends: where stages have run over the rows: how many rows of the block they have become up to each of them, int64 (n,);
+            None: one each.
+    """
 
     block: Block
     positions: NDArray[np.int64]
+    ends: NDArray[np.int64] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.positions)
+
+    def split(self, rows: int) -> tuple[PlacedRows, PlacedRows]:
+        """The first of them, and the others."""
+        if self.ends is None:
+            cut, first, rest = rows, None, None
+        else:
+            cut = int(self.ends[rows - 1]) if rows else 0
+            first, rest = self.ends[:rows], self.ends[rows:] - cut
+        block, positions = self.block, self.positions
+        return PlacedRows(block.slice(0, cut), positions[:rows], first), PlacedRows(
+            block.slice(cut), positions[rows:], rest
+        )
+
+    def then(self, more: PlacedRows) -> PlacedRows:
+        """These and those after them."""
+        if not self.num_rows:
+            return more
+        ends = None
+        if self.ends is not None and more.ends is not None:
+            ends = np.concatenate((self.ends, more.ends + self.block.num_rows))
+        positions = np.concatenate((self.positions, more.positions)) if more.num_rows else self.positions
+        return PlacedRows(concat([self.block, more.block]), positions, ends)
 
 
 class Wanted(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from brimful.rows.blocks import Block
 from brimful.rows.ragged import concat
@@ -27,14 +28,14 @@ class Rotation:
         begun: int,
         positions: list[list[int]],
         num_active: int,
-        num_standby: int,
+        num_standby: Callable[[], int],
     ) -> None:
         self._open, self._num_shards = open_shard, num_shards
         self._num_active, self._num_standby = num_active, num_standby
         self.begun = begun
         self._active = [open_shard(number, tuple(at)) for number, *at in positions]
         self._standby: deque[OpenShard] = deque()
-        self._open_ahead(num_active - len(positions) + num_standby)
+        self._open_ahead(num_active - len(positions) + num_standby())
         while len(self._active) < num_active and self._begin(len(self._active)):
             pass
 
@@ -61,11 +62,16 @@ class Rotation:
 
     def take(self, rounds: int) -> Block:
         """The rows of the next `rounds` rounds."""
-        block = concat([shard.take(rounds) for shard in self._active])
-        if len(self._active) == 1:
+        parts = [shard.take(rounds) for shard in self._active]
+        block = concat([part.block for part in parts])
+        if len(parts) == 1 or not block.num_rows:
             return block
-        turns = np.arange(block.num_rows).reshape(len(self._active), rounds).T.ravel()
-        return block.take(pa.array(turns))
+        turns = np.arange(len(parts) * rounds).reshape(len(parts), rounds).T.ravel()
+        ends = [part.ends for part in parts if part.ends is not None]
+        if not ends:
+            return block.take(pa.array(turns))
+        counts = np.concatenate([np.diff(one, prepend=0) for one in ends])
+        return block.take(pa.array(_ranges((np.cumsum(counts) - counts)[turns], counts[turns])))
 
     def close(self) -> None:
         for shard in (*self._active, *self._standby):
@@ -78,10 +84,21 @@ class Rotation:
             return False
         self._active.insert(turn, self._standby.popleft())
         self.begun += 1
-        self._open_ahead(self._num_active - len(self._active) + self._num_standby)
+        self._open_ahead(self._num_active - len(self._active) + self._num_standby())
         return True
 
     def _open_ahead(self, count: int) -> None:
         """Opens shards until there are `count` on standby."""
         while len(self._standby) < count and self.begun + len(self._standby) < self._num_shards:
             self._standby.append(self._open(self.begun + len(self._standby), None))
+
+
+def _ranges(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """So many numbers from each of some on, one range after another.
+
+    >>> _ranges(np.array([7, 0]), np.array([2, 1])).tolist()
+    [7, 8, 0]
+    """
+    numbers: NDArray[np.int64] = np.repeat(firsts - (np.cumsum(counts) - counts), counts)
+    numbers += np.arange(len(numbers))
+    return numbers

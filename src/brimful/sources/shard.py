@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from brimful.core.background import Workers
-from brimful.rows.blocks import Block
-from brimful.rows.ragged import concat
-from brimful.sources.reader import PlacedRows, Position, Reader
+from brimful.sources.reader import PlacedRows, Position
 
 T = TypeVar("T")
+
+
+class Calls(Protocol):
+    """What calls functions ahead of use."""
+
+    def submit(self, fn: Callable[..., T], *args: Any) -> Future[T]: ...
+
+
+class Readable(Protocol):
+    """What gives the rows of a shard: a `Reader`, or who asks one elsewhere."""
+
+    def read(self) -> PlacedRows | None: ...
+
+    def close(self) -> None: ...
 
 
 class OpenShard:
@@ -22,16 +33,16 @@ class OpenShard:
     def __init__(
         self,
         number: int,
-        open_reader: Callable[[], Reader],
+        open_reader: Callable[[], Readable],
         at: Position,
-        workers: Workers,
+        workers: Calls,
         url: str,
         timeout: float,
         unit: str,
     ) -> None:
         self.number, self.at = number, at
         self._open, self._workers, self._url, self._timeout, self._unit = open_reader, workers, url, timeout, unit
-        self._reader: Reader | None = None
+        self._reader: Readable | None = None
         self._rows: PlacedRows | None = None
         self._ended = False
         self._error: Exception | None = None
@@ -51,21 +62,20 @@ class OpenShard:
             if more is None:
                 self._ended = True
             else:
-                self._rows = more if self._rows is None else _joined(self._rows, more)
+                self._rows = more if self._rows is None else self._rows.then(more)
                 self._next = self._workers.submit(self._read)
-        if self._rows is None or not self._rows.block.num_rows:
+        if self._rows is None or not self._rows.num_rows:
             if self._error is not None:
                 raise self._error
             return 0
         return self._count(self._rows, rows, size)
 
-    def take(self, rows: int) -> Block:
+    def take(self, rows: int) -> PlacedRows:
         """The next `rows` of the rows that `fill` counted."""
         assert self._rows is not None
-        block, positions = self._rows
-        self.at = tuple(positions[rows - 1].tolist())
-        self._rows = PlacedRows(block.slice(rows), positions[rows:])
-        return block.slice(0, rows)
+        taken, self._rows = self._rows.split(rows)
+        self.at = tuple(taken.positions[-1].tolist())
+        return taken
 
     def close(self) -> None:
         """Closes the file: now, or where a read is under way, by the thread that runs it, as soon as it has ended."""
@@ -108,9 +118,3 @@ def arrived(future: Future[T], url: str, timeout: float, place: str) -> T:
             f"nothing came from shard {url} within {timeout:g} seconds (at {place}); "
             "raise timeout_seconds or check the store"
         ) from None
-
-
-def _joined(one: PlacedRows, other: PlacedRows) -> PlacedRows:
-    if not one.block.num_rows:
-        return other
-    return PlacedRows(concat([one.block, other.block]), np.concatenate((one.positions, other.positions)))

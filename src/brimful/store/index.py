@@ -228,9 +228,20 @@ def stored(
     version: str | None,
     timeout_seconds: float,
     padding: Mapping[str, Padding],
+    run: Stage[Block] | None = None,
+    engine: str = "local",
 ) -> StoreIndex:
     """The rows of a chain by way of a store, which is written when they are first wanted, and complete before the first of
-    them is handed out."""
+    them is handed out; see `write_store`."""
     require_version(stage, version)
-    write = partial(write_store, stage, path, version=version, padding=padding, timeout_seconds=timeout_seconds)
+    write = partial(
+        write_store,
+        stage,
+        path,
+        version=version,
+        padding=padding,
+        timeout_seconds=timeout_seconds,
+        run=run,
+        engine=engine,
+    )
     return StoreIndex(os.fspath(path), write=write, written_padding=padding)

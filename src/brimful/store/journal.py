@@ -21,13 +21,17 @@ from brimful.store.manifest import JOURNAL, StoredFile, stored_file, write_whole
 class Journal:
     """Args:
     header: of the pipeline that writes the store.
-    state: after the last row of the files; None at the beginning.
+    state: before the block in which the last row of the files lies, or after it; None at the beginning.
+    skip: rows that follow the state and are in the files.
+    engine: what ran the chain: states are of its own kind.
     """
 
     folder: Path
     header: Any
     files: list[StoredFile] = field(default_factory=list)
     state: State = None
+    skip: int = 0
+    engine: str = "local"
 
     @classmethod
     def of(cls, folder: Path, header: Any) -> Journal:
@@ -45,7 +49,10 @@ class Journal:
             raise DataError(
                 f"{path} is damaged, or of an earlier release ({error}); remove {folder} to begin anew"
             ) from error
-        return cls(folder, saved["header"], [stored_file(file) for file in saved.get("files", [])], saved.get("state"))
+        files = [stored_file(file) for file in saved.get("files", [])]
+        return cls(
+            folder, saved["header"], files, saved.get("state"), saved.get("skip", 0), saved.get("engine", "local")
+        )
 
     def save(self) -> None:
         """Price: 7 us and 350 bytes for each file that there is; of 1 TB, in files of 128 MB, some 3 % of the writing."""
@@ -54,6 +61,8 @@ class Journal:
             "writer": f"process {os.getpid()} on {socket.gethostname()}",
             "files": [vars(file) for file in self.files],
             "state": self.state,
+            "skip": self.skip,
+            "engine": self.engine,
         }
         write_whole(self.folder / JOURNAL, json.dumps(content).encode() + b"\n")
 

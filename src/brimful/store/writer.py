@@ -8,6 +8,7 @@ made again from that state. The manifest is written last.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,10 +17,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from brimful.core.errors import TALLY, DataError, Tally, where
+from brimful.core.errors import TALLY, DataError, StateError, Tally, where
 from brimful.core.stream import END, Stage, State, running
 from brimful.rows.blocks import Block, visible
 from brimful.rows.encoder import Padding
+from brimful.rows.gathered import bytes_in
 from brimful.rows.ragged import concat, is_ragged
 from brimful.store.journal import Journal
 from brimful.store.lock import LOCK, one_writer
@@ -45,6 +47,8 @@ def write_store(
     padding: Mapping[str, Padding] | None = None,
     timeout_seconds: float = 600.0,
     report: Report | None = None,
+    run: Stage[Block] | None = None,
+    engine: str = "local",
 ) -> Manifest:
     """Writes the rows of the first epoch of a chain, unless that has been done: the manifest of the finished store.
 
@@ -54,8 +58,10 @@ def write_store(
         padding: what the tokenizers of the chain say of it, by column.
         timeout_seconds: how long to wait for another writer that makes no progress.
         report: is told of the rows written.
+        run: gives the rows in the place of `stage`; in blocks of its own, which the files do not show.
+        engine: what runs it: what one has begun, another one does not go on with.
     Raises:
-        StateError: another pipeline wrote the store, or began it; the setting and both its values are named.
+        StateError: another pipeline wrote the store, or began it, or another engine began it; both are named.
         TimeoutError: another writer, which is named, makes no progress.
         DataError: rows differ in their columns or types, with file and line.
         ValueError: functions without a version, or a folder of other things.
@@ -74,7 +80,7 @@ def write_store(
                     vocabularies(stage),
                     {name: one._asdict() for name, one in (padding or {}).items()},
                     report,
-                ).write(stage)
+                ).write(run or stage, engine)
             for left in (*folder.glob("*.part"), folder / JOURNAL, folder / LOCK):
                 left.unlink(missing_ok=True)
     manifest = Manifest.load(folder)
@@ -102,19 +108,32 @@ class _Writer:
         self._report, self._began = report, monotonic()
         self._found = self._rows = self._tokens = 0
 
-    def write(self, stage: Stage[Block]) -> None:
+    def write(self, stage: Stage[Block], engine: str) -> None:
         check_same(self._folder, self._journal.header, self._pipeline)
+        if self._journal.files and self._journal.engine != engine:
+            raise StateError(
+                f"the store {self._folder} was begun with engine={self._journal.engine!r}, and this is engine={engine!r}, "
+                "which counts its places otherwise; go on with the first, or remove the folder to begin anew"
+            )
+        self._journal.engine = engine
         self._journal.save()
         self._go_on()
-        begin = self._journal.state
+        before = stage.start(0) if self._journal.state is None else self._journal.state
+        skip = self._journal.skip
         counting = TALLY.set(Tally())  # so that what is left out is said once
         try:
-            with running(stage, stage.start(0) if begin is None else begin) as items:
+            with running(stage, before) as items:
                 for block, after in items:
-                    self._add(block)
-                    if self._held_bytes >= BATCH_BYTES:
+                    done = min(skip, block.num_rows)
+                    skip -= done
+                    while (count := self._missing(block.slice(done))) is not None:
+                        self._add(block.slice(done, count))
                         self._flush()
-                        self._end_file(after, FILE_BYTES)
+                        done += count
+                        place = (before, done) if done < block.num_rows else (after, 0)
+                        self._end_file(*place, least_bytes=FILE_BYTES)
+                    self._add(block.slice(done))
+                    before = after
             self._flush()
             self._end_file(END)
         finally:
@@ -148,7 +167,15 @@ class _Writer:
         if not rows.num_columns:
             raise DataError(f"there is nothing to store in a row without columns ({where(block, 0)})")
         self._held.append(block)
-        self._held_bytes += rows.nbytes
+        self._held_bytes += _bytes_of(rows)
+
+    def _missing(self, block: Block) -> int | None:
+        """How many rows of a block make those at hand a record batch; None where all of them do not. Files depend on the rows
+        alone, not on the blocks in which they come."""
+        rows, room = visible(block), BATCH_BYTES - self._held_bytes
+        if not rows.num_rows or _bytes_of(rows) < room:
+            return None
+        return bisect_left(range(1, rows.num_rows), room, key=lambda count: _bytes_of(rows.slice(0, count))) + 1
 
     def _flush(self) -> None:
         """Writes the rows at hand."""
@@ -157,10 +184,12 @@ class _Writer:
         if self._schema is None:
             self._schema = stored_schema(visible(concat(self._held)), self._num_ids)
         rows = concat([conform(block, self._schema, self._num_ids) for block in self._held])
+        if len(self._held) == 1:
+            rows = pa.concat_batches([rows])  # a copy: what lies beside a slice would be written as its padding
         self._held, self._held_bytes = [], 0
         if self._part is None:
             self._part = PartFile(self._folder / f"{len(self._journal.files):05d}.arrow", self._schema)
-        step = max(1, rows.num_rows * BATCH_BYTES // max(rows.nbytes, 1))
+        step = -(-rows.num_rows // max(1, _bytes_of(rows) // BATCH_BYTES))
         for first in range(0, rows.num_rows, step):
             self._part.write(rows.slice(first, step))
         self._rows += rows.num_rows
@@ -168,11 +197,12 @@ class _Writer:
         if self._report is not None:
             self._report(rows.num_rows, self._status)
 
-    def _end_file(self, after: State, least_bytes: int = 0) -> None:
-        """Ends the file at work if it is long enough; `after`: the state of the chain after its rows."""
+    def _end_file(self, after: State, skip: int = 0, *, least_bytes: int = 0) -> None:
+        """Ends the file at work if it is long enough; `after`: a state of the chain, `skip` rows before the end of the file's."""
         if self._part is not None and self._part.bytes >= least_bytes:
             self._journal.files.append(self._part.close())
             self._journal.state, self._part = after, None
+            self._journal.skip = skip
             self._journal.save()
 
     def _finish(self) -> None:
@@ -188,6 +218,10 @@ class _Writer:
         gone_on = f", {self._found:,} of them found" if self._found else ""
         rows = self._found + self._rows
         return f"{rows:,} rows written{gone_on}; {self._tokens:,} tokens, {speed:,.0f} a second"
+
+
+def _bytes_of(rows: Block) -> int:
+    return sum(bytes_in(column, lambda kind: -(-kind.bit_width // 8)) for column in rows.columns)
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:

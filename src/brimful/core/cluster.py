@@ -1,0 +1,392 @@
+"""What runs in the processes of a Ray cluster: replies in order; where a worker dies, what it had not given is made again."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, ClassVar, Final, TypeVar
+
+import cloudpickle
+
+from brimful.core.errors import StageError, logger, untold
+from brimful.core.once import once
+from brimful.core.processes import Records, Reply, answer, dumps
+
+T = TypeVar("T")
+
+RETRIES: Final = 3
+"""How often in a row a worker may die over one thing before that is an error."""
+END_SECONDS: Final = 5.0
+"""How long tasks are waited for that have been told to end."""
+LOOK_SECONDS: Final = 10.0
+"""How often it is asked how large the cluster is."""
+AHEAD: Final = 4
+"""For each worker of a pool so many things are given out, or made and not yet taken."""
+_THREADS: Final = "RAYON_NUM_THREADS"
+"""What bounds the threads of tokenizers, of which each would otherwise have as many as its machine has cores."""
+
+
+def check_address(address: str | None) -> None:
+    """Refuses what cannot be connected to.
+
+    Raises:
+        TypeError, ValueError: with the remedy.
+    """
+    if address is not None and not isinstance(address, str):
+        raise TypeError(f"ray_address must be a string (got {address!r})")
+    if address is not None and address.startswith("ray://"):
+        raise ValueError(
+            f"ray_address={address!r} is that of a Ray client server, through which results cannot be streamed; run this on a "
+            'machine of the cluster, with ray_address="auto", or hand it in: ray job submit'
+        )
+
+
+class Cluster:
+    """A connection to a Ray cluster, and what runs there for it; a context manager. One that this process has is shared and left
+    as it is; else a cluster is connected to, or started on this machine, and left, or stopped, with the last of its users.
+
+    Price: to start one takes 5 to 10 s, and 200 MB for each core.
+
+    Args:
+        address: "auto", "host:port", or None: that of RAY_ADDRESS, of a cluster of this machine, or a new one.
+    Raises:
+        ModuleNotFoundError: Ray is not installed.
+        ValueError: this process is connected to another cluster.
+    """
+
+    _users: ClassVar[int] = 0
+    _ours: ClassVar[bool] = False
+
+    def __init__(self, address: str | None) -> None:
+        check_address(address)
+        try:
+            import ray
+        except ImportError as error:
+            raise ModuleNotFoundError("engine='ray' needs Ray: pip install 'brimful[ray]'", name="ray") from error
+        self.ray: Any = ray
+        self._address = address
+        self._running: dict[int, Callable[[], None]] = {}
+        self._ends: list[Any] = []
+        self._looked, self._cpus = -LOOK_SECONDS, 0
+
+    def __enter__(self) -> Cluster:
+        if self.ray.is_initialized():
+            here = self.ray.get_runtime_context().gcs_address
+            if self._address not in (None, "auto", here):
+                raise ValueError(
+                    f"ray_address={self._address!r}, but this process is connected to the Ray cluster at {here}; leave that "
+                    "first (ray.shutdown()), or leave ray_address out"
+                )
+        else:
+            self.ray.init(self._address, include_dashboard=False, log_to_driver=False, logging_level="warning")
+            Cluster._ours = True
+        Cluster._users += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for stop in list(self._running.values()):
+            stop()
+        self._hear(END_SECONDS)
+        Cluster._users -= 1
+        if Cluster._ours and not Cluster._users:
+            Cluster._ours = False
+            self.ray.shutdown()
+
+    @property
+    def cpus(self) -> int:
+        """How many processors it has now, at least 1."""
+        if time.monotonic() - self._looked >= LOOK_SECONDS:
+            self._looked, self._cpus = time.monotonic(), int(self.ray.cluster_resources().get("CPU", 1))
+        return max(1, self._cpus)
+
+    def room(self, num_gpus: float) -> int:
+        """How many workers it has room for, with a processor and so many GPUs each; at least 1."""
+        gpus = self.ray.cluster_resources().get("GPU", 0.0)
+        return max(1, min(self.cpus, int(gpus / num_gpus)) if num_gpus else self.cpus)
+
+    def put(self, thing: Any) -> Any:
+        """A reference to something that tasks take, pickled once.
+
+        Raises:
+            TypeError: it cannot be pickled.
+        """
+        try:
+            return self.ray.put(dumps((_version(), cloudpickle.dumps(thing))))
+        except Exception as error:
+            raise TypeError(
+                f"a function cannot be sent to another process: {type(error).__name__}: {error}; make what it needs "
+                "inside of it"
+            ) from error
+
+    def stream(
+        self, fn: Callable[..., Iterator[Any]], job: Any, *args: Any, at: Any, place: Callable[[Any], str]
+    ) -> Stream:
+        """What the generator `fn(thing, *args, at)` gives, of what a reference stands for, in a task of its own; see `Stream`."""
+        return Stream(self, lambda at: self._task.remote(fn, job, *args, at), at, place)
+
+    @once
+    def _task(self) -> Any:
+        return self.ray.remote(num_returns="streaming", max_retries=0)(
+            _serve
+        )  # places make retries exact, and are ours
+
+    def started(self, owner: object, stop: Callable[[], None]) -> None:
+        """Has something stopped with this, unless it has `ended` before."""
+        self._running[id(owner)] = stop
+
+    def ended(self, owner: object) -> None:
+        self._running.pop(id(owner), None)
+
+    def left(self, end: Any) -> None:
+        """Has the end of a task waited for that nobody listens to."""
+        self._ends.append(end)
+        self._hear(0)
+
+    def _hear(self, seconds: float) -> None:
+        """Ray would log the errors of tasks that nobody has asked for."""
+        if self._ends:
+            ended, self._ends = self.ray.wait(self._ends, num_returns=len(self._ends), timeout=seconds)
+            for end in ended:
+                with suppress(self.ray.exceptions.RayError):
+                    self.ray.get(end)
+
+    @property
+    def deaths(self) -> tuple[type[Exception], ...]:
+        """What is raised where a worker, or its machine, or what it had made, is gone."""
+        found = self.ray.exceptions
+        return (
+            *(found.WorkerCrashedError, found.OutOfMemoryError, found.NodeDiedError, found.LocalRayletDiedError),
+            *(found.ObjectLostError, found.ObjectFetchTimedOutError, found.ActorDiedError, found.ActorUnavailableError),
+        )
+
+
+class Stream:
+    """What a task gives, in order: (thing, the place after it), of which `read` returns the thing; None after the last.
+
+    Where the worker dies a new task goes on after the last place that has arrived.
+
+    Args:
+        start: begins a task at a place.
+        place: a place in words.
+    """
+
+    def __init__(self, cluster: Cluster, start: Callable[[Any], Any], at: Any, place: Callable[[Any], str]) -> None:
+        self._cluster, self._start, self._place = cluster, start, place
+        self._at, self._deaths = at, 0
+        self._task = start(at)
+        cluster.started(self, self.close)
+
+    def read(self) -> Any:
+        """The next thing.
+
+        Raises:
+            Exception: what the generator raised; its cause is the traceback.
+            StageError: workers died over it again and again, or lack what it needs.
+        """
+        while True:
+            try:
+                reply: Reply = pickle.loads(self._cluster.ray.get(next(self._task)))
+            except self._cluster.deaths as error:
+                self._again(error)
+                continue
+            except self._cluster.ray.exceptions.RayTaskError as error:  # what our own code raises comes as a reply
+                last = str(error).strip().splitlines()[-1]
+                raise StageError(
+                    f"a worker of Ray could not begin: {last}; is brimful {_version()} installed on all machines?"
+                ) from error
+            self._deaths = 0
+            made = reply.settled()
+            if made is None:
+                self._cluster.ended(self)
+                return None
+            thing, self._at = made
+            return thing
+
+    def close(self) -> None:
+        """Ends the task, whatever it does."""
+        self._cluster.ended(self)
+        self._cluster.ray.cancel(self._task, force=True)  # a function that waits, or computes in C, does not hear else
+        self._cluster.left(self._task.completed())
+
+    def _again(self, error: Exception) -> None:
+        self._deaths += 1
+        how = _how(error)
+        if self._deaths > RETRIES:
+            raise StageError(
+                f"{self._deaths} workers in a row have died over {self._place(self._at)} on ({how}); if they were out of memory, "
+                "give each more of it, or make its shards smaller"
+            ) from error
+        logger.warning("a worker of Ray has died (%s); another one goes on at %s", how, self._place(self._at))
+        self._cluster.left(self._task.completed())
+        self._task = self._start(self._at)
+
+
+_LOADED: Final[dict[int, tuple[bytes, Any]]] = {}
+"""What the last task of this process was given: the next one mostly is of the same job, and a tokenizer takes a while to make."""
+
+
+def loaded(job: bytes) -> Any:
+    """What `Cluster.put` was given, made once in each process.
+
+    Raises:
+        StageError: it comes from another release, or cannot be had here.
+    """
+    kept = _LOADED.get(0)
+    if kept is not None and kept[0] == job:
+        return kept[1]
+    os.environ.setdefault(_THREADS, os.environ.get("OMP_NUM_THREADS", "1"))
+    version, data = pickle.loads(job)
+    if version != _version():
+        raise StageError(
+            f"this process has brimful {version}, and a worker of Ray has {_version()}; install one release everywhere"
+        )
+    try:
+        thing = pickle.loads(data)
+    except Exception as error:
+        raise StageError(f"the chain cannot be had in a worker of Ray: {type(error).__name__}: {error}") from error
+    _LOADED[0] = job, thing
+    return thing
+
+
+def _serve(fn: Callable[..., Iterator[Any]], job: bytes, *args: Any) -> Iterator[bytes]:
+    """The replies of a task; after an error, or None, there is none."""
+    made: list[Iterator[Any]] = []
+
+    def following(_: None) -> Any:
+        if not made:
+            made.append(fn(loaded(job), *args))
+        return next(made[0], None)
+
+    tally, going_on = untold(), True
+    with Records() as records:
+        while going_on:
+            reply = answer(following, None, records, tally)
+            going_on = _goes_on(reply)
+            yield reply
+
+
+def _goes_on(reply: bytes) -> bool:
+    told: Reply = pickle.loads(reply)
+    return told.error is None and told.result is not None
+
+
+def _version() -> str:
+    return str(sys.modules["brimful"].__version__)
+
+
+# -- workers that stay ---------------------------------------------------------------------------------------------------
+
+
+class Pool:
+    """Workers of a cluster that each make a function once, and are called with one thing after another; results in order.
+
+    Args:
+        job: what `put` gave for a function that makes the function.
+        number: of workers.
+        num_gpus: of each of them.
+        name: what the user knows the function by.
+    """
+
+    def __init__(self, cluster: Cluster, job: Any, number: int, num_gpus: float, name: str) -> None:
+        self._cluster, self._name = cluster, name
+        actor = cluster.ray.remote(num_gpus=num_gpus, num_cpus=1, max_restarts=0)(_Worker)
+        self._start: Callable[[], Any] = partial(actor.remote, job)
+        self._workers = [self._start() for _ in range(number)]
+        self._open: list[_Call] = []  # that may not be made yet
+        cluster.started(self, self.close)
+
+    def results(self, things: Iterable[tuple[Any, T]]) -> Iterator[tuple[Callable[[], Any], T]]:
+        """For each thing what waits for the function's result, and what came with it; some ahead of use. The first raises what
+        the function raised (its cause is the traceback), or a StageError where workers died over one thing again and again.
+        """
+        pending: deque[tuple[_Call, T]] = deque()
+        for thing, mark in things:
+            while len(pending) >= AHEAD * len(self._workers):
+                call, before = pending.popleft()
+                yield partial(self._settled, call), before
+            pending.append((self._asked(_Call(dumps(thing))), mark))
+        for call, before in pending:
+            yield partial(self._settled, call), before
+
+    def close(self) -> None:
+        """Ends the workers, whatever they do."""
+        self._cluster.ended(self)
+        for worker in self._workers:
+            self._cluster.ray.kill(worker)
+
+    def _asked(self, call: _Call) -> _Call:
+        """Has the worker make it that has the fewest to make."""
+        waiting = [one for one in self._open if one.reply is not None]
+        if waiting:
+            refs = [one.reply for one in waiting]
+            _, unready = self._cluster.ray.wait(refs, num_returns=len(refs), timeout=0)
+            left = set(unready)
+            self._open = [one for one in waiting if one.reply in left]
+        busy = Counter(one.worker for one in self._open)
+        call.worker = min(range(len(self._workers)), key=lambda number: busy[number])
+        call.on = self._workers[call.worker]
+        call.reply = call.on.call.remote(call.thing)
+        self._open.append(call)
+        return call
+
+    def _settled(self, call: _Call) -> Any:
+        while True:
+            try:
+                reply: Reply = pickle.loads(self._cluster.ray.get(call.reply))
+                return reply.settled()
+            except self._cluster.deaths as error:
+                call.deaths += 1
+                how = _how(error)
+                if call.deaths > RETRIES:
+                    raise StageError(
+                        f"{call.deaths} workers in a row have died over one batch of {self._name} ({how}); if they were out of "
+                        "memory, make its batches smaller"
+                    ) from error
+                if self._workers[call.worker] is call.on:
+                    logger.warning(
+                        "a worker of Ray has died (%s); another one makes its batches of %s", how, self._name
+                    )
+                    self._workers[call.worker] = self._start()
+                self._asked(call)
+
+
+@dataclass(eq=False)
+class _Call:
+    """A thing, and who makes something of it: a worker, by its place, and its reply."""
+
+    thing: bytes
+    worker: int = 0
+    on: Any = None
+    reply: Any = None
+    deaths: int = 0
+
+
+class _Worker:
+    """One process of a pool."""
+
+    def __init__(self, job: bytes) -> None:
+        self._job = job
+        self._fn: Callable[[Any], Any] | None = None
+
+    def call(self, thing: bytes) -> bytes:
+        with Records() as records:
+            return answer(self._made, thing, records)
+
+    def _made(self, thing: bytes) -> Any:
+        if self._fn is None:
+            self._fn = loaded(self._job)()
+        return self._fn(pickle.loads(thing))
+
+
+def _how(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split()).partition('. ')[0]}"
