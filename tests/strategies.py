@@ -96,6 +96,7 @@ from brimful.sources.files import FromFiles
 from brimful.sources.iterable import FromIterable
 from brimful.sources.tables import FromTables
 from brimful.steps.batched import Batched
+from brimful.steps.micro_batches import MicroBatches
 from brimful.steps.planners import ByKey, ByPacking, ByPolicy
 from brimful.steps.round_robin import RoundRobin
 from brimful.steps.sharded import Sharded
@@ -732,7 +733,7 @@ BATCHES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # windows to b
         Batched,
         planner=planners,
         drop_last=st.booleans(),
-        shuffle_batches=st.booleans(),
+        shuffle_batches=st.sampled_from([True, False, "stratified"]),
         group=st.integers(1, 3),
         seed=seeds,
     ),
@@ -744,6 +745,7 @@ SHARES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to ba
         st.sampled_from(["pad", "drop", "wrap"]),
     ),
 }
+STEPS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {MicroBatches: on(MicroBatches, number=few)}  # likewise
 TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to what is trained on
     Collated: on(
         Collated,
@@ -787,6 +789,7 @@ STAGES: Final[set[type[Stage[Any]]]] = {
     *SHUFFLES,
     *BATCHES,
     *SHARES,
+    *STEPS,
     *TENSORS,
     *SAMPLES,
     *STREAMS,
@@ -916,6 +919,7 @@ def batches() -> SearchStrategy[Make]:
     planned, tokens = (st.builds(chain, windows(alike=alike), BATCHES[Batched]) for alike in (False, True))
     shared = st.one_of(planned, planned, st.builds(chain, planned, SHARES[Sharded]))
     of_tokens = st.one_of(tokens, tokens, st.builds(chain, tokens, SHARES[Sharded]))
+    shared, of_tokens = (st.one_of(one, st.builds(chain, one, STEPS[MicroBatches])) for one in (shared, of_tokens))
     return st.one_of(shared, st.builds(chain, of_tokens, TENSORS[Collated]))
 
 
@@ -941,9 +945,9 @@ def alone(cls: type[Stage[Any]]) -> SearchStrategy[Make]:
     if cls in SHUFFLES | BATCHES:
         return st.builds(chain, below, (SHUFFLES | BATCHES)[cls])
     planned = st.builds(chain, below, BATCHES[Batched])
-    if cls in SHARES:  # of an index, which knows its labels, and of which a rank locates its own rows
+    if cls in SHARES | STEPS:  # of an index, which knows its labels, and of which a rank locates its own rows
         known = st.builds(chain, indexed(), WINDOWS[Planned], BATCHES[Batched])
-        return st.builds(chain, st.one_of(known, planned), SHARES[cls])
+        return st.builds(chain, st.one_of(known, planned), (SHARES | STEPS)[cls])
     if cls in TENSORS:
         return st.builds(chain, planned, (TENSORS | SHARES)[cls])
     return st.builds(chain, st.one_of(blocks, planned), ITEMS[cls])

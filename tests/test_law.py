@@ -83,7 +83,18 @@ def test_law_of_each_stage(cls: type[Stage[Any]], data: st.DataObject, rows: int
             assert_exact_resume(make, max_items=20, max_resumes=20)
 
 
-ENDLESS = {IndexRepeat, Loaded, Repeat, Unbatch, *draw.BATCHES, *draw.STREAMS, *draw.SHARES, *draw.TENSORS, *draw.ITEMS}
+ENDLESS = {
+    IndexRepeat,
+    Loaded,
+    Repeat,
+    Unbatch,
+    *draw.BATCHES,
+    *draw.STREAMS,
+    *draw.SHARES,
+    *draw.STEPS,
+    *draw.TENSORS,
+    *draw.ITEMS,
+}
 """Of these the state after the last item may be another: nothing follows it, but that is not known yet."""
 
 

@@ -16,7 +16,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from brimful.batches import Batches
-from brimful.batching import BatchOptions, PackOptions
 from brimful.core import logs
 from brimful.core.errors import BrokenError, DataError, RankError, StageError, StateError
 from brimful.core.states import merge_states
@@ -50,6 +49,7 @@ from brimful.read import (
 )
 from brimful.rows.parallel import CallOptions
 from brimful.steps.sampler import BatchSampler
+from brimful.tensors.options import BatchOptions, PackOptions
 
 if TYPE_CHECKING:
     from brimful import grouping, memory

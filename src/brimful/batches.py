@@ -17,13 +17,14 @@ from brimful.core.lessons import learner_of
 from brimful.core.map_items import MapItems
 from brimful.core.once import once, settings_of
 from brimful.core.repeat import Repeat
-from brimful.core.stream import Stage, num_streams, running, shown, substituted, upstreams
+from brimful.core.stream import Stage, all_stages, num_streams, running, shown, substituted, upstreams
 from brimful.core.take_items import TakeItems
 from brimful.rows.ragged import LABELS
 from brimful.steps.batch import Batch, Uneven
 from brimful.steps.counted import num_items
 from brimful.steps.dataloader import lightning_here, refuse_stacking
 from brimful.steps.distributed import world_size_here
+from brimful.steps.micro_batches import MicroBatches
 from brimful.steps.round_robin import RoundRobin
 from brimful.steps.sharded import Sharded
 from brimful.tensors.collated import Collated
@@ -181,6 +182,11 @@ class Batches:
     def streams(self) -> int | None:
         """How many streams the data are read as; None where they are not."""
         return num_streams(self.planned)
+
+    @property
+    def micro_batches(self) -> int | None:
+        """How many batches on each rank an optimizer step adds up the gradients of; None where nothing says."""
+        return next((one.number for one in all_stages(self.stage) if isinstance(one, MicroBatches)), None)
 
     @property
     def learns(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, Protocol, TypedDict, Unpack, get_args
+from typing import Any, Literal, Protocol, TypeVar, Unpack, get_args
 
 from brimful.algebra import in_turn, padding_of, side_of, windows_of
 from brimful.batches import Batches
@@ -15,70 +15,15 @@ from brimful.plan.rounded import Rounding
 from brimful.rows.blocks import Block, Sample
 from brimful.rows.parallel import ExecutorType, Parallel
 from brimful.rows.ragged import LABELS
-from brimful.steps.batched import Batched
-from brimful.steps.planners import ByKey, ByPacking, ByPolicy
+from brimful.steps.batched import Batched, ShuffleBatches, check_shuffle
+from brimful.steps.micro_batches import MicroBatches
+from brimful.steps.planners import BatchPlanner, ByKey, ByPacking, ByPolicy
 from brimful.steps.round_robin import RoundRobin
 from brimful.tensors.collated import Collated
 from brimful.tensors.layouts import ByFunction, ColumnRules, Layout, PackedRows, layout_named
+from brimful.tensors.options import BatchOptions, PackOptions
 
-
-class _Options(TypedDict, total=False):
-    token_columns: Sequence[str] | None
-    pad_values: Mapping[str, float] | None
-    dtypes: Mapping[str, Any] | None
-    drop_last: bool
-    shuffle_batches: bool
-    group: int
-    seed: int
-    collate_fn: Callable[[list[Sample]], Any] | None
-    max_workers: int
-    executor_type: ExecutorType
-
-
-class BatchOptions(_Options, total=False):
-    """What every method that makes batches takes. By default: length_column="input_ids", layout="padded", drop_last=False,
-    shuffle_batches=True, group=1, seed=42, the rest None.
-
-    length_column: the list column whose lengths are planned over, a pair of them for (source, target).
-    token_columns: lists that are cut, padded and packed with the first length column, and must be as long as it in every
-        row; by default those of attention_mask, token_type_ids, position_ids, special_tokens_mask and labels that there are.
-        Other lists of numbers are padded to their own longest.
-    pad_values: what padding holds, by column; by default the tokenizer's own id, else 0, and -100 in labels.
-    pad_side: where padding goes, "right" or "left"; by default the tokenizer's own side, else right.
-    layout: "padded"; "nested": tensors of layout torch.jagged, which hold no padding; or "grouped": `groups` of like length
-        inside the batch, each padded on the right to its own longest (see `brimful.grouping`), for lengths that differ a
-        thousandfold. What makes no tensor (text, lists of lists) stays beside `groups`, as lists; which keys are in them, what
-        their dims are called and how a loss is taken says `help(brimful.tensors.grouped.grouped)`. A tokenizer's own padding
-        side is not looked at. The batch is planned as a padded one: its budget counts what that would hold, `.stats` what the
-        groups do.
-        Ranks may have different numbers of groups: see `Collection.apply` before you run FSDP on them.
-    num_groups: most groups in a batch, of layout "grouped"; by default 4.
-    dtypes: types other than int64 for integers and a column's own for the rest, by the names of what is in a batch:
-        {"input_ids": "int32", "attention_mask": "bool"}.
-    drop_last: leave out incomplete batches: of a fixed size, one a window; else the last cut of an epoch. Counted in `.stats`.
-    shuffle_batches: hand out a window's batches in a random order.
-    group: keep so many batches of like cost next to each other when they are shuffled; the world size: equal work on all ranks.
-    seed: of that order.
-    collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of a layout. What it draws at
-        random (from Python's, numpy's and torch's generators, or some of its own) is keyed by the batch: the same whatever
-        runs ahead, on any number of ranks, and after a resume; the process's generators are afterwards as before. So it is
-        called as a batch is taken, also where `prefetch` or `to_device` run ahead, unless it has workers.
-    max_workers: batches for which it is called at once, ahead of use; 0: by the caller's thread.
-    executor_type: what calls it: "process" (which takes seconds to begin where the function needs torch); or "thread", where it
-        leaves the interpreter's lock and draws nothing at random.
-    """
-
-    length_column: str | tuple[str, str]
-    pad_side: Literal["right", "left"] | None
-    layout: Literal["padded", "nested", "grouped"]
-    num_groups: int | None
-
-
-class PackOptions(_Options, total=False):
-    """What `pack` takes: all of BatchOptions but pad_side, layout and num_groups, and one `length_column`. `drop_last` leaves
-    out batches of fewer rows, one a window."""
-
-    length_column: str
+P = TypeVar("P", bound=BatchPlanner)
 
 
 class HasStage(Protocol):
@@ -223,7 +168,7 @@ def pack(
     """
     one_of("overlong", overlong, "raise", "truncate", "drop", "split")
     planner = ByPacking(
-        Packed(row_length), integer("rows", rows, 1, "row"), overlong, options.get("shuffle_batches", True)
+        Packed(row_length), integer("rows", rows, 1, "row"), overlong, bool(options.get("shuffle_batches", True))
     )
     return packed_batches(
         self.stage, self.repeats, planner, window, hf_flash_attention, **known("pack", options, PackOptions)
@@ -270,7 +215,8 @@ def padded_batches(
     num_groups: int | None = None,
     dtypes: Mapping[str, Any] | None = None,
     drop_last: bool = False,
-    shuffle_batches: bool = True,
+    shuffle_batches: ShuffleBatches = True,
+    micro_batches: int | None = None,
     group: int = 1,
     seed: int = 42,
     collate_fn: Callable[[list[Sample]], Any] | None = None,
@@ -278,6 +224,7 @@ def padded_batches(
     executor_type: ExecutorType = "thread",
 ) -> Batches:
     """Rows to batches, by a policy or by functions of the samples; see BatchOptions."""
+    planner, shuffle = _of_steps(planner, shuffle_batches, micro_batches)
     policy = planner.policy if isinstance(planner, ByPolicy) else None
     in_order = isinstance(policy, FixedSize) and not policy.sort
     rules = _rules(stage, length_column, token_columns, pad_values, dtypes)
@@ -296,11 +243,13 @@ def padded_batches(
     windows = windows_of(
         stage, _rows(window), rules.length_columns, required=policy is not None and not in_order, policy=policy
     )
-    batched = Batched(windows, planner, drop_last, shuffle_batches and not in_order, group, seed)
+    batched = Batched(windows, planner, drop_last, False if in_order else shuffle, group, seed)
     few_shapes = (
         static or getattr(rounding, "buckets", None) is not None or getattr(rounding, "pad_to_multiple_of", 1) > 1
     )
-    return _collated(batched, rules, _layout(shape, collate_fn, max_workers, executor_type), few_shapes, repeats)
+    return _collated(
+        batched, rules, _layout(shape, collate_fn, max_workers, executor_type), few_shapes, repeats, micro_batches
+    )
 
 
 def packed_batches(
@@ -315,7 +264,8 @@ def packed_batches(
     pad_values: Mapping[str, float] | None = None,
     dtypes: Mapping[str, Any] | None = None,
     drop_last: bool = False,
-    shuffle_batches: bool = True,
+    shuffle_batches: ShuffleBatches = True,
+    micro_batches: int | None = None,
     group: int = 1,
     seed: int = 42,
     collate_fn: Callable[[list[Sample]], Any] | None = None,
@@ -323,11 +273,12 @@ def packed_batches(
     executor_type: ExecutorType = "thread",
 ) -> Batches:
     """Rows of samples to rows of packed tokens; see PackOptions."""
+    planner, shuffle = _of_steps(planner, shuffle_batches, micro_batches)
     rules = _rules(stage, length_column, token_columns, pad_values, dtypes)
     windows = windows_of(stage, _rows(window), rules.length_columns, required=True, policy=planner.policy)
-    batched = Batched(windows, planner, drop_last, shuffle_batches, group, seed)
+    batched = Batched(windows, planner, drop_last, shuffle, group, seed)
     layout = _layout(PackedRows(hf_flash_attention), collate_fn, max_workers, executor_type)
-    return _collated(batched, rules, layout, False, repeats)
+    return _collated(batched, rules, layout, False, repeats, micro_batches)
 
 
 def _layout(
@@ -360,14 +311,37 @@ def _rules(
     return ColumnRules(lengths, tokens, fills | dict(pad_values or {}), names, explicit)
 
 
-def _collated(batched: Batched, rules: ColumnRules, layout: Layout, few_shapes: bool, repeats: bool) -> Batches:
+def _of_steps(planner: P, shuffle: ShuffleBatches, micro_batches: int | None) -> tuple[P, ShuffleBatches]:
+    """What plans the batches of an optimizer step of so many, and their order."""
+    shuffle = check_shuffle(shuffle)
+    if micro_batches is None:
+        return planner, shuffle
+    parts = integer("micro_batches", micro_batches, 1, "batch")
+    return planner.divided(parts), "stratified" if shuffle is True else shuffle
+
+
+def _collated(
+    batched: Batched,
+    rules: ColumnRules,
+    layout: Layout,
+    few_shapes: bool,
+    repeats: bool,
+    micro_batches: int | None,
+) -> Batches:
     planned = in_turn(batched)
+    if micro_batches is not None and batched.learner is not None:
+        raise ValueError(
+            f"micro_batches={micro_batches} plans the batches of a step before the first one is trained on, and a policy that "
+            "learns (learn=True) may plan each after it: say shuffle_batches='stratified' and add up the gradients of as many "
+            "batches, or say learn=False"
+        )
     if isinstance(planned, RoundRobin) and batched.learner is not None:
         raise ValueError(
             f"a policy that learns (learn=True) plans one window after the other, and {planned.streams} streams are planned each "
             "by itself; read them without streams=, or say learn=False"
         )
-    return Batches(planned, Collated(planned, rules, layout, few_shapes), repeats, rules)
+    steps = planned if micro_batches is None else MicroBatches(planned, micro_batches, rules.follows(LABELS))
+    return Batches(planned, Collated(steps, rules, layout, few_shapes), repeats, rules)
 
 
 @cache

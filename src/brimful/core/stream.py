@@ -20,7 +20,7 @@ from functools import partial
 from math import isfinite
 from numbers import Real
 from operator import attrgetter
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -278,6 +278,14 @@ def refuse_streams(stage: Stage[Any], method: str, does: str = "counts") -> None
         )
 
 
+class Lane(NamedTuple):
+    """Which of several streams a stage serves: its number, how many they are, and the stage's seed before it had one for each."""
+
+    number: int
+    lanes: int
+    seed: int
+
+
 class Divisible(Protocol):
     """A source that can be read as several streams."""
 
@@ -304,6 +312,8 @@ def stream_of(stage: Stage[T], stream: int, count: int) -> Stage[T]:
             changes[field.name] = tuple(stream_of(one, stream, count) for one in value)
         elif field.name == "seed":
             changes["seed"] = random.key(value, stream)
+        elif field.name == "lane":
+            changes["lane"] = Lane(stream, count, cast(Any, stage).seed)
         elif field.name == "types":
             changes["types"] = partial(getattr, stage, "schema")  # a stream has the columns of the whole
     return cast(Stage[T], dataclasses.replace(cast(Any, stage), **changes))

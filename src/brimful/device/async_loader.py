@@ -255,3 +255,9 @@ def innermost(loader: Any) -> Any:
     while isinstance(loader, AsyncLoader):
         loader = loader.loader
     return loader
+
+
+def micro_batches_of(loader: Any) -> int | None:
+    """How many batches of a loader are made for one optimizer step; None where nothing says."""
+    number: int | None = getattr(getattr(innermost(loader), "batches", None), "micro_batches", None)
+    return number

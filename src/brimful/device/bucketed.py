@@ -14,13 +14,13 @@ from brimful.core.later import then
 from brimful.core.stats import Made
 from brimful.core.stream import Stage, State, running
 from brimful.plan.buckets import as_buckets
-from brimful.tensors.layouts import OF_RANKS
+from brimful.tensors.layouts import OF_RANKS, OF_STEPS
 from brimful.tensors.structures import with_values
 
 Overflow: TypeAlias = Literal["error", "grow", "truncate"]
 
 PAD_VALUES: Final = {"input_ids": 0, "attention_mask": 0, "labels": -100}
-NOT_PADDED: Final = frozenset((*OF_RANKS, "lengths", "sample_weights"))
+NOT_PADDED: Final = frozenset((*OF_RANKS, *OF_STEPS, "lengths", "sample_weights"))
 """What brimful's own batches have a number a row of, which may by chance be as many as there are tokens."""
 
 

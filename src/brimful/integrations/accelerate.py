@@ -22,9 +22,10 @@ from torch.utils.data import DataLoader
 from brimful.batches import Batches
 from brimful.core.errors import logger
 from brimful.core.states import merge_states
-from brimful.device.async_loader import AsyncLoader
+from brimful.device.async_loader import AsyncLoader, micro_batches_of
 from brimful.loader import Loader
 from brimful.steps.dataloader import check_shared_out
+from brimful.steps.micro_batches import check_accumulation
 
 _END: Final = object()
 
@@ -34,12 +35,14 @@ def prepare(accelerator: Accelerator, *objects: Any) -> Any:
 
     A loader (or Batches, AsyncLoader) comes back as a `Prepared` one: its batches are on the accelerator's device, its last one
     makes gradients of `accelerator.accumulate` step, and its place is in what `accelerator.save_state` saves, of all processes,
-    and in what `load_state` restores, on as many or as few processes as divide the streams.
+    and in what `load_state` restores, on as many or as few processes as divide the streams. Batches made with `micro_batches`
+    set `accelerator.gradient_accumulation_steps`, where that is 1.
 
     Args:
         objects: what the loop uses, in any order; returned in that order, one object by itself.
     Raises:
-        ValueError: several processes, and batches that are not shared out: say `batches.shard()`.
+        ValueError: several processes, and batches that are not shared out: say `batches.shard()`; an accumulation of another
+            number of batches than `micro_batches`.
         TypeError: a DataLoader around a loader.
     Price: one batch more is held, as by Accelerate's own loaders, and a state is taken with each.
     Example:
@@ -220,6 +223,10 @@ def _prepared(accelerator: Accelerator, one: Any) -> Prepared | None:
     if not isinstance(loader, Loader | AsyncLoader):
         return None
     check_shared_out(loader, accelerator.num_processes, "processes", "each would get")
+    micro_batches = micro_batches_of(loader)
+    if micro_batches is not None and accelerator.gradient_accumulation_steps == 1:
+        accelerator.gradient_accumulation_steps = micro_batches
+    check_accumulation(micro_batches, accelerator.gradient_accumulation_steps, "gradient_accumulation_steps")
     return Prepared(accelerator, loader)
 
 

@@ -16,9 +16,10 @@ from torch.utils.data import DataLoader
 
 from brimful.core.errors import StateError
 from brimful.core.states import merge_states
-from brimful.device.async_loader import AsyncLoader, innermost
+from brimful.device.async_loader import AsyncLoader, innermost, micro_batches_of
 from brimful.loader import Loader
 from brimful.steps.dataloader import check_shared_out
+from brimful.steps.micro_batches import check_accumulation
 
 KEY = "brimful"
 """Where our states stand in a checkpoint of Lightning's."""
@@ -133,6 +134,8 @@ class _Fit:
         self._train, self._epochs, self._number = [], [], -1
         self.follow(trainer)
         self.check_apart(trainer)
+        for loader in self._train if trainer.lightning_module.automatic_optimization else ():
+            check_accumulation(micro_batches_of(loader), trainer.accumulate_grad_batches, "accumulate_grad_batches")
         if saved is None:
             return
         self._send(saved["train"], trainer)

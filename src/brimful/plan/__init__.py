@@ -8,7 +8,9 @@ from brimful.plan.buckets import (
     uniform_buckets,
 )
 from brimful.plan.budget import AttentionCost, CostBudget, FixedSize, TokenBudget
+from brimful.plan.divided import divided
 from brimful.plan.groups import balanced_thresholds, by_thresholds, find_thresholds, optimal_partition
+from brimful.plan.low_discrepancy import low_discrepancy_order
 from brimful.plan.memory import MemoryBudget, PeakModel
 from brimful.plan.overlong import Overlong, OverlongError, Pieces, plan_with, split_long
 from brimful.plan.pack import Packed
@@ -34,8 +36,10 @@ __all__ = [
     "balanced_thresholds",
     "best_num_buckets",
     "by_thresholds",
+    "divided",
     "exponential_buckets",
     "find_thresholds",
+    "low_discrepancy_order",
     "optimal_buckets",
     "optimal_partition",
     "plan_with",

@@ -52,6 +52,8 @@ class Batch:
         pieces: of packed rows; None where each sample has a row of its own.
         weight: of a data-parallel rank's batch; 0.0 for a filler.
         num_labels: of this batch, of a data-parallel rank's of its whole step, on all ranks; None where not known.
+        num_labels_here: where those are not known, of this rank's batches of an optimizer step.
+        ends_step: whether it is the last one of an optimizer step; None where nothing says which ones are.
         last: whether no batch of the window follows.
         static: whether its shape is one of few that a compiler knows, which a filler keeps.
         key: of what is drawn at random for it.
@@ -64,6 +66,8 @@ class Batch:
     pieces: Pieces | None = None
     weight: float | None = None
     num_labels: NumLabels | None = None
+    num_labels_here: NumLabels | None = None
+    ends_step: bool | None = None
     last: bool = False
     static: bool = False
     key: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,21 +14,37 @@ from brimful.core.errors import count, settle
 from brimful.core.fruitless import Waiting
 from brimful.core.lessons import Learner
 from brimful.core.plans import claimed
-from brimful.core.stream import END, Stage, State, place, running
+from brimful.core.stream import END, Lane, Stage, State, place, running, runtime
+from brimful.plan import low_discrepancy_order
 from brimful.rows.blocks import check_replay
 from brimful.steps.batch import Batch
 from brimful.steps.lessons import check_plan, learner_from, plan_crc, taught
 from brimful.steps.planners import BatchPlanner
 from brimful.windows.window import Window
 
+ShuffleBatches = Literal[True, False, "stratified"]
+
+
+def check_shuffle(value: Any) -> ShuffleBatches:
+    """How a user wants batches shuffled.
+
+    Raises:
+        ValueError: for another word.
+    """
+    if value not in get_args(ShuffleBatches):
+        raise ValueError(f"shuffle_batches must be True, False or 'stratified' (got {value!r})")
+    return "stratified" if isinstance(value, str) else bool(value)
+
 
 @dataclass(frozen=True)
 class Batched(Stage[Batch]):
     """Each window's plan, batch by batch.
 
-    `group` > 1 shuffles batches in aligned groups of that many neighbours in cost, so that the ranks of one step do
-    equal work. A policy that learns plans each window by what the consumer's lessons make of it (`core.lessons`). State:
-    [windows' state before the window, batches of it handed on, its crc32], and that of its plan where the policy learns.
+    `shuffle_batches` is True for a random order, "stratified" for one of which every stretch covers short and long batches
+    alike. `group` > 1 keeps aligned groups of that many neighbours in cost together, so that the ranks of one step do equal
+    work; of streams, which ranks share out, a stratified order has neighbours of so many streams. A policy that learns plans
+    each window by what the consumer's lessons make of it (`core.lessons`). State: [windows' state before the window, batches of
+    it handed on, its crc32], and that of its plan where the policy learns.
     """
 
     verb = "batch"
@@ -35,9 +52,10 @@ class Batched(Stage[Batch]):
     upstream: Stage[Window]
     planner: BatchPlanner
     drop_last: bool
-    shuffle_batches: bool
+    shuffle_batches: ShuffleBatches
     group: int
     seed: int
+    lane: Lane | None = runtime(None)
 
     def __post_init__(self) -> None:
         settle(self, "group", 1, "batch")
@@ -63,7 +81,7 @@ class Batched(Stage[Batch]):
                 key = random.key(self.seed, here, window.epoch, window.number)
                 planner = self.planner if plans is None else taught(self.planner, plans.known())
                 batches = planner.batches(window, key, first=not done)
-                order = self._order(batches, after == END, key, first=not done)
+                order = self._order(batches, window, key, last=after == END, first=not done)
                 waiting.got(len(order))
                 own = [] if learner is None else [plan_crc(batches)]
                 if done:
@@ -84,13 +102,16 @@ class Batched(Stage[Batch]):
             if done:
                 check_replay(self.upstream, 0, crc, "a window that is gone")
 
-    def _order(self, batches: Sequence[Batch], last: bool, key: int, first: bool) -> NDArray[np.int64]:
+    def _order(
+        self, batches: Sequence[Batch], window: Window, key: int, *, last: bool, first: bool
+    ) -> NDArray[np.int64]:
         """The order of a plan's batches, without the incomplete ones where they are not wanted."""
-        order = np.arange(len(batches))
-        if self.shuffle_batches:
-            groups = random.permutation(-(-len(batches) // self.group), key)
-            order = (groups[:, None] * self.group + np.arange(self.group)).ravel()
-            order = order[order < len(batches)]
+        if self.shuffle_batches == "stratified":
+            order = self._stratified(len(batches), window, key)
+        elif self.shuffle_batches:
+            order = _in_groups(random.permutation(-(-len(batches) // self.group), key), self.group, len(batches))
+        else:
+            order = np.arange(len(batches))
         if self.drop_last:
             complete = self.planner.complete(batches, last)
             order = order[complete[order]]
@@ -100,3 +121,16 @@ class Batched(Stage[Batch]):
                     "dropped", left_out, f"drop_last: {left_out:,} samples of a window are in no batch that is complete"
                 )
         return order
+
+    def _stratified(self, count: int, window: Window, key: int) -> NDArray[np.int64]:
+        if self.lane is None:
+            return _in_groups(low_discrepancy_order(-(-count // self.group), key), self.group, count)
+        shared = random.key(self.lane.seed, place(self), window.epoch, window.number)
+        steps = max(1, self.lane.lanes // self.group)
+        return low_discrepancy_order(count, shared, first=self.lane.number // self.group, step=steps, own_key=key)
+
+
+def _in_groups(groups: NDArray[np.int64], size: int, count: int) -> NDArray[np.int64]:
+    """Groups of so many numbers, below `count`, in the order given."""
+    order = (groups[:, None] * size + np.arange(size)).ravel()
+    return order[order < count]

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brimful.core import random
 from brimful.core.errors import DataError, count, require, where
-from brimful.plan import FixedSize, Overlong, OverlongError, Packed, Plan, Policy, StaticShapes, plan_with, split_long
+from brimful.plan import (
+    FixedSize,
+    Overlong,
+    OverlongError,
+    Packed,
+    Plan,
+    Policy,
+    StaticShapes,
+    divided,
+    plan_with,
+    split_long,
+)
+from brimful.plan.divided import share
 from brimful.plan.rounded import Rounded, Rounding
 from brimful.rows.blocks import Sample, call, samples
 from brimful.steps.batch import Batch, Pieces
@@ -28,6 +40,10 @@ class BatchPlanner(ABC):
     @abstractmethod
     def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
         """The window's batches, in the order of their cost."""
+
+    @abstractmethod
+    def divided(self, parts: int) -> Self:
+        """One for each of the `parts` batches of an optimizer step."""
 
     @abstractmethod
     def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
@@ -50,6 +66,9 @@ class ByPolicy(BatchPlanner):
         static = isinstance(self.policy, StaticShapes)
         found = zip(plan.batches, padded, plan.padded_sizes.tolist(), strict=True)
         return [Batch(window, *batch, static=static) for batch in found]
+
+    def divided(self, parts: int) -> ByPolicy:
+        return replace(self, policy=divided(self.policy, parts))
 
     def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
         """Batches of full size; where the policy has no fixed size, all but the last cut of the epoch."""
@@ -87,6 +106,9 @@ class ByPacking(BatchPlanner):
             lie = Pieces(starts[pieces], lengths[pieces], owners)
             batches.append(Batch(window, numbers[pieces], row_length, len(rows), lie))
         return batches
+
+    def divided(self, parts: int) -> ByPacking:
+        return replace(self, num_rows=share(self.num_rows, parts, "rows", even=True))
 
     def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
         return np.array([batch.padded_size == self.num_rows for batch in batches], dtype=bool)
@@ -131,6 +153,11 @@ class ByKey(BatchPlanner):
             batches.append(Batch(window, numbers, longest if len(longest) > 1 else longest[0], len(numbers)))
             start = stop
         return batches
+
+    def divided(self, parts: int) -> ByKey:
+        if callable(self.batch_size):
+            return self
+        return replace(self, batch_size=share(self.batch_size, parts, "samples", even=True))
 
     def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
         return _full(batches, self.batch_size if isinstance(self.batch_size, int) else None, last)

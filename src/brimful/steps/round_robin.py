@@ -80,6 +80,10 @@ class RoundRobin(Stage[T]):
         finally:
             close_together([one.channel for one in readers.values() if one.channel is not None])
 
+    @property
+    def num_ranks(self) -> int:
+        return resolve(self.rank, self.world_size, self.group).world_size if self.sharded else 1
+
     def _stream(self, stream: int) -> Stage[T]:
         return stream_of(self.upstream, stream, self.streams)
 

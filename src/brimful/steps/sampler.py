@@ -22,7 +22,7 @@ from brimful.index.lengths import LengthIndex
 from brimful.index.sequence import FromSequence
 from brimful.plan import FixedSize, Overlong, Policy, as_lengths, plan_with
 from brimful.steps.batch import Batch
-from brimful.steps.batched import Batched
+from brimful.steps.batched import Batched, ShuffleBatches, check_shuffle
 from brimful.steps.dataloader import ReadsAhead, reader_here
 from brimful.steps.planners import ByPolicy
 from brimful.steps.sharded import Sharded
@@ -61,7 +61,8 @@ class BatchSampler:
         overlong: what becomes of a sample longer than the policy can place: "raise" (at once), "truncate" (planned as if
             it were cut: the data set has to cut it), "drop", or "alone" (a batch of its own). Logged once.
         drop_last: leave out incomplete batches: those below a fixed size, else the last cut of an epoch.
-        shuffle_batches: hand out a window's batches in a random order; None: as `shuffle` says.
+        shuffle_batches: hand out a window's batches in a random order; "stratified": in one of which any few that follow one
+            another cover short and long alike; None: as `shuffle` says.
         group: shuffle them in aligned groups of so many neighbours in cost; the world size, for equal work in a step.
     Raises:
         ValueError: a setting out of range; a sample that is too long, under overlong="raise".
@@ -103,7 +104,7 @@ class BatchSampler:
         uneven: Literal["wrap", "drop", "error"] = "wrap",
         overlong: Overlong = "raise",
         drop_last: bool = False,
-        shuffle_batches: bool | None = None,
+        shuffle_batches: ShuffleBatches | None = None,
         group: int = 1,
     ) -> None:
         if not isinstance(policy, Policy):
@@ -131,7 +132,8 @@ class BatchSampler:
             "shuffle": bool(shuffle),
             "overlong": overlong,
             "drop_last": bool(drop_last),
-            "shuffle_batches": bool(shuffle if shuffle_batches is None else shuffle_batches) and not in_order,
+            "shuffle_batches": check_shuffle(bool(shuffle) if shuffle_batches is None else shuffle_batches)
+            and not in_order,
             "group": integer("group", group, 1, "batch"),
             "seed": integer("seed", seed, None),
         }

@@ -16,8 +16,8 @@ from brimful.core.later import then
 from brimful.core.stats import Made
 from brimful.core.stream import Stage, State, running, runtime
 from brimful.rows.ragged import LABELS, NOT_TRAINED_ON
-from brimful.steps.batch import Batch
-from brimful.tensors.layouts import OF_RANKS, SIGNED, ByFunction, Collating, ColumnRules, Layout, refuse_taken
+from brimful.steps.batch import Batch, NumLabels
+from brimful.tensors.layouts import OF_RANKS, OF_STEPS, SIGNED, ByFunction, Collating, ColumnRules, Layout, refuse_taken
 from brimful.windows.window import Window
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ class Collated(Stage[Any]):
                                 tuple(one.name for one in columns.all if isinstance(one, Lists) and one.follows is None)
                             )
                         if batch.weight is not None and as_tensors:
-                            refuse_taken(OF_RANKS, [column.name for column in columns.all])
+                            made = OF_RANKS if batch.ends_step is None else (*OF_RANKS, *OF_STEPS)
+                            refuse_taken(made, [column.name for column in columns.all])
                     yield Collating(batch, columns, after)
 
         with closing(ready()) as batches, closing(self.layout.items(batches)) as items:
@@ -73,14 +74,16 @@ class Collated(Stage[Any]):
 
         remember(item, batch, columns)
         if batch.weight is not None:
-            item = weighed(item, batch.weight, columns, self._num_items(batch))
+            items = {"num_items_in_batch": batch.num_labels, "num_items_on_rank": batch.num_labels_here}
+            counts = {name: self._num_items(labels) for name, labels in items.items()}
+            item = weighed(item, batch.weight, batch.ends_step, columns, counts)
         if tally is not None:
             tally.made.append(self._counted(batch, item, columns))
         return item
 
-    def _num_items(self, batch: Batch) -> int | None:
-        """How many labels of a batch's step are trained on; None where it is not known, or padding may be taken for some."""
-        known, fill = batch.num_labels, self.rules.pad_values.get(LABELS, NOT_TRAINED_ON)
+    def _num_items(self, known: NumLabels | None) -> int | None:
+        """How many labels of a step are trained on; None where it is not known, or padding may be taken for some."""
+        fill = self.rules.pad_values.get(LABELS, NOT_TRAINED_ON)
         if known is None or fill != NOT_TRAINED_ON or self.rules.dtypes.get(LABELS, "int64") not in SIGNED:
             return None
         return self.layout.num_labels(known)

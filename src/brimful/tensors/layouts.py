@@ -28,6 +28,8 @@ TOKEN_COLUMNS: Final = (
 """Those of these that there are go with the tokens, where the user names none."""
 OF_RANKS: Final = ("weight", "is_filler", "num_items_in_batch")
 """What a data-parallel rank's batch has beside its columns."""
+OF_STEPS: Final = ("num_items_on_rank", "ends_step")
+"""What a batch of an optimizer step of several has beside these."""
 SIGNED: Final = ("int8", "int16", "int32", "int64")
 DTYPES: Final = (
     *("bool", "uint8", "uint16", "uint32", "uint64", *SIGNED),

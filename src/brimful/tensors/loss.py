@@ -21,7 +21,8 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, group: Any =
     other than -100, summed over the ranks (one all_reduce of 8 bytes: call it on every rank). Where nothing asks for a
     prediction the result is 0, and so is its gradient: never a mean over zero tokens, which is NaN on every rank.
 
-    Of several batches that one optimiser step accumulates, N is the sum: else each is a mean of its own.
+    Of several batches whose gradients one optimizer step adds up, N is that of all: `micro_batches=k` puts it into each. Of
+    others, made without it, give the sum: else each is a mean of its own.
 
         tokens = sum(batch["num_items_in_batch"] for batch in batches)
         for batch in batches:
@@ -49,12 +50,14 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, group: Any =
     process_group, world_size = _group(group)
     tokens = batch.get("num_items_in_batch")
     if tokens is None:
-        if "labels" not in batch:
-            raise ValueError(f"token_mean needs labels or num_items_in_batch in the batch (got {', '.join(batch)})")
-        labels = batch["labels"]
-        tokens = ((labels.values() if labels.is_nested else labels) != NOT_TRAINED_ON).sum()
+        tokens = batch.get("num_items_on_rank")
+        if tokens is None:
+            if "labels" not in batch:
+                raise ValueError(f"token_mean needs labels or num_items_in_batch in the batch (got {', '.join(batch)})")
+            labels = batch["labels"]
+            tokens = ((labels.values() if labels.is_nested else labels) != NOT_TRAINED_ON).sum()
         if world_size > 1:
-            tokens = tokens.to(loss_sum.device)
+            tokens = tokens.to(loss_sum.device, copy=True)
             torch.distributed.all_reduce(tokens, group=process_group)
     count = torch.as_tensor(tokens).to(loss_sum.device, non_blocking=True)
     return loss_sum * world_size / count.clamp(min=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -11,16 +11,20 @@ from brimful.tensors.columns import Columns
 from brimful.tensors.unpadded import Unpadded
 
 
-def weighed(tensors: Any, weight: float, columns: Columns, num_items: int | None = None) -> Any:
-    """A data-parallel rank's batch (a dict) with `weight` and `is_filler`; a filler asks for no label.
+def weighed(
+    tensors: Any, weight: float, ends_step: bool | None, columns: Columns, num_items: Mapping[str, int | None]
+) -> Any:
+    """A data-parallel rank's batch (a dict) with `weight` and `is_filler`, and `ends_step` where that is known; a filler asks for
+    no label.
 
-    `num_items`, the labels of the whole step that are trained on, becomes `num_items_in_batch` () int64: a tensor, as it
-    goes to the device with the batch, and a compiled step does not take each new value for a constant.
+    `num_items`, the labels of the whole step that are trained on, become () int64: tensors, as they go to the device with the
+    batch, and a compiled step does not take each new value for a constant.
     """
     if isinstance(tensors, MutableMapping):
         tensors.update(weight=weight, is_filler=weight == 0)
-        if num_items is not None:
-            tensors.update(num_items_in_batch=torch.tensor(num_items))
+        tensors.update((name, torch.tensor(count)) for name, count in num_items.items() if count is not None)
+        if ends_step is not None:
+            tensors.update(ends_step=ends_step)
         if not weight:
             unlabel(tensors, slice(None), columns)
     return tensors

@@ -24,6 +24,7 @@ from brimful.integrations.transformers.data import (
     Steps,
     TrainerBatch,
     as_dataloader,
+    batches_of,
     can_count,
     is_ours,
     loader_aside,
@@ -33,7 +34,14 @@ from brimful.integrations.transformers.data import (
 from brimful.integrations.transformers.evaluation import Evaluation, evaluation_dataloader
 from brimful.integrations.transformers.held import Held
 from brimful.integrations.transformers.loss import num_labels, shares
-from brimful.integrations.transformers.settings import base_model, keys_of, refuse_settings, shifts_labels, stand_in
+from brimful.integrations.transformers.settings import (
+    accumulating,
+    base_model,
+    keys_of,
+    refuse_settings,
+    shifts_labels,
+    stand_in,
+)
 from brimful.loader import Loader
 
 
@@ -78,6 +86,9 @@ class Adapter:
             elif ours:
                 self._given[name] = ours
                 place[name] = {key: stand_in(self.base) if key in ours else one for key, one in _each(given)}
+        if is_ours(trained := self._given.get("train_dataset")):
+            place = bound.arguments if "args" in bound.arguments else bound.arguments.setdefault(extra, {})
+            place["args"] = accumulating(place.get("args"), batches_of(trained).micro_batches)
         if all_ours:
             self._data_collator = bound.arguments.get(
                 "data_collator", bound.arguments.get(extra, {}).get("data_collator")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ from torch.utils.data import Dataset
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from brimful.core.errors import logger
+from brimful.steps.micro_batches import check_accumulation
 
 FROM_PACKED: Final = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "shift_labels"})
 """What models take beside the named parameters of forward."""
@@ -39,6 +41,19 @@ def stand_in(base: type[Any]) -> Any:
 
         return Prepared.from_dict({"input_ids": [[0, 0]], "labels": [[0, 0]]})
     return StandIn()
+
+
+def accumulating(args: Any, batches: int | None) -> Any:
+    """A trainer's settings with the accumulation that batches are made for, where they have none of their own.
+
+    Raises:
+        ValueError: they have another one.
+    """
+    if batches is not None and args is not None and args.gradient_accumulation_steps == 1:
+        args = copy.copy(args)
+        args.gradient_accumulation_steps = batches
+    check_accumulation(batches, getattr(args, "gradient_accumulation_steps", 1), "gradient_accumulation_steps")
+    return args
 
 
 def base_model(model: Any) -> Any:

@@ -1,0 +1,223 @@
+"""Optimizer steps of several batches: each knows the labels of all, whatever the ranks, and a resume changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed import HashStore
+
+import brimful as bf
+from brimful.plan import low_discrepancy_order
+from tests.shards import write
+
+COUNT = 600
+
+
+def samples(count: int = COUNT) -> list[dict[str, Any]]:
+    """Of very different lengths, the first label of each not trained on, and none of every seventh."""
+    lengths = np.clip(np.random.default_rng(0).lognormal(3, 1, count).astype(int), 1, 200).tolist()
+    return [
+        {"input_ids": [row] * length, "labels": [-100] * length if row % 7 == 0 else [-100, *range(length - 1)]}
+        for row, length in enumerate(lengths)
+    ]
+
+
+def indexed() -> bf.Dataset:
+    return bf.from_sequence(samples(), shuffle=True)
+
+
+def unknown() -> bf.Dataset:
+    """Whose labels no index knows."""
+    return indexed().map(dict)
+
+
+MAKES: dict[str, Callable[[bf.Dataset], bf.Batches]] = {
+    "budget": lambda data: data.batch_by_tokens(1024, micro_batches=4, window=200, group=2),
+    "packed": lambda data: data.pack(200, rows=4, micro_batches=4, window=200),
+    "static": lambda data: data.batch(bf.StaticShapes([10, 50, 200], 1024), micro_batches=4, window=200),
+    "fixed": lambda data: data.batch(32, micro_batches=4),
+}
+
+
+def trained_on(batch: Any) -> int:
+    return int((batch["labels"] != -100).sum())
+
+
+def seen(batch: Any, key: str = "num_items_in_batch") -> Any:
+    return batch["input_ids"].tolist(), batch["ends_step"], batch["weight"], int(batch[key])
+
+
+@pytest.mark.parametrize("data", [indexed, unknown])
+@pytest.mark.parametrize("make", MAKES)
+def test_each_batch_has_the_labels_of_its_whole_step(make: str, data: Callable[[], bf.Dataset]) -> None:
+    batches = list(MAKES[make](data()))
+    assert [number for number, batch in enumerate(batches, 1) if batch["ends_step"]] == [
+        *range(4, len(batches), 4),
+        len(batches),
+    ]
+    for first in range(0, len(batches), 4):
+        step = batches[first : first + 4]
+        assert {int(batch["num_items_in_batch"]) for batch in step} == {sum(map(trained_on, step))}
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_labels_of_a_step_are_those_of_all_ranks(world_size: int) -> None:
+    batches = MAKES["budget"](indexed())
+    ranks = [list(batches.shard(rank, world_size)) for rank in range(world_size)]
+    for first in range(0, len(ranks[0]), 4):
+        step = [batch for rank in ranks for batch in rank[first : first + 4]]
+        assert {int(batch["num_items_in_batch"]) for batch in step} == {sum(map(trained_on, step))}
+    ends = [[batch["ends_step"] for batch in rank] for rank in ranks]
+    assert ends == [ends[0]] * world_size
+
+
+def test_ranks_of_streams_count_their_own_labels(tmp_path: Path) -> None:
+    for shard in range(2):
+        write(tmp_path / f"{shard}.jsonl", samples()[shard::2])
+    batches = bf.from_files(str(tmp_path / "*.jsonl"), streams=2).batch_by_tokens(1024, micro_batches=4, window=100)
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [*pool.map(lambda rank: list(batches.shard(rank, 2, group=store)), range(2))]
+    for rank in ranks:
+        assert "num_items_in_batch" not in rank[0]
+        for first in range(0, len(rank), 4):
+            step = rank[first : first + 4]
+            own = sum(trained_on(batch) for batch in step)
+            assert {int(batch["num_items_on_rank"]) for batch in step} == {own}
+            assert float(bf.token_mean(torch.tensor(float(own)), step[0])) == bool(own)
+
+
+def test_labels_that_are_null_are_an_error_of_their_column() -> None:
+    rows = [{"input_ids": [row], "labels": [None if row == 5 else row]} for row in range(8)]
+    with pytest.raises(bf.DataError, match="'labels' has a null in its list .sequence, row 5., and becomes a tensor"):
+        next(iter(bf.from_sequence(rows).batch(4, micro_batches=2)))
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_a_resume_inside_a_step_knows_what_is_left_of_it(make: str) -> None:
+    batches = MAKES[make](unknown())
+    whole = [seen(batch) for batch in batches]
+    for taken in (1, 2, 3, 4, 7, len(whole) - 1):
+        with batches.iter() as it:
+            assert [seen(batch) for batch in islice(it, taken)] == whole[:taken]
+            state = json.loads(json.dumps(it.state_dict()))
+        assert [seen(batch) for batch in batches.iter(state)] == whole[taken:]
+
+
+def test_as_many_ranks_more_as_batches_fewer_go_on_with_the_same_order() -> None:
+    one, four = (indexed().batch_by_tokens(256 * number, micro_batches=number, window=200) for number in (1, 4))
+    with four.shard(0, 1).iter() as it:
+        begun = [batch["input_ids"].tolist() for batch in islice(it, 8)]
+        state = it.state_dict()
+    ranks = [list(one.shard(rank, 4).iter(state)) for rank in range(4)]
+    rest = [batch["input_ids"].tolist() for step in zip(*ranks) for batch in step if batch["weight"]]
+    assert begun + rest == [batch["input_ids"].tolist() for batch in four]
+
+
+def test_with_other_sizes_a_step_begins_where_one_was_left() -> None:
+    two, four = (indexed().batch_by_tokens(256 * number, micro_batches=number, window=200) for number in (2, 4))
+    with four.iter() as it:
+        begun = [batch["input_ids"].tolist() for batch in islice(it, 5)]
+        state = it.state_dict()
+    rest = list(two.iter(state))
+    assert begun + [batch["input_ids"].tolist() for batch in rest] == [batch["input_ids"].tolist() for batch in four]
+    assert [batch["ends_step"] for batch in rest[:4]] == [False, True, False, True]
+    assert int(rest[0]["num_items_in_batch"]) == sum(map(trained_on, rest[:2]))
+
+
+def test_a_step_of_batches_has_the_gradient_of_one_batch() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Embedding(COUNT, 8, dtype=torch.float64)
+
+    def loss_sum(batch: Any) -> torch.Tensor:
+        each = model(batch["input_ids"]).square().sum(-1)
+        return torch.where(batch["labels"] != -100, each, 0.0).sum()
+
+    step = list(islice(MAKES["budget"](indexed()), 4))
+    for batch in step:
+        bf.token_mean(loss_sum(batch), batch).backward()
+    added = model.weight.grad
+    model.weight.grad = None
+    (sum(loss_sum(batch) for batch in step) / sum(map(trained_on, step))).backward()
+    torch.testing.assert_close(added, model.weight.grad, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("spread", ["wiki", "lognormal"])
+def test_any_batches_in_a_row_have_about_the_mean_length_of_all(spread: str) -> None:
+    random = np.random.default_rng(3)
+    if spread == "wiki":
+        heading = random.random(20_000) < 0.26
+        long = random.lognormal(np.log(111), 0.64, 20_000)
+        lengths = np.clip(np.where(heading, random.lognormal(np.log(8), 0.35, 20_000), long).astype(int) + 2, 4, 512)
+    else:
+        lengths = np.clip(random.lognormal(np.log(420), 1.1, 20_000).astype(int), 8, 4096)
+    data = bf.from_sequence([{"input_ids": [0] * length} for length in lengths.tolist()], shuffle=True)
+    planned = list(data.batch_by_tokens(8 * 16_384, micro_batches=8, window=5_000, group=2).plans())
+    windows = np.array([batch.window.number for batch in planned])
+    for number in range(windows.max() + 1):
+        padded = np.array([batch.padded_length for batch in planned])[windows == number]
+        reach = padded.max() - padded.min()
+        for k in (2, 4, 8, 16):  # of pairs of neighbours in cost
+            sums = np.convolve(padded, np.ones(2 * k), "valid") / (2 * k)
+            bound = (1 + np.log2(k) / 2) / k + 2 / len(padded)  # and the one that is cut in two at each end
+            assert np.abs(sums - padded.mean()).max() <= (bound + 1 / k) * reach
+
+
+def test_streams_cover_short_and_long_together(tmp_path: Path) -> None:
+    """As long as their windows keep pace: here each has one."""
+    lengths = np.random.default_rng(1).permutation(np.arange(1, 401)).tolist()
+    for shard in range(4):
+        write(tmp_path / f"{shard}.jsonl", [{"input_ids": [0] * length} for length in lengths])
+    data = bf.from_files(str(tmp_path / "*.jsonl"), streams=4)
+    batches = data.batch_by_tokens(2000, window=400, shuffle_batches="stratified")
+    padded = np.array([batch.padded_length for batch in batches.plans()])
+    for k in (4, 8, 16):
+        means = np.convolve(padded, np.ones(k), "valid") / k
+        assert np.abs(means - padded.mean()).max() <= (1 + np.log2(k) / 2) / k * np.ptp(padded)
+    random = data.batch_by_tokens(2000, window=400)
+    free = np.convolve([batch.padded_length for batch in random.plans()], np.ones(8), "valid") / 8
+    assert np.convolve(padded, np.ones(8), "valid").std() / 8 < 0.5 * free.std()
+
+
+def test_equal_work_of_ranks_costs_what_a_random_order_does() -> None:
+    random = np.random.default_rng(0)
+    lengths = np.clip(random.lognormal(np.log(111), 0.64, 40_000).astype(int), 4, 512)
+    data = bf.from_sequence([{"input_ids": [0] * length} for length in lengths.tolist()], shuffle=True)
+    cost = {}
+    for order in (True, "stratified"):
+        made = data.batch_by_tokens(16_384, window=10_000, group=8, shuffle_batches=order).plans()  # type: ignore[arg-type]
+        work = np.array([batch.padded_size * batch.padded_length * (1 + batch.padded_length / 768) for batch in made])
+        steps = work[: len(work) // 8 * 8].reshape(-1, 8)
+        cost[order] = steps.max(axis=1).sum() / steps.mean(axis=1).sum()
+    assert cost["stratified"] == pytest.approx(cost[True], rel=0.02)
+
+
+def test_the_order_is_that_of_the_algorithm() -> None:
+    """For states that were saved: another order would be another run."""
+    assert low_discrepancy_order(10, 42).tolist() == low_discrepancy_order(10, 42).tolist()
+    batches = indexed().batch_by_tokens(1024, window=600, shuffle_batches="stratified")
+    assert sorted(batch.padded_length for batch in batches.plans()) == sorted(
+        batch.padded_length for batch in indexed().batch_by_tokens(1024, window=600).plans()
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda data: data.batch(30, micro_batches=4), "of which 30 cannot be made: give a multiple of 4"),
+        (lambda data: data.batch_by_tokens(64, micro_batches=0), "micro_batches must be at least 1 batch"),
+        (lambda data: data.pack(64, rows=3, micro_batches=2), "the rows of an optimizer step to 2 batches"),
+        (lambda data: data.batch(4, shuffle_batches="sorted"), "must be True, False or 'stratified' .got 'sorted'"),
+    ],
+)
+def test_what_makes_no_step_is_refused(make: Callable[[bf.Dataset], bf.Batches], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(indexed())
