@@ -17,23 +17,22 @@ Validation is on 30,000 tokens of other articles. Seconds are those of training 
 OMP_NUM_THREADS=1, so that settings can be compared on a machine that others use too.
 
 Settings: `random` rows, padded. `sorted`: windows sorted by length, their batches in that order. `budget k`: k batches of a
-token budget a step, in random order. `stratified k`, `micro_batches k`: the same, dealt by the library so that a step covers
-short and long alike. `static`: 8 shapes. `packed`: rows of 256, a mask of blocks. `groups`: random rows, in 4 groups of like
-length. `even`, of `classes`: a step's losses are divided by the mean number of samples a step, not by their own number, so that
-a sample weighs the same whatever step it is in. On a GPU, `--width 512 --layers 8` is what keeps it busy.
+token budget a step, in random order. `micro_batches k`: dealt by the library, so that a step covers short and long alike.
+`static`: 8 shapes. `packed`: rows of 256, a mask of blocks. `groups`: random rows, in 4 groups of like length. `even`, of
+`classes`: a step's losses are divided by the mean number of samples a step, not by their own number, so that a sample weighs the
+same whatever step it is in. On a GPU, `--width 512 --layers 8` is what keeps it busy.
 """
 
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import math
 import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -45,12 +44,10 @@ from _curves import Curve, drawn
 from _training import MAX_LENGTH, TASKS, Model, Task, read, tokenizer_of
 
 import brimful as bf
-from brimful.batching import BatchOptions
 
 POINTS = 8
 VALIDATION_TOKENS = 30_000
 NEAR = 0.01  # nats above the last loss of random rows that count as having reached it
-KNOWN = {*inspect.signature(bf.Dataset.batch_by_tokens).parameters, *BatchOptions.__annotations__}
 Run = dict[str, Any]
 
 
@@ -76,7 +73,7 @@ def budget(data: bf.Dataset, tokens: float, lengths: np.ndarray[Any, Any], **opt
 
 
 def of_steps(data: bf.Dataset, tokens: float, lengths: np.ndarray[Any, Any], k: int, **options: Any) -> bf.Batches:
-    return data.batch_by_tokens(max(MAX_LENGTH, round(tokens)) * k, micro_batches=k, **options)  # type: ignore[call-arg]
+    return data.batch_by_tokens(max(MAX_LENGTH, round(tokens)) * k, micro_batches=k, **options)
 
 
 def static(data: bf.Dataset, tokens: float, lengths: np.ndarray[Any, Any], **options: Any) -> bf.Batches:
@@ -88,22 +85,19 @@ def packed(data: bf.Dataset, tokens: float, lengths: np.ndarray[Any, Any], **opt
 
 
 def settings(task: Task) -> list[Setting]:
-    known = [
+    """By name all that is compared; `even` where a step's losses are not about as many as its tokens."""
+    made = [
         Setting("random", random_rows),
         Setting("sorted", partial(budget, shuffle_batches=False)),
         *(Setting(f"budget {k}", budget, k) for k in (1, 2, 4, 8)),
-    ]
-    if "stratified" in str(BatchOptions.__annotations__["shuffle_batches"]):
-        known += [Setting(f"stratified {k}", partial(budget, shuffle_batches="stratified"), k) for k in (4, 8)]
-    if "micro_batches" in KNOWN:
-        known += [Setting(f"micro_batches {k}", partial(of_steps, k=k), k) for k in (2, 4, 8)]
-    return [
-        *known,
-        *(Setting(f"budget {k} even", budget, k, even=True) for k in (1, 4) if not task.columns),
+        *(Setting(f"micro_batches {k}", partial(of_steps, k=k), k) for k in (2, 4, 8)),
         Setting("static", static),
         Setting("packed", packed),
         Setting("groups", partial(random_rows, layout="grouped", num_groups=4)),
     ]
+    known = {setting.name: setting for setting in made}
+    chosen = () if task.columns else ("budget 1", "micro_batches 4", "micro_batches 8")
+    return [*made, *(replace(known[name], name=f"{name} even", even=True) for name in chosen)]
 
 
 def fitted(setting: Setting, data: bf.Dataset, step_tokens: int, **options: Any) -> bf.Batches:
@@ -129,7 +123,7 @@ def steps(batches: bf.Batches, per_step: int, device: torch.device) -> Iterator[
             parts = batch["groups"].groups if "groups" in batch else [batch]
             held += [{name: to(value, device) for name, value in part.items()} for part in parts]
             made += 1
-            if made == per_step:
+            if batch.get("ends_step", made == per_step):
                 tokens, seen = int(it.stats.tokens) - seen, int(it.stats.tokens)
                 yield held, tokens
                 held, made = [], 0
@@ -318,8 +312,6 @@ def main() -> None:
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     print(f"{named}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, load {load}, torch {torch.__version__}")
-    if "micro_batches" not in KNOWN:
-        print("this brimful has no micro_batches; those settings are left out")
     done: list[Run] = json.loads(given.results.read_text("utf-8")) if given.results and given.results.exists() else []
     runs: list[Run] = []
     lines, other = read(Path(os.environ.get("BRIMFUL_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")))

@@ -49,7 +49,7 @@ def gradient(bench: ModuleType, task: Any, batches: bf.Batches) -> tuple[float, 
     total = sum(loss for loss, _ in losses)
     total.backward()
     flat = torch.cat([one.grad.flatten() for one in model.parameters()])
-    return float(total), sum(count for _, count in losses), flat
+    return float(total.detach()), sum(count for _, count in losses), flat
 
 
 @pytest.mark.parametrize("name", TASKS)
