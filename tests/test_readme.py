@@ -47,7 +47,16 @@ def commands(program: str) -> list[Snippet]:
 
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated:UserWarning")  # which torchdata calls
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "docs/data.md", "docs/device.md", "docs/memory.md", "docs/trainers.md"]
+    "page",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/convergence.md",
+        "docs/data.md",
+        "docs/device.md",
+        "docs/memory.md",
+        "docs/trainers.md",
+    ],
 )
 def test_code_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
