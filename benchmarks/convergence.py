@@ -18,9 +18,11 @@ OMP_NUM_THREADS=1, so that settings can be compared on a machine that others use
 
 Settings: `random` rows, padded. `sorted`: windows sorted by length, their batches in that order. `budget k`: k batches of a
 token budget a step, in random order. `micro_batches k`: dealt by the library, so that a step covers short and long alike.
-`static`: 8 shapes. `packed`: rows of 256, a mask of blocks. `groups`: random rows, in 4 groups of like length. `even`, of
-`classes`: a step's losses are divided by the mean number of samples a step, not by their own number, so that a sample weighs the
-same whatever step it is in. On a GPU, `--width 512 --layers 8` is what keeps it busy.
+`short windows k`: the same, of windows of two steps' samples. `static`: 8 shapes. `packed`: rows of 256, a mask of blocks.
+`groups`: random rows, in 4 groups of like length. `even`, of `classes`: a step's losses are divided by the mean number of samples
+a step, not by their own number, so that a sample weighs the same whatever step it is in.
+
+On a GPU, `--width 512 --layers 8` is what keeps it busy.
 """
 
 from __future__ import annotations
@@ -76,6 +78,11 @@ def of_steps(data: bf.Dataset, tokens: float, lengths: np.ndarray[Any, Any], k: 
     return data.batch_by_tokens(max(MAX_LENGTH, round(tokens)) * k, micro_batches=k, **options)
 
 
+def short_windows(data: bf.Dataset, tokens: float, lengths: np.ndarray[Any, Any], k: int, **options: Any) -> bf.Batches:
+    """Sorted over two steps' samples at a time: more padding, and in nearly every step all lengths."""
+    return of_steps(data, tokens, lengths, k, window=max(1, round(2 * k * tokens / lengths.mean())), **options)
+
+
 def static(data: bf.Dataset, tokens: float, lengths: np.ndarray[Any, Any], **options: Any) -> bf.Batches:
     return data.batch(bf.StaticShapes(bf.optimal_buckets(lengths, 8), max(MAX_LENGTH, round(tokens))), **options)
 
@@ -91,6 +98,7 @@ def settings(task: Task) -> list[Setting]:
         Setting("sorted", partial(budget, shuffle_batches=False)),
         *(Setting(f"budget {k}", budget, k) for k in (1, 2, 4, 8)),
         *(Setting(f"micro_batches {k}", partial(of_steps, k=k), k) for k in (2, 4, 8)),
+        Setting("short windows 4", partial(short_windows, k=4), 4),
         Setting("static", static),
         Setting("packed", packed),
         Setting("groups", partial(random_rows, layout="grouped", num_groups=4)),
