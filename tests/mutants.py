@@ -828,6 +828,56 @@ MUTANTS = [
         "step_labels([*step, *step[-1:] * missing])",
         of("steps/test_sharded", "test_every_batch_knows_the_labels_of_its_step[budget-3-pad]"),
     ),
+    # -- optimizer steps of several batches
+    Mutant(
+        "a step that was left inside begins anew",
+        "steps/micro_batches.py",
+        "            if saved == size:\n",
+        "            if saved != size:\n",
+        of("steps/test_micro_batches", "test_a_resume_inside_a_step_knows_what_is_left_of_it[budget]"),
+    ),
+    Mutant(
+        "what is left of a step is one batch too many",
+        "steps/micro_batches.py",
+        "                    left -= 1\n                    ends",
+        "                    ends",
+        of("steps/test_micro_batches", "test_a_resume_inside_a_step_knows_what_is_left_of_it[budget]"),
+    ),
+    Mutant(
+        "labels are counted in rows as if nothing were cut",
+        "steps/labels.py",
+        "np.clip(sizes - starts, 0, kept)",
+        "sizes - starts",
+        of("steps/test_micro_batches", "test_labels_that_are_cut_are_not_counted"),
+    ),
+    Mutant(
+        "the loss of a rank's step counts one of its batches",
+        "tensors/loss.py",
+        'tokens = batch.get("num_items_on_rank")',
+        "tokens = None",
+        of("steps/test_micro_batches", "test_ranks_of_streams_count_their_own_labels"),
+    ),
+    Mutant(
+        "a stratified order is a random one",
+        "plan/low_discrepancy.py",
+        'ranks[np.argsort(points, kind="stable")] = np.arange(count)',
+        "ranks = random.permutation(count, key)",
+        of("steps/test_micro_batches", "test_any_batches_in_a_row_have_about_the_mean_length_of_all"),
+    ),
+    Mutant(
+        "streams are stratified each by itself",
+        "core/stream.py",
+        'elif field.name == "lane":',
+        "elif False:",
+        of("steps/test_micro_batches", "test_streams_cover_short_and_long_together"),
+    ),
+    Mutant(
+        "a step has the whole budget for each of its batches",
+        "batching.py",
+        "planner.divided(parts)",
+        "planner",
+        of("steps/test_micro_batches", "test_as_many_ranks_more_as_batches_fewer_go_on_with_the_same_order"),
+    ),
     # -- streams that ranks share out
     Mutant(
         "a state names the place of the item before it",

@@ -119,7 +119,7 @@ def test_samples_are_cut_to_max_length_and_counted() -> None:
 
 def test_advice_is_a_token_budget_where_lengths_differ() -> None:
     report = compare(LENGTHS, Settings(**SMALL))
-    first, static, packed = report.advice
+    first, static, packed, to_train = report.advice
     budget, random = report.outcomes[first.policy], report.outcomes[0]
     assert first.code == "dataset.batch_by_tokens(512)"
     assert 0.001 < budget.padding < 0.01
@@ -132,6 +132,28 @@ def test_advice_is_a_token_budget_where_lengths_differ() -> None:
         "If you compile for static shapes, use StaticShapes(optimal_buckets(lengths, 8), 512)"
     )
     assert packed.code == "dataset.pack(200, rows=2)"
+    assert to_train.code == "dataset.batch_by_tokens(512, micro_batches=4)"
+    assert to_train.policy == first.policy
+
+
+def test_how_much_of_the_variance_lies_between_steps_is_that_of_the_steps() -> None:
+    report = compare(LENGTHS, Settings(**SMALL))
+    batches = bf.from_sequence(SAMPLES).batch_by_tokens(512, shuffle_batches="stratified")
+    outcome = next(one for one in report.outcomes if one.code == "dataset.batch_by_tokens(512)")
+    planned = [batch.lengths for batch in batches.plans()]
+    tokens = np.concatenate([np.repeat(lengths, lengths) for lengths in planned])
+    for number, share in zip((1, 2, 4, 8), outcome.between, strict=True):
+        steps = [np.concatenate(planned[first : first + number]) for first in range(0, len(planned), number)]
+        means = np.concatenate([np.full(step.sum(), np.repeat(step, step).mean()) for step in steps])
+        assert share == pytest.approx(means.var() / tokens.var())
+
+
+def test_steps_of_one_length_are_told_of_and_of_random_batches_are_not() -> None:
+    report = compare(LENGTHS, Settings(**SMALL))
+    random, budget = report.outcomes[0], report.outcomes[report.advice[0].policy]
+    assert random.between[0] < 0.4 < 0.9 < budget.between[0]
+    assert budget.between[2] < 0.25
+    assert compare([7] * 50, Settings(**SMALL)).outcomes[0].between == (0, 0, 0, 0)
 
 
 def test_advice_is_to_leave_equal_lengths_alone() -> None:

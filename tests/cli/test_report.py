@@ -200,14 +200,20 @@ def test_page_in_a_browser(lengths: Path, tmp_path: Path) -> None:
             assert page.value(OVERLAPS) == []
             grounds.add(page.value("getComputedStyle(document.body).backgroundColor"))
         assert len(grounds) == 2
-        rows = page.value("[...document.querySelectorAll('tbody tr')].map(r => [...r.cells].map(c => c.textContent))")
+        rows = page.value(
+            "[...document.querySelectorAll('#numbers tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
+        )
         values = page.value(
-            "[...document.querySelectorAll('tbody tr')].map(r => [...r.querySelectorAll('data')].map(d => +d.value))"
+            "[...document.querySelectorAll('#numbers tbody tr')].map(r => [...r.querySelectorAll('data')].map(d => +d.value))"
         )
         columns = ("padding", "batches", "shapes", "tokens_per_batch", "cost", "compile_seconds")
         assert values == [[policy[name] for name in columns] for policy in found["policies"]]
         assert [row[0] for row in rows] == [policy["name"] for policy in found["policies"]]
         assert [row[2] for row in rows] == [f"{policy['padding'] * 100:.2f} %" for policy in found["policies"]]
+        steps = page.value(
+            "[...document.querySelectorAll('#steps tbody tr')].map(r => [...r.querySelectorAll('data')].map(d => +d.value))"
+        )
+        assert steps == [[*policy["between"].values()] for policy in found["policies"]]
         bars = page.value("[...document.querySelectorAll('.bar data')].map(d => +d.value)")
         panels = page.value("[...document.querySelectorAll('figure data')].map(d => +d.value)")
         assert bars == panels == [policy["padding"] for policy in found["policies"]]

@@ -267,3 +267,18 @@ def test_what_each_of_several_processes_would_get_all_of_is_refused(loader: Any)
 def test_what_is_gathered_for_metrics_has_no_filler(ranks_of: Any, folder: Path) -> None:
     for found in ranks_of(2, "gathered", folder):
         assert found == [row["input_ids"][0] for row in rows_of(10)]
+
+
+def test_batches_that_are_made_for_steps_of_several_set_the_accumulation() -> None:
+    batches = bf.from_sequence([{"input_ids": [row]} for row in range(12)]).batch(4, micro_batches=2)
+    accelerator = Accelerator(cpu=True)
+    loader = prepare(accelerator, batches.loader())
+    assert accelerator.gradient_accumulation_steps == 2
+    stepped = []
+    for batch in loader:
+        with accelerator.accumulate():
+            stepped.append((accelerator.sync_gradients, batch["ends_step"]))
+    assert stepped == [(False, False), (True, True)] * 3
+    other = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    with pytest.raises(ValueError, match=r"of 2 .* over 3 \(gradient_accumulation_steps=3\): say"):
+        prepare(other, batches.loader())

@@ -609,3 +609,19 @@ def test_a_class_is_made_once_and_of_trainers_only() -> None:
     assert issubclass(trainer_class(Seq2SeqTrainer), Seq2SeqTrainer)
     with pytest.raises(TypeError, match="takes transformers' Trainer or a class made of it"):
         trainer_class(dict)  # type: ignore[arg-type]
+
+
+def test_batches_that_are_made_for_steps_of_several_set_the_accumulation(tmp_path: Path) -> None:
+    batches = bf.from_sequence(rows(40), shuffle=True).batch_by_tokens(64, micro_batches=2)
+    args = settings(tmp_path, max_steps=3)
+    taken: list[Any] = []
+    trainer = trainer_class(Trainer)(
+        model=llama(), args=args, train_dataset=batches.map(lambda batch: taken.append(0) or batch)
+    )
+    assert (trainer.args.gradient_accumulation_steps, args.gradient_accumulation_steps) == (2, 1)
+    trainer.train()
+    assert len(taken) == 6
+    other = settings(tmp_path, gradient_accumulation_steps=3)
+    words = r"optimizer steps of 2 \(micro_batches=2\), .* over 3 .* say gradient_accumulation_steps=2, or .* micro_batches=3"
+    with pytest.raises(ValueError, match=words):
+        trainer_class(Trainer)(model=llama(), args=other, train_dataset=batches)

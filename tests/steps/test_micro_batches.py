@@ -95,9 +95,23 @@ def test_ranks_of_streams_count_their_own_labels(tmp_path: Path) -> None:
             assert float(bf.token_mean(torch.tensor(float(own)), step[0])) == bool(own)
 
 
+def test_labels_that_are_cut_are_not_counted() -> None:
+    for data in (indexed(), unknown()):
+        for batches in (
+            data.batch_by_tokens(200, micro_batches=4, window=200, overlong="truncate"),
+            data.pack(100, rows=4, micro_batches=4, window=200, overlong="split"),
+        ):
+            made = list(batches)
+            for first in range(0, len(made), 4):
+                step = made[first : first + 4]
+                assert {int(batch["num_items_in_batch"]) for batch in step} == {sum(map(trained_on, step))}
+
+
 def test_labels_that_are_null_are_an_error_of_their_column() -> None:
     rows = [{"input_ids": [row], "labels": [None if row == 5 else row]} for row in range(8)]
-    with pytest.raises(bf.DataError, match="'labels' has a null in its list .sequence, row 5., and becomes a tensor"):
+    with pytest.raises(
+        bf.DataError, match=r"'labels' has a null in its list \(sequence, row 5\), and becomes a tensor"
+    ):
         next(iter(bf.from_sequence(rows).batch(4, micro_batches=2)))
 
 
@@ -169,6 +183,7 @@ def test_any_batches_in_a_row_have_about_the_mean_length_of_all(spread: str) -> 
             sums = np.convolve(padded, np.ones(2 * k), "valid") / (2 * k)
             bound = (1 + np.log2(k) / 2) / k + 2 / len(padded)  # and the one that is cut in two at each end
             assert np.abs(sums - padded.mean()).max() <= (bound + 1 / k) * reach
+            assert sums.std() < 0.7 * padded.std() / np.sqrt(k)  # of a random order
 
 
 def test_streams_cover_short_and_long_together(tmp_path: Path) -> None:

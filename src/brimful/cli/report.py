@@ -17,6 +17,7 @@ from brimful.cli.tokenizer import tokenized
 from brimful.core.errors import require
 from brimful.report import Lengths, Report, Settings, compare, count_tokens, read_lengths, to_html, to_json
 from brimful.report.lengths import SUFFIXES
+from brimful.report.steps import BATCHES_A_STEP
 from brimful.report.words import notes, spread_of, summary, window_of
 
 MAX_LENGTH = 512
@@ -132,6 +133,8 @@ def show(console: Console, report: Report) -> None:
         )
     console.print(table)
     console.print()
+    console.print(_between(report))
+    console.print()
     for name, text in notes(report).items():
         note = Table.grid(padding=(0, 1))
         note.add_column(width=12, style="dim")
@@ -142,3 +145,17 @@ def show(console: Console, report: Report) -> None:
         console.print()
         console.print(advice.sentence, style="bold", markup=False)
         console.print(f"  {advice.code}", markup=False, soft_wrap=True)
+
+
+def _between(report: Report) -> Table:
+    """How much of the variance of lengths lies between steps, of each policy and number of batches a step."""
+    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=0)
+    table.add_column("variance of lengths between steps of", no_wrap=True, min_width=36)
+    for number in BATCHES_A_STEP:
+        table.add_column(str(number) if number > 1 else "1 batch", justify="right", no_wrap=True, min_width=9)
+    for outcome in report.outcomes:
+        window = window_of(outcome, report)
+        table.add_row(
+            f"{outcome.name} {window and f'({window})'}", *(f"{share * 100:.1f} %" for share in outcome.between)
+        )
+    return table

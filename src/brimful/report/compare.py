@@ -23,6 +23,7 @@ from brimful.plan import (
     uniform_buckets,
 )
 from brimful.report.lengths import dataset_of
+from brimful.report.steps import BATCHES_A_STEP, FEW, Between, fewest
 from brimful.windows.window import auto_rows
 
 RECOMPILE_LIMIT: Final = 8
@@ -92,7 +93,8 @@ class Outcome(NamedTuple):
     `code` makes such batches of a data set. `window` is in samples (None: no window), `auto` whether the loader chose it.
     `tokens_per_batch` are real ones. `work` is the arithmetic of an epoch, in tokens; `cost` is `work` relative to the
     least of all policies. `slots_at` and `tokens_at` are the slots and real tokens of the batches of each padded length,
-    in the bins of `Report.edges`.
+    in the bins of `Report.edges`. `between` is how much of the variance of lengths lies between optimizer steps of 1, 2, 4 and 8
+    batches, as `report.steps.Between` says.
     """
 
     name: str
@@ -107,6 +109,7 @@ class Outcome(NamedTuple):
     cost: float
     slots_at: tuple[int, ...]
     tokens_at: tuple[int, ...]
+    between: tuple[float, ...]
 
     @property
     def too_many_shapes(self) -> bool:
@@ -185,7 +188,9 @@ def compare(lengths: ArrayLike, settings: Settings | None = None, *, source: str
             "raise it, or cut the samples with max_length"
         )
     edges = _edges(values, max(longest, settings.row_length or 1))
-    ways = _ways(values, settings)
+    ways = _ways(
+        values, settings
+    )  # in an order that does not matter but to `between`: the one that several a step have
     outcomes = [_outcome(way, values, edges, settings.hidden_size) for way in ways]
     least = min(outcome.work for outcome in outcomes)
     outcomes = [outcome._replace(cost=outcome.work / least) for outcome in outcomes]
@@ -222,14 +227,14 @@ def _ways(lengths: IntArray, settings: Settings) -> list[_Way]:
         _Way(
             f"sorted, {size:,} a batch",
             f"dataset.batch({size}, window=10_000)",
-            data.batch(size, window=10_000),
+            data.batch(size, window=10_000, shuffle_batches="stratified"),
             10_000,
         ),
         *(
             _Way(
                 "token budget",
                 f"dataset.batch_by_tokens({most:_}, window={window:_})",
-                data.batch_by_tokens(most, window=window),
+                data.batch_by_tokens(most, window=window, shuffle_batches="stratified"),
                 window,
             )
             for window in (1_000, 10_000)
@@ -237,14 +242,14 @@ def _ways(lengths: IntArray, settings: Settings) -> list[_Way]:
         _Way(
             "token budget",
             f"dataset.batch_by_tokens({most:_})",
-            data.batch_by_tokens(most),
+            data.batch_by_tokens(most, shuffle_batches="stratified"),
             auto=TokenBudget(most),
             role="budget",
         ),
         _Way(
             "least padding",
             f'dataset.batch(bf.TokenBudget({most:_}, planner="least_padding", step_cost={STEP_COST}))',
-            data.batch(fewest_slots),
+            data.batch(fewest_slots, shuffle_batches="stratified"),
             auto=fewest_slots,
         ),
         *(
@@ -263,7 +268,7 @@ def _static(data: Dataset, buckets: list[int], max_tokens: int, kind: str, role:
     policy = StaticShapes(buckets, max_tokens)
     name = f"{len(buckets)} {kind} bucket{'s' if len(buckets) > 1 else ''}"
     code = f"dataset.batch(bf.StaticShapes({buckets}, {max_tokens:_}))"
-    return _Way(name, code, data.batch(policy), auto=policy, role=role)
+    return _Way(name, code, data.batch(policy, shuffle_batches="stratified"), auto=policy, role=role)
 
 
 def _packed(data: Dataset, row_length: int, rows: int, longest: int) -> _Way:
@@ -281,8 +286,10 @@ def _outcome(way: _Way, lengths: IntArray, edges: IntArray, hidden_size: int) ->
     cost = AttentionCost(quadratic=1 / (6 * hidden_size))
     work = 0.0
     shapes = []
+    between = Between()
     for batch in way.batches.plans():
         assert isinstance(batch.padded_length, int)
+        between.add(batch)
         shapes.append((batch.padded_size, batch.padded_length, int(batch.lengths.sum())))
         work += cost(batch.padded_size, batch.padded_length)
         if batch.pieces is not None:  # attention stays within the pieces
@@ -304,6 +311,7 @@ def _outcome(way: _Way, lengths: IntArray, edges: IntArray, hidden_size: int) ->
         cost=1.0,
         slots_at=_binned(padded, slots, edges),
         tokens_at=_binned(padded, tokens, edges),
+        between=between.shares(),
     )
 
 
@@ -361,7 +369,22 @@ def _advice(outcomes: list[Outcome], roles: dict[str, int], settings: Settings) 
             packed.code,
             roles["packed"],
         ),
+        *_to_train(budget, random, roles["budget"], settings.max_tokens),
     )
+
+
+def _to_train(budget: Outcome, random: Outcome, place: int, max_tokens: int) -> tuple[Advice, ...]:
+    """Where batches of one length make steps unlike one another: how many of them a step should have."""
+    if random.padding <= EVEN or budget.between[0] <= FEW:
+        return ()
+    number = fewest(budget.between)
+    left = budget.between[BATCHES_A_STEP.index(number)]
+    why = (
+        f"{percent(left)} of the variance of lengths lies between optimizer steps of {number} batches, "
+        f"{percent(budget.between[0])} between steps of one, {percent(random.between[0])} between random batches"
+    )
+    words = f"{max_tokens:_}, micro_batches={number}"
+    return (Advice("If you train, ", f"batch_by_tokens({words})", why, f"dataset.batch_by_tokens({words})", place),)
 
 
 def _shapes(number: int) -> str:

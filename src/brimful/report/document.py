@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from brimful.report.compare import RECOMPILE_LIMIT, Outcome, Report
+from brimful.report.steps import BATCHES_A_STEP
 
 
 def to_json(report: Report) -> dict[str, Any]:
@@ -21,7 +22,8 @@ def to_json(report: Report) -> dict[str, Any]:
             batches; shapes, how many distinct ones, and too_many_shapes, whether they exceed recompile_limit;
             tokens_per_batch, real ones, mean; work, arithmetic of an epoch, counted in tokens; cost, that relative to the
             least; compile_seconds, for all shapes; slots_at and tokens_at, slots and real tokens of the batches whose
-            padded length is in each bin.
+            padded length is in each bin; between, how much of the variance of lengths lies between optimizer steps of so many
+            batches ("1", "2", "4", "8"), a share.
         advice: a list, the first for everybody; in each: sentence; code; policy, the place in `policies` (0 is the first).
     """
     settings = report.settings
@@ -54,4 +56,5 @@ def _policy(outcome: Outcome, compile_seconds: float) -> dict[str, Any]:
         "compile_seconds": outcome.shapes * compile_seconds,
         "slots_at": list(outcome.slots_at),
         "tokens_at": list(outcome.tokens_at),
+        "between": dict(zip(map(str, BATCHES_A_STEP), outcome.between)),
     }

@@ -10,9 +10,10 @@ from typing import Final
 
 from brimful import __version__
 from brimful.report.compare import Advice, Outcome, Report, percent
+from brimful.report.steps import BATCHES_A_STEP
 from brimful.report.words import duration, notes, spread_of, summary, window_of
 
-TAGS: Final = ("recommended", "to compile", "to pack")
+TAGS: Final = ("recommended", "to compile", "to pack", "to train")
 TEMPLATE: Final = "page.html"
 TIMES: Final = "&times;"
 
@@ -25,7 +26,9 @@ def to_html(report: Report) -> str:
     11
     """
     first, *others = report.advice
-    tags = {advice.policy: tag for advice, tag in zip(report.advice, TAGS)}
+    tags: dict[int, str] = {}
+    for advice, tag in zip(report.advice, TAGS):
+        tags.setdefault(advice.policy, tag)
     return Template(files(__package__).joinpath(TEMPLATE).read_text("utf-8")).substitute(
         title=escape(f"brimful report: {report.source}" if report.source else "brimful report"),
         summary=escape(summary(report)),
@@ -35,6 +38,7 @@ def to_html(report: Report) -> str:
         others="\n".join(_other(advice) for advice in others),
         bars="\n".join(_bars(report, tags)),
         table=_table(report, tags),
+        steps=_steps(report),
         notes="\n".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in notes(report).items()),
         spread=escape(_capital(spread_of(report))),
         histogram=_histogram(report),
@@ -104,6 +108,16 @@ def _table(report: Report, tags: dict[int, str]) -> str:
         )
     body = "\n".join(rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _steps(report: Report) -> str:
+    head = "".join(f"<th>{number} batch{'es' * (number > 1)} a step</th>" for number in BATCHES_A_STEP)
+    rows = []
+    for outcome in report.outcomes:
+        cells = "".join(f'<td><data value="{share!r}">{share * 100:.1f} %</data></td>' for share in outcome.between)
+        rows.append(f"<tr><td>{escape(outcome.name)}</td><td>{window_of(outcome, report)}</td>{cells}</tr>")
+    body = "\n".join(rows)
+    return f"<table><thead><tr><th>policy</th><th>window</th>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 # -- drawings: a bin is 1 wide and the highest 100 high, stretched to the room there is ------------------------------------

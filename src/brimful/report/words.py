@@ -57,6 +57,11 @@ def notes(report: Report) -> dict[str, str]:
             f"L, the second part attention, width {settings.hidden_size:,}; in packed rows attention within samples. "
             "What a step costs whatever its size is not in it: fewer batches are better."
         ),
+        "steps": (
+            "how much of the variance of lengths lies between optimizer steps of 1, 2, 4 or 8 such batches: of random "
+            "ones next to nothing. Steps of one length slow training down (docs/convergence.md); micro_batches= deals a "
+            "step to several."
+        ),
         "shapes": (
             f"* more than {RECOMPILE_LIMIT}: torch.compile(dynamic=False) gives up there (recompile_limit) and runs "
             "eagerly; eager or dynamic=True runs take any number. "

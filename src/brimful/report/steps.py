@@ -1,0 +1,62 @@
+"""How unlike one another optimizer steps are: the price of batches of one length, and what several of them a step cost less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brimful.steps.batch import Batch
+
+FloatArray = NDArray[np.float64]
+BATCHES_A_STEP: Final = (1, 2, 4, 8)
+FEW: Final = 0.25
+"""Share of the variance between steps that costs nothing measurable: four batches a step in a random order have as much, and
+reach the loss of random ones (docs/convergence.md)."""
+
+
+class Between:
+    """Takes the batches of an epoch, in order, and says how much of the variance of lengths lies between steps.
+
+    Lengths are those of the samples that tokens are in, and the variance is over tokens, of which a loss is the mean: the
+    variance of the mean lengths of steps, weighted by their tokens, divided by that of all tokens.
+    """
+
+    def __init__(self) -> None:
+        self._moments: list[tuple[float, float]] = []  # tokens of each batch, and the sum of their lengths
+        self._squares = 0.0
+
+    def add(self, batch: Batch) -> None:
+        lengths = batch.lengths.astype(np.float64)
+        self._moments.append((lengths.sum(), np.square(lengths).sum()))
+        self._squares += (lengths**3).sum()
+
+    def shares(self) -> tuple[float, ...]:
+        """Of steps of 1, 2, 4 and 8 batches, those that follow one another.
+
+        >>> import brimful as bf
+        >>> between = Between()
+        >>> for batch in bf.from_sequence([{"input_ids": [0] * length} for length in (1, 1, 3, 3)]).batch(2).plans():
+        ...     between.add(batch)
+        >>> between.shares()
+        (1.0, 0.0, 0.0, 0.0)
+        """
+        tokens, sums = np.array(self._moments).T
+        mean = sums.sum() / max(tokens.sum(), 1)
+        variance = self._squares - sums.sum() * mean
+        if variance <= 1e-9 * self._squares:
+            return (0.0,) * len(BATCHES_A_STEP)
+        return tuple(float(self._share(tokens, sums, mean, number) / variance) for number in BATCHES_A_STEP)
+
+    def _share(self, tokens: FloatArray, sums: FloatArray, mean: float, number: int) -> float:
+        starts = np.arange(0, len(tokens), number)
+        size, total = np.add.reduceat(tokens, starts), np.add.reduceat(sums, starts)
+        some = size > 0
+        return float((np.square(total[some] / size[some] - mean) * size[some]).sum())
+
+
+def fewest(shares: Iterable[float]) -> int:
+    """How many batches a step take enough of it away, else the most."""
+    return next((number for number, share in zip(BATCHES_A_STEP, shares) if share <= FEW), BATCHES_A_STEP[-1])
