@@ -896,8 +896,8 @@ MUTANTS = [
     Mutant(
         "the epoch ends as soon as this rank's streams do",
         "steps/agreement.py",
-        "                self._compare()\n                return count\n",
-        "                return 0\n",
+        "            if ranks == self._world_size:\n                return count\n",
+        "            if ranks == self._world_size:\n                return 0\n",
         of("steps/test_round_robin", "test_the_global_order_does_not_depend_on_the_world_size"),
     ),
     Mutant(
@@ -990,6 +990,34 @@ MUTANTS = [
         of("steps/test_lessons", "test_a_run_that_is_told_lessons_goes_on_exactly_from_any_place[by workers]"),
     ),
     Mutant(
+        "a rank that begins again comes back to the run that it left",
+        "steps/meeting.py",
+        'joined/{self._rank}", 1) > 1:',
+        'joined/{self._rank}", 1) > 9:',
+        of("steps/test_meeting", "test_ranks_that_begin_again_after_one_of_them_failed_meet[learning]"),
+    ),
+    Mutant(
+        "a rank joins a run that rank 0 has left",
+        "steps/meeting.py",
+        'elif not self._has(f"{name}/closed"):',
+        "elif True:",
+        of("steps/test_meeting", "test_ranks_that_began_unequally_often_meet[0-learning]"),
+    ),
+    Mutant(
+        "ranks at different places take part in one run",
+        "steps/meeting.py",
+        "json.dumps(self._wanted, sort_keys=True)",
+        "json.dumps(self._wanted[0], sort_keys=True)",
+        of("steps/test_meeting", "test_ranks_at_different_places_are_told_so[streams]"),
+    ),
+    Mutant(
+        "what is told after a state was saved is in it",
+        "core/appended.py",
+        "self._items if len(self._items) == self._count else [*self]",
+        "self._items",
+        of("core/test_appended", "test_each_is_the_one_it_was_made_of_with_one_more"),
+    ),
+    Mutant(
         "a rank knows its own lessons alone",
         "steps/agreement.py",
         '{self._name}/{number}/{rank}") for rank in',
@@ -999,8 +1027,8 @@ MUTANTS = [
     Mutant(
         "a window that begins in the step of another is planned by the same lessons twice",
         "core/lessons.py",
-        "own if another else []",
-        "own",
+        "[*own] if another else []",
+        "[*own]",
         of(
             "steps/test_lessons_of_ranks",
             "test_a_window_is_planned_by_what_all_ranks_were_told_before_the_window_before_it",

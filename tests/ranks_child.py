@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -201,8 +203,26 @@ def learns_and_dies(folder: Path) -> Any:
     return "no error"
 
 
+def interrupted(folder: Path, victim: str) -> Any:
+    """The rank `victim` gets Ctrl-C while it waits for the other one to begin, and goes on."""
+    rank, seen, interrupts = dist.get_rank(), [], 0
+    it = learning().take(9).shard(timeout_seconds=30).iter()
+    dist.barrier()
+    if rank == int(victim):
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    else:
+        time.sleep(1.5)
+    while True:
+        try:
+            for batch in it:
+                seen.append(one(batch))
+            return [seen, interrupts]
+        except KeyboardInterrupt:
+            interrupts += 1
+
+
 JOBS: dict[str, Callable[..., Any]] = {
-    job.__name__: job for job in (validate, killed, ends, stuck, save, load, learn, learns_and_dies)
+    job.__name__: job for job in (validate, killed, ends, stuck, save, load, learn, learns_and_dies, interrupted)
 }
 
 

@@ -144,3 +144,12 @@ def test_a_rank_that_is_killed_while_others_wait_for_its_lessons_is_named(ranks_
     assert gone is None
     assert saw[0] == "TimeoutError"
     assert saw[1].startswith("waited 4 seconds for rank 1 (last came to window ")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_interrupted_while_it_waits_for_another_to_begin_goes_on(
+    ranks_of: Any, tmp_path: Path, victim: int
+) -> None:
+    (zero, interrupts), (one, others) = ranks_of(2, "interrupted", tmp_path, str(victim))
+    assert [interrupts, others] == [1 - victim, victim]
+    assert in_turn([zero, one]) == [batch["id"].tolist() for batch in ranks_child.learning().take(18)]

@@ -341,7 +341,7 @@ def test_ranks_that_know_different_things_are_refused() -> None:
     ranks.run([first.states[0], other])
     found = {type(error): str(error) for error in ranks.errors.values()}
     assert set(found) == {StateError, RankError}
-    assert "the ranks run different pipelines: shard.lessons is '" in found[StateError]
+    assert "the ranks are at different places: lessons is '" in found[StateError]
 
 
 def test_what_waits_for_other_ranks_ends_with_the_run() -> None:
@@ -365,10 +365,11 @@ def test_what_waits_for_other_ranks_ends_with_the_run() -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_a_run_leaves_nothing_in_the_store_but_two_counters() -> None:
+def test_a_run_leaves_nothing_in_the_store_but_a_counter_and_where_ranks_came_last() -> None:
     ranks = Ranks(data(window=6), 3)
     ranks.whole()
-    assert ranks.store.num_keys() == 3 + 1  # how often each rank ran, and how many have left
+    # how many runs there were, and where each rank came last
+    assert ranks.store.num_keys() == 1 + ranks.world_size
 
 
 def test_a_loader_of_ranks_keeps_what_they_learnt_over_epochs() -> None:

@@ -21,6 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, Protocol, cast
 from zlib import crc32
 
+from brimful.core.appended import Appended
 from brimful.core.background import Channel
 from brimful.core.errors import StateError
 from brimful.core.plans import PLANS, Plans, Told
@@ -29,7 +30,7 @@ from brimful.core.stream import Stage, State, all_stages
 _LEAVE: Final = 15.0
 """Seconds for which the end of an epoch waits at most for the other ranks to have read what they need."""
 
-ByRank = Mapping[str, Sequence[State]]
+ByRank = Mapping[str, Appended[State]]
 """Lessons in the order in which they were told, by the rank that was told them."""
 
 
@@ -77,7 +78,7 @@ class Ranks(Protocol):
     def rank_of_several(self) -> int | None:
         """None where this process is the only one."""
 
-    def exchange(self, place: str, learnt: str) -> Exchange: ...
+    def exchange(self, place: State, learnt: str) -> Exchange: ...
 
 
 def learner_of(stage: Stage[Any]) -> Learner | None:
@@ -155,7 +156,7 @@ class Lessons:
         if self.rank is None:
             return known._replace(then=self._learner.after(known.latest, lesson))
         own = str(self.rank)
-        return known._replace(open={**known.open, own: [*known.open.get(own, ()), lesson]})
+        return known._replace(open={**known.open, own: self._own(known).and_(lesson)})
 
     def learnt(self, known: Known) -> Any:
         """All that is known by now, as users are given it; of several ranks, all that this one knows."""
@@ -173,7 +174,7 @@ class Lessons:
         if self.rank is not None:
             assert self._ranks is not None
             models = json.dumps(self.to_json(known)["models"])
-            exchange = self._ranks.exchange(_digest(json.dumps(at)), _digest(models))
+            exchange = self._ranks.exchange(at, _digest(models))
             self._exchange, self._left, self._over = exchange, SimpleQueue(), False
             self._channel = Channel(lambda: self._agreed(exchange, known, told), 1, "lessons")
             agreed = self._channel.items(lambda seconds: exchange.waiting(min(seconds, self._waited)))
@@ -203,9 +204,9 @@ class Lessons:
             if number:  # nothing was told since the window before began
                 known = Known(model, None, known.then, {}, known.open)
             else:
-                since = self._own(known)[len(self._own(asked)) :]
+                since = [*self._own(known)][len(self._own(asked)) :]  # of its own: what is over is not kept
                 then = None if known.then is asked.then else known.then
-                known = Known(model, asked.then, then, asked.open, {str(self.rank): since} if since else {})
+                known = Known(model, asked.then, then, asked.open, {str(self.rank): Appended(since)} if since else {})
         return known if began.inside else known.anew()
 
     def end(self) -> None:
@@ -255,8 +256,8 @@ class Lessons:
         """
         try:
             exchange.begin()
-            held = exchange.exchanged(0, [known.closed, known.open])
-            closed, opened = (_united([one[place] for one in held]) for place in (0, 1))
+            held = exchange.exchanged(0, [_copied(known.closed), _copied(known.open)])
+            closed, opened = (_united([_shared(one[place]) for one in held]) for place in (0, 1))
             known = self._settled(known, closed, {})
             older = {rank: told for rank, told in opened.items() if int(rank) >= len(held)}  # of ranks that are no more
             own_open = {rank: told for rank, told in opened.items() if rank == str(self.rank)}
@@ -265,9 +266,10 @@ class Lessons:
             model = known.latest
             for number in count(1):
                 own, another = told.by_next()
-                posted = exchange.exchanged(number, [self._digest(model), own if another else []])
+                posted = exchange.exchanged(number, [self._digest(model), [*own] if another else []])
                 _check_alike([digest for digest, _ in posted], number)
-                model = self._with(model, {str(rank): lessons for rank, (_, lessons) in enumerate(posted)} | older)
+                told_by = _shared({str(rank): lessons for rank, (_, lessons) in enumerate(posted)})
+                model = self._with(model, {**told_by, **older})
                 older = {}
                 yield model
         finally:
@@ -289,11 +291,11 @@ class Lessons:
     def _digest(self, known: Any) -> str:
         return _digest(json.dumps(self._learner.to_json(known)))
 
-    def _own(self, known: Known) -> Sequence[State]:
-        return known.open.get(str(self.rank), [])
+    def _own(self, known: Known) -> Appended[State]:
+        return known.open.get(str(self.rank), Appended())
 
     def _checked(self, lessons: Mapping[str, Any]) -> ByRank:
-        return {str(int(rank)): [self._learner.checked(one) for one in told] for rank, told in lessons.items()}
+        return _shared({str(int(rank)): [self._learner.checked(one) for one in told] for rank, told in lessons.items()})
 
     @property
     def _waited(self) -> float:
@@ -319,10 +321,14 @@ def _check_alike(digests: Sequence[str], number: int) -> None:
 
 def _united(held: Sequence[ByRank]) -> ByRank:
     """The lessons that ranks know of each other; what a rank knows of itself comes first."""
-    found: dict[str, Sequence[State]] = {}
+    found: dict[str, Appended[State]] = {}
     for rank, lessons in enumerate(held):
         found |= {name: told for name, told in lessons.items() if name not in found or name == str(rank)}
     return found
+
+
+def _shared(lessons: Mapping[str, list[State]]) -> ByRank:
+    return {rank: Appended(told) for rank, told in lessons.items()}
 
 
 def _copied(lessons: ByRank) -> State:

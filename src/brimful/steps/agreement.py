@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from brimful.core.background import Stopped, belongs
 from brimful.core.errors import RankError, StateError
-from brimful.core.stream import State, header_difference
+from brimful.core.stream import State
+from brimful.steps.meeting import Meeting
 
 AHEAD_ROUNDS: Final = 2
 """Rounds that a rank posts beyond the one whose outcome it waits for."""
@@ -28,8 +29,14 @@ _SOONEST, _LATEST, _NOTICE = 0.001, 0.05, 0.5
 """Seconds between two looks at a counter, and between two looks for a rank that is gone."""
 _LEAVE: Final = 10.0
 """Seconds for which rank 0 waits at the end."""
+_PATIENCE: Final = 2.0
+"""Seconds for which a rank looks for a run like its own, before it says in what rank 0's differs: another thread may begin it."""
 _GRACE: Final = 5.0
 """Seconds beyond the timeout after which it is the store that does not answer."""
+_WHY: Final = (
+    "it was killed, is stuck, or does not iterate as often as this rank does; "
+    "shard(timeout_seconds=...) sets how long to wait"
+)
 
 
 class Agreement:
@@ -40,8 +47,9 @@ class Agreement:
 
     Args:
         store: a torch.distributed.Store that all ranks share.
-        name: of the run, the same on all ranks; run again under one name, it is told apart by how often it ran.
+        name: what users wrote for the pipeline, the same on all ranks.
         header: the pipeline and its rules, which must be the same on all ranks.
+        place: where the run begins, as a dict of plain JSON, which must be as well.
         timeout_seconds: how long the consumer waits for another rank before an error names it.
         unit: what a round is, for people.
     """
@@ -53,6 +61,7 @@ class Agreement:
         world_size: int,
         name: str,
         header: State,
+        place: State,
         timeout_seconds: float,
         unit: str = "round {:,} of the epoch",
     ) -> None:
@@ -64,19 +73,21 @@ class Agreement:
         self._woken: SimpleQueue[None] = SimpleQueue()
         self._waited = 0.0  # seconds, by the consumer for what it is to be given next
         self._since: float | None = None  # since when the store, or another rank through it, is waited for
-        self._told = False
-        self._header = header
-        self._base = f"brimful/{name}.{world_size}"
+        self._meeting = Meeting(store, name, rank, world_size, header, place)
         self._name = ""
         self._posted = -1
         belongs(self)
 
     def begin(self) -> None:
-        """The first of all."""
-        with self._reached():
-            self._name = f"{self._base}/{self._store.add(f'{self._base}/run/{self._rank}', 1)}"
-            if self._rank == 0:
-                self._store.set(f"{self._name}/header", json.dumps(self._header))
+        """The first of all: this rank takes part in a run, once rank 0 has begun it.
+
+        Raises:
+            StateError: rank 0 runs another pipeline, or begins at another place; the setting and both its values are named.
+            others as `outcome`.
+        """
+        with self._reached() as began:
+            self._meeting.came()
+            self._name = self._meeting.opened() if self._rank == 0 else self._joined(began)
 
     def post(self, number: int, count: int) -> None:
         """Says that `count` of this rank's streams have a batch in round `number`."""
@@ -92,7 +103,6 @@ class Agreement:
         Raises:
             TimeoutError: a rank has not posted, and the consumer has waited for `timeout_seconds`; it is named.
             RankError: another rank failed or left before it came to this round, or the store is gone; it is named.
-            StateError: another rank runs another pipeline; the setting and both its values are named.
             Stopped: the run was closed meanwhile.
         """
         with self._reached() as began:
@@ -119,24 +129,50 @@ class Agreement:
                 self._store.delete_key(f"{self._name}/{number - 1}/{self._rank}")
         return [json.loads(one) for one in found]
 
+    def _joined(self, began: float) -> str:
+        """The name of the run of rank 0's that is like this one, as soon as there is one."""
+        pause, patience = _SOONEST, min(_PATIENCE, self._timeout_seconds / 2)
+        while not self._closed:
+            name = self._meeting.joined()
+            if name is not None:
+                return name
+            waited = time.monotonic() - began
+            if waited > patience:
+                if self._meeting.words is not None:
+                    raise RankError(self._meeting.words)
+                self._look_for_another()
+            if min(self._waited, waited) > self._timeout_seconds:
+                late = f"rank 0 (never came{self._meeting.wants(0)})"
+                raise TimeoutError(
+                    f"waited {self._timeout_seconds:g} seconds for {late} to begin a run like that of rank {self._rank}: {_WHY}"
+                )
+            self._pause(pause)
+            pause = min(2 * pause, _LATEST)
+        raise Stopped
+
+    def _look_for_another(self) -> None:
+        """All ranks must read the same data in the same way, from one place on; rank 0 says which."""
+        other = self._meeting.other()
+        if other is not None:
+            self._name, words = other
+            error = StateError(words)
+            self.fail(error, posted=-1)
+            raise error
+
     def _outcome(self, number: int, began: float) -> int:
         pause, noticed = _SOONEST, began
         while not (self._closed or self._ended):
             ranks, count = divmod(int(self._store.add(f"{self._name}/{number}", 0)), _POSTED)
             if ranks == self._world_size:
-                self._compare()
                 return count
-            if ranks > self._world_size:
-                raise RankError(
-                    f"{ranks} processes act as the {self._world_size} ranks of one run: pass the data-parallel group to "
-                    "shard(group=...), such as mesh['dp']"
-                )
             now = time.monotonic()
             if now - noticed > _NOTICE:
                 noticed = now
                 self._look_for_gone(number)
                 if min(self._waited, now - began) > self._timeout_seconds:
-                    raise TimeoutError(self._missing(number))
+                    error = TimeoutError(self._missing(number))
+                    self.fail(error, posted=number - 1)  # others may wait longer, or lose the store with this rank
+                    raise error
             self._pause(pause)
             pause = min(2 * pause, _LATEST)
         raise Stopped
@@ -155,28 +191,27 @@ class Agreement:
                     words = (
                         f"rank {self._rank} left before the epoch was over: its loop ended, failed or was interrupted"
                     )
+                    if self._rank == 0:
+                        self._meeting.closed(self._name, words, self._keys())
                     self._store.compare_set(f"{self._name}/gone", "", json.dumps([self._posted, words]))
-                left = int(self._store.add(f"{self._name}/left", 1))
-                if left == self._world_size:
-                    self._clear()
+                gone = self._meeting.left(self._name, self._keys())
             until = time.monotonic() + _LEAVE
-            while over and self._rank == 0 and left < self._world_size and time.monotonic() < until:
+            while over and self._rank == 0 and not gone and time.monotonic() < until:
                 self._pause(_SOONEST)
                 if self._closed:
                     return
                 with self._reached():
-                    left = int(self._store.add(f"{self._name}/left", 0))
+                    gone = self._meeting.is_over(self._name)
 
-    def _clear(self) -> None:
-        """Removes the keys of a run that all ranks have left, but for two counters; no two are more rounds apart than
-        twice those that one posts ahead."""
+    def _keys(self) -> list[str]:
+        """What the rounds of a run may have in the store when all ranks have left it; no two are more rounds apart than twice
+        those that one posts ahead."""
         apart = 2 * (AHEAD_ROUNDS + 1)
         rounds = range(max(0, self._posted - apart - AHEAD_ROUNDS), self._posted + apart)
         ranks = [f"rank/{rank}" for rank in range(self._world_size)]
         last = range(max(0, self._posted - 2), self._posted + 2) if self._texts else ()
         texts = [f"{number}/{rank}" for number in last for rank in range(self._world_size)]
-        for key in ("header", "gone", *ranks, *rounds, *texts):
-            self._store.delete_key(f"{self._name}/{key}")
+        return [*ranks, *map(str, rounds), *texts]
 
     def fail(self, error: BaseException, posted: int | None = None) -> None:
         """Tells the other ranks that this one cannot go on, beyond the rounds that it has posted."""
@@ -215,20 +250,6 @@ class Agreement:
         with suppress(Empty):
             self._woken.get(timeout=seconds)
 
-    def _compare(self) -> None:
-        """All ranks must read the same data in the same way; rank 0 says which."""
-        if self._told or self._rank == 0:
-            return
-        self._told = True
-        difference = header_difference(json.loads(self._store.get(f"{self._name}/header")), self._header)
-        if difference is not None:
-            name, theirs, ours = difference
-            error = StateError(
-                f"the ranks run different pipelines: {name} is {theirs} on rank 0 and {ours} on rank {self._rank}"
-            )
-            self.fail(error, posted=-1)
-            raise error
-
     def _look_for_gone(self, number: int) -> None:
         """A rank that is gone takes part in the rounds that it has posted: all ranks hand out the same ones."""
         if self._store.check([f"{self._name}/gone"]):
@@ -243,10 +264,11 @@ class Agreement:
             key = f"{self._name}/rank/{rank}"
             last = int(self._store.get(key)) if self._store.check([key]) else None
             if last is None or last < number:
-                late.append(f"rank {rank} ({'never came' if last is None else f'last came to {kind} {last:,}'})")
+                came = f"never came{self._meeting.wants(rank)}" if last is None else f"last came to {kind} {last:,}"
+                late.append(f"rank {rank} ({came})")
         return (
-            f"waited {self._timeout_seconds:g} seconds for {', '.join(late)} to come to {self._unit.format(number)}: it was "
-            "killed, is stuck, or does not iterate as often as this rank does; shard(timeout_seconds=...) sets how long to wait"
+            f"waited {self._timeout_seconds:g} seconds for {', '.join(late)} to come to {self._unit.format(number)}: "
+            f"{_WHY}"
         )
 
     @contextmanager

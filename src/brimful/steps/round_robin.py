@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Generic, NamedTuple, TypeVar, cast, get_args
-from zlib import crc32
 
 from brimful.core.background import Channel, close_together
 from brimful.core.errors import DataError, StateError, one_of, settle
@@ -108,8 +107,9 @@ class RoundRobin(Stage[T]):
                 f"{rank.world_size} ranks that read streams must agree on where an epoch ends: initialise torch.distributed "
                 "before iterating, or give shard(group=...) a torch.distributed.Store that they share"
             )
-        name = f"{crc32(repr(chain(self)).encode()):08x}.{at['epoch']}.{at['next']}"
-        agreement = Agreement(store, *rank, name, describe(self) | {"uneven": self.uneven}, self.timeout_seconds)
+        name = " > ".join(chain(self))
+        header, begins = describe(self) | {"uneven": self.uneven}, {"epoch": at["epoch"], "next": at["next"]}
+        agreement = Agreement(store, *rank, name, header, begins, self.timeout_seconds)
         rounds = Channel(lambda: self._rounds(at["next"], readers, agreement), 1, "streams")
         with closing(rounds), closing(agreement):
             pending = rounds.items(agreement.waiting)

@@ -6,7 +6,6 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any, ClassVar
-from zlib import crc32
 
 from brimful.core.plans import Plans, in_items_of, planned_again
 from brimful.core.stream import END, Stage, State, chain, describe, running, runtime
@@ -87,7 +86,7 @@ class Sharded(Stage[Batch]):
         rank, world_size = resolve(self.rank, self.world_size, self.group)
         return rank if world_size > 1 else None
 
-    def exchange(self, place: str, learnt: str) -> Agreement:
+    def exchange(self, place: State, learnt: str) -> Agreement:
         """Through what ranks tell each other what they learn.
 
         Args:
@@ -108,9 +107,9 @@ class Sharded(Stage[Batch]):
                 f"{rank.world_size} ranks whose policy learns (learn=True) must tell each other what they learn: initialise "
                 "torch.distributed before iterating, or give shard(group=...) a torch.distributed.Store that they share"
             )
-        name = f"lessons.{crc32(repr(chain(self)).encode()):08x}.{place}"
-        header = describe(self) | {"uneven": self.uneven, "lessons": learnt}
-        return Agreement(store, *rank, name, header, self.timeout_seconds, unit="window {:,} of this run")
+        name = " > ".join(chain(self))
+        header, begins = describe(self) | {"uneven": self.uneven}, {"position": place, "lessons": learnt}
+        return Agreement(store, *rank, name, header, begins, self.timeout_seconds, unit="window {:,} of this run")
 
     def _firsts(self, epoch: int, count: int, plans: Plans | None) -> list[Batch]:
         """Batches from the beginning of the epoch, beginning again where it has fewer; of a policy that learns, as what is at
