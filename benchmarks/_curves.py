@@ -18,7 +18,7 @@ class Curve(NamedTuple):
 
 
 def drawn(panels: Mapping[str, Sequence[Curve]]) -> str:
-    """Panels of curves, two in a row, a legend beside each row: a name has the same colour in all."""
+    """Panels of curves, two in a row, a legend of its names beside each row; a name has the same colour in all."""
     names = list(dict.fromkeys(curve.name for curves in panels.values() for curve in curves))
     palette = COLOURS.split()
     colours = {name: palette[number % len(palette)] for number, name in enumerate(names)}
@@ -32,8 +32,9 @@ def drawn(panels: Mapping[str, Sequence[Curve]]) -> str:
             f'<g transform="translate({number % 2 * WIDTH},{number // 2 * HEIGHT})">{_panel(title, curves, colours)}</g>'
         )
     for row in range(rows):
-        for number, name in enumerate(names):
-            y = row * HEIGHT + MARGIN + 18 * number
+        beside = {curve.name: None for curves in list(panels.values())[2 * row : 2 * row + 2] for curve in curves}
+        for number, name in enumerate(beside):
+            y = row * HEIGHT + MARGIN + 15 * number
             parts.append(
                 f'<rect x="{2 * WIDTH + 4}" y="{y - 8}" width="14" height="3" fill="{colours[name]}"/>'
                 f'<text x="{2 * WIDTH + 24}" y="{y - 3}">{escape(name)}</text>'

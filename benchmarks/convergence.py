@@ -286,13 +286,18 @@ def shown(values: Sequence[float], sign: str = "") -> str:
 
 
 def plot(runs: Sequence[Run], path: Path) -> None:
+    """Of each task the means over the seeds that all its settings have."""
     panels: dict[str, list[Curve]] = {}
     for task in dict.fromkeys(run["task"] for run in runs):
+        by_name: dict[str, dict[int, Any]] = {}
+        for run in runs:
+            if run["task"] == task:
+                by_name.setdefault(run["setting"], {})[run["seed"]] = run["curve"]
+        seeds = set.intersection(*map(set, by_name.values()))
         for column, unit in ((0, "tokens"), (1, "seconds")):
             curves = panels.setdefault(f"{task}: loss against {unit}", [])
-            for name in dict.fromkeys(run["setting"] for run in runs if run["task"] == task):
-                of = [run["curve"] for run in runs if run["task"] == task and run["setting"] == name]
-                points = np.mean([[(point[column], point[2]) for point in curve] for curve in of], axis=0)
+            for name, of in by_name.items():
+                points = np.mean([[(point[column], point[2]) for point in of[seed]] for seed in sorted(seeds)], axis=0)
                 curves.append(Curve(name, [(float(x), float(y)) for x, y in points]))
     path.write_text(drawn(panels), "utf-8")
 
