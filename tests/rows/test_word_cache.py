@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -56,6 +57,26 @@ def test_it_never_keeps_more_words_than_it_was_told_to() -> None:
     assert len(cache) <= 50
     with pytest.raises(ValueError, match=r"^max_words must be at least 1 word \(got 0\)$"):
         WordCache(asked, max_words=0)
+
+
+def test_blocks_of_many_words_are_coded_by_the_first_that_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brimful.rows.word_cache.MAX_COLUMNS", 40)
+    asked = Asked()
+    cache, longest = WordCache(asked), "y" * (MAX_BYTES + 1)
+    draw = random.Random(4)
+    blocks = [
+        [" ".join(f"w{draw.randrange(99)}" for _ in range(draw.randrange(size))) for _ in range(9)] + [longest]
+        for size in (9, 2, 30, 1, 30, 50, 3, 50)
+    ]
+    for block in blocks:
+        assert rows_of(cache(make.column(block))) == Asked()(block)
+    again = {text: count for text, count in asked.texts.items() if count > 1}
+    assert again == {longest: len(blocks)}, "known words are asked for again, in columns or not"
+    assert len(cache._columns.words) == len(cache._columns.tokens.lengths) == 40
+    large, last = [f"{row} b{row}" for row in range(100)], WordCache(asked, max_words=60)
+    for _ in range(2):
+        assert rows_of(last(pa.array(large))) == Asked()(large)
+        assert len(last._columns.words) <= 60, "columns are bounded by what is kept"
 
 
 def test_threads_share_it() -> None:
