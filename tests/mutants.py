@@ -532,15 +532,15 @@ MUTANTS = [
     Mutant(
         "a shuffle has the same order in every epoch",
         "windows/shuffle.py",
-        "window.epoch, window.number",
-        "0, window.number",
+        "here, window.epoch, window.number",
+        "here, 0, window.number",
         EPOCHS,
     ),
     Mutant(
         "batches have the same order in every epoch",
         "steps/batched.py",
-        "window.epoch, window.number",
-        "0, window.number",
+        "here, window.epoch, window.number",
+        "here, 0, window.number",
         EPOCHS,
     ),
     Mutant(

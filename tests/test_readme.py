@@ -50,7 +50,13 @@ def commands(program: str) -> list[Snippet]:
 @pytest.mark.parametrize(
     "page",
     [
-        *("README.md", "CONTRIBUTING.md", "docs/data.md", "docs/device.md", "docs/memory.md", "docs/trainers.md"),
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/convergence.md",
+        "docs/data.md",
+        "docs/device.md",
+        "docs/memory.md",
+        "docs/trainers.md",
         pytest.param("docs/ray.md", marks=pytest.mark.skipif(not find_spec("ray"), reason="Ray is not installed")),
     ],
 )

@@ -231,11 +231,13 @@ def windows_of(
     *,
     required: bool = False,
     policy: Policy | None = None,
+    batches: int | None = None,
 ) -> Stage[Window]:
-    """Windows of `size` rows (0: what the policy needs): of indexed data as they stand, of a stream one ahead of use."""
+    """Windows of `size` rows (0: what the policy needs, or so many batches): of indexed data as they stand, of a stream one ahead
+    of use."""
     if isinstance(stage, Indexed):
-        return Planned(stage, size, columns, required, policy)
-    return Ahead(Buffered(stage, size, columns, required, policy), 1, "window")
+        return Planned(stage, size, columns, required, policy, batches)
+    return Ahead(Buffered(stage, size, columns, required, policy, batches), 1, "window")
 
 
 # -- what is known of it ---------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def batch(
     self: HasStage,
     size_or_policy: int | Policy,
     *,
-    window: int | Literal["auto"] | None = None,
+    window: int | Literal["auto", "steps"] | None = None,
     pad_to_multiple_of: int = 1,
     buckets: Sequence[int] | None = None,
     overlong: Overlong = "raise",
@@ -51,7 +51,8 @@ def batch(
     Args:
         size_or_policy: an int: in arrival order, or with a window sorted by length inside it. A policy plans windows.
         window: rows to plan over; "auto" (also None for a policy): as many as bring padding to about 1 %. Of streams they are
-            read before the first batch, 256 MB at most; a smaller number gives it sooner.
+            read before the first batch, 256 MB at most; a smaller number gives it sooner. "steps": those of two optimizer
+            steps of `micro_batches`, so that each has samples of nearly all lengths, for losses of samples; some 10 % padding.
         pad_to_multiple_of: round each padded length up; a policy's limits hold for the rounded shape.
         buckets: or pad each batch to the smallest of these lengths that holds it.
         overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a
@@ -77,7 +78,7 @@ def batch_by_tokens(
     self: HasStage,
     max_tokens: int,
     *,
-    window: int | Literal["auto"] = "auto",
+    window: int | Literal["auto", "steps"] = "auto",
     pad_to_multiple_of: int = 1,
     buckets: Sequence[int] | None = None,
     overlong: Overlong = "raise",
@@ -88,7 +89,7 @@ def batch_by_tokens(
     Args:
         max_tokens: rows x padded length of a batch.
         window: rows to plan over; "auto": as many as bring padding to about 1 %. Of streams they are read before the first
-            batch, 256 MB at most; a smaller number gives it sooner.
+            batch, 256 MB at most; a smaller number gives it sooner. "steps": as for `batch`.
         pad_to_multiple_of: round each padded length up.
         buckets: or pad each batch to the smallest of these lengths that holds it.
         overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a
@@ -141,7 +142,7 @@ def pack(
     row_length: int,
     *,
     rows: int = 1,
-    window: int | Literal["auto"] = "auto",
+    window: int | Literal["auto", "steps"] = "auto",
     overlong: Literal["raise", "truncate", "drop", "split"] = "raise",
     hf_flash_attention: bool = False,
     **options: Unpack[PackOptions],
@@ -179,7 +180,7 @@ def _batched(
     self: HasStage,
     policy: Policy,
     rounding: Rounding | None,
-    window: int | Literal["auto"],
+    window: int | Literal["auto", "steps"],
     *,
     overlong: Overlong,
     **options: Unpack[BatchOptions],
@@ -205,7 +206,7 @@ def padded_batches(
     stage: Stage[Block],
     repeats: bool,
     planner: ByPolicy | ByKey,
-    window: int | Literal["auto"],
+    window: int | Literal["auto", "steps"],
     *,
     length_column: str | tuple[str, str] = "input_ids",
     token_columns: Sequence[str] | None = None,
@@ -240,9 +241,9 @@ def padded_batches(
         _say_right()
     rounding = planner.rounding or policy
     shape = layout_named(layout, side == "left", static, num_groups, rounding)
-    windows = windows_of(
-        stage, _rows(window), rules.length_columns, required=policy is not None and not in_order, policy=policy
-    )
+    rows, batches = _rows(window, micro_batches)
+    required = policy is not None and not in_order
+    windows = windows_of(stage, rows, rules.length_columns, required=required, policy=policy, batches=batches)
     batched = Batched(windows, planner, drop_last, False if in_order else shuffle, group, seed)
     few_shapes = (
         static or getattr(rounding, "buckets", None) is not None or getattr(rounding, "pad_to_multiple_of", 1) > 1
@@ -256,7 +257,7 @@ def packed_batches(
     stage: Stage[Block],
     repeats: bool,
     planner: ByPacking,
-    window: int | Literal["auto"],
+    window: int | Literal["auto", "steps"],
     hf_flash_attention: bool,
     *,
     length_column: str = "input_ids",
@@ -275,7 +276,15 @@ def packed_batches(
     """Rows of samples to rows of packed tokens; see PackOptions."""
     planner, shuffle = _of_steps(planner, shuffle_batches, micro_batches)
     rules = _rules(stage, length_column, token_columns, pad_values, dtypes)
-    windows = windows_of(stage, _rows(window), rules.length_columns, required=True, policy=planner.policy)
+    rows, batches = _rows(window, micro_batches)
+    windows = windows_of(
+        stage,
+        rows,
+        rules.length_columns,
+        required=True,
+        policy=planner.policy,
+        batches=batches and batches * planner.num_rows,
+    )
     batched = Batched(windows, planner, drop_last, shuffle, group, seed)
     layout = _layout(PackedRows(hf_flash_attention), collate_fn, max_workers, executor_type)
     return _collated(batched, rules, layout, False, repeats, micro_batches)
@@ -353,9 +362,14 @@ def _say_right() -> None:
     )
 
 
-def _rows(window: int | str) -> int:
+def _rows(window: int | str, micro_batches: int | None) -> tuple[int, int | None]:
+    """How many rows are planned over, 0 where the policy says, and how many batches it then is to make of them, if so many."""
     if window == "auto":
-        return 0
+        return 0, None
+    if window == "steps":
+        if micro_batches is None:
+            raise ValueError('window="steps" is that of two optimizer steps: say of how many batches, micro_batches=4')
+        return 0, 2 * micro_batches
     if isinstance(window, str):
-        raise ValueError(f"window must be a number of rows or 'auto' (got {window!r})")
-    return integer("window", window, 1, "row")
+        raise ValueError(f"window must be a number of rows, 'auto' or 'steps' (got {window!r})")
+    return integer("window", window, 1, "row"), None

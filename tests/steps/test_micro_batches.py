@@ -95,6 +95,23 @@ def test_ranks_of_streams_count_their_own_labels(tmp_path: Path) -> None:
             assert float(bf.token_mean(torch.tensor(float(own)), step[0])) == bool(own)
 
 
+@pytest.mark.parametrize("data", [indexed, unknown])
+def test_windows_of_steps_have_samples_of_two(data: Callable[[], bf.Dataset]) -> None:
+    for batches in (
+        data().batch_by_tokens(1024, micro_batches=4, window="steps"),
+        data().batch(32, micro_batches=4, window="steps"),
+        data().pack(200, rows=8, micro_batches=4, window="steps"),
+    ):
+        planned = [batch.window.number for batch in batches.plans()]
+        sizes = np.bincount(planned)
+        assert len(sizes) > 3
+        assert 7 <= np.median(sizes) <= 11
+    with pytest.raises(ValueError, match=r'window="steps" is that of two optimizer steps: say of how many batches'):
+        indexed().batch_by_tokens(1024, window="steps")
+    with pytest.raises(ValueError, match=r"window must be a number of rows, 'auto' or 'steps' \(got 'all'\)"):
+        indexed().batch_by_tokens(1024, window="all")  # type: ignore[arg-type]
+
+
 def test_labels_that_are_cut_are_not_counted() -> None:
     for data in (indexed(), unknown()):
         for batches in (

@@ -16,8 +16,8 @@ _PADDING_ROOT_BATCHES = 1.2  # padding x sqrt(batches), pairs: .8 to 1.7, the cl
 _ENOUGH_BATCHES = 256  # in a plan from which rows per batch are read, so that a short last batch does not count
 
 
-def window_rows(policy: Policy, lengths_sample: ArrayLike, padding: float = 0.01) -> int:
-    """How many rows a window needs for the policy to pad about this share of the slots.
+def window_rows(policy: Policy, lengths_sample: ArrayLike, padding: float = 0.01, *, batches: int | None = None) -> int:
+    """How many rows a window needs for the policy to pad about this share of the slots, or to make so many batches of it.
 
     Padding is about 2.5 / batches in a window: 1 % takes 250 batches' worth of rows. Pairs pad 1.2 / sqrt(batches). What
     rounding to a multiple or to buckets pads comes on top, whatever the window.
@@ -26,6 +26,7 @@ def window_rows(policy: Policy, lengths_sample: ArrayLike, padding: float = 0.01
         policy: what plans the windows.
         lengths_sample: lengths drawn from the data, (n,) or (n, 2); 1,000 are enough.
         padding: the share of padded slots to predict.
+        batches: of a window, in place of a padding.
     Raises:
         ValueError: no lengths, or `padding` not between 0 and 1.
         OverlongError: a sampled length that the policy cannot place.
@@ -45,8 +46,10 @@ def window_rows(policy: Policy, lengths_sample: ArrayLike, padding: float = 0.01
     copies = ceil(_ENOUGH_BATCHES / len(policy.plan(lengths)))
     many = np.concatenate([lengths] * copies)
     rows_per_batch = len(many) / len(policy.plan(many))
-    batches = _PADDING_BATCHES / padding if lengths.ndim == 1 else (_PADDING_ROOT_BATCHES / padding) ** 2
-    return ceil(batches * rows_per_batch)
+    if batches is not None:
+        return ceil(batches * rows_per_batch)
+    needed = _PADDING_BATCHES / padding if lengths.ndim == 1 else (_PADDING_ROOT_BATCHES / padding) ** 2
+    return ceil(needed * rows_per_batch)
 
 
 def window_ends(count: int, size: int) -> int:

@@ -78,7 +78,7 @@ class Buffered(Windowed):
 
     def _resolve(self, block: Block) -> int:
         assert self.policy is not None
-        wanted = auto_rows(self.policy, self._lengths(block))
+        wanted = auto_rows(self.policy, self._lengths(block), self.batches)
         size = visible(block).nbytes + 8 * block.num_rows * (
             ORIGIN in block.schema.names
         )  # however long files' names are

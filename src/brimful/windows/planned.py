@@ -68,4 +68,4 @@ class Planned(Windowed):
             run = -(-min(count, SAMPLE_ROWS) // SAMPLE_RUNS)
             starts = np.unique(np.linspace(0, count - run, SAMPLE_RUNS).astype(np.int64)).tolist()
             numbers = np.concatenate([rows(start, start + run) for start in starts])
-        return auto_rows(self.policy, self._lengths(numbers))
+        return auto_rows(self.policy, self._lengths(numbers), self.batches)

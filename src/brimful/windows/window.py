@@ -90,7 +90,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Windowed(Stage[Window]):
-    """What cuts rows into windows of `size`; 0: what `policy` needs for 1 % padding, judged once."""
+    """What cuts rows into windows of `size`; 0: what `policy` needs for 1 % padding, or for `batches` of them, judged once."""
 
     verb = "window"
 
@@ -99,13 +99,14 @@ class Windowed(Stage[Window]):
     length_columns: tuple[str, ...] = ()
     lengths_required: bool = False
     policy: Policy | None = runtime(None)
+    batches: int | None = runtime(None)
 
     def __post_init__(self) -> None:
         settle(self, "size", 0, "rows", "window")
 
 
-def auto_rows(policy: Policy, lengths: NDArray[np.int64]) -> int:
-    """How many rows a window needs for 1 % padding under `policy`, judged by some lengths."""
+def auto_rows(policy: Policy, lengths: NDArray[np.int64], batches: int | None = None) -> int:
+    """How many rows a window needs for 1 % padding under `policy`, or for so many batches, judged by some lengths."""
     if policy.max_length is not None and lengths.ndim == 1:
         lengths = np.minimum(lengths, policy.max_length)
-    return window_rows(policy, lengths)
+    return window_rows(policy, lengths, batches=batches)
