@@ -3,6 +3,9 @@
     python examples/ray_train.py --folder run --workers 2 --batches 60      # kill -9 one of its workers
     python examples/ray_train.py --folder run --workers 3 --batches 60      # no batch is lost, and none comes twice
 
+The first command then ends with Ray's WorkerGroupError. A worker takes a processor: on fewer of these than workers Ray waits
+without end, unless told --cpus-per-worker 0.5. A step has a batch of each worker, so the last one may go a few beyond --batches.
+
 Each worker's loader is a shard of one global plan; its place lies in Ray's own checkpoints, as two integers or so.
 """
 
@@ -106,8 +109,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="where Ray's checkpoints go")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--batches", type=int, default=60, help="of all workers together")
-    parser.add_argument("--cpus-per-worker", type=float, default=1.0)
+    parser.add_argument("--batches", type=int, default=60, help="of all workers together, at least")
+    parser.add_argument("--cpus-per-worker", type=float, default=1.0, help="0.5: two workers a processor")
     arguments = parser.parse_args()
     trained = train(arguments.folder, arguments.workers, arguments.batches, arguments.cpus_per_worker)
     (arguments.folder / "batches.json").write_text(json.dumps(trained))

@@ -394,6 +394,32 @@ def test_results_are_in_the_order_of_the_samples_though_a_worker_is_killed(
     assert list(bf.map_batches_in_order(upper, texts, 4, **options)) == found  # which the files have
 
 
+def test_workers_that_find_no_room_are_given_nothing(cluster: Any, upper: Any) -> None:
+    texts = [str(number) for number in range(60)]
+    found = bf.map_batches_in_order(upper, texts, 4, engine="ray", num_workers=5)  # on two processors
+    assert list(found) == texts
+
+
+def test_it_is_said_that_no_worker_finds_room(
+    cluster: Any, upper: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    said: list[str] = []
+
+    def stop_waiting(record: logging.LogRecord) -> bool:
+        said.append(record.getMessage())
+        raise InterruptedError
+
+    monkeypatch.setattr("brimful.core.pool.WAIT_SECONDS", 0.2)
+    logging.getLogger("brimful").addFilter(stop_waiting)
+    request.addfinalizer(lambda: logging.getLogger("brimful").removeFilter(stop_waiting))
+    with pytest.raises(InterruptedError):
+        list(bf.map_batches_in_order(upper, ["a"], 1, engine="ray", num_workers=1, num_gpus_per_worker=100))
+    assert said[0].startswith(
+        "no worker for Upper has begun yet: each needs a processor and 100 GPUs, and the cluster has 2"
+    )
+    assert said[0].endswith("give it more, or ask for less (num_workers, num_gpus_per_worker)")
+
+
 def test_an_error_of_inference_says_which_batch(cluster: Any, upper: Any) -> None:
     texts = ["a", "die here", "ccc"]
     with pytest.raises(KeyError, match="die here") as raised:

@@ -6,13 +6,10 @@ import os
 import pickle
 import sys
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final
 
 import cloudpickle
 
@@ -20,16 +17,12 @@ from brimful.core.errors import StageError, logger, untold
 from brimful.core.once import once
 from brimful.core.processes import Records, Reply, answer, dumps
 
-T = TypeVar("T")
-
 RETRIES: Final = 3
 """How often in a row a worker may die over one thing before that is an error."""
 END_SECONDS: Final = 5.0
 """How long tasks are waited for that have been told to end."""
 LOOK_SECONDS: Final = 10.0
 """How often it is asked how large the cluster is."""
-AHEAD: Final = 4
-"""For each worker of a pool so many things are given out, or made and not yet taken."""
 _THREADS: Final = "RAYON_NUM_THREADS"
 """What bounds the threads of tokenizers, of which each would otherwise have as many as its machine has cores."""
 
@@ -108,6 +101,12 @@ class Cluster:
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             self._looked, self._cpus = time.monotonic(), int(self.ray.cluster_resources().get("CPU", 1))
         return max(1, self._cpus)
+
+    @property
+    def size(self) -> str:
+        """Its processors and GPUs in words."""
+        found = self.ray.cluster_resources()
+        return f"{found.get('CPU', 0):g} processors and {found.get('GPU', 0):g} GPUs"
 
     def room(self, num_gpus: float) -> int:
         """How many workers it has room for, with a processor and so many GPUs each; at least 1."""
@@ -220,7 +219,7 @@ class Stream:
 
     def _again(self, error: Exception) -> None:
         self._deaths += 1
-        how = _how(error)
+        how = died_of(error)
         if self._deaths > RETRIES:
             raise StageError(
                 f"{self._deaths} workers in a row have died over {self._place(self._at)} on ({how}); if they were out of memory, "
@@ -284,109 +283,6 @@ def _version() -> str:
     return str(sys.modules["brimful"].__version__)
 
 
-# -- workers that stay ---------------------------------------------------------------------------------------------------
-
-
-class Pool:
-    """Workers of a cluster that each make a function once, and are called with one thing after another; results in order.
-
-    Args:
-        job: what `put` gave for a function that makes the function.
-        number: of workers.
-        num_gpus: of each of them.
-        name: what the user knows the function by.
-    """
-
-    def __init__(self, cluster: Cluster, job: Any, number: int, num_gpus: float, name: str) -> None:
-        self._cluster, self._name = cluster, name
-        actor = cluster.ray.remote(num_gpus=num_gpus, num_cpus=1, max_restarts=0)(_Worker)
-        self._start: Callable[[], Any] = partial(actor.remote, job)
-        self._workers = [self._start() for _ in range(number)]
-        self._open: list[_Call] = []  # that may not be made yet
-        cluster.started(self, self.close)
-
-    def results(self, things: Iterable[tuple[Any, T]]) -> Iterator[tuple[Callable[[], Any], T]]:
-        """For each thing what waits for the function's result, and what came with it; some ahead of use. The first raises what
-        the function raised (its cause is the traceback), or a StageError where workers died over one thing again and again.
-        """
-        pending: deque[tuple[_Call, T]] = deque()
-        for thing, mark in things:
-            while len(pending) >= AHEAD * len(self._workers):
-                call, before = pending.popleft()
-                yield partial(self._settled, call), before
-            pending.append((self._asked(_Call(dumps(thing))), mark))
-        for call, before in pending:
-            yield partial(self._settled, call), before
-
-    def close(self) -> None:
-        """Ends the workers, whatever they do."""
-        self._cluster.ended(self)
-        for worker in self._workers:
-            self._cluster.ray.kill(worker)
-
-    def _asked(self, call: _Call) -> _Call:
-        """Has the worker make it that has the fewest to make."""
-        waiting = [one for one in self._open if one.reply is not None]
-        if waiting:
-            refs = [one.reply for one in waiting]
-            _, unready = self._cluster.ray.wait(refs, num_returns=len(refs), timeout=0)
-            left = set(unready)
-            self._open = [one for one in waiting if one.reply in left]
-        busy = Counter(one.worker for one in self._open)
-        call.worker = min(range(len(self._workers)), key=lambda number: busy[number])
-        call.on = self._workers[call.worker]
-        call.reply = call.on.call.remote(call.thing)
-        self._open.append(call)
-        return call
-
-    def _settled(self, call: _Call) -> Any:
-        while True:
-            try:
-                reply: Reply = pickle.loads(self._cluster.ray.get(call.reply))
-                return reply.settled()
-            except self._cluster.deaths as error:
-                call.deaths += 1
-                how = _how(error)
-                if call.deaths > RETRIES:
-                    raise StageError(
-                        f"{call.deaths} workers in a row have died over one batch of {self._name} ({how}); if they were out of "
-                        "memory, make its batches smaller"
-                    ) from error
-                if self._workers[call.worker] is call.on:
-                    logger.warning(
-                        "a worker of Ray has died (%s); another one makes its batches of %s", how, self._name
-                    )
-                    self._workers[call.worker] = self._start()
-                self._asked(call)
-
-
-@dataclass(eq=False)
-class _Call:
-    """A thing, and who makes something of it: a worker, by its place, and its reply."""
-
-    thing: bytes
-    worker: int = 0
-    on: Any = None
-    reply: Any = None
-    deaths: int = 0
-
-
-class _Worker:
-    """One process of a pool."""
-
-    def __init__(self, job: bytes) -> None:
-        self._job = job
-        self._fn: Callable[[Any], Any] | None = None
-
-    def call(self, thing: bytes) -> bytes:
-        with Records() as records:
-            return answer(self._made, thing, records)
-
-    def _made(self, thing: bytes) -> Any:
-        if self._fn is None:
-            self._fn = loaded(self._job)()
-        return self._fn(pickle.loads(thing))
-
-
-def _how(error: Exception) -> str:
+def died_of(error: Exception) -> str:
+    """What is said of a worker's death, in a line."""
     return f"{type(error).__name__}: {' '.join(str(error).split()).partition('. ')[0]}"

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from brimful.core.cluster import Cluster, Pool
+from brimful.core.cluster import Cluster
 from brimful.core.errors import name_of, where
 from brimful.core.iterator import ResumableIterator
+from brimful.core.pool import Pool
 from brimful.memory.generation import OomSafe, rows_of
 from brimful.memory.parts import divisible
 from brimful.steps.batch import Batch
