@@ -27,7 +27,7 @@ from brimful.rows.encoder import Padding
 from brimful.store import index, local, mapped
 from brimful.store.index import StoreIndex
 from brimful.store.local import LocalFolder
-from brimful.store.manifest import MANIFEST, Manifest, SideFile
+from brimful.store.manifest import MANIFEST, SideFile
 from brimful.store.verify import verify_store
 from brimful.store.writer import write_store
 from brimful.testing import assert_exact_resume
