@@ -35,6 +35,7 @@ from brimful.rows.pack_chunk import PackChunk
 from brimful.rows.take import Take
 from brimful.rows.unbatch import Unbatch
 from brimful.sources.files import FromFiles
+from brimful.sources.spread import Fed, Spread
 from brimful.testing import assert_exact_resume, first_difference
 from brimful.windows.buffered import Buffered
 from brimful.windows.planned import Planned
@@ -63,7 +64,7 @@ def stages() -> set[type[Stage[Any]]]:
 
 
 def test_every_stage_has_a_strategy() -> None:
-    missing = sorted(draw.name(cls) for cls in stages() - draw.STAGES)
+    missing = sorted(draw.name(cls) for cls in stages() - draw.STAGES - OF_A_CLUSTER)
     assert not missing, f"give {', '.join(missing)} a line in tests/strategies.py"
 
 
@@ -83,6 +84,8 @@ def test_law_of_each_stage(cls: type[Stage[Any]], data: st.DataObject, rows: int
             assert_exact_resume(make, max_items=20, max_resumes=20)
 
 
+OF_A_CLUSTER = {Fed, Spread}
+"""Of these tests/sources/test_spread.py holds the law, and tests/test_ray.py where there is a cluster."""
 ENDLESS = {
     IndexRepeat,
     Loaded,

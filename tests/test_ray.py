@@ -32,6 +32,7 @@ from brimful.store.verify import verify_store
 from tests.store.stores import small
 
 pytestmark = [
+    pytest.mark.ray,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: the extra ray"),
     pytest.mark.filterwarnings("ignore"),  # Ray's own
     pytest.mark.timeout(280),

@@ -57,7 +57,10 @@ def commands(program: str) -> list[Snippet]:
         "docs/device.md",
         "docs/memory.md",
         "docs/trainers.md",
-        pytest.param("docs/ray.md", marks=pytest.mark.skipif(not find_spec("ray"), reason="Ray is not installed")),
+        pytest.param(
+            "docs/ray.md",
+            marks=[pytest.mark.ray, pytest.mark.skipif(not find_spec("ray"), reason="Ray is not installed")],
+        ),
     ],
 )
 def test_code_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,7 @@ def test_a_later_id_beyond_the_vocabulary_is_an_error(tmp_path: Path) -> None:
     texts = bf.from_sequence(["w1"] * 9000 + ["w199"]).tokenize(words(256))
     odd = texts.map(lambda sample: sample | {"input_ids": [300]} if sample["text"] == "w199" else sample)
     with (
-        small(1, 1),
+        small(10_000, 1),
         pytest.raises(
             bf.DataError,
             match=r"column 'input_ids' is list<item: uint8> in the rows before and list<item: int32> here, which cannot be cast "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -22,8 +21,9 @@ from brimful.plan import (
     optimal_buckets,
     uniform_buckets,
 )
+from brimful.report.bins import binned, edges_of, quantile
 from brimful.report.lengths import dataset_of
-from brimful.report.steps import BATCHES_A_STEP, FEW, Between, fewest
+from brimful.report.steps import BATCHES_A_STEP, FEW, Between
 from brimful.windows.window import auto_rows
 
 RECOMPILE_LIMIT: Final = 8
@@ -32,6 +32,8 @@ RECOMPILE_LIMIT: Final = 8
 
 NUM_BUCKETS: Final = (8, 16)
 STEP_COST: Final = 0.05
+STEP: Final = 4
+"""Batches of an optimizer step that reach the loss of random ones, from windows of two steps (docs/convergence.md)."""
 EVEN: Final = 0.02
 """Random batches that pad no more than this need no policy."""
 
@@ -187,7 +189,7 @@ def compare(lengths: ArrayLike, settings: Settings | None = None, *, source: str
             f"max_tokens must be at least the longest sample, {longest:,} tokens (got {settings.max_tokens:,}); "
             "raise it, or cut the samples with max_length"
         )
-    edges = _edges(values, max(longest, settings.row_length or 1))
+    edges = edges_of(values, max(longest, settings.row_length or 1))
     ways = _ways(
         values, settings
     )  # in an order that does not matter but to `between`: the one that several a step have
@@ -198,11 +200,11 @@ def compare(lengths: ArrayLike, settings: Settings | None = None, *, source: str
         samples=len(values),
         tokens=int(values.sum()),
         mean=float(values.mean()),
-        median=_quantile(values, 0.5),
-        p99=_quantile(values, 0.99),
+        median=quantile(values, 0.5),
+        p99=quantile(values, 0.99),
         longest=longest,
         at_max_length=at_max_length,
-        counts=_binned(values, np.ones_like(values), edges),
+        counts=binned(values, np.ones_like(values), edges),
     )
     roles = {way.role: place for place, way in enumerate(ways) if way.role}
     advice = _advice(outcomes, roles, settings)
@@ -245,6 +247,13 @@ def _ways(lengths: IntArray, settings: Settings) -> list[_Way]:
             data.batch_by_tokens(most, shuffle_batches="stratified"),
             auto=TokenBudget(most),
             role="budget",
+        ),
+        _Way(
+            f"steps of {STEP} batches",
+            f'dataset.batch_by_tokens({STEP * most:_}, micro_batches={STEP}, window="steps")',
+            data.batch_by_tokens(STEP * most, micro_batches=STEP, window="steps"),
+            auto_rows(TokenBudget(most), lengths, 2 * STEP),
+            role="steps",
         ),
         _Way(
             "least padding",
@@ -309,31 +318,10 @@ def _outcome(way: _Way, lengths: IntArray, edges: IntArray, hidden_size: int) ->
         tokens_per_batch=float(tokens.mean()),
         work=work,
         cost=1.0,
-        slots_at=_binned(padded, slots, edges),
-        tokens_at=_binned(padded, tokens, edges),
+        slots_at=binned(padded, slots, edges),
+        tokens_at=binned(padded, tokens, edges),
         between=between.shares(),
     )
-
-
-# -- distributions -------------------------------------------------------------------------------------------------------
-
-
-def _edges(lengths: IntArray, longest: int, most: int = 32) -> IntArray:
-    """Edges of bins from 0 on: equal widths that are a power of two; two to an octave where lengths spread far."""
-    if longest > 40 * max(1, _quantile(lengths, 0.5)) and longest > most:
-        octaves = np.arange(1, ceil(np.log2(longest)) + 0.5, 0.5)
-        return np.array([0, 1, *np.round(2**octaves).astype(np.int64)])
-    width = 2 ** max(0, ceil(np.log2(longest / most))) if longest else 1
-    return np.arange(0, max(longest, 1) + width, width)[: -(-max(longest, 1) // width) + 1]
-
-
-def _binned(lengths: IntArray, weights: IntArray, edges: IntArray) -> tuple[int, ...]:
-    bins = np.maximum(np.searchsorted(edges, lengths) - 1, 0)
-    return tuple(np.bincount(bins, weights, len(edges) - 1).astype(np.int64).tolist())
-
-
-def _quantile(lengths: IntArray, share: float) -> int:
-    return int(np.quantile(lengths, share, method="inverted_cdf"))
 
 
 # -- advice --------------------------------------------------------------------------------------------------------------
@@ -369,22 +357,20 @@ def _advice(outcomes: list[Outcome], roles: dict[str, int], settings: Settings) 
             packed.code,
             roles["packed"],
         ),
-        *_to_train(budget, random, roles["budget"], settings.max_tokens),
+        *_to_train(outcomes[roles["steps"]], budget, random, roles["steps"]),
     )
 
 
-def _to_train(budget: Outcome, random: Outcome, place: int, max_tokens: int) -> tuple[Advice, ...]:
-    """Where batches of one length make steps unlike one another: how many of them a step should have."""
+def _to_train(steps: Outcome, budget: Outcome, random: Outcome, place: int) -> tuple[Advice, ...]:
+    """Where batches of one length make steps unlike one another: several of them a step, from short windows."""
     if random.padding <= EVEN or budget.between[0] <= FEW:
         return ()
-    number = fewest(budget.between)
-    left = budget.between[BATCHES_A_STEP.index(number)]
+    left = steps.between[BATCHES_A_STEP.index(STEP)]
     why = (
-        f"{percent(left)} of the variance of lengths lies between optimizer steps of {number} batches, "
-        f"{percent(budget.between[0])} between steps of one, {percent(random.between[0])} between random batches"
+        f"{percent(steps.padding)} padding, and {percent(left)} of the variance of lengths between optimizer steps, as random "
+        f"batches have {percent(random.between[0])}, and steps of one batch {percent(budget.between[0])}"
     )
-    words = f"{max_tokens:_}, micro_batches={number}"
-    return (Advice("If you train, ", f"batch_by_tokens({words})", why, f"dataset.batch_by_tokens({words})", place),)
+    return (Advice("If you train, ", steps.code.removeprefix("dataset."), why, steps.code, place),)
 
 
 def _shapes(number: int) -> str:

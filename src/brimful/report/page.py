@@ -23,7 +23,7 @@ def to_html(report: Report) -> str:
 
     >>> from brimful.report import compare
     >>> to_html(compare([5, 9, 7])).count("<figure>")
-    11
+    12
     """
     first, *others = report.advice
     tags: dict[int, str] = {}

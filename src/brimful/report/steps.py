@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -55,8 +54,3 @@ class Between:
         size, total = np.add.reduceat(tokens, starts), np.add.reduceat(sums, starts)
         some = size > 0
         return float((np.square(total[some] / size[some] - mean) * size[some]).sum())
-
-
-def fewest(shares: Iterable[float]) -> int:
-    """How many batches a step take enough of it away, else the most."""
-    return next((number for number, share in zip(BATCHES_A_STEP, shares) if share <= FEW), BATCHES_A_STEP[-1])

@@ -124,6 +124,7 @@ class _Writer:
         try:
             with running(stage, before) as items:
                 for block, after in items:
+                    _check_columns(block)
                     done = min(skip, block.num_rows)
                     skip -= done
                     while (count := self._missing(block.slice(done))) is not None:
@@ -160,12 +161,7 @@ class _Writer:
         self._journal.touch()
         if not block.num_rows:
             return
-        twice = [name for name, count in Counter(block.schema.names).items() if count > 1]
-        if twice:
-            raise DataError(f"there are two columns {twice[0]!r} ({where(block, 0)}); give one of them another name")
         rows = visible(block)
-        if not rows.num_columns:
-            raise DataError(f"there is nothing to store in a row without columns ({where(block, 0)})")
         self._held.append(block)
         self._held_bytes += _bytes_of(rows)
 
@@ -218,6 +214,17 @@ class _Writer:
         gone_on = f", {self._found:,} of them found" if self._found else ""
         rows = self._found + self._rows
         return f"{rows:,} rows written{gone_on}; {self._tokens:,} tokens, {speed:,.0f} a second"
+
+
+def _check_columns(block: Block) -> None:
+    """Refuses rows that cannot be stored: without a column, or with two of one name."""
+    if not block.num_rows:
+        return
+    twice = [name for name, count in Counter(block.schema.names).items() if count > 1]
+    if twice:
+        raise DataError(f"there are two columns {twice[0]!r} ({where(block, 0)}); give one of them another name")
+    if not visible(block).num_columns:
+        raise DataError(f"there is nothing to store in a row without columns ({where(block, 0)})")
 
 
 def _bytes_of(rows: Block) -> int:
