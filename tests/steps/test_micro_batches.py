@@ -112,6 +112,12 @@ def test_windows_of_steps_have_samples_of_two(data: Callable[[], bf.Dataset]) ->
         indexed().batch_by_tokens(1024, window="all")  # type: ignore[arg-type]
 
 
+def test_a_sample_too_long_for_its_share_is_an_error_that_says_so() -> None:
+    words = r"max_tokens=100; .*\(of a step's 4 micro_batches each has an equal share\); overlong= says"
+    with pytest.raises(bf.DataError, match=words):
+        next(iter(indexed().batch_by_tokens(400, micro_batches=4)))
+
+
 def test_labels_that_are_cut_are_not_counted() -> None:
     for data in (indexed(), unknown()):
         for batches in (

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from brimful.core import random
 from brimful.core.errors import DataError, count, require, where
+from brimful.core.stream import runtime
 from brimful.plan import (
     FixedSize,
     Overlong,
@@ -52,15 +53,16 @@ class BatchPlanner(ABC):
 
 @dataclass(frozen=True)
 class ByPolicy(BatchPlanner):
-    """A policy's plan, with a word for the samples that it cannot place."""
+    """A policy's plan, with a word for the samples that it cannot place. `parts`: of so many batches of a step each has a share."""
 
     policy: Policy
     overlong: Overlong
     rounding: Rounding | None = None
+    parts: int = runtime(1)
 
     def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
         policy = self.policy if self.rounding is None else Rounded(self.policy, self.rounding)
-        plan = _placed(window, policy, self.overlong, first)
+        plan = _placed(window, policy, self.overlong, first, self.parts)
         lengths = plan.padded_lengths.tolist()
         padded = [tuple(length) for length in lengths] if plan.padded_lengths.ndim > 1 else lengths
         static = isinstance(self.policy, StaticShapes)
@@ -68,7 +70,7 @@ class ByPolicy(BatchPlanner):
         return [Batch(window, *batch, static=static) for batch in found]
 
     def divided(self, parts: int) -> ByPolicy:
-        return replace(self, policy=divided(self.policy, parts))
+        return replace(self, policy=divided(self.policy, parts), parts=parts)
 
     def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
         """Batches of full size; where the policy has no fixed size, all but the last cut of the epoch."""
@@ -180,12 +182,13 @@ class ByKey(BatchPlanner):
             count(name, 1, f"overlong: samples {name}, as batch_size is {size:,} ({place})")
 
 
-def _placed(window: Window, policy: Policy, overlong: Overlong, first: bool) -> Plan:
+def _placed(window: Window, policy: Policy, overlong: Overlong, first: bool, parts: int = 1) -> Plan:
     try:
         plan, counts = plan_with(policy, window.lengths, overlong)
     except OverlongError as error:
         place = where(window.block, int(window.rows[error.sample]))
-        raise DataError(f"{error.located(place)}; overlong= says what else becomes of such samples") from error
+        share = f" (of a step's {parts} micro_batches each has an equal share)" if parts > 1 else ""
+        raise DataError(f"{error.located(place)}{share}; overlong= says what else becomes of such samples") from error
     for name, number in counts.items():
         if first and number:
             count(name, number, f"overlong: {number:,} samples of a window {name}, longer than {policy} takes")
