@@ -53,7 +53,7 @@ class BatchPlanner(ABC):
 
 @dataclass(frozen=True)
 class ByPolicy(BatchPlanner):
-    """A policy's plan, with a word for the samples that it cannot place. `parts`: of so many batches of a step each has a share."""
+    """A policy's plan, with a word for the samples that it cannot place. `parts`: so many batches share a step's budget."""
 
     policy: Policy
     overlong: Overlong
