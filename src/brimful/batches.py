@@ -92,8 +92,8 @@ class Batches:
         if steps % (number := self.micro_batches or 1):
             whole = steps - steps % number
             raise ValueError(
-                f"steps_per_epoch={steps:,} batches are no whole optimizer steps of {number:,} (micro_batches={number}), and trainers "
-                f"end one with an epoch: say {f'{whole:,} or ' if whole else ''}{whole + number:,}"
+                f"steps_per_epoch={steps:,} batches are no whole optimizer steps of {number:,} (micro_batches={number}), and "
+                f"trainers end one with an epoch: say {f'{whole:,} or ' if whole else ''}{whole + number:,}"
             )
         return Loader(replace(self, repeats=True), steps_per_epoch=steps)
 

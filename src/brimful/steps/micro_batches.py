@@ -18,9 +18,9 @@ class MicroBatches(Stage[Batch]):
     """Of each `number` batches, an optimizer step, each knows the labels of all, and the last one that it ends the step.
 
     Where no index knows the labels of all ranks, they are this rank's, counted in its rows. Steps are counted from the beginning
-    of what they are made of, an epoch or epochs without end; the last one may have fewer batches. State: the upstream's; inside a step {"step": [number, ranks, batches of
-    it to come, labels of it, where all ranks know them], "after": the upstream's}. With another number of batches or ranks than
-    were saved a step begins there.
+    of what they are made of, an epoch or epochs without end, whose last one may have fewer batches. State: the upstream's;
+    inside a step {"step": [number, ranks, batches of it to come, labels of it, where all ranks know them], "after": the
+    upstream's}. With another number of batches or ranks than were saved a step begins there.
     """
 
     verb = "micro_batches"
