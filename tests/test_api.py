@@ -213,7 +213,7 @@ def test_the_kind_of_a_data_set_names_the_stage_that_made_it_streamed() -> None:
         (lambda: tokens([1]).batch_by_tokens(0), r"max_tokens must be at least 1 token \(got 0\)"),
         (lambda: tokens([1]).batch(0), r"n must be at least 1 sample \(got 0\)"),
         (lambda: tokens([1]).batch(2, window=0), r"window must be at least 1 row \(got 0\)"),
-        (lambda: tokens([1]).batch(2, window="wide"), r"window must be a number of rows or 'auto' \(got 'wide'\)"),
+        (lambda: tokens([1]).batch(2, window="wide"), r"window must be .* rows, 'auto' or 'steps' \(got 'wide'\)"),
         (lambda: tokens([1]).batch(2, overlong="ignore"), r"overlong must be one of raise, .* \(got 'ignore'\)"),
         (lambda: tokens([1]).batch(2, pad_side="top"), r"pad_side must be one of right, left \(got 'top'\)"),
         (lambda: tokens([1]).chunk(0), r"chunk_length must be at least 1 token \(got 0\)"),
