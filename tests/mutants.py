@@ -906,6 +906,20 @@ MUTANTS = [
         "planner",
         of("steps/test_micro_batches", "test_as_many_ranks_more_as_batches_fewer_go_on_with_the_same_order"),
     ),
+    Mutant(
+        "a step ends with each epoch of data that repeat",
+        "batches.py",
+        "if steps is None or any(",
+        "if True or any(",
+        of("steps/test_micro_batches", "test_steps_of_data_that_repeat_go_on_over_the_ends_of_epochs"),
+    ),
+    Mutant(
+        "ranks of streams that repeat take their own labels for those of all",
+        "steps/micro_batches.py",
+        "self.upstream.upstream if isinstance(self.upstream, Repeat) else self.upstream",
+        "self.upstream",
+        of("steps/test_micro_batches", "test_ranks_of_streams_that_repeat_count_their_own_labels"),
+    ),
     # -- streams that ranks share out
     Mutant(
         "a state names the place of the item before it",

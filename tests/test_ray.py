@@ -273,6 +273,17 @@ def test_what_is_closed_leaves_no_task_at_work(cluster: Any, corpus: Path, tmp_p
         time.sleep(0.1)
 
 
+def test_the_end_of_a_shard_ends_no_worker(cluster: Any, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To begin another one takes seconds, and the task that it is given next would die with it."""
+    ended: list[Any] = []
+    cancel = cluster.cancel
+    monkeypatch.setattr(cluster, "cancel", lambda task, **how: (ended.append(task), cancel(task, **how)))
+    stage = spread(bf.from_files(str(corpus / "5.jsonl")).map(dict).stage, None)
+    with running(stage, stage.start(0)) as items:
+        assert sum(block.num_rows for block, _ in items) == ROWS[5]
+    assert not ended
+
+
 def test_the_command_connects_to_the_cluster_that_it_is_told(cluster: Any, corpus: Path, tmp_path: Path) -> None:
     address = cluster.get_runtime_context().gcs_address
     data = Path(os.environ.get("BRIMFUL_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))

@@ -80,14 +80,21 @@ class Batches:
     def loader(self, *, steps_per_epoch: int | None = None) -> Loader:
         """An IterableDataset of an epoch at a time, with state_dict, load_state_dict and set_epoch, for trainers: see `Loader`.
 
-        `steps_per_epoch`: so many batches are an epoch, and each goes on where the one before stopped. Give the loader to the
-        loop as it is: Accelerate's `prepare` takes the model and the optimizer, and would shard the batches a second time.
+        `steps_per_epoch`: so many batches are an epoch, and each goes on where the one before stopped; of `micro_batches=k` a
+        multiple of k. Give the loader to the loop as it is: Accelerate's `prepare` takes the model and the optimizer, and would
+        shard the batches a second time.
         """
         from brimful.loader import Loader
 
         if steps_per_epoch is None:
             return Loader(self)
         steps = integer("steps_per_epoch", steps_per_epoch, 1, "step")
+        if steps % (number := self.micro_batches or 1):
+            whole = steps - steps % number
+            raise ValueError(
+                f"steps_per_epoch={steps:,} batches are no whole optimizer steps of {number:,} (micro_batches={number}), and "
+                f"trainers end one with an epoch: say {f'{whole:,} or ' if whole else ''}{whole + number:,}"
+            )
         return Loader(replace(self, repeats=True), steps_per_epoch=steps)
 
     def shard(
@@ -305,7 +312,17 @@ class Batches:
 
     @property
     def _endless(self) -> Stage[Any]:
-        return Repeat(self.stage) if self.repeats else self.stage
+        return _repeated(self.stage) if self.repeats else self.stage
+
+
+def _repeated(stage: Stage[Any]) -> Stage[Any]:
+    """Epoch after epoch: steps of several batches go on over their ends, as the loops do that count to so many; after `take` and
+    `enumerate` they begin again, as those do."""
+    every = [*all_stages(stage)]
+    steps = next((one for one in every if isinstance(one, MicroBatches)), None)
+    if steps is None or any(isinstance(one, TakeItems | EnumerateItems) for one in every):
+        return Repeat(stage)
+    return substituted(stage, steps, replace(steps, upstream=Repeat(steps.upstream)))
 
 
 @cache

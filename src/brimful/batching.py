@@ -132,6 +132,7 @@ def batch_by(
     Source: infinibatch's BucketedReadaheadBatchIterator.
     """
     one_of("overlong", overlong, "raise", "alone", "drop")
+    window = integer("window", window, 1, "row")  # "auto" and "steps" are for policies, whose plans say how many
     size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
     planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
     return padded_batches(self.stage, self.repeats, planner, window, **known("batch_by", options, BatchOptions))
@@ -225,7 +226,7 @@ def padded_batches(
     executor_type: ExecutorType = "thread",
 ) -> Batches:
     """Rows to batches, by a policy or by functions of the samples; see BatchOptions."""
-    planner, shuffle = _of_steps(planner, shuffle_batches, micro_batches)
+    planner, shuffle, micro_batches = _of_steps(planner, shuffle_batches, micro_batches)
     policy = planner.policy if isinstance(planner, ByPolicy) else None
     in_order = isinstance(policy, FixedSize) and not policy.sort
     rules = _rules(stage, length_column, token_columns, pad_values, dtypes)
@@ -274,7 +275,7 @@ def packed_batches(
     executor_type: ExecutorType = "thread",
 ) -> Batches:
     """Rows of samples to rows of packed tokens; see PackOptions."""
-    planner, shuffle = _of_steps(planner, shuffle_batches, micro_batches)
+    planner, shuffle, micro_batches = _of_steps(planner, shuffle_batches, micro_batches)
     rules = _rules(stage, length_column, token_columns, pad_values, dtypes)
     rows, batches = _rows(window, micro_batches)
     windows = windows_of(
@@ -320,13 +321,13 @@ def _rules(
     return ColumnRules(lengths, tokens, fills | dict(pad_values or {}), names, explicit)
 
 
-def _of_steps(planner: P, shuffle: ShuffleBatches, micro_batches: int | None) -> tuple[P, ShuffleBatches]:
-    """What plans the batches of an optimizer step of so many, and their order."""
+def _of_steps(planner: P, shuffle: ShuffleBatches, micro_batches: int | None) -> tuple[P, ShuffleBatches, int | None]:
+    """What plans the batches of an optimizer step of so many, their order, and how many they are."""
     shuffle = check_shuffle(shuffle)
     if micro_batches is None:
-        return planner, shuffle
+        return planner, shuffle, None
     parts = integer("micro_batches", micro_batches, 1, "batch")
-    return planner.divided(parts), "stratified" if shuffle is True else shuffle
+    return planner.divided(parts), "stratified" if shuffle is True else shuffle, parts
 
 
 def _collated(

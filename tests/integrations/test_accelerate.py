@@ -282,3 +282,6 @@ def test_batches_that_are_made_for_steps_of_several_set_the_accumulation() -> No
     other = Accelerator(cpu=True, gradient_accumulation_steps=3)
     with pytest.raises(ValueError, match=r"of 2 .* over 3 \(gradient_accumulation_steps=3\): say"):
         prepare(other, batches.loader())
+    singly = bf.from_sequence([{"input_ids": [row]} for row in range(12)]).batch(4, micro_batches=1)
+    with pytest.raises(ValueError, match=r"of 1 .* over 2 \(gradient_accumulation_steps=2\): say"):
+        prepare(Accelerator(cpu=True), singly.loader(), batches.loader())

@@ -108,6 +108,8 @@ def test_windows_of_steps_have_samples_of_two(data: Callable[[], bf.Dataset]) ->
         assert 7 <= np.median(sizes) <= 11
     with pytest.raises(ValueError, match=r'window="steps" is that of two optimizer steps: say of how many batches'):
         indexed().batch_by_tokens(1024, window="steps")
+    with pytest.raises(TypeError, match=r"window must be an integer \(got 'steps'\)"):
+        indexed().batch_by(32, len, micro_batches=4, window="steps")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"window must be a number of rows, 'auto' or 'steps' \(got 'all'\)"):
         indexed().batch_by_tokens(1024, window="all")  # type: ignore[arg-type]
 
@@ -116,6 +118,89 @@ def test_a_sample_too_long_for_its_share_is_an_error_that_says_so() -> None:
     words = r"max_tokens=100; .*\(of a step's 4 micro_batches each has an equal share\); overlong= says"
     with pytest.raises(bf.DataError, match=words):
         next(iter(indexed().batch_by_tokens(400, micro_batches=4)))
+
+
+@pytest.mark.parametrize("number", [np.int8(64), np.uint8(128)])
+def test_numbers_of_batches_that_numpy_wraps_around_are_counted_out(number: Any) -> None:
+    for make in (
+        lambda number: indexed().batch_by_tokens(1 << 17, micro_batches=number, window="steps"),
+        lambda number: indexed().pack(200, rows=256, micro_batches=number, window="steps"),
+    ):
+        assert [len(batch) for batch in make(number).plans()] == [len(batch) for batch in make(int(number)).plans()]
+
+
+def test_steps_of_data_that_repeat_go_on_over_the_ends_of_epochs() -> None:
+    """As trainers count, which know of no end."""
+    rows = samples(90)
+    for data in (bf.from_sequence(rows, shuffle=True, repeat=True), bf.from_sequence(rows, shuffle=True).map(dict)):
+        batches = data.batch(36, micro_batches=4)  # 10 an epoch
+        if not batches.repeats:
+            steps = batches.prefetch(2).loader(steps_per_epoch=8)
+            made = [batch for _ in range(5) for batch in steps]
+        else:
+            made = list(islice(batches, 40))
+        assert [batch["ends_step"] for batch in made] == [False, False, False, True] * 10
+        for first in range(0, 40, 4):
+            step = made[first : first + 4]
+            assert {int(batch["num_items_in_batch"]) for batch in step} == {sum(map(trained_on, step))}
+    batches = bf.from_sequence(rows, shuffle=True, repeat=True).batch(36, micro_batches=4)
+    for taken in (7, 9, 10, 11, 12, 21):
+        with batches.iter() as it:
+            begun = [seen(batch) for batch in islice(it, taken)]
+            state = json.loads(json.dumps(it.state_dict()))
+        rest = [seen(batch) for batch in islice(batches.iter(state), 40 - taken)]
+        assert begun + rest == [seen(batch) for batch in islice(batches, 40)]
+
+
+def test_ranks_of_streams_that_repeat_count_their_own_labels(tmp_path: Path) -> None:
+    for shard in range(2):
+        write(tmp_path / f"{shard}.jsonl", samples(90)[shard::2])
+    batches = bf.from_files(str(tmp_path / "*.jsonl"), streams=2, repeat=True).batch(36, micro_batches=4)
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [*pool.map(lambda rank: list(islice(batches.shard(rank, 2, group=store), 12)), range(2))]
+    for rank in ranks:
+        assert [batch["ends_step"] for batch in rank] == [False, False, False, True] * 3
+        for first in range(0, 12, 4):
+            step = rank[first : first + 4]
+            assert {int(batch["num_items_on_rank"]) for batch in step} == {sum(map(trained_on, step))}
+
+
+def test_steps_begin_again_where_take_does() -> None:
+    loader = indexed().batch(32, micro_batches=4).take(5).loader(steps_per_epoch=8)
+    assert [batch["ends_step"] for batch in loader] == [False, False, False, True, False, False, False, False]
+
+
+@pytest.mark.parametrize(("steps", "others"), [(3, "4"), (6, "4 or 8")])
+def test_an_epoch_of_steps_ends_none_in_its_middle(steps: int, others: str) -> None:
+    batches = indexed().batch(32, micro_batches=4)
+    message = (
+        f"steps_per_epoch={steps} batches are no whole optimizer steps of 4 .micro_batches=4., and .*: say {others}$"
+    )
+    with pytest.raises(ValueError, match=message):
+        batches.loader(steps_per_epoch=steps)
+
+
+def test_fillers_of_data_without_labels_count_none(tmp_path: Path) -> None:
+    for shard, count in enumerate((2, 40)):
+        write(tmp_path / f"{shard}.jsonl", [{"input_ids": [row]} for row in range(count)])
+    batches = bf.from_files(str(tmp_path / "*.jsonl"), streams=2).batch(8, micro_batches=4)
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        short, _ = pool.map(lambda rank: list(batches.shard(rank, 2, group=store)), range(2))
+    assert [batch["weight"] for batch in short[4:8]] == [0.0] * 4
+    assert {tuple(batch) for batch in short} == {tuple(short[0])}
+    assert "num_items_on_rank" not in short[0]
+
+
+@pytest.mark.parametrize("name", ["weight", "is_filler", "ends_step"])
+def test_what_a_collate_fn_makes_is_not_written_over(name: str) -> None:
+    message = f"collate_fn returns '{name}', and batches of ranks or optimizer steps hold something of that name"
+    with pytest.raises(bf.DataError, match=message):
+        next(iter(indexed().batch(8, micro_batches=4, collate_fn=lambda rows: {name: [0.5] * len(rows)})))
+    number = {"labels": torch.ones(3, dtype=torch.int64), "num_items_in_batch": torch.tensor(7)}
+    made = next(iter(indexed().batch(8, micro_batches=4, collate_fn=lambda rows: dict(number))))
+    assert made["num_items_in_batch"] == 7
 
 
 def test_labels_that_are_cut_are_not_counted() -> None:

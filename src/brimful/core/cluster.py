@@ -182,6 +182,7 @@ class Stream:
     def __init__(self, cluster: Cluster, start: Callable[[Any], Any], at: Any, place: Callable[[Any], str]) -> None:
         self._cluster, self._start, self._place = cluster, start, place
         self._at, self._deaths = at, 0
+        self._over = False  # nothing more comes: the task ends by itself
         self._task = start(at)
         cluster.started(self, self.close)
 
@@ -204,6 +205,7 @@ class Stream:
                     f"a worker of Ray could not begin: {last}; is brimful {_version()} installed on all machines?"
                 ) from error
             self._deaths = 0
+            self._over = not goes_on(reply)
             made = reply.settled()
             if made is None:
                 self._cluster.ended(self)
@@ -214,8 +216,14 @@ class Stream:
     def close(self) -> None:
         """Ends the task, whatever it does."""
         self._cluster.ended(self)
-        self._cluster.ray.cancel(self._task, force=True)  # a function that waits, or computes in C, does not hear else
-        self._cluster.left(self._task.completed())
+        end = self._task.completed()
+        if (
+            not self._over and not self._cluster.ray.wait([end], timeout=0)[0]
+        ):  # by now its worker may be at another task
+            self._cluster.ray.cancel(
+                self._task, force=True
+            )  # a function that waits, or computes in C, does not hear else
+        self._cluster.left(end)
 
     def _again(self, error: Exception) -> None:
         self._deaths += 1
@@ -270,13 +278,13 @@ def _serve(fn: Callable[..., Iterator[Any]], job: bytes, *args: Any) -> Iterator
     with Records() as records:
         while going_on:
             reply = answer(following, None, records, tally)
-            going_on = _goes_on(reply)
+            going_on = goes_on(pickle.loads(reply))
             yield reply
 
 
-def _goes_on(reply: bytes) -> bool:
-    told: Reply = pickle.loads(reply)
-    return told.error is None and told.result is not None
+def goes_on(reply: Reply) -> bool:
+    """Whether another one follows."""
+    return reply.error is None and reply.result is not None
 
 
 def _version() -> str:

@@ -54,6 +54,9 @@ def prepare(accelerator: Accelerator, *objects: Any) -> Any:
         [([[0], [1]], False), ([[2]], True)]
     """
     found = [_prepared(accelerator, one) for one in objects]
+    for loader in filter(None, found):  # once all have said how many
+        steps = accelerator.gradient_accumulation_steps
+        check_accumulation(micro_batches_of(loader.loader), steps, "gradient_accumulation_steps")
     theirs = [one for one, ours in zip(objects, found) if ours is None]
     prepared = accelerator.prepare(*theirs) if theirs else ()
     rest = iter(prepared if len(theirs) != 1 else (prepared,))
@@ -226,7 +229,6 @@ def _prepared(accelerator: Accelerator, one: Any) -> Prepared | None:
     micro_batches = micro_batches_of(loader)
     if micro_batches is not None and accelerator.gradient_accumulation_steps == 1:
         accelerator.gradient_accumulation_steps = micro_batches
-    check_accumulation(micro_batches, accelerator.gradient_accumulation_steps, "gradient_accumulation_steps")
     return Prepared(accelerator, loader)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, islice
 
 from brimful.core.errors import settle
+from brimful.core.repeat import Repeat
 from brimful.core.stream import Stage, State, running, runtime
 from brimful.steps.batch import Batch, NumLabels
 from brimful.steps.labels import counted, read, step_labels
@@ -17,9 +18,9 @@ class MicroBatches(Stage[Batch]):
     """Of each `number` batches, an optimizer step, each knows the labels of all, and the last one that it ends the step.
 
     Where no index knows the labels of all ranks, they are this rank's, counted in its rows. Steps are counted from the beginning
-    of an epoch, whose last one may have fewer batches. State: the upstream's; inside a step {"step": [number, ranks, batches of
-    it to come, labels of it, where all ranks know them], "after": the upstream's}. With another number of batches or ranks than
-    were saved a step begins there.
+    of what they are made of, an epoch or epochs without end, whose last one may have fewer batches. State: the upstream's;
+    inside a step {"step": [number, ranks, batches of it to come, labels of it, where all ranks know them], "after": the
+    upstream's}. With another number of batches or ranks than were saved a step begins there.
     """
 
     verb = "micro_batches"
@@ -35,7 +36,8 @@ class MicroBatches(Stage[Batch]):
         return self.upstream.start(epoch)
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
-        size = [self.number, getattr(self.upstream, "num_ranks", 1)]
+        below = self.upstream.upstream if isinstance(self.upstream, Repeat) else self.upstream
+        size = [self.number, getattr(below, "num_ranks", 1)]
         left, labels = self.number, None
         if is_inside(at):
             *saved, to_come, known = at["step"]
@@ -67,10 +69,11 @@ class MicroBatches(Stage[Batch]):
 
     def _here(self, step: Sequence[Batch]) -> NumLabels | None:
         """Those of this rank, counted in the rows; None where there are none to count."""
-        found = [read(batch, self.labels_follow) for batch in step if batch.weight != 0]
+        found = [read(batch, self.labels_follow) for batch in step]
         if None in found:
             return None
-        return NumLabels(*(sum(parts) for parts in zip((0, 0), *filter(None, found))))
+        real = [labels for batch, labels in zip(step, found, strict=True) if labels is not None and batch.weight != 0]
+        return NumLabels(*(sum(parts) for parts in zip((0, 0), *real)))
 
 
 def is_inside(state: State) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from brimful.core.errors import DataError
 from brimful.tensors.columns import Columns
 from brimful.tensors.unpadded import Unpadded
 
@@ -18,13 +19,24 @@ def weighed(
     no label.
 
     `num_items`, the labels of the whole step that are trained on, become () int64: tensors, as they go to the device with the
-    batch, and a compiled step does not take each new value for a constant.
+    batch, and a compiled step does not take each new value for a constant. A number that a collate_fn has set stays.
+
+    Raises:
+        DataError: a collate_fn has made something of another's name.
     """
     if isinstance(tensors, MutableMapping):
-        tensors.update(weight=weight, is_filler=weight == 0)
-        tensors.update((name, torch.tensor(count)) for name, count in num_items.items() if count is not None)
+        made: dict[str, Any] = {"weight": weight, "is_filler": weight == 0}
         if ends_step is not None:
-            tensors.update(ends_step=ends_step)
+            made["ends_step"] = ends_step
+        if clash := [name for name in made if name in tensors]:
+            raise DataError(
+                f"collate_fn returns {clash[0]!r}, and batches of ranks or optimizer steps hold something of that name; give it "
+                "another one"
+            )
+        tensors.update(made)
+        for name, count in num_items.items():
+            if count is not None and name not in tensors:
+                tensors[name] = torch.tensor(count)
         if not weight:
             unlabel(tensors, slice(None), columns)
     return tensors
