@@ -276,13 +276,13 @@ def test_a_step_of_batches_has_the_gradient_of_one_batch() -> None:
 def test_any_batches_in_a_row_have_about_the_mean_length_of_all(spread: str) -> None:
     random = np.random.default_rng(3)
     if spread == "wiki":
-        heading = random.random(20_000) < 0.26
-        long = random.lognormal(np.log(111), 0.64, 20_000)
-        lengths = np.clip(np.where(heading, random.lognormal(np.log(8), 0.35, 20_000), long).astype(int) + 2, 4, 512)
+        heading = random.random(8_000) < 0.26
+        long = random.lognormal(np.log(111), 0.64, 8_000)
+        lengths = np.clip(np.where(heading, random.lognormal(np.log(8), 0.35, 8_000), long).astype(int) + 2, 4, 512)
     else:
-        lengths = np.clip(random.lognormal(np.log(420), 1.1, 20_000).astype(int), 8, 4096)
+        lengths = np.clip(random.lognormal(np.log(420), 1.1, 8_000).astype(int), 8, 4096)
     data = bf.from_sequence([{"input_ids": [0] * length} for length in lengths.tolist()], shuffle=True)
-    planned = list(data.batch_by_tokens(8 * 16_384, micro_batches=8, window=5_000, group=2).plans())
+    planned = list(data.batch_by_tokens(8 * 4_096, micro_batches=8, window=2_000, group=2).plans())
     windows = np.array([batch.window.number for batch in planned])
     for number in range(windows.max() + 1):
         padded = np.array([batch.padded_length for batch in planned])[windows == number]
@@ -312,11 +312,11 @@ def test_streams_cover_short_and_long_together(tmp_path: Path) -> None:
 
 def test_equal_work_of_ranks_costs_what_a_random_order_does() -> None:
     random = np.random.default_rng(0)
-    lengths = np.clip(random.lognormal(np.log(111), 0.64, 40_000).astype(int), 4, 512)
+    lengths = np.clip(random.lognormal(np.log(111), 0.64, 16_000).astype(int), 4, 512)
     data = bf.from_sequence([{"input_ids": [0] * length} for length in lengths.tolist()], shuffle=True)
     cost = {}
     for order in (True, "stratified"):
-        made = data.batch_by_tokens(16_384, window=10_000, group=8, shuffle_batches=order).plans()  # type: ignore[arg-type]
+        made = data.batch_by_tokens(4_096, window=4_000, group=8, shuffle_batches=order).plans()  # type: ignore[arg-type]
         work = np.array([batch.padded_size * batch.padded_length * (1 + batch.padded_length / 768) for batch in made])
         steps = work[: len(work) // 8 * 8].reshape(-1, 8)
         cost[order] = steps.max(axis=1).sum() / steps.mean(axis=1).sum()
