@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,11 +140,10 @@ class Layer(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, hidden: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    def forward(self, hidden: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         rows, length, width = hidden.shape
         qkv = self.qkv(self.norms[0](hidden)).view(rows, length, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and mask is None)
+        mixed: Tensor = attend(*qkv.permute(2, 0, 3, 1, 4).unbind())
         hidden = hidden + self.out(mixed.transpose(1, 2).reshape(rows, length, width))
         out: Tensor = hidden + self.down(F.gelu(self.up(self.norms[1](hidden))))
         return out
@@ -175,9 +175,10 @@ class Model(nn.Module):
             mask = bf.attention.document_mask(batch, causal=self.task.causal)
         elif not self.task.causal:
             mask = real[:, None, None]
+        attend = partial(F.scaled_dot_product_attention, attn_mask=mask, is_causal=self.task.causal and mask is None)
         hidden = self.tokens(ids) + self.places(positions)
         for layer in self.layers:
-            hidden = layer(hidden, mask, self.task.causal)
+            hidden = layer(hidden, attend)
         hidden = self.norm(hidden)
         counted = batch["sample_weights"] > 0 if "sample_weights" in batch else None  # the rest are copies
         if "label" in batch:

@@ -15,13 +15,13 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from _training import Layer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
@@ -46,22 +46,6 @@ def stored(folder: Path, count: int) -> bf.Dataset:
     rows = pa.table({"input_ids": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(tokens))})
     len(bf.from_sequence(rows).cache(folder))
     return bf.from_store(folder, shuffle=True, repeat=True)
-
-
-class Layer(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, hidden: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        rows, length, width = hidden.shape
-        qkv = self.qkv(self.norms[0](hidden)).view(rows, length, 3, self.heads, width // self.heads)
-        mixed = attend(*qkv.permute(2, 0, 3, 1, 4).unbind())
-        hidden = hidden + self.out(mixed.transpose(1, 2).reshape(rows, length, width))
-        return hidden + self.down(F.gelu(self.up(self.norms[1](hidden))))
 
 
 class Model(nn.Module):

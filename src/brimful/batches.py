@@ -24,7 +24,7 @@ from brimful.steps.batch import Batch, Uneven
 from brimful.steps.counted import num_items
 from brimful.steps.dataloader import lightning_here, refuse_stacking
 from brimful.steps.distributed import world_size_here
-from brimful.steps.micro_batches import MicroBatches
+from brimful.steps.micro_batches import steps_of
 from brimful.steps.round_robin import RoundRobin
 from brimful.steps.sharded import Sharded
 from brimful.tensors.collated import Collated
@@ -193,7 +193,8 @@ class Batches:
     @property
     def micro_batches(self) -> int | None:
         """How many batches on each rank an optimizer step adds up the gradients of; None where nothing says."""
-        return next((one.number for one in all_stages(self.stage) if isinstance(one, MicroBatches)), None)
+        steps = steps_of(self.stage)
+        return None if steps is None else steps.number
 
     @property
     def learns(self) -> bool:
@@ -318,9 +319,8 @@ class Batches:
 def _repeated(stage: Stage[Any]) -> Stage[Any]:
     """Epoch after epoch: steps of several batches go on over their ends, as the loops do that count to so many; after `take` and
     `enumerate` they begin again, as those do."""
-    every = [*all_stages(stage)]
-    steps = next((one for one in every if isinstance(one, MicroBatches)), None)
-    if steps is None or any(isinstance(one, TakeItems | EnumerateItems) for one in every):
+    steps = steps_of(stage)
+    if steps is None or any(isinstance(one, TakeItems | EnumerateItems) for one in all_stages(stage)):
         return Repeat(stage)
     return substituted(stage, steps, replace(steps, upstream=Repeat(steps.upstream)))
 

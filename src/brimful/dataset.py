@@ -328,12 +328,8 @@ class Dataset:
         Price: on disk 2 bytes a token where the chain tokenises and the vocabulary has at most 65,536, else 4; other integers
             take what their type takes; and 4 bytes a row and list column.
         """
-        return Dataset(
-            algebra.cached(
-                self.stage, path, version, positive("timeout_seconds", timeout_seconds), engine, ray_address
-            ),
-            self.repeats,
-        )
+        timeout = positive("timeout_seconds", timeout_seconds)
+        return Dataset(algebra.cached(self.stage, path, version, timeout, engine, ray_address), self.repeats)
 
     def to_hf(self, path: str | os.PathLike[str] | None = None) -> Any:
         """All samples as a `datasets.Dataset`, over one Arrow file that is written now and mapped into memory.

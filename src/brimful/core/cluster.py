@@ -227,12 +227,8 @@ class Stream:
 
     def _again(self, error: Exception) -> None:
         self._deaths += 1
-        how = died_of(error)
-        if self._deaths > RETRIES:
-            raise StageError(
-                f"{self._deaths} workers in a row have died over {self._place(self._at)} on ({how}); if they were out of memory, "
-                "give each more of it, or make its shards smaller"
-            ) from error
+        remedy = "give each more of it, or make its shards smaller"
+        how = died_of(error, self._deaths, f"{self._place(self._at)} on", remedy)
         logger.warning("a worker of Ray has died (%s); another one goes on at %s", how, self._place(self._at))
         self._cluster.left(self._task.completed())
         self._task = self._start(self._at)
@@ -291,6 +287,14 @@ def _version() -> str:
     return str(sys.modules["brimful"].__version__)
 
 
-def died_of(error: Exception) -> str:
-    """What is said of a worker's death, in a line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split()).partition('. ')[0]}"
+def died_of(error: Exception, deaths: int, over: str, remedy: str) -> str:
+    """How a worker died, in a line.
+
+    Raises:
+        StageError: as many have now died in a row `over` one thing as may not.
+    """
+    how = f"{type(error).__name__}: {' '.join(str(error).split()).partition('. ')[0]}"
+    if deaths > RETRIES:
+        words = f"{deaths} workers in a row have died over {over} ({how}); if they were out of memory, {remedy}"
+        raise StageError(words) from error
+    return how

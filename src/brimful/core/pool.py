@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from brimful.core.cluster import RETRIES, Cluster, died_of, loaded
-from brimful.core.errors import StageError, logger
+from brimful.core.cluster import Cluster, died_of, loaded
+from brimful.core.errors import logger
 from brimful.core.processes import Records, Reply, answer, dumps
 
 T = TypeVar("T")
@@ -104,12 +104,7 @@ class Pool:
                 return reply.settled()
             except self._cluster.deaths as error:
                 call.deaths += 1
-                how = died_of(error)
-                if call.deaths > RETRIES:
-                    raise StageError(
-                        f"{call.deaths} workers in a row have died over one batch of {self._name} ({how}); if they were out of "
-                        "memory, make its batches smaller"
-                    ) from error
+                how = died_of(error, call.deaths, f"one batch of {self._name}", "make its batches smaller")
                 if self._workers[call.worker] is call.on:
                     logger.warning(
                         "a worker of Ray has died (%s); another one makes its batches of %s", how, self._name

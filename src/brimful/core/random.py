@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from brimful.core.once import once
 
-_GOLDEN: Final = 0x9E3779B97F4A7C15
+GOLDEN: Final = 0x9E3779B97F4A7C15
+"""Of 2^64 the share (sqrt(5) - 1) / 2."""
 _MIX_1: Final = 0xBF58476D1CE4E5B9
 _MIX_2: Final = 0x94D049BB133111EB
 _MASK: Final = 0xFFFFFFFFFFFFFFFF
@@ -28,9 +29,9 @@ def key(*parts: int) -> int:
     >>> key(42, 0, 0) != key(42, 0, 1) != key(42, 1, 0)
     True
     """
-    state = len(parts) * _GOLDEN & _MASK
+    state = len(parts) * GOLDEN & _MASK
     for part in parts:
-        state = _mix((state ^ _mix(int(part) & _MASK)) + _GOLDEN & _MASK)
+        state = _mix((state ^ _mix(int(part) & _MASK)) + GOLDEN & _MASK)
     return state
 
 
@@ -39,13 +40,13 @@ def hashes(key: int, count: int, first: int = 0) -> NDArray[np.uint64]:
 
     Price: about 5 ns a hash, vectorised.
     """
-    return mixed(np.arange(first, first + count, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key))
+    return mixed(np.arange(first, first + count, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(key))
 
 
 def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """A 64-bit hash of each of some 64-bit values, shape (n,). Price: about 5 ns a value, vectorised."""
     with np.errstate(over="ignore"):
-        x = values + np.uint64(_GOLDEN)
+        x = values + np.uint64(GOLDEN)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2)
         return x ^ (x >> np.uint64(31))

@@ -9,7 +9,6 @@ import numpy as np
 from brimful.core import random
 from brimful.plan.plan import IntArray
 
-_GOLDEN: Final = 0x9E3779B97F4A7C15  # of 2^64 the share (sqrt(5) - 1) / 2
 _BLOCKS: Final = 64
 
 
@@ -39,7 +38,7 @@ def low_discrepancy_order(
     ([0, 1, 2, 3, 4, 5, 6, 7], [False, True, False, False, True, False, True, True])
     """
     places = np.uint64(first) + np.arange(count, dtype=np.uint64) * np.uint64(step)
-    points = places * np.uint64(_GOLDEN) + np.uint64(random.key(key, 0))  # modulo 2^64
+    points = places * np.uint64(random.GOLDEN) + np.uint64(random.key(key, 0))  # modulo 2^64
     ranks = np.empty(count, dtype=np.int64)
     ranks[np.argsort(points, kind="stable")] = np.arange(count)
     blocks = np.arange(count) // max(count // _BLOCKS, 1)

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from brimful.rows.blocks import Block
-from brimful.rows.ragged import concat
+from brimful.rows.ragged import concat, offsets_of, runs
 from brimful.sources.reader import Position
 from brimful.sources.shard import OpenShard
 
@@ -71,7 +70,7 @@ class Rotation:
         if not ends:
             return block.take(pa.array(turns))
         counts = np.concatenate([np.diff(one, prepend=0) for one in ends])
-        return block.take(pa.array(_ranges((np.cumsum(counts) - counts)[turns], counts[turns])))
+        return block.take(pa.array(runs((np.cumsum(counts) - counts)[turns], offsets_of(counts[turns]))))
 
     def close(self) -> None:
         for shard in (*self._active, *self._standby):
@@ -91,14 +90,3 @@ class Rotation:
         """Opens shards until there are `count` on standby."""
         while len(self._standby) < count and self.begun + len(self._standby) < self._num_shards:
             self._standby.append(self._open(self.begun + len(self._standby), None))
-
-
-def _ranges(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """So many numbers from each of some on, one range after another.
-
-    >>> _ranges(np.array([7, 0]), np.array([2, 1])).tolist()
-    [7, 8, 0]
-    """
-    numbers: NDArray[np.int64] = np.repeat(firsts - (np.cumsum(counts) - counts), counts)
-    numbers += np.arange(len(numbers))
-    return numbers

@@ -40,14 +40,22 @@ def counted(batches: Sequence[Batch], follows: int | None) -> list[Batch]:
 
 def step_labels(batches: Sequence[Batch]) -> NumLabels | None:
     """The labels of all batches of a step; None where those of one are not known."""
-    found = [batch.num_labels for batch in batches]
+    return added([batch.num_labels for batch in batches])
+
+
+def added(found: Sequence[NumLabels | None]) -> NumLabels | None:
+    """The sum of some numbers of labels; None where one is not known.
+
+    >>> added([NumLabels(5, 1), NumLabels(2, 0)]), added([NumLabels(5, 1), None])
+    (NumLabels(given=7, firsts=1), None)
+    """
     if None in found:
         return None
-    return NumLabels(*(sum(parts) for parts in zip(*filter(None, found))))
+    return NumLabels(*(sum(parts) for parts in zip((0, 0), *filter(None, found))))
 
 
 def read(batch: Batch, follows: int | None) -> NumLabels | None:
-    """The labels of a batch that are trained on, counted in its rows; None where it has none that are classes,
+    """The labels of a batch that are trained on, counted in its rows, of a filler none; None where it has none that are classes,
     or some are null.
 
     Args:
@@ -60,6 +68,8 @@ def read(batch: Batch, follows: int | None) -> NumLabels | None:
     column = window.block.column(LABELS)
     if column.null_count or column.flatten().null_count:
         return None  # whoever makes a tensor of it says which row
+    if batch.weight == 0:
+        return NumLabels(0, 0)
     labels = window.ragged(LABELS)
     begins, sizes = labels.spans(window.rows[batch.numbers])
     if follows is not None:

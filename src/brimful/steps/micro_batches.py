@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
+from typing import Any
 
 from brimful.core.errors import settle
 from brimful.core.repeat import Repeat
-from brimful.core.stream import Stage, State, running, runtime
+from brimful.core.stream import Stage, State, all_stages, running, runtime
 from brimful.steps.batch import Batch, NumLabels
-from brimful.steps.labels import counted, read, step_labels
+from brimful.steps.labels import added, counted, read, step_labels
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,12 @@ class MicroBatches(Stage[Batch]):
 
     def _here(self, step: Sequence[Batch]) -> NumLabels | None:
         """Those of this rank, counted in the rows; None where there are none to count."""
-        found = [read(batch, self.labels_follow) for batch in step]
-        if None in found:
-            return None
-        real = [labels for batch, labels in zip(step, found, strict=True) if labels is not None and batch.weight != 0]
-        return NumLabels(*(sum(parts) for parts in zip((0, 0), *real)))
+        return added([read(batch, self.labels_follow) for batch in step])
+
+
+def steps_of(stage: Stage[Any]) -> MicroBatches | None:
+    """The stage of a chain that says which batches are one optimizer step, if one does."""
+    return next((one for one in all_stages(stage) if isinstance(one, MicroBatches)), None)
 
 
 def is_inside(state: State) -> bool:
