@@ -597,12 +597,13 @@ def test_a_timeout_of_the_store_itself_is_passed_on(tmp_path: Path) -> None:
     def opening(name: str) -> None:
         raise TimeoutError("the store says so")
 
-    it = bf.from_files(f"watched://{tmp_path}/a.jsonl", schema=SCHEMA, timeout_seconds=2).iter()
     message = (
         r"nothing came from watched://.*/a\.jsonl within 2 seconds \(attempts: \d+; the last: TimeoutError the store"
     )
-    with watched(on_open=opening), pytest.raises(TimeoutError, match=message):
-        next(it)
+    with watched(on_open=opening):
+        it = bf.from_files(f"watched://{tmp_path}/a.jsonl", schema=SCHEMA, timeout_seconds=2).iter()
+        with pytest.raises(TimeoutError, match=message):
+            next(it)
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
