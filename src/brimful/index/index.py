@@ -14,7 +14,7 @@ from brimful.core.once import once, settings_of
 from brimful.core.stream import BLOCK_ROWS
 from brimful.rows.blocks import Block, visible
 from brimful.rows.encoder import Padding
-from brimful.rows.ragged import EMPTY, LABELS, is_ragged, ragged, token_counts, trained_on
+from brimful.rows.ragged import EMPTY, LABELS, array_of, is_ragged, ragged, token_counts, trained_on
 
 
 class RowSet(NamedTuple):
@@ -101,7 +101,7 @@ class Index(ABC):
         """The samples of these numbers, at least one, as a block of their own; without a copy where they are neighbours."""
         block, rows = self.locate(numbers)
         follow = rows[-1] - rows[0] == len(rows) - 1 and bool((np.diff(rows) == 1).all())
-        return block.slice(int(rows[0]), len(rows)) if follow else block.take(pa.array(rows))
+        return block.slice(int(rows[0]), len(rows)) if follow else block.take(array_of(rows))
 
 
 class BlockIndex(Index):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from brimful.core.once import once
 from brimful.index.index import Index
 from brimful.rows.blocks import Block
-from brimful.rows.ragged import concat
+from brimful.rows.ragged import array_of, concat
 from brimful.rows.schema import united
 from brimful.rows.typed import conformed
 
@@ -81,7 +81,7 @@ class JoinedIndex(Index):
             at = owners == part
             block, rows = self.parts[part].locate(numbers[at] - self.starts[part])
             if block.num_rows > 2 * len(rows):  # rather than join all of a block in memory to others
-                block, rows = block.take(pa.array(rows)), np.arange(len(rows))
+                block, rows = block.take(array_of(rows)), np.arange(len(rows))
             out[at] = rows + start
             start += block.num_rows
             blocks.append(conformed(block, self.schema))

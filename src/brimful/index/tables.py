@@ -17,10 +17,12 @@ from brimful.index.index import Index, has_labels, label_counts
 from brimful.rows.blocks import Block
 from brimful.rows.ragged import (
     LABELS,
+    array_of,
     concat,
     fingerprint,
     has_offsets,
     is_ragged,
+    null_in,
     numpy_of,
     offsets_in,
     ragged,
@@ -158,7 +160,7 @@ class TableIndex(Index):
                 own = rows[begin:end] - starts[number]
                 follow = own[-1] - own[0] == end - begin - 1 and bool((np.diff(own) == 1).all())
                 batch = batches[number]
-                found.append(batch.slice(int(own[0]), end - begin) if follow else batch.take(pa.array(own)))
+                found.append(batch.slice(int(own[0]), end - begin) if follow else batch.take(array_of(own)))
         return concat(found)
 
     def _counts(self, column: str) -> NDArray[np.int32]:
@@ -200,10 +202,10 @@ def _counts_of(array: pa.Array) -> NDArray[np.int32]:
         counts = np.diff(offsets).astype(np.int32)
         values, offsets = array.values[offsets[0] : offsets[-1]], offsets - offsets[0]
     if values.null_count:
-        before = np.concatenate(([0], np.cumsum(values.is_null().to_numpy(zero_copy_only=False))))
+        before = np.concatenate(([0], np.cumsum(null_in(values))))
         counts[before[offsets[1:]] > before[offsets[:-1]]] = _NULL
     if array.null_count:
-        counts[array.is_null().to_numpy(zero_copy_only=False)] = _NULL
+        counts[null_in(array)] = _NULL
     return counts
 
 
@@ -213,7 +215,7 @@ def _parts_of(kind: pa.DataType) -> list[Callable[[pa.Array], NDArray[Any]]]:
         return [lambda array: np.diff(offsets_in(array))]
     if pa.types.is_primitive(kind):
         return [
-            lambda array: array.is_null().to_numpy(zero_copy_only=False),
-            lambda array: array.drop_null().to_numpy(zero_copy_only=False),
+            null_in,
+            lambda array: numpy_of(array.drop_null()),
         ]
     return []

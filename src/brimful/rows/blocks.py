@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 from brimful.core import random
 from brimful.core.errors import HIDDEN, ORIGIN, DataError, OnError, StageError, StateError, name_of, skipped, where
 from brimful.core.stream import BLOCK_ROWS, Stage, named
-from brimful.rows.ragged import (
-    column_of,
-    is_ragged,
-    numpy_of,
-    with_column,
-)
+from brimful.rows.ragged import array_of, column_of, is_ragged, numpy_of, with_column
 from brimful.rows.schema import UNFIT, as_column
 
 Sample: TypeAlias = dict[str, Any]
@@ -183,7 +178,7 @@ def with_origin(out: Block, block: Block, parents: NDArray[np.int64]) -> Block:
         return out
     column = column_of(block, ORIGIN)
     same = len(parents) == len(column) and bool((parents[1:] > parents[:-1]).all())
-    return with_column(out, ORIGIN, column if same else column.take(pa.array(parents)))
+    return with_column(out, ORIGIN, column if same else column.take(array_of(parents)))
 
 
 def check_replay(stage: Stage[Any], ours: int, saved: int, at: str) -> None:

@@ -6,11 +6,10 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
 from brimful.core.stream import END, Stage, State, refuse_streams, running
 from brimful.rows.blocks import Block
-from brimful.rows.ragged import with_column
+from brimful.rows.ragged import array_of, with_column
 
 
 @dataclass(frozen=True)
@@ -33,5 +32,5 @@ class Enumerate(Stage[Block]):
                 numbers = np.arange(number, number + block.num_rows, dtype=np.int64)
                 number += block.num_rows
                 if block.num_rows:
-                    block = with_column(block, self.count_column, pa.array(numbers))
+                    block = with_column(block, self.count_column, array_of(numbers))
                 yield block, END if after == END else [after, number]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from brimful.core import random
 from brimful.core.errors import DataError, where
 from brimful.rows.blocks import visible
-from brimful.rows.ragged import column_of, has_offsets, numpy_of, offsets_in, offsets_of
+from brimful.rows.ragged import column_of, has_offsets, null_in, numpy_of, offsets_in, offsets_of
 
 _NULL: Final = 0
 _NAN: Final = 0x7FF8 << 48
@@ -91,7 +91,7 @@ def _hashes(array: pa.Array) -> NDArray[np.uint64]:
     else:
         found = random.mixed(_numbers(array))
     if array.null_count:
-        found[array.is_null().to_numpy(zero_copy_only=False)] = _NULL
+        found[null_in(array)] = _NULL
     return found
 
 

@@ -15,7 +15,7 @@ from brimful.core.stream import BLOCK_ROWS, END, Stage, State
 from brimful.plan.mix import Stop, check, due, stratified
 from brimful.rows.blocks import Block
 from brimful.rows.cursor import Cursor
-from brimful.rows.ragged import EMPTY, concat, token_counts
+from brimful.rows.ragged import EMPTY, array_of, concat, token_counts
 from brimful.rows.schema import as_text, from_text
 from brimful.rows.typed import Typed, conformed, union_of
 
@@ -144,4 +144,4 @@ def _serve(sources: list[_Source], column: str | None, schema: pa.Schema) -> Blo
     block = concat([conformed(rows, schema) for rows in served if rows.num_rows])
     places = np.empty(len(owners), dtype=np.int64)
     places[np.argsort(owners, kind="stable")] = np.arange(len(owners))
-    return block.take(pa.array(places))
+    return block.take(array_of(places))

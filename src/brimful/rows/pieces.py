@@ -66,7 +66,13 @@ def _cuts(data: NDArray[np.uint8]) -> NDArray[np.int64]:
     doubtful = spaces[before == _PERHAPS]
     if len(doubtful):
         last, second, third = (data[doubtful - back].astype(np.int64) for back in (1, 2, 3))
-        white = np.isin(second << 8 | last, _WIDE) | np.isin(third << 16 | second << 8 | last, _WIDE)
+        white = _is_wide(second << 8 | last) | _is_wide(third << 16 | second << 8 | last)
         before[before == _PERHAPS] = np.where(white, _WHITE, _NOT_WHITE)
     found: NDArray[np.int64] = spaces[before == _NOT_WHITE]
+    return found
+
+
+def _is_wide(characters: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of them are white space, by their bytes. (`np.isin` imports `numpy.ma`, 25 ms.)"""
+    found: NDArray[np.bool_] = _WIDE.take(np.searchsorted(_WIDE, characters), mode="clip") == characters
     return found

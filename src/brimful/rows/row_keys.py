@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from brimful.core import random
 from brimful.core.errors import settle
 from brimful.core.stream import END, Stage, State, place, running
 from brimful.rows.blocks import KEY, Block
-from brimful.rows.ragged import with_column
+from brimful.rows.ragged import array_of, with_column
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,6 @@ class RowKeys(Stage[Block]):
             for block, after in items:
                 if block.num_rows:
                     keys = random.hashes(key, block.num_rows, first=number)
-                    block = with_column(block, KEY, pa.array(keys))
+                    block = with_column(block, KEY, array_of(keys))
                 number += block.num_rows
                 yield block, END if after == END else [epoch, after, number]

@@ -6,11 +6,11 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
 from brimful.core.errors import settle
 from brimful.core.stream import END, Stage, State, refuse_streams, running
 from brimful.rows.blocks import Block
+from brimful.rows.ragged import array_of
 
 
 @dataclass(frozen=True)
@@ -37,4 +37,4 @@ class Stride(Stage[Block]):
             for block, after in items:
                 rows = np.arange((self.offset - phase) % self.interval, block.num_rows, self.interval)
                 phase = (phase + block.num_rows) % self.interval
-                yield block.take(pa.array(rows)) if block.num_rows else block, END if after == END else [after, phase]
+                yield block.take(array_of(rows)) if block.num_rows else block, END if after == END else [after, phase]

@@ -10,7 +10,7 @@ import pyarrow as pa
 from brimful.core.errors import HIDDEN, DataError, where
 from brimful.rows.blocks import Block
 from brimful.rows.blockwise import Blockwise
-from brimful.rows.ragged import column_of, list_array, offsets_in, with_column
+from brimful.rows.ragged import column_of, list_array, null_in, offsets_in, with_column
 
 
 def bytes_of(column: str) -> str:
@@ -32,7 +32,7 @@ class TextBytes(Blockwise):
             array = array.cast(pa.large_string())
         if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type) or pa.types.is_null(array.type)):
             raise DataError(f"column {self.column!r} must be text (got {array.type}; {where(block, 0)})")
-        null = array.is_null().to_numpy(zero_copy_only=False)
+        null = null_in(array)
         if array.null_count == len(array):
             found = list_array(np.zeros(0, np.uint8), np.zeros(len(array) + 1, np.int64), null)
         else:

@@ -15,7 +15,7 @@ from brimful.rows.blocks import Block
 from brimful.rows.encoder import Encoder, Texts
 from brimful.rows.engines import EngineError
 from brimful.rows.parallel import BlockFunction
-from brimful.rows.ragged import Ragged, array_of, column_of, list_array, with_column
+from brimful.rows.ragged import Ragged, array_of, column_of, list_array, null_in, with_column
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Tokenize(BlockFunction):
     def _texts(self, block: Block, column: str) -> pa.Array:
         texts = column_of(block, column, remedy="; column= says which one has the text")
         if texts.null_count:
-            row = int(np.flatnonzero(texts.is_null().to_numpy(zero_copy_only=False))[0])
+            row = int(np.flatnonzero(null_in(texts))[0])
             raise DataError(f"tokenize: column {column!r} is null ({where(block, row)}); filter it out or fill it")
         if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
             raise DataError(f"tokenize: column {column!r} must be text (got {texts.type}; {where(block, 0)})")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from brimful.rows.blocks import Block
 from brimful.rows.blockwise import Blockwise
+from brimful.rows.ragged import array_of
 from brimful.rows.sides import Side, Split
 
 
@@ -19,4 +18,4 @@ class TrainValidSplit(Blockwise):
     side: Side
 
     def apply(self, block: Block) -> Block:
-        return block.filter(pa.array(self.split.valid(block) == (self.side == "valid")))
+        return block.filter(array_of(self.split.valid(block) == (self.side == "valid")))

@@ -16,7 +16,7 @@ from brimful.core.errors import DataError, settle, where
 from brimful.core.stream import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, refuse_streams
 from brimful.rows.blocks import KEY, Block, check_replay, visible, with_origin
 from brimful.rows.gathered import bytes_in, gathered
-from brimful.rows.ragged import EMPTY, concat, fingerprint, list_array
+from brimful.rows.ragged import EMPTY, array_of, concat, fingerprint, list_array
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Window(Stage[Block]):
         """The first `count` windows of some rows."""
         if not count:
             return EMPTY
-        places = pa.array((np.arange(count)[:, None] + np.arange(self.width)).ravel())
+        places = array_of((np.arange(count)[:, None] + np.arange(self.width)).ravel())
         bounds = np.arange(count + 1) * self.width
         firsts = rows.slice(0, count)
         out = visible(firsts).select([])

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from brimful.rows.blocks import Block
+from brimful.rows.ragged import null_in
 
 _VIEWS: Final = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 """What Arrow cannot take rows of, and what stands for it."""
@@ -62,7 +63,7 @@ def _tensors(column: pa.ExtensionArray, kind: Any) -> pa.Array:
     values = column.storage
     while pa.types.is_list(values.type):
         values = values.flatten()
-    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    valid = ~null_in(column)
     flat = pa.FixedSizeListArray.from_arrays(values, int(np.prod(kind.shape)))
     if not valid.all():
         flat = flat.take(pa.array(np.cumsum(valid) - 1, mask=~valid))

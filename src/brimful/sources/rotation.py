@@ -6,10 +6,9 @@ from collections import deque
 from collections.abc import Callable
 
 import numpy as np
-import pyarrow as pa
 
 from brimful.rows.blocks import Block
-from brimful.rows.ragged import concat, offsets_of, runs
+from brimful.rows.ragged import array_of, concat, offsets_of, runs
 from brimful.sources.reader import Position
 from brimful.sources.shard import OpenShard
 
@@ -68,9 +67,9 @@ class Rotation:
         turns = np.arange(len(parts) * rounds).reshape(len(parts), rounds).T.ravel()
         ends = [part.ends for part in parts if part.ends is not None]
         if not ends:
-            return block.take(pa.array(turns))
+            return block.take(array_of(turns))
         counts = np.concatenate([np.diff(one, prepend=0) for one in ends])
-        return block.take(pa.array(runs((np.cumsum(counts) - counts)[turns], offsets_of(counts[turns]))))
+        return block.take(array_of(runs((np.cumsum(counts) - counts)[turns], offsets_of(counts[turns]))))
 
     def close(self) -> None:
         for shard in (*self._active, *self._standby):

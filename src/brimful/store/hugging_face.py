@@ -18,7 +18,7 @@ import pyarrow as pa
 from brimful.core.errors import DataError
 from brimful.core.stream import Stage, running
 from brimful.rows.blocks import Block, visible
-from brimful.rows.ragged import array_of, concat
+from brimful.rows.ragged import array_of, concat, null_in
 from brimful.store.types import conform, stored_schema
 
 HELD_BYTES: Final = 8 << 20
@@ -108,12 +108,12 @@ def _as_array(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return column
     if len(column.type.shape) == 1:
         return column.storage
-    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    valid = ~null_in(column)
     values = column.storage.flatten()  # of those that are there
     for width in reversed(column.type.shape[1:]):
         values = pa.ListArray.from_arrays(array_of(np.arange(0, len(values) + 1, width, dtype=np.int32)), values)
     offsets = np.concatenate(([0], np.cumsum(valid * column.type.shape[0]))).astype(np.int32)
-    mask = None if valid.all() else pa.array(~valid)
+    mask = None if valid.all() else array_of(~valid)
     return pa.ExtensionArray.from_storage(kind, pa.ListArray.from_arrays(array_of(offsets), values, mask=mask))
 
 

@@ -13,14 +13,13 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.background import Workers
 from brimful.core.once import once
 from brimful.index.index import RowSet
 from brimful.rows.blocks import Block
-from brimful.rows.ragged import concat
+from brimful.rows.ragged import array_of, concat
 
 SET_BYTES: Final = 512 << 20
 """Of a set that is fetched whole; rows of a larger one are long enough to be asked for one by one."""
@@ -85,7 +84,7 @@ class Prefetched:
         for _, here, rows in pieces:
             places[here] = np.arange(done, done + len(rows))
             done += len(rows)
-        return concat(block.take(pa.array(rows)) for block, _, rows in pieces), places
+        return concat(block.take(array_of(rows)) for block, _, rows in pieces), places
 
     @staticmethod
     def _read_on(one: _FetchedRows, expected: list[_FetchedRows]) -> None:

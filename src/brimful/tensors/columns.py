@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from brimful.core.errors import HIDDEN, DataError, where
-from brimful.rows.ragged import Gaps, array_of, gather, is_ragged, numpy_of, pad, ragged
+from brimful.rows.ragged import Gaps, array_of, gather, is_ragged, null_in, numpy_of, pad, ragged
 from brimful.steps.batch import Batch
 from brimful.tensors.layouts import TOKEN_COLUMNS, ColumnRules
 from brimful.tensors.unpadded import Unpadded
@@ -282,7 +282,7 @@ def _refuse_nulls(block: pa.RecordBatch, name: str) -> None:
     array = block.column(name)
     if not _has_null(array):
         return
-    null = array.is_null().to_numpy(zero_copy_only=False)
+    null = null_in(array)
     if not null.any():
         null = np.array([value is not None and any(one is None for one in value) for value in array.to_pylist()])
     if null.any():
