@@ -28,7 +28,7 @@ REPEATS = 8
 RUNS = 3
 MAX_LENGTH = 512
 BATCH = 16_384
-CASES = (("gpt2", ("gigatoken", "cache")), ("bert-base-cased", ("cache",)))
+CASES = (("gpt2", ("auto", "cache")), ("bert-base-cased", ("auto",)))
 
 
 def limit(tokenizer: str, files: list[str]) -> dict[str, Any]:
@@ -53,8 +53,9 @@ def ours(tokenizer: str, files: list[str], engine: str) -> dict[str, Any]:
 
     import brimful as bf
     import brimful.batches
+    from brimful.rows import compiled
 
-    if engine == "gigatoken":
+    if compiled.installed():
         import awkward  # noqa: F401
         import gigatoken  # noqa: F401
     torch.set_num_threads(1)
@@ -74,7 +75,8 @@ def ours(tokenizer: str, files: list[str], engine: str) -> dict[str, Any]:
     began = time.perf_counter()
     with batches.iter(state) as it:
         next(it)
-    return {"speed": tokens / seconds / 1e6, "first": first, "resumed": time.perf_counter() - began}
+    (used,) = it.stats.engines
+    return {"speed": tokens / seconds / 1e6, "first": first, "resumed": time.perf_counter() - began, "engine": used}
 
 
 def memory(tokenizer: str, engine: str, tokens: int) -> dict[str, Any]:
@@ -155,7 +157,7 @@ def main() -> None:
                     )
                     ratio = statistics.median(run[engine]["speed"] / run["limit"]["speed"] for run in seen)
                     print(
-                        f"    {engine:10} {speed:6.2f} M tokens/s, {ratio:5.1f} times; "
+                        f"    {seen[0][engine]['engine']:10} {speed:6.2f} M tokens/s, {ratio:5.1f} times; "
                         f"first batch {first:.2f} s, of a resume {resumed:.2f} s"
                     )
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 ROOMS = {  # in the order in which data flow, from below; a module imports from its own room and from those with smaller numbers
     "core": 0, "plan": 1, "grouping": 2, "rows": 2, "sources": 3, "index": 4, "store": 5, "windows": 6, "steps": 7, "tensors": 8,
@@ -111,3 +114,31 @@ def test_import_brimful_leaves_what_is_large_alone() -> None:
     large = {"torch", "datasets", "transformers", "s3fs", "aiohttp", "ray"}
     code = f"import sys, brimful, brimful.plan; brimful.MemoryModel.fit; sys.exit(bool({large} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_on_the_way_from_shards_to_batches_nothing_imports_pandas(tmp_path: Path) -> None:
+    """pyarrow does, .4 s where it is installed, whenever it makes an array of something of Python's or of numpy's; and numpy its
+    masked arrays, 25 ms, to sort out what is there twice."""
+    pytest.importorskip("pandas", reason="there is nothing that would be imported")
+    for number in range(3):
+        lines = (f'{{"text": "words \u3000 of {number} {line}", "id": {line}}}\n' for line in range(500))
+        (tmp_path / f"{number}.jsonl").write_text("".join(lines))
+    path = str(tmp_path)
+    code = f"""
+        import sys, brimful as bf
+        from tests import tokenizers as make
+        files = bf.from_files({path!r} + "/*.jsonl", columns=["text"])
+        data = files.tokenize(make.bpe(), engine="cache", remove_columns="text").enumerate().shuffle(100, seed=1)
+        for batch in data.batch_by_tokens(512, window=200):
+            batch["input_ids"]
+        stored = data.skip(3).stride(2, 1).add_bos_eos(1, 2).cache({path!r} + "/store").shuffle(100, seed=1)
+        for batch in stored.batch_by_tokens(512):
+            batch["input_ids"]
+        for batch in stored.pack(64):
+            batch["input_ids"]
+        sys.exit(" ".join({{"pandas", "numpy.ma"}} & sys.modules.keys()) or None)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr

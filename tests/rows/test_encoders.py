@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 import brimful as bf
 from brimful.rows.encoder_kinds import CallableEncoder, FastEncoder, TiktokenEncoder, TransformersEncoder
@@ -405,6 +406,64 @@ def test_a_tokenizer_that_is_changed_later_does_not_change_the_data_set() -> Non
         tokenizer.add_tokens(["zebra"])
         assert next(dataset.iter())["input_ids"].tolist() == expected
         assert next(bf.from_sequence(["zebra"]).tokenize(tokenizer).iter())["input_ids"].tolist() != expected
+
+
+def retrained(tokenizer: Tokenizer) -> None:
+    tokenizer.train_from_iterator(["zzz yyy"] * 9, trainers.BpeTrainer(vocab_size=300, show_progress=False))
+
+
+IN_PLACE: dict[str, tuple[Callable[[], Tokenizer], Callable[[Any], Any]]] = {
+    "dropout": (make.bpe, lambda tokenizer: setattr(tokenizer.model, "dropout", 1.0)),
+    "normalizer": (make.wordpiece, lambda tokenizer: setattr(tokenizer.normalizer, "lowercase", False)),
+    "pre-tokenizer": (make.bpe, lambda tokenizer: setattr(tokenizer.pre_tokenizer, "add_prefix_space", True)),
+    "longest word": (make.wordpiece, lambda tokenizer: setattr(tokenizer.model, "max_input_chars_per_word", 1)),
+    "training": (make.bpe, retrained),
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "cache", "tokenizer"])
+@pytest.mark.parametrize("change", IN_PLACE)
+def test_parts_that_are_changed_in_place_later_do_not_change_the_data_set(change: str, engine: Any) -> None:
+    """Encoders use the parts of the user's own for as long as they are as they were."""
+    made, changed = IN_PLACE[change]
+    texts, own = [f"Zebra number{number} Where" for number in range(40)], made()
+    if isinstance(own.model, models.WordPiece):
+        own.normalizer = normalizers.BertNormalizer(lowercase=True)
+    then = Tokenizer.from_str(own.to_str())
+    expected = [one.ids for one in then.encode_batch(texts)]
+    before, at_once = encoder_for(own, engine=engine), encoder_for(own, engine=engine)
+    if change != "training":  # a tokenizer that has encoded something panics when it is trained anew
+        assert rows_of(before.of_column(pa.array(texts[:10]))) == expected[:10]
+    changed(own)
+    assert [one.ids for one in own.encode_batch(texts)] != expected
+    for encoder in (before, at_once, pickle.loads(pickle.dumps(before))):
+        assert rows_of(encoder.of_column(pa.array(texts[10:]))) == expected[10:]
+        assert encoder.fingerprint() == encoder_for(then).fingerprint()
+        assert encoder.text(expected[0]) == then.decode(expected[0], skip_special_tokens=False)
+
+
+def test_parts_that_are_changed_while_they_are_used_are_used_again_as_they_were() -> None:
+    own, asked = make.bpe(), []
+    encoder = encoder_for(own)
+    assert isinstance(encoder, FastEncoder)
+
+    def tokens(tokenizer: Any) -> list[int]:
+        asked.append(tokenizer)
+        if len(asked) == 1:
+            own.pre_tokenizer.add_prefix_space = True
+            raise RuntimeError("it is not what it was")
+        return list(tokenizer.encode("word").ids)
+
+    assert encoder._by(tokens) == make.bpe().encode("word").ids
+    assert len(asked) == 2
+    own.pre_tokenizer.add_prefix_space = False
+    assert encoder._by(tokens) == make.bpe().encode("word").ids
+    assert asked[1] is asked[2], "a copy is kept, whatever becomes of the user's own"
+
+
+def test_scores_that_change_when_they_are_read_are_read() -> None:
+    assert encoder_for(make.trained("unigram", pre_tokenizers.Metaspace())).borrowed is None  # type: ignore[attr-defined]
+    assert encoder_for(make.bpe()).borrowed is not None  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

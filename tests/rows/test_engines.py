@@ -132,6 +132,31 @@ def test_gigatoken_that_is_not_there_is_said_and_passed_over(monkeypatch: pytest
     assert encoder_for(make.bpe()).by_name == "cache"
 
 
+def test_gigatoken_that_refuses_is_said_and_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(serialized: str) -> Any:
+        raise ValueError("no such merge\nat 17")
+
+    monkeypatch.setattr("brimful.rows.compiled.installed", lambda: True)
+    monkeypatch.setattr("brimful.rows.compiled.make", refuses)
+    with pytest.raises(
+        ValueError, match=r"cannot stand in for this tokenizer: gigatoken refuses it: no such merge; eng"
+    ):
+        bf.from_sequence(["a"]).tokenize(make.bpe(), engine="gigatoken")
+    data = bf.from_sequence(["a b"] * 9).tokenize(make.bpe())
+    with data.iter() as it:
+        assert [sample["input_ids"].tolist() for sample in it] == [make.bpe().encode("a b").ids] * 9
+        assert it.stats.engines == {"cache": 9}
+    monkeypatch.setattr("brimful.rows.cuttable.why_not", lambda *_: "it may not")
+    neither = encoder_for(make.wordpiece(), engine="auto")
+    assert neither.by_name == "tokenizer"
+    neither = encoder_for(make.bpe(), {"max_length": 5})
+    assert rows_of(neither.of_column(pa.array(["some words of it", ""]))) == [
+        make.bpe().encode("some words of it").ids[:5],
+        [],
+    ]
+    assert neither.by_name == "tokenizer"
+
+
 @pytest.mark.parametrize("saved", ENGINES)
 def test_a_state_of_one_engine_resumes_under_another(saved: EngineName) -> None:
     def data(engine: EngineName) -> bf.Dataset:
@@ -205,7 +230,7 @@ def counting(given: list[str], worth: int = 0) -> list[int]:
         lengths = np.array([len(text) for text in column.to_pylist()], np.int32)
         return Ragged(lengths, np.arange(len(lengths) + 1))
 
-    engine = engines.Engine("cache", encode, engines.Frame(), own, "mine")
+    engine = engines.Engine((engines.Way("cache", lambda: encode),), own, "mine")
     for first in range(0, len(given), 400):
         engine(pa.array(given[first : first + 400]))
     return asked
@@ -233,7 +258,7 @@ def test_the_audit_goes_on_beside_the_next_blocks_and_is_awaited_before_its_own_
         lengths = np.array([len(text) for text in column.to_pylist()], np.int32)
         return Ragged(lengths, np.arange(len(lengths) + 1))
 
-    engine = engines.Engine("cache", encode, engines.Frame(), own, "mine")
+    engine = engines.Engine((engines.Way("cache", lambda: encode),), own, "mine")
     (tokens, check), (_, after) = engine.begin(pa.array(["x"] * 600)), engine.begin(pa.array(["x"] * 600))
     assert tokens.values.tolist() == [1] * 600
     for awaited in (check, after):
@@ -262,7 +287,7 @@ def test_what_another_run_has_begun_to_audit_is_audited_anew() -> None:
         return [engine.begin(pa.array(["x"] * 600))[1] for _ in range(3)]
 
     asked: list[int] = []
-    engine = engines.Engine("cache", encode, engines.Frame(), own, "mine")
+    engine = engines.Engine((engines.Way("cache", lambda: encode),), own, "mine")
     runs = [copy_context().run(begun) for _ in range(2)]
     assert not engines._SEEN, "nothing has been looked at"
     go_on.set()
@@ -276,7 +301,7 @@ def test_an_engine_that_fails_is_not_waited_for_and_does_not_count() -> None:
     def encode(column: pa.Array) -> Ragged:
         raise OSError("no memory")
 
-    engine = engines.Engine("cache", encode, engines.Frame(), lambda some: [[1]] * len(some), "mine")
+    engine = engines.Engine((engines.Way("cache", lambda: encode),), lambda some: [[1]] * len(some), "mine")
     with pytest.raises(OSError, match="no memory"):
         engine(pa.array(["x"]))
     assert not engines._SEEN

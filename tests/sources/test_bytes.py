@@ -22,6 +22,8 @@ from brimful.sources import bytes as reading
 from brimful.sources.bytes import LocalFile, opened
 from tests.shards import compressed, watched, write
 
+pytestmark = pytest.mark.usefixtures("small_buffers")
+
 DRAW = random.Random(0)
 ROWS = [{"id": number, "text": DRAW.randbytes(20).hex()} for number in range(30_000)]
 

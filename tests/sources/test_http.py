@@ -19,6 +19,8 @@ from tests.shards import threads_left, write, write_table
 from tests.store.servers import s3, serving
 from tests.store.stores import blocks_of, store_of
 
+pytestmark = pytest.mark.usefixtures("small_buffers")
+
 pytest.importorskip("aiohttp", reason="fsspec needs aiohttp for http://")
 
 OPTIONS = {"skip_instance_cache": True}

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brimful.core.errors import StateError
+from brimful.sources.bytes import READ_BYTES
 from brimful.sources.lines import BUFFER_BYTES, LineReader
 from tests.shards import Memory
 
@@ -58,3 +59,19 @@ def test_an_offset_where_no_line_begins_is_refused(offset: int) -> None:
 
 def test_the_end_of_a_file_without_a_newline_is_an_offset_too() -> None:
     assert read(b"one\ntwo", 7) == []
+
+
+def test_a_shard_is_read_on_by_larger_buffers_which_many_open_ones_share() -> None:
+    data = (b"x" * 99 + b"\n") * 40_000
+    reader = LineReader(Memory(data), 0)
+    sizes = [len(lines.data) for lines in iter(reader.read, None)]
+    assert sizes[0] < BUFFER_BYTES + READ_BYTES
+    assert 4 * BUFFER_BYTES - 100 <= max(sizes) < 4 * BUFFER_BYTES + READ_BYTES
+    others = [LineReader(Memory(data), 0) for _ in range(64)]
+    shared = [len(lines.data) for lines in iter(others[0].read, None)]
+    assert max(shared) < BUFFER_BYTES + READ_BYTES
+    reader.close()
+    for one in others:
+        one.close()
+    again = LineReader(Memory(data), 0)
+    assert [len(lines.data) for lines in iter(again.read, None)] == sizes

@@ -20,6 +20,8 @@ from tests.shards import threads_left, write
 from tests.store.servers import process_of
 from tests.store.stores import blocks_of, store_of
 
+pytestmark = pytest.mark.usefixtures("small_buffers")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.core.distinct import distinct
 from brimful.core.once import once
 from brimful.index.index import Index
 from brimful.rows.blocks import Block
@@ -63,7 +64,7 @@ class JoinedIndex(Index):
         owners = self._owners(numbers)
         shape = (len(numbers), len(columns)) if len(columns) > 1 else (len(numbers),)
         out = np.zeros(shape, dtype=np.int64)
-        for part in np.unique(owners).tolist():
+        for part in distinct(owners).tolist():
             at = owners == part
             counts = self.parts[part].lengths_at(numbers[at] - self.starts[part], columns, required)
             out[at] = counts if counts.ndim == out.ndim else 0  # a part without the columns has zeros, (n,)
@@ -71,7 +72,7 @@ class JoinedIndex(Index):
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         owners = self._owners(numbers)
-        touched: list[int] = np.unique(owners).tolist()
+        touched: list[int] = distinct(owners).tolist()
         if len(touched) == 1 and self.parts[touched[0]].schema.equals(self.schema):
             return self.parts[touched[0]].locate(numbers - int(self.starts[touched[0]]))
         blocks: list[Block] = []
@@ -107,7 +108,7 @@ class JoinedIndex(Index):
     def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         owners = self._owners(numbers)
         out = np.zeros((3, len(numbers)), dtype=np.int64)
-        for part in np.unique(owners):
+        for part in distinct(owners):
             at = owners == part
             out[:, at] = self.parts[part].num_labels_at(numbers[at] - self.starts[part])
         return out

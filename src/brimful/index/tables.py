@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.core.distinct import distinct
 from brimful.core.errors import ORIGIN, ORIGIN_TYPE, origins
 from brimful.core.once import once
 from brimful.index.index import Index, has_labels, label_counts
@@ -138,7 +139,7 @@ class TableIndex(Index):
         chosen = self.pieces.chosen
         crc = crc if chosen is None else crc32(chosen.tobytes(), crc)
         sample = (
-            np.unique(np.linspace(0, len(self) - 1, SAMPLED_ROWS).astype(np.int64)) if len(self) else np.zeros(0, int)
+            distinct(np.linspace(0, len(self) - 1, SAMPLED_ROWS).astype(np.int64)) if len(self) else np.zeros(0, int)
         )
         return {"rows": len(self), "crc32": fingerprint(self.locate(sample)[0]) ^ crc}
 

@@ -214,8 +214,9 @@ def with_new_characters(texts: pa.Array) -> NDArray[np.int64]:
         np.where(wide < 0xF0, (wide & 0xF) << 12 | two << 6 | three, (wide & 7) << 18 | two << 12 | three << 6 | four),
     )
     new = leads[np.searchsorted(_NEW, points, side="right") % 2 == 1]
-    rows = np.searchsorted(offsets, new, side="right") - 1
-    return rows[np.diff(rows, prepend=-1) > 0]
+    found = np.searchsorted(offsets, new, side="right") - 1
+    rows: NDArray[np.int64] = found[np.diff(found, prepend=-1) > 0]
+    return rows
 
 
 _FIRST_LEAD: Final = 0xC2

@@ -92,8 +92,9 @@ class Encoder(ABC):
     def begin(self, texts: pa.Array) -> tuple[Ragged, Callable[[], None]]:
         """The tokens of each text of a column, and what waits until they are known to be the tokenizer's, as far as that is
         looked at; see `of_column`."""
-        count(f"{ENGINE}{self.by_name}", len(texts))
-        return (self.itself(texts), lambda: None) if self.by is None else self.by.begin(texts)
+        begun = (self.itself(texts), _nothing) if self.by is None else self.by.begin(texts)
+        count(f"{ENGINE}{self.by_name}", len(texts))  # after it: what has no name yet is loaded for it beside the audit
+        return begun
 
     def itself(self, texts: pa.Array) -> Ragged:
         """The tokens of each text of a column by the tokenizer, as it is."""
@@ -152,6 +153,10 @@ class Encoder(ABC):
     def text(self, tokens: Sequence[int]) -> str | None:
         """What tokens stand for, special ones included; None where the tokenizer cannot say."""
         return None
+
+
+def _nothing() -> None:
+    """What is waited for where nothing goes on."""
 
 
 def _pairs(given: Iterable[Sequence[Any]], count: int) -> Ragged:

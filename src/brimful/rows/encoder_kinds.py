@@ -6,8 +6,8 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar, cast
 
 from tokenizers import Tokenizer, models
 
@@ -16,8 +16,10 @@ from brimful.core.stream import describe
 from brimful.rows import compiled, cuttable
 from brimful.rows.encoder import OFFSETS, Encoder, Texts
 from brimful.rows.engines import Parts
-from brimful.rows.fast import batched, twin
+from brimful.rows.fast import Borrowed, batched, changes_when_read, twin
 from brimful.rows.framed import Frame, frame_of
+
+T = TypeVar("T")
 
 
 def _sides(texts: Texts) -> tuple[list[str], ...]:
@@ -43,20 +45,22 @@ class FastEncoder(Encoder):
     truncation: dict[str, Any] | None
     add_special_tokens: bool
     split_special_tokens: bool
+    borrowed: Borrowed | None = field(default=None, kw_only=True)
+    """The user's own, used while it is as it was when it was serialized: a copy of GPT-2's takes .15 s, of larger ones 1 s, under
+    the interpreter's lock."""
 
     @once
     def _prepared(self) -> str:
-        exact = not isinstance(self._pristine.model, models.Unigram)  # whose scores are others once they have been read
-        return _with_truncation(self.serialized if exact else self._pristine.to_str(), self.truncation)
+        exact = self.borrowed or not changes_when_read(self._copy)
+        return _with_truncation(self.serialized if exact else self._copy.to_str(), self.truncation)
 
     @once
-    def _pristine(self) -> Any:
-        """The tokenizer without settings, which nobody changes: .1 s for GPT-2, under the interpreter's lock."""
+    def _copy(self) -> Any:
+        """The tokenizer without settings, which nobody changes."""
         return _without_settings(self.serialized)
 
-    def lent(self) -> AbstractContextManager[Any]:
-        """The tokenizer, for one thread alone."""
-        return self._lent(self._make)
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"borrowed": None}
 
     def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
         return [encoding.ids for encoding in self._encodings(texts)]
@@ -66,22 +70,23 @@ class FastEncoder(Encoder):
         return [[getattr(one, OUTPUTS[name]) for one in encodings] for name in ("input_ids", *outputs)]
 
     def _encodings(self, texts: Texts, offsets: bool = False) -> list[Any]:
-        with self.lent() as made:
+        def encodings(made: Any) -> list[Any]:
             encode = made.encode_batch if offsets else made.encode_batch_fast  # which is that without offsets
             return list(encode(texts, add_special_tokens=self.add_special_tokens))
 
+        return self._by(encodings)
+
     def text(self, tokens: Sequence[int]) -> str | None:
-        with self.lent() as made:
-            return str(made.decode(list(tokens), skip_special_tokens=False))
+        return self._by(lambda made: str(made.decode(list(tokens), skip_special_tokens=False)))
 
     def bare(self, texts: list[str]) -> list[list[int]]:
         """The tokens of each text, not cut, and without special tokens."""
-        with self._lent(self._make_bare, "bare") as made:
-            return batched(made, texts)
+        return self._by(lambda made: batched(made, texts), cut=False)
 
     def parts(self) -> Parts | str:
         fingerprint = self.fingerprint()
-        with self.lent() as made:
+
+        def parts(made: Any) -> Parts:
             described = cuttable.described(made)
             normalizer = made.normalizer
             return Parts(
@@ -94,23 +99,40 @@ class FastEncoder(Encoder):
                 lambda: compiled.make(self._prepared),
             )
 
+        return self._by(parts)
+
     def depends_on(self) -> tuple[Any, ...]:
         return self._prepared, self.add_special_tokens, self.split_special_tokens
 
     def words(self) -> str:
-        with self.lent() as made:
-            size = f"{type(made.model).__name__} of {made.get_vocab_size():,} tokens"
+        size = self._by(lambda made: f"{type(made.model).__name__} of {made.get_vocab_size():,} tokens")
         return size if self.truncation is None else f"{size}, cut to {self.truncation['max_length']:,}"
 
-    def _make(self) -> Any:
-        made = self._make_bare()
-        if self.truncation is not None:
-            made.enable_truncation(**self.truncation)
-        return made
+    def _by(self, fn: Callable[[Any], T], *, cut: bool = True) -> T:
+        """What a function makes with a tokenizer, which is this thread's alone.
 
-    def _make_bare(self) -> Any:
-        made = twin(self._pristine)
+        Args:
+            cut: whether it truncates.
+        """
+        borrowed = self.borrowed
+        if borrowed is not None and borrowed.intact():
+            try:
+                with self._lent(lambda: self._make(borrowed.tokenizer, cut), f"borrowed, {cut}") as made:
+                    found = fn(made)
+            except Exception:
+                if borrowed.intact():
+                    raise
+            else:
+                if borrowed.intact():
+                    return found
+        with self._lent(lambda: self._make(self._copy, cut), f"copied, {cut}") as made:
+            return fn(made)
+
+    def _make(self, tokenizer: Any, cut: bool) -> Any:
+        made = twin(tokenizer)
         made.encode_special_tokens = self.split_special_tokens  # the one setting that is not serialized
+        if cut and self.truncation is not None:
+            made.enable_truncation(**self.truncation)
         return made
 
 

@@ -13,6 +13,7 @@ from brimful.core.errors import integer, logger, one_of
 from brimful.rows.encoder import OFFSETS, Encoder, Padding
 from brimful.rows.encoder_kinds import OUTPUTS, CallableEncoder, FastEncoder, TiktokenEncoder, TransformersEncoder
 from brimful.rows.engines import EngineName
+from brimful.rows.fast import borrowed
 from brimful.rows.gigatoken_encoder import GigatokenEncoder
 from brimful.rows.tokenizer_by_name import loaded
 
@@ -208,7 +209,10 @@ def _fast(
     elif settings.get("truncation") is None:
         truncation = own
     split = settings.get("split_special_tokens", split)
-    return FastEncoder(tokenizer.to_str(), truncation, special, split, padding=padding, engine=engine)
+    own_parts = borrowed(tokenizer)
+    return FastEncoder(
+        tokenizer.to_str(), truncation, special, split, borrowed=own_parts, padding=padding, engine=engine
+    )
 
 
 def _truncated(settings: Mapping[str, Any], limit: int | None, least: int, pairs: bool) -> tuple[int | None, str]:

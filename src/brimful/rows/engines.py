@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 
 from brimful.core import random
 from brimful.core.background import RUN, Workers
+from brimful.core.once import once
 from brimful.rows import compiled
 from brimful.rows.framed import Frame
 from brimful.rows.ragged import Ragged, array_of, flat, offsets_in
@@ -25,6 +28,8 @@ Encode: TypeAlias = Callable[[list[str]], Iterable[Sequence[int]]]
 
 AUDITED_TEXTS: Final = 1_000
 """So many of a tokenizer's first texts go through it as well, .1 s; one of more than 1 kB counts for several."""
+_BEGINS_SECONDS: Final = 1.0
+"""How long an engine that has yet to be loaded lets the audit begin first, which takes a few ms."""
 _KILOBYTE: Final = 1 << 10
 _ONE_IN: Final = 1 << 12
 _WORD: Final = 8
@@ -65,23 +70,48 @@ class Parts(NamedTuple):
     compile: Callable[[], object]
 
 
-@dataclass(frozen=True)
+class Way(NamedTuple):
+    """One way to a tokenizer's tokens.
+
+    Args:
+        name: what users know it by.
+        make: makes what gives the tokens of the texts of a column; raises what says why there is none. It may take .2 s.
+    """
+
+    name: str
+    make: Callable[[], Callable[[pa.Array], Ragged]]
+
+
+@dataclass(frozen=True, eq=False)
 class Engine:
     """Another way to a tokenizer's tokens.
 
     Args:
-        name: what users know it by.
-        encode: the tokens of the texts of a column, before truncation and special tokens.
-        frame: adds these.
+        ways: the first of them that can be made is taken, when it is needed.
         own: the tokenizer's tokens of some texts.
         fingerprint: the tokenizer's.
     """
 
-    name: str
-    encode: Callable[[pa.Array], Ragged]
-    frame: Frame
+    ways: tuple[Way, ...]
     own: Encode
     fingerprint: str
+
+    @once
+    def _taken(self) -> tuple[str, Callable[[pa.Array], Ragged]]:
+        *others, last = self.ways
+        for way in others:
+            with suppress(Exception):
+                return way.name, way.make()
+        return last.name, last.make()
+
+    @property
+    def name(self) -> str:
+        """What users know it by.
+
+        Raises:
+            Exception: what the last way raised, as none can be made.
+        """
+        return self._taken[0]
 
     def __call__(self, texts: pa.Array) -> Ragged:
         """The tokens of each text, int32, flat.
@@ -100,21 +130,27 @@ class Engine:
         """The tokens of each text, and what waits until they have been held against the tokenizer's own, which goes on beside
         whatever is done meanwhile; see above."""
         texts.validate(full=True)  # UTF-8: what an engine makes of anything else is nobody's
-        key, run = (self.name, self.fingerprint), RUN.get()
+        key, run = self._key, RUN.get()
         begun = {} if run is None else run.pools.setdefault(id(self), {})  # a run's blocks are handed out in order
         seen = max(_SEEN.get(key, 0), begun.get(key, 0))
         if seen >= AUDITED_TEXTS:
-            tokens = self.frame(self.encode(texts))
+            tokens = self._taken[1](texts)
             if len(rows := _some(texts)):
-                self._compare(tokens, rows, self._own(texts, rows))
+                own = flat(self.own(texts.take(array_of(rows)).to_pylist()), len(rows))
+                self._compare(tokens, rows, own)
             return tokens, lambda: None
         rows, worth = _first(texts, AUDITED_TEXTS - seen)
         begun[key] = seen + worth
-        worker, made = Workers(1, "audit"), Future[Ragged]()
+        worker, made, under_way = Workers(1, "audit"), Future[Ragged](), SimpleQueue[None]()
         worker.belong()
-        audited = worker.submit(self._audit, texts, rows, worth, made)  # before the engine, which may have to be loaded
+        audited = worker.submit(self._audit, texts, rows, worth, made, under_way)
         try:
-            made.set_result(self.frame(self.encode(texts)))
+            if "_taken" not in vars(
+                self
+            ):  # to load it keeps the interpreter's lock; the tokenizer needs it to begin alone
+                with suppress(Empty):
+                    under_way.get(timeout=_BEGINS_SECONDS)
+            made.set_result(self._taken[1](texts))
         except BaseException as error:
             made.set_exception(error)
             worker.close()
@@ -128,18 +164,29 @@ class Engine:
 
         return made.result(), check
 
-    def _audit(self, texts: pa.Array, rows: NDArray[np.int64], worth: int, made: Future[Ragged]) -> None:
-        key = self.name, self.fingerprint
+    @property
+    def _key(self) -> tuple[str, str]:
+        """Of what was audited: by the way that is hoped for, as which of them can be made is the same throughout a process."""
+        return self.ways[0].name, self.fingerprint
+
+    def _audit(
+        self,
+        texts: pa.Array,
+        rows: NDArray[np.int64],
+        worth: int,
+        made: Future[Ragged],
+        under_way: SimpleQueue[None],
+    ) -> None:
+        key = self._key
         try:
-            own = self._own(texts, rows)
+            some = texts.take(array_of(rows)).to_pylist()
+            under_way.put(None)
+            own = flat(self.own(some), len(rows))
             self._compare(made.result(), rows, own)
         except BaseException:
             _SEEN.pop(key, None)  # they do not count
             raise
         _SEEN[key] = _SEEN.get(key, 0) + worth
-
-    def _own(self, texts: pa.Array, rows: NDArray[np.int64]) -> Ragged:
-        return flat(self.own(texts.take(array_of(rows)).to_pylist()), len(rows))
 
     def _compare(self, tokens: Ragged, rows: NDArray[np.int64], own: Ragged) -> None:
         for number, row in enumerate(rows.tolist()):
@@ -171,36 +218,40 @@ def chosen(name: EngineName, parts: Parts | str) -> Engine | None:
     """
     if name == "tokenizer":
         return None
-    reason = ""
-    for one in ("gigatoken", "cache") if name == "auto" else (name,):
-        made = parts if isinstance(parts, str) else _made(one, parts)
-        if isinstance(made, Engine):
-            return made
-        reason = made
-    if name != "auto":
-        raise ValueError(f"engine={name!r} cannot stand in for this tokenizer: {reason}; engine='auto' takes what can")
-    return None
-
-
-def _made(name: str, parts: Parts) -> Engine | str:
-    """An engine; or why it cannot be."""
-    if isinstance(parts.frame, str):
-        return f"{parts.frame} is not known to leave single texts as they are"
-    encode: Callable[[pa.Array], Ragged]
-    if name == "cache":
-        if parts.not_cut is not None:
-            return parts.not_cut
-        encode = WordCache(parts.bare)
-    else:
-        if parts.not_compiled is not None:
-            return parts.not_compiled
-        if not compiled.installed():
-            return "gigatoken is not installed: pip install 'brimful[fast]'"
+    if name == "auto":
+        if isinstance(parts, str):
+            return None
+        found = [way for way in (_way(one, parts) for one in ("gigatoken", "cache")) if isinstance(way, Way)]
+        own = parts.own
+        itself = Way("tokenizer", lambda: lambda texts: flat(own(texts.to_pylist()), len(texts)))
+        return Engine((*found, itself), own, parts.fingerprint) if found else None
+    way = parts if isinstance(parts, str) else _way(name, parts)
+    if not isinstance(way, str) and not isinstance(parts, str):
+        engine = Engine((way,), parts.own, parts.fingerprint)
         try:
-            encode = compiled.Compiled(parts.compile, parts.bare)
+            _ = engine.name
+            return engine
         except Exception as error:
-            return f"gigatoken refuses it: {str(error).strip().splitlines()[0]}"
-    return Engine(name, encode, parts.frame, parts.own, parts.fingerprint)
+            way = f"{name} refuses it: {str(error).strip().splitlines()[0]}"
+    raise ValueError(f"engine={name!r} cannot stand in for this tokenizer: {way}; engine='auto' takes what can")
+
+
+def _way(name: str, parts: Parts) -> Way | str:
+    """A way to the tokens; or why there is none."""
+    frame = parts.frame
+    if isinstance(frame, str):
+        return f"{frame} is not known to leave single texts as they are"
+
+    def framed(encode: Callable[[pa.Array], Ragged]) -> Callable[[pa.Array], Ragged]:
+        return lambda texts: frame(encode(texts))
+
+    if name == "cache":
+        return parts.not_cut or Way(name, lambda: framed(WordCache(parts.bare)))
+    if parts.not_compiled is not None:
+        return parts.not_compiled
+    if not compiled.installed():
+        return "gigatoken is not installed: pip install 'brimful[fast]'"
+    return Way(name, lambda: framed(compiled.Compiled(parts.compile, parts.bare)))
 
 
 def _first(texts: pa.Array, left: int) -> tuple[NDArray[np.int64], int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,11 @@ from brimful.sources.forward import Forward
 from brimful.sources.reader import Parsed, Reader, Wanted
 
 BUFFER_BYTES: Final = 1 << 18
+"""What a shard begins with, and goes on with where many are open."""
+MOST_BUFFERS: Final = 4
+"""So many of these at once then: rows cost a third less by the 1 MB than by the 256 KB."""
+WHOLE_BUFFERS: Final = 16
+"""So many open shards have buffers of that size; more share the bytes of so many."""
 
 
 class Lines(NamedTuple):
@@ -28,7 +34,7 @@ class Lines(NamedTuple):
 
 
 class LineReader:
-    """Reads a stream forward from `offset`, about 256 KB of whole lines at a time, more where one line is longer.
+    """Reads a stream forward from `offset`, 256 KB to 1 MB of whole lines at a time, more where one line is longer.
 
     What lies before the offset is skipped (decompressed, where it must be) without a look at what it says.
 
@@ -38,6 +44,8 @@ class LineReader:
     def __init__(self, file: Bytes, offset: int) -> None:
         self._bytes, self._at = Forward(file), offset
         self._begun = False
+        self._size = BUFFER_BYTES
+        _OPEN.add(self)
 
     def read(self) -> Lines | None:
         """The next lines; None at the end.
@@ -52,7 +60,8 @@ class LineReader:
         ahead = self._bytes
         seen = len(ahead.data)
         while ahead.grow():
-            if len(ahead.data) >= BUFFER_BYTES and ahead.data.find(b"\n", seen) >= 0:
+            if len(ahead.data) >= self._size and ahead.data.find(b"\n", seen) >= 0:
+                self._size = BUFFER_BYTES * max(1, MOST_BUFFERS * WHOLE_BUFFERS // max(WHOLE_BUFFERS, len(_OPEN)))
                 return self._cut(ahead.data.rfind(b"\n") + 1)
             seen = len(ahead.data)
         if ahead.error is not None:
@@ -63,6 +72,7 @@ class LineReader:
         return self._cut(len(ahead.data)) if ahead.data else None
 
     def close(self) -> None:
+        _OPEN.discard(self)
         self._bytes.close()
 
     def _begin(self) -> None:
@@ -77,6 +87,9 @@ class LineReader:
         offset, data = self._bytes.offset, self._bytes.cut(size)
         ends = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n")) + 1
         return Lines(offset, data, ends if data.endswith(b"\n") else np.append(ends, size))
+
+
+_OPEN: Final[WeakSet[LineReader]] = WeakSet()
 
 
 class Parser(Protocol):

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.core.background import Workers
+from brimful.core.distinct import distinct
 from brimful.core.errors import DataError, logger
 from brimful.sources.faults import absent, may_have_changed, said, transient
 
@@ -186,7 +187,7 @@ class Objects:
         wanted = np.flatnonzero(spans.lasts > spans.firsts)
         if len(wanted):
             requests, which = merged(Spans(*(array[wanted] for array in spans)))
-            touched = [objects[number] for number in np.unique(requests.files).tolist()]
+            touched = [objects[number] for number in distinct(requests.files).tolist()]
 
             async def work(workers: Workers | None) -> list[memoryview]:
                 await self._all(self._checked(workers, one) for one in touched)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.core.distinct import distinct
 from brimful.core.errors import DataError
 from brimful.core.once import once
 from brimful.rows.blocks import Block
@@ -67,7 +68,7 @@ class LocalFolder(Folder):
 
     def block(self, ranges: Ranges, columns: Sequence[str]) -> Block:
         self._make_room()
-        for file in np.unique(self.layout.file_of[ranges.batches]).tolist():
+        for file in distinct(self.layout.file_of[ranges.batches]).tolist():
             self._file(self.manifest.files[file])
         batches, which = np.unique(ranges.batches, return_inverse=True)
         blocks = [self._batch(batch) for batch in batches.tolist()]

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.core.distinct import distinct
 from brimful.core.errors import DataError
 from brimful.core.once import once
 from brimful.rows.blocks import Block
@@ -83,7 +84,7 @@ class RemoteFolder(Folder):
         return digest.hexdigest()
 
     def block(self, ranges: Ranges, columns: Sequence[str]) -> Block:
-        batches = np.unique(ranges.batches)
+        batches = distinct(ranges.batches)
         runs = {name: self._runs(name, ranges) for name in columns if self._is_list(name)}
         runs |= {name: self._fixed(name, ranges) for name in columns if self._is_fixed(name, batches)}
         offsets = {name: self._offsets(name, ranges) for name in columns if self._is_text(name, batches)}

@@ -129,7 +129,8 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return array
     if not is_ragged(kind) or pa.types.is_null(array.type) or pa.types.is_fixed_size_list(kind):
         return array.cast(kind)
-    offsets = offsets_of(numpy_of(pc.list_value_length(array).fill_null(0))).astype(np.int32)
+    counts = pc.list_value_length(array)
+    offsets = offsets_of(numpy_of(counts.fill_null(0) if array.null_count else counts)).astype(np.int32)
     mask = array.is_null() if array.null_count else None
     return pa.ListArray.from_arrays(array_of(offsets), array.flatten().cast(kind.value_type), mask=mask)
 

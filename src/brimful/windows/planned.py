@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from brimful.core.distinct import distinct
 from brimful.core.fruitless import passed
 from brimful.core.once import once
 from brimful.core.stream import END, State
@@ -66,6 +67,6 @@ class Planned(Windowed):
             numbers = np.linspace(0, count - 1, min(count, SAMPLE_ROWS)).astype(np.int64)
         else:
             run = -(-min(count, SAMPLE_ROWS) // SAMPLE_RUNS)
-            starts = np.unique(np.linspace(0, count - run, SAMPLE_RUNS).astype(np.int64)).tolist()
+            starts = distinct(np.linspace(0, count - run, SAMPLE_RUNS).astype(np.int64)).tolist()
             numbers = np.concatenate([rows(start, start + run) for start in starts])
         return auto_rows(self.policy, self._lengths(numbers), self.batches)

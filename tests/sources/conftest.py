@@ -1,0 +1,11 @@
+"""What tests of sources have in common."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are read by the 256 KB at most, so that shards of 1 MB are read in several pieces."""
+    monkeypatch.setattr("brimful.sources.lines.MOST_BUFFERS", 1)
