@@ -16,6 +16,7 @@ from tokenizers import pre_tokenizers as p
 from brimful.rows import compiled, cuttable
 from brimful.rows.compiled import Compiled, with_new_characters
 from brimful.rows.cuttable import CL100K, DEEPSEEK_V3, O200K, QWEN2, QWEN3_5
+from brimful.rows.ragged import Ragged, flat
 from tests import tokenizers as make
 from tests.effort import SOAK, times
 from tests.rows.test_cuttable import BYTES, MARK, WORDS, added, line, split, whole
@@ -67,9 +68,13 @@ def own(tokenizer: Tokenizer) -> Callable[[list[str]], list[list[int]]]:
     return lambda given: [one.ids for one in tokenizer.encode_batch_fast(given, add_special_tokens=False)]
 
 
+def columns(tokenizer: Tokenizer) -> Callable[[list[str]], Ragged]:
+    return lambda given: flat(own(tokenizer)(given), len(given))
+
+
 def engine(tokenizer: Tokenizer, **settings: Any) -> Compiled:
     pytest.importorskip("gigatoken")
-    return Compiled(lambda: compiled.make(tokenizer.to_str()), own(tokenizer), **settings)
+    return Compiled(lambda: compiled.make(tokenizer.to_str()), columns(tokenizer), **settings)
 
 
 @pytest.mark.parametrize("kind", SAME)
@@ -176,7 +181,7 @@ def test_it_is_made_anew_when_it_has_seen_many_words() -> None:
         made.append(1)
         return compiled.make(tokenizer.to_str())
 
-    cache = Compiled(again, own(tokenizer), max_words=3_000)
+    cache = Compiled(again, columns(tokenizer), max_words=3_000)
     for _ in range(10):
         cache(pa.array(["the same words"] * 1_000))
         assert len(made) == 1

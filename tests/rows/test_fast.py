@@ -15,6 +15,7 @@ from tests import tokenizers as make
 from tests.effort import times
 from tests.rows.test_compiled import llama2
 from tests.rows.test_cuttable import HOLD
+from tests.rows.test_encoders import rows_of
 from tests.texts import ADDED, texts
 
 KINDS: dict[str, Callable[[], Tokenizer]] = {**HOLD, "Llama-2": llama2, "with a template": make.wordpiece}
@@ -28,7 +29,7 @@ def one_by_one(tokenizer: Any, given: list[str]) -> list[list[int]]:
 def test_texts_that_go_to_a_twin_together_have_the_tokens_of_each_alone(kind: str) -> None:
     tokenizer = KINDS[kind]()
     given = texts(times(1_000, 100_000), seed=11, most=5)
-    assert batched(twin(tokenizer), given) == one_by_one(tokenizer, given)
+    assert rows_of(batched(twin(tokenizer), given)) == one_by_one(tokenizer, given)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -46,7 +47,7 @@ def test_texts_that_hold_the_mark_go_as_they_are(monkeypatch: pytest.MonkeyPatch
     assert mark == "[PAD]"
     given = [f"{text}{mark}{text}" if number % 7 == 0 else text for number, text in enumerate(texts(300, seed=2))]
     for some in (given, [mark] * 300, [*given[1:7], "", *texts(200, seed=3)], ["[", "PAD", "]"] * 50):
-        assert batched(tokenizer, some) == one_by_one(tokenizer, some)
+        assert rows_of(batched(tokenizer, some)) == one_by_one(tokenizer, some)
 
 
 def test_a_tokenizer_without_such_a_mark_takes_texts_one_by_one() -> None:
@@ -55,7 +56,7 @@ def test_a_tokenizer_without_such_a_mark_takes_texts_one_by_one() -> None:
     given = ["ab" * number for number in range(100)] + list(ADDED)
     for tokenizer in (splitting, none):
         assert fast._mark_of(tokenizer) is None
-        assert batched(tokenizer, given) == one_by_one(tokenizer, given)
+        assert rows_of(batched(tokenizer, given)) == one_by_one(tokenizer, given)
 
 
 @pytest.mark.parametrize("kind", KINDS)

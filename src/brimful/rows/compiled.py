@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from brimful.rows.cuttable import CL100K, DEEPSEEK_V3, MARK, O200K, QWEN2, QWEN3_5, Part, name_of, split_of, steps_of
 from brimful.rows.pieces import cut
-from brimful.rows.ragged import Ragged, array_of, flat, gather, offsets_in
+from brimful.rows.ragged import Ragged, array_of, gather, offsets_in
 
 _CHINESE: Final = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _PATTERNS: Final = (
@@ -150,7 +150,7 @@ class Compiled:
 
     Args:
         make: makes it.
-        own: the tokens of each of some texts by the user's own, without special tokens.
+        own: the tokens of each of some texts by the user's own, without special tokens, int32, flat.
     Raises:
         Exception: what `make` raises, which refuses what it does not know.
     """
@@ -158,7 +158,7 @@ class Compiled:
     def __init__(
         self,
         make: Callable[[], Any],
-        own: Callable[[list[str]], Iterable[Sequence[int]]],
+        own: Callable[[list[str]], Ragged],
         *,
         max_words: int = MAX_WORDS,
     ) -> None:
@@ -178,7 +178,7 @@ class Compiled:
         rows = with_new_characters(texts)
         if not len(rows):
             return tokens
-        others = flat(self._own(texts.take(array_of(rows)).to_pylist()), len(rows))
+        others = self._own(texts.take(array_of(rows)).to_pylist())
         starts, counts = tokens.offsets[:-1].copy(), tokens.lengths
         starts[rows], counts[rows] = len(tokens.values) + others.offsets[:-1], others.lengths
         return gather(np.concatenate((tokens.values, others.values)), starts, counts)

@@ -18,6 +18,7 @@ from brimful.rows.encoder import OFFSETS, Encoder, Texts
 from brimful.rows.engines import Parts
 from brimful.rows.fast import Borrowed, batched, changes_when_read, twin
 from brimful.rows.framed import Frame, frame_of
+from brimful.rows.ragged import Ragged, flat
 
 T = TypeVar("T")
 
@@ -79,7 +80,7 @@ class FastEncoder(Encoder):
     def text(self, tokens: Sequence[int]) -> str | None:
         return self._by(lambda made: str(made.decode(list(tokens), skip_special_tokens=False)))
 
-    def bare(self, texts: list[str]) -> list[list[int]]:
+    def bare(self, texts: list[str]) -> Ragged:
         """The tokens of each text, not cut, and without special tokens."""
         return self._by(lambda made: batched(made, texts), cut=False)
 
@@ -195,8 +196,8 @@ class TiktokenEncoder(Encoder):
             return "special tokens in its texts are special"
         own = self.tokenizer.encode_ordinary_batch
 
-        def bare(texts: list[str]) -> list[list[int]]:
-            return cast("list[list[int]]", own(texts, num_threads=os.cpu_count() or 1))
+        def bare(texts: list[str]) -> Ragged:
+            return flat(own(texts, num_threads=os.cpu_count() or 1), len(texts))
 
         whole = self.tokenizer._pat_str in cuttable.TIKTOKEN.values()
         return Parts(

@@ -28,8 +28,10 @@ Encode: TypeAlias = Callable[[list[str]], Iterable[Sequence[int]]]
 
 AUDITED_TEXTS: Final = 1_000
 """So many of a tokenizer's first texts go through it as well, .1 s; one of more than 1 kB counts for several."""
+_TURN: Final = 32
+"""So many of them at once, so that what the engine asks of the same threads does not wait for all."""
 _BEGINS_SECONDS: Final = 1.0
-"""How long an engine that has yet to be loaded lets the audit begin first, which takes a few ms."""
+"""How long an engine that has yet to be loaded, which keeps the interpreter's lock, lets the audit begin first: a few ms."""
 _KILOBYTE: Final = 1 << 10
 _ONE_IN: Final = 1 << 12
 _WORD: Final = 8
@@ -54,7 +56,7 @@ class Parts(NamedTuple):
     Args:
         fingerprint: what tells it from others.
         own: the tokens of texts, as they are to be.
-        bare: the tokens of texts before they are cut, and without special tokens.
+        bare: the tokens of texts before they are cut, and without special tokens, flat.
         frame: what is done to these then; or why that is not known.
         not_cut: why texts may not be cut at their spaces; None where they may.
         not_compiled: why it cannot be compiled; None where it can.
@@ -63,7 +65,7 @@ class Parts(NamedTuple):
 
     fingerprint: str
     own: Encode
-    bare: Encode
+    bare: Callable[[list[str]], Ragged]
     frame: Frame | str
     not_cut: str | None
     not_compiled: str | None
@@ -75,11 +77,13 @@ class Way(NamedTuple):
 
     Args:
         name: what users know it by.
-        make: makes what gives the tokens of the texts of a column; raises what says why there is none. It may take .2 s.
+        make: makes what gives the tokens of the texts of a column; raises what says why there is none.
+        slow: whether that takes .2 s, under the interpreter's lock.
     """
 
     name: str
     make: Callable[[], Callable[[pa.Array], Ragged]]
+    slow: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,13 +145,12 @@ class Engine:
             return tokens, lambda: None
         rows, worth = _first(texts, AUDITED_TEXTS - seen)
         begun[key] = seen + worth
-        worker, made, under_way = Workers(1, "audit"), Future[Ragged](), SimpleQueue[None]()
+        worker, made = Workers(1, "audit"), Future[Ragged]()
+        under_way = SimpleQueue[None]() if self.ways[0].slow and "_taken" not in vars(self) else None
         worker.belong()
         audited = worker.submit(self._audit, texts, rows, worth, made, under_way)
         try:
-            if "_taken" not in vars(
-                self
-            ):  # to load it keeps the interpreter's lock; the tokenizer needs it to begin alone
+            if under_way is not None:
                 with suppress(Empty):
                     under_way.get(timeout=_BEGINS_SECONDS)
             made.set_result(self._taken[1](texts))
@@ -175,14 +178,22 @@ class Engine:
         rows: NDArray[np.int64],
         worth: int,
         made: Future[Ragged],
-        under_way: SimpleQueue[None],
+        under_way: SimpleQueue[None] | None,
     ) -> None:
+        """Holds some texts against the tokenizer.
+
+        Args:
+            under_way: is told when all are on their way to it; None: they take turns with what the engine asks of it.
+        """
         key = self._key
         try:
             some = texts.take(array_of(rows)).to_pylist()
-            under_way.put(None)
-            own = flat(self.own(some), len(rows))
-            self._compare(made.result(), rows, own)
+            turn = _TURN
+            if under_way is not None:
+                turn = max(1, len(some))
+                under_way.put(None)
+            own = [tokens for first in range(0, len(some), turn) for tokens in self.own(some[first : first + turn])]
+            self._compare(made.result(), rows, flat(own, len(rows)))
         except BaseException:
             _SEEN.pop(key, None)  # they do not count
             raise
@@ -251,7 +262,7 @@ def _way(name: str, parts: Parts) -> Way | str:
         return parts.not_compiled
     if not compiled.installed():
         return "gigatoken is not installed: pip install 'brimful[fast]'"
-    return Way(name, lambda: framed(compiled.Compiled(parts.compile, parts.bare)))
+    return Way(name, lambda: framed(compiled.Compiled(parts.compile, parts.bare)), slow=True)
 
 
 def _first(texts: pa.Array, left: int) -> tuple[NDArray[np.int64], int]:

@@ -8,8 +8,10 @@ from typing import Any, Final
 import numpy as np
 from tokenizers import Tokenizer, models
 
+from brimful.rows.ragged import Ragged, flat
+
 _TOGETHER: Final = 64
-"""So many texts are one to the tokenizer; with more of them there is little to gain, and less to share out among threads."""
+"""So many texts, and of many more up to four times as many, are one to the tokenizer: what an encoding costs is then shared."""
 _TRIED: Final = 4
 
 
@@ -83,24 +85,26 @@ _SETTINGS: Final = (
 _LOOKED_AT: Final = 16
 
 
-def batched(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    """The tokens of each text, without special tokens; the tokenizer neither cuts nor pads.
+def batched(tokenizer: Any, texts: list[str]) -> Ragged:
+    """The tokens of each text, int32, flat, without special tokens; the tokenizer neither cuts nor pads.
 
     An encoding costs as much as the tokens of a word do, so texts go to it by the 64, as the words of one that has been split
     already, which it takes one by one. An added token between them, of one id, tells where each ends; where texts have it too,
-    they go to it as they are.
+    they go to it as they are. (No list is made for each: Python would look through all that there is for garbage.)
     """
     mark = _mark_of(tokenizer) if len(texts) > _TOGETHER else None
     if mark is not None:
         word, id_ = mark
-        rows = [texts[first : first + _TOGETHER] for first in range(0, len(texts), _TOGETHER)]
+        size = min(max(_TOGETHER, len(texts) // _TOGETHER), 4 * _TOGETHER)  # enough rows for many threads
+        rows = [texts[first : first + size] for first in range(0, len(texts), size)]
         marked = [[part for text in row for part in (text, word)] for row in rows]
         made = tokenizer.encode_batch_fast(marked, is_pretokenized=True, add_special_tokens=False)
-        ids = [*itertools.chain.from_iterable(encoding.ids for encoding in made)]
-        ends = np.flatnonzero(np.fromiter(ids, np.int64, len(ids)) == id_).tolist()
+        ids = np.fromiter(itertools.chain.from_iterable(encoding.ids for encoding in made), np.int32)
+        ends = np.flatnonzero(ids == id_)
         if len(ends) == len(texts):
-            return [ids[first:last] for first, last in zip([0, *(end + 1 for end in ends)], ends)]
-    return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+            offsets = np.concatenate(([0], ends - np.arange(len(ends))))
+            return Ragged(np.delete(ids, ends), offsets)
+    return flat((one.ids for one in tokenizer.encode_batch_fast(texts, add_special_tokens=False)), len(texts))
 
 
 def _mark_of(tokenizer: Any) -> tuple[str, int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Final, NamedTuple, cast
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from brimful.core.errors import require
 from brimful.rows.pieces import cut
-from brimful.rows.ragged import Ragged, array_of, flat, gather, numpy_of, offsets_in
+from brimful.rows.ragged import Ragged, array_of, gather, numpy_of, offsets_in
 
 MAX_WORDS: Final = 1 << 20
 """Words kept: about 200 MB where so many different ones come."""
@@ -49,22 +49,23 @@ class WordCache:
     Threads share it without a lock: what two of them find new at once, both have tokenised, and keep once.
 
     Args:
-        encode: the tokens of each of some texts, without special tokens.
+        encode: the tokens of each of some texts, without special tokens, int32, flat.
         max_words: when more would be kept, all are forgotten, and learnt again as they come.
     Price: 50 to 100 ns a token of words that are known, on one core; the tokenizer's own for new ones, 4 to 10 us each. About
         200 bytes a word kept.
 
+    >>> from brimful.rows.ragged import flat
     >>> asked = []
     >>> def encode(texts):
     ...     asked.extend(texts)
-    ...     return [[len(text)] for text in texts]
+    ...     return flat([[len(text)] for text in texts], len(texts))
     >>> WordCache(encode)(pa.array(["to be", "or not to be"])).values.tolist()
     [2, 3, 2, 4, 3, 3]
     >>> asked
     ['to', ' be', 'or', ' not', ' to']
     """
 
-    def __init__(self, encode: Callable[[list[str]], Iterable[Sequence[int]]], *, max_words: int = MAX_WORDS) -> None:
+    def __init__(self, encode: Callable[[list[str]], Ragged], *, max_words: int = MAX_WORDS) -> None:
         require("max_words", max_words, 1, "word")
         self._encode, self._max_words = encode, max_words
         self._known: dict[bytes, bytes] = {}  # a word's tokens as they lie in memory, int32: joined by one copy
@@ -120,7 +121,7 @@ class WordCache:
     def _tokens(self, words: list[str]) -> list[bytes]:
         if not words:
             return []
-        tokens = flat(self._encode(words), len(words))
+        tokens = self._encode(words)
         memory = tokens.values.tobytes()
         return [memory[first:last] for first, last in itertools.pairwise((_ID_BYTES * tokens.offsets).tolist())]
 
