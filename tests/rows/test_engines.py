@@ -223,7 +223,7 @@ def counting(given: list[str], worth: int = 0) -> list[int]:
     asked: list[int] = []
 
     def own(some: list[str]) -> list[list[int]]:
-        asked.append(len(some))
+        asked[-1] += len(some)
         return [[len(text)] for text in some]
 
     def encode(column: pa.Array) -> Ragged:
@@ -232,6 +232,7 @@ def counting(given: list[str], worth: int = 0) -> list[int]:
 
     engine = engines.Engine((engines.Way("cache", lambda: encode),), own, "mine")
     for first in range(0, len(given), 400):
+        asked.append(0)
         engine(pa.array(given[first : first + 400]))
     return asked
 
@@ -293,8 +294,29 @@ def test_what_another_run_has_begun_to_audit_is_audited_anew() -> None:
     go_on.set()
     for check in (check for run in runs for check in run):
         check()
-    assert sorted(asked) == [400, 400, 600, 600]
+    assert sum(asked) == 2_000
     assert engines._SEEN[("cache", "mine")] == 2_000
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_the_audit_goes_in_turn_with_the_engine_or_all_at_once_while_that_is_loaded(slow: bool) -> None:
+    asked: list[int] = []
+    begins = threading.Event()
+
+    def own(some: list[str]) -> list[list[int]]:
+        asked.append(len(some))
+        begins.set()
+        return [[1]] * len(some)
+
+    def make() -> Callable[[pa.Array], Ragged]:
+        assert begins.wait(30) or not slow, "the audit waits for the engine"
+        return lambda column: Ragged(np.ones(len(column), np.int32), np.arange(len(column) + 1))
+
+    engine = engines.Engine((engines.Way("cache", make, slow),), own, "mine")
+    assert rows_of(engine(pa.array(["x"] * 100))) == [[1]] * 100
+    assert asked == ([100] if slow else [32, 32, 32, 4])
+    engine(pa.array(["x"] * 100))
+    assert asked[-4:] == [32, 32, 32, 4], "it is loaded"
 
 
 def test_an_engine_that_fails_is_not_waited_for_and_does_not_count() -> None:
