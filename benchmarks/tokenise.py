@@ -53,11 +53,14 @@ def ours(tokenizer: str, files: list[str], engine: str) -> dict[str, Any]:
 
     import brimful as bf
     import brimful.batches
+    import brimful.tensors.explained
+    import brimful.tensors.padded
     from brimful.rows import compiled
 
     if compiled.installed():
         import awkward  # noqa: F401
         import gigatoken  # noqa: F401
+        import numpy.ma  # noqa: F401  # by awkward, at its first use
     torch.set_num_threads(1)
     made = Tokenizer.from_file(tokenizer)
     began = time.perf_counter()

@@ -7,12 +7,13 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextvars import copy_context
 from types import TracebackType
 from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 from weakref import WeakSet
 
+from brimful.core.allocator import keep_what_is_freed
 from brimful.core.background import JOIN_SECONDS, RUN, Running, check_process, close_all, stop_all
 from brimful.core.errors import TALLY, BrokenError, StateError, Tally
 from brimful.core.later import AHEAD, HANDED_ON, Later
@@ -44,6 +45,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
         epoch: int = 0,
         lessons: State | None = None,
     ) -> None:
+        keep_what_is_freed()
         self._process = os.getpid()
         different = allowed(allow)
         self._items: Generator[tuple[T, State], None, None] | None = None
@@ -216,9 +218,9 @@ class ResumableIterator(Iterator[T], Generic[T]):
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_place") and self._process == os.getpid():
-            self._stop()
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_place") and not ending() and self._process == os.getpid():
+            self._stop()  # as the interpreter ends all has been stopped, and modules may be empty
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

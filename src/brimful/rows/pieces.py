@@ -11,18 +11,17 @@ from numpy.typing import NDArray
 from brimful.rows.ragged import array_of, offsets_in
 
 _SPACE: Final = ord(" ")
-_NOT_WHITE, _WHITE, _PERHAPS = 0, 1, 2
+_FIRST_BLACK: Final = ord("!")
+"""Not all that comes before it is white space, and the separators, 0x1C to 0x1F, to some alone: not to cut is never wrong."""
+_FIRST_WIDE: Final = 0x80
 _LAST_BYTES: Final = {0xC2: (0x85, 0xA0), 0xE19A: (0x80,), 0xE281: (0x9F,), 0xE296: (0x81,), 0xE380: (0x80,)} | {
     0xE280: (*range(0x80, 0x8B), 0xA8, 0xA9, 0xAF)
 }
 """White space of several bytes: the last one, by those before. U+0085, 00A0, 1680, 205F, 3000, 2000 to 200A, 2028, 2029, 202F.
 And U+2581, which stands for a space in the vocabularies of SentencePiece: with the space after it it makes one token."""
 _WIDE: Final = np.array(sorted(lead << 8 | last for lead, lasts in _LAST_BYTES.items() for last in lasts))
-_KIND: Final = np.zeros(256, dtype=np.uint8)
-_KIND[_WIDE & 0xFF] = _PERHAPS
-_KIND[[*range(0x09, 0x0E), *range(0x1C, 0x20), _SPACE]] = (
-    _WHITE  # the separators are so to some: not to cut is never wrong
-)
+_MAY_END_WHITE: Final = np.zeros(256, dtype=bool)
+_MAY_END_WHITE[_WIDE & 0xFF] = True
 
 
 class Pieces(NamedTuple):
@@ -42,34 +41,39 @@ def cut(texts: pa.Array) -> Pieces:
 
     Args:
         texts: a column of text, string or large_string, without nulls.
-    Price: 10 to 20 ns a piece; of the texts nothing is copied.
+    Price: 5 to 10 ns a piece; of the texts nothing is copied.
 
     >>> cut(pa.array(["to be  or", "", "\\u3000 no"])).array.to_pylist()
     [b'to', b' be', b'  or', b'\\xe3\\x80\\x80 no']
     """
     offsets = offsets_in(texts)
-    size = int(offsets[-1] - offsets[0])
-    data = np.frombuffer(texts.buffers()[2] or b"", dtype=np.uint8)[offsets[0] : offsets[-1]]
-    begins = np.zeros(size + 1, dtype=bool)
-    begins[_cuts(data)] = True
-    begins[offsets - offsets[0]] = True
+    first, last = int(offsets[0]), int(offsets[-1])
+    data = np.frombuffer(texts.buffers()[2] or b"", dtype=np.uint8)[first:last]
+    begins = _begins(data)
+    begins[offsets - first] = True
     starts = np.flatnonzero(begins)
     memory = [None, array_of(starts).buffers()[1], pa.py_buffer(data)]
     array = pa.Array.from_buffers(pa.large_binary(), len(starts) - 1, memory)
-    return Pieces(array, np.searchsorted(starts, offsets - offsets[0]))
+    return Pieces(array, np.searchsorted(starts, offsets - first))
 
 
-def _cuts(data: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The spaces that follow a character which is not white space, or begin the data."""
-    spaces = np.flatnonzero(data == _SPACE)
-    before = _KIND[data[spaces - 1]]
-    doubtful = spaces[before == _PERHAPS]
-    if len(doubtful):
-        last, second, third = (data[doubtful - back].astype(np.int64) for back in (1, 2, 3))
-        white = _is_wide(second << 8 | last) | _is_wide(third << 16 | second << 8 | last)
-        before[before == _PERHAPS] = np.where(white, _WHITE, _NOT_WHITE)
-    found: NDArray[np.int64] = spaces[before == _NOT_WHITE]
-    return found
+def _begins(data: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Whether a byte is a space that follows a character which is not white space, (n + 1,).
+
+    Of ASCII by three comparisons of bytes; other characters are looked at only where a space follows them.
+    """
+    begins = np.zeros(len(data) + 1, dtype=bool)
+    after = begins[1:-1]
+    np.equal(data[1:], _SPACE, out=after)
+    wide = np.flatnonzero(after & (data[:-1] >= _FIRST_WIDE))
+    after &= data[:-1] - np.uint8(_FIRST_BLACK) < _FIRST_WIDE - _FIRST_BLACK  # what is less wraps round
+    if len(wide):
+        doubtful = _MAY_END_WHITE[data[wide]]
+        after[wide[~doubtful]] = True
+        wide = wide[doubtful]
+        last, second, third = (data[wide - back].astype(np.int64) for back in (0, 1, 2))
+        after[wide[~(_is_wide(second << 8 | last) | _is_wide(third << 16 | second << 8 | last))]] = True
+    return begins
 
 
 def _is_wide(characters: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -162,22 +162,22 @@ def offsets_of(counts: NDArray[Any]) -> NDArray[np.int64]:
     return offsets
 
 
-def gather(values: NDArray[Any], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> Ragged:
+def gather(values: NDArray[Any], starts: NDArray[Any], counts: NDArray[Any]) -> Ragged:
     """Runs of `counts` values from `starts` on, end to end in a new flat array. Price: about 5 ns a value."""
     offsets = offsets_of(counts)
     kind = np.int32 if max(len(values), offsets[-1]) <= _INT32_MAX else np.int64  # 3 ns a value less
     return Ragged(values.take(runs(starts, offsets, kind)), offsets)
 
 
-def runs(
-    starts: NDArray[np.int64], offsets: NDArray[np.int64], kind: type[np.int32 | np.int64] = np.int64
-) -> NDArray[Any]:
+def runs(starts: NDArray[Any], offsets: NDArray[np.int64], kind: type[np.int32 | np.int64] = np.int64) -> NDArray[Any]:
     """Runs of numbers, each from one of `starts` on, end to end: run i from offsets[i] to offsets[i + 1].
 
     >>> runs(np.array([7, 0]), np.array([0, 2, 3])).tolist()
     [7, 8, 0]
     """
-    return np.arange(offsets[-1], dtype=kind) + np.repeat((starts - offsets[:-1]).astype(kind), np.diff(offsets))
+    out: NDArray[Any] = np.arange(offsets[-1], dtype=kind)
+    out += np.repeat(starts.astype(kind, copy=False) - offsets[:-1].astype(kind, copy=False), np.diff(offsets))
+    return out
 
 
 def flat(given: Iterable[Sequence[int]], count: int) -> Ragged:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from brimful.core.errors import require
 from brimful.rows.pieces import cut
@@ -88,8 +89,8 @@ class WordCache:
         )
         if known is self._columns and found:
             self._keep(coded.dictionary, words)
-        codes = numpy_of(coded.indices)
-        tokens = gather(words.values, words.offsets.take(codes), words.lengths.take(codes))
+        codes, begins = numpy_of(coded.indices), _narrow(words.offsets)
+        tokens = gather(words.values, begins.take(codes), np.diff(begins).take(codes))
         return Ragged(tokens.values, tokens.offsets.take(pieces.firsts))
 
     def __len__(self) -> int:
@@ -131,6 +132,11 @@ def _coded(known: pa.Array, pieces: pa.Array) -> pa.DictionaryArray:
     if not len(known):
         return pieces.dictionary_encode()
     return pa.chunked_array([known, pieces]).dictionary_encode().chunk(1)
+
+
+def _narrow(offsets: NDArray[np.int64]) -> NDArray[Any]:
+    """Where tokens begin, as int32 where that is enough: half of the memory to go through."""
+    return offsets.astype(np.int32) if offsets[-1] <= np.iinfo(np.int32).max else offsets
 
 
 def _bytes_of(array: pa.Array) -> list[bytes]:

@@ -50,7 +50,8 @@ class Forward:
 
     def cut(self, size: int) -> bytes:
         """The first bytes of the data, which these then no longer have."""
-        data = bytes(self.data[:size])
+        with memoryview(self.data) as held:
+            data = bytes(held[:size])
         del self.data[:size]
         self.offset += len(data)
         return data
