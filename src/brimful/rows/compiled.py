@@ -49,7 +49,7 @@ different things: 4,657 of them made other tokens, and of the older ones none, w
 is that of Unicode 9: it leaves later marks where they stand."""
 MAX_WORDS: Final = 1 << 20
 """About 100 MB of gigatoken's own cache, which grows by 100 bytes a word."""
-_SAMPLED: Final = 32
+_SAMPLED: Final = 128
 _LONG: Final = 16
 
 
@@ -146,7 +146,7 @@ class Compiled:
     different things of go to that.
 
     Its memory grows by 100 bytes a distinct word, so it is made anew when there have been 10^6 of them, estimated from every
-    32nd text. Threads share it without a lock.
+    128th text. Threads share it without a lock.
 
     Args:
         make: makes it.
@@ -184,7 +184,7 @@ class Compiled:
         return gather(np.concatenate((tokens.values, others.values)), starts, counts)
 
     def _renew(self, texts: pa.Array) -> None:
-        """Counts the words that are new in every 32nd text, a long one as several, and begins anew where there are many."""
+        """Counts the words that are new in every 128th text, a long one as several, and begins anew where there are many."""
         some = np.arange(-self._texts % _SAMPLED, len(texts), _SAMPLED)
         self._texts += len(texts)
         new = {*cut(texts.take(array_of(some))).array.unique().to_pylist()} - self._seen
