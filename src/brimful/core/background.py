@@ -248,7 +248,7 @@ class Workers:
         if self._closed:  # perhaps since just now, by another thread
             self.stop()
             raise Stopped
-        if len(self.threads) < self._number:
+        if len(self.threads) < min(self._number, len(self._open)):  # one that is idle is enough
             thread = threading.Thread(target=self._work, name=f"brimful-{self._name}", daemon=True)
             self.threads.append(thread)
             _start(thread)
