@@ -773,6 +773,47 @@ MUTANTS = [
         of("rows/test_compiled", "test_marks_that_the_two_put_in_another_order_go_to_the_tokenizer"),
     ),
     Mutant(
+        "a part of the user's tokenizer that was changed in place is used",
+        "rows/fast.py",
+        "_parts_of(self.tokenizer) != self._was:",
+        "_parts_of(self.tokenizer) is None:",
+        of(
+            "rows/test_encoders",
+            "test_parts_that_are_changed_in_place_later_do_not_change_the_data_set[dropout-tokenizer]",
+        ),
+    ),
+    Mutant(
+        "what was made while a part was changed is kept",
+        "rows/encoder_kinds.py",
+        "                if borrowed.intact():\n                    return found",
+        "                return found",
+        of("rows/test_encoders", "test_what_is_made_while_a_part_changes_is_made_again"),
+    ),
+    Mutant(
+        "truth values of a slice are those before it",
+        "rows/ragged.py",
+        'bitorder="little")[values.offset :]',
+        'bitorder="little")[: len(values)]',
+        of("rows/test_ragged", "test_truth_values_go_to_arrow_and_back_by_bits_also_of_slices"),
+    ),
+    Mutant(
+        "a function waits for another that gets no thread",
+        "core/background.py",
+        "min(self._number, len(self._open)):",
+        "min(self._number, len(self._open) // 2 + 1):",
+        of(
+            "core/test_background",
+            "test_a_pool_has_as_many_threads_as_functions_at_once_and_starts_none_while_one_is_idle",
+        ),
+    ),
+    Mutant(
+        "many open shards share nothing",
+        "sources/lines.py",
+        "max(WHOLE_BUFFERS, len(_OPEN))",
+        "WHOLE_BUFFERS",
+        of("sources/test_lines", "test_a_shard_is_read_on_by_larger_buffers_which_many_open_ones_share"),
+    ),
+    Mutant(
         "other tokens than the tokenizer's go on",
         "rows/engines.py",
         "if not np.array_equal(ours, theirs):",

@@ -159,6 +159,20 @@ def test_an_error_of_the_function_comes_in_its_place() -> None:
     assert threads_left(0) == []
 
 
+def test_a_pool_has_as_many_threads_as_functions_at_once_and_starts_none_while_one_is_idle() -> None:
+    with Workers(4, "test") as workers:
+        for number in range(20):
+            assert workers.submit(lambda number=number: number).result() == number
+            time.sleep(0.005)  # the thread sees what it has done
+        assert len(workers.threads) == 1
+        meeting = threading.Barrier(4)
+        found = [workers.submit(meeting.wait, 30) for _ in range(4)]
+        assert sorted(one.result(30) for one in found) == [0, 1, 2, 3], "one waits for another that has no thread"
+        assert len(workers.threads) == 4
+        assert [one.result() for one in [workers.submit(int) for _ in range(50)]] == [0] * 50
+        assert len(workers.threads) == 4
+
+
 def test_threads_see_the_context_of_who_started_them() -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="none")
     variable.set("ours")

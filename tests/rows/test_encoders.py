@@ -461,6 +461,20 @@ def test_parts_that_are_changed_while_they_are_used_are_used_again_as_they_were(
     assert asked[1] is asked[2], "a copy is kept, whatever becomes of the user's own"
 
 
+def test_what_is_made_while_a_part_changes_is_made_again() -> None:
+    own, made = make.bpe(), []
+    encoder = encoder_for(own)
+    assert isinstance(encoder, FastEncoder)
+
+    def tokens(tokenizer: Any) -> list[int]:
+        own.pre_tokenizer.add_prefix_space = True
+        made.append(tokenizer.encode("word").ids)
+        return list(made[-1])
+
+    assert encoder._by(tokens) == make.bpe().encode("word").ids
+    assert made[0] == own.encode("word").ids != made[1]
+
+
 def test_scores_that_change_when_they_are_read_are_read() -> None:
     assert encoder_for(make.trained("unigram", pre_tokenizers.Metaspace())).borrowed is None  # type: ignore[attr-defined]
     assert encoder_for(make.bpe()).borrowed is not None  # type: ignore[attr-defined]

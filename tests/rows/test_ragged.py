@@ -22,6 +22,7 @@ from brimful.rows.ragged import (
     is_ragged,
     lengths,
     list_array,
+    null_in,
     numpy_of,
     pad,
     ragged,
@@ -154,6 +155,28 @@ def test_numbers_go_to_arrow_and_back(dtype: str) -> None:
     assert numpy_of(array_of(values)[2:4]).tolist() == values[2:4].tolist()
     assert numpy_of(array_of(values[::2])).tolist() == values[::2].tolist()
     assert numpy_of(array_of(values[:0])).dtype == dtype
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 70])
+@pytest.mark.parametrize("first", [0, 1, 8, 11])
+def test_truth_values_go_to_arrow_and_back_by_bits_also_of_slices(count: int, first: int) -> None:
+    values = np.random.default_rng(count).random(first + count) < 0.5
+    array = array_of(values)
+    assert array.equals(pa.array(values.tolist(), pa.bool_()))
+    back = numpy_of(array[first:])
+    assert back.dtype == np.bool_
+    assert back.tolist() == values[first:].tolist()
+    assert array_of(values[::-2]).to_pylist() == values[::-2].tolist()
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=40), st.integers(0, 12), st.integers(0, 12))
+def test_which_values_are_null_is_known_of_slices_too(values: list[int | None], first: int, last: int) -> None:
+    last = max(first, len(values) - last)
+    texts = [None if value is None else str(value) for value in values]
+    for array in (pa.array(values, pa.int8()), pa.array(texts, pa.string())):
+        found = null_in(array[first:last])
+        assert found.tolist() == [value is None for value in values[first:last]]
+        assert found.dtype == np.bool_
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def _added_to(tokenizer: Any) -> dict[int, str]:
 
 def _parts_of(tokenizer: Any) -> tuple[Any, ...]:
     """What others may change of the parts of a tokenizer: their settings, and by training what the vocabulary is."""
-    parts = (getattr(tokenizer, name) for name in ("normalizer", "pre_tokenizer", "post_processor"))
+    parts = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor)
     size = tokenizer.get_vocab_size(with_added_tokens=False)
     return (
         *(None if part is None else part.__getstate__() for part in parts),
