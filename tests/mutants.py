@@ -702,15 +702,15 @@ MUTANTS = [
     Mutant(
         "a text is cut at a space by the byte before it",
         "rows/pieces.py",
-        "    if len(wide):\n",
-        "    if not len(wide):\n",
+        "    if len(others):\n",
+        "    if not len(others):\n",
         of("rows/test_pieces", "test_white_space_of_several_bytes_is_told_from_letters_that_end_alike"),
     ),
     Mutant(
         "a text is cut at a space within a run of them",
         "rows/pieces.py",
-        'ord("!")',
-        'ord(" ")',
+        'ord("!"), 0x80',
+        'ord(" "), 0x80',
         of("rows/test_pieces", "test_slices_empty_texts_and_none_at_all"),
     ),
     Mutant(

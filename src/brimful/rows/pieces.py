@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from brimful.rows.ragged import array_of, offsets_in
 
 _SPACE: Final = ord(" ")
-_FIRST_BLACK: Final = ord("!")
-"""Not all that comes before it is white space, and the separators, 0x1C to 0x1F, to some alone: not to cut is never wrong."""
-_FIRST_WIDE: Final = 0x80
+_FIRST_BLACK, _FIRST_WIDE = ord("!"), 0x80
+_NOT_WHITE, _WHITE, _PERHAPS = 0, 1, 2
 _LAST_BYTES: Final = {0xC2: (0x85, 0xA0), 0xE19A: (0x80,), 0xE281: (0x9F,), 0xE296: (0x81,), 0xE380: (0x80,)} | {
     0xE280: (*range(0x80, 0x8B), 0xA8, 0xA9, 0xAF)
 }
 """White space of several bytes: the last one, by those before. U+0085, 00A0, 1680, 205F, 3000, 2000 to 200A, 2028, 2029, 202F.
 And U+2581, which stands for a space in the vocabularies of SentencePiece: with the space after it it makes one token."""
 _WIDE: Final = np.array(sorted(lead << 8 | last for lead, lasts in _LAST_BYTES.items() for last in lasts))
-_MAY_END_WHITE: Final = np.zeros(256, dtype=bool)
-_MAY_END_WHITE[_WIDE & 0xFF] = True
+_KIND: Final = np.zeros(256, dtype=np.uint8)
+_KIND[_WIDE & 0xFF] = _PERHAPS
+_KIND[[*range(0x09, 0x0E), *range(0x1C, 0x20)]] = _WHITE  # the separators are so to some: not to cut is never wrong
 
 
 class Pieces(NamedTuple):
@@ -60,19 +60,20 @@ def cut(texts: pa.Array) -> Pieces:
 def _begins(data: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Whether a byte is a space that follows a character which is not white space, (n + 1,).
 
-    Of ASCII by three comparisons of bytes; other characters are looked at only where a space follows them.
+    Of visible ASCII by comparing bytes; what else a space follows, but for spaces, is looked at one by one.
     """
     begins = np.zeros(len(data) + 1, dtype=bool)
-    after = begins[1:-1]
+    before, after = data[:-1], begins[1:-1]
     np.equal(data[1:], _SPACE, out=after)
-    wide = np.flatnonzero(after & (data[:-1] >= _FIRST_WIDE))
-    after &= data[:-1] - np.uint8(_FIRST_BLACK) < _FIRST_WIDE - _FIRST_BLACK  # what is less wraps round
-    if len(wide):
-        doubtful = _MAY_END_WHITE[data[wide]]
-        after[wide[~doubtful]] = True
-        wide = wide[doubtful]
-        last, second, third = (data[wide - back].astype(np.int64) for back in (0, 1, 2))
-        after[wide[~(_is_wide(second << 8 | last) | _is_wide(third << 16 | second << 8 | last))]] = True
+    visible = before - np.uint8(_FIRST_BLACK) < _FIRST_WIDE - _FIRST_BLACK  # what is less wraps round
+    others = np.flatnonzero(after & ~visible & (before != _SPACE))
+    after &= visible
+    if len(others):
+        kinds = _KIND[before[others]]
+        after[others[kinds == _NOT_WHITE]] = True
+        doubtful = others[kinds == _PERHAPS]
+        last, second, third = (data[doubtful - back].astype(np.int64) for back in (0, 1, 2))
+        after[doubtful[~(_is_wide(second << 8 | last) | _is_wide(third << 16 | second << 8 | last))]] = True
     return begins
 
 
