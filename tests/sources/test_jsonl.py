@@ -109,6 +109,7 @@ def same(made: Any, given: Any) -> None:
     ("line", "message"),
     [
         (b"{", "invalid JSON: Expecting property name enclosed in double quotes at column 2"),
+        (b'{"a": "x', "invalid JSON: Unterminated string starting at column 7"),
         (b'{"a": 1}{"a": 2}', "invalid JSON: Extra data at column 9"),
         (b'{"a": 1} {"a": 2}', "invalid JSON: Extra data at column 10"),
         (b'{"a": 1}\r{"a": 2}', "invalid JSON: Extra data at column 10"),

@@ -317,6 +317,17 @@ def test_a_store_begun_by_another_pipeline_is_refused(tmp_path: Path) -> None:
             write_store(replace(Given(BLOCKS), name="x"), tmp_path / "store")
 
 
+def test_what_another_pipeline_has_begun_without_a_file_makes_way(tmp_path: Path) -> None:
+    """So that a mistake that ends the first try can be corrected."""
+    with small(100, 500):
+        with pytest.raises(KeyboardInterrupt):
+            write_store(Given(BLOCKS, fail_at=0), tmp_path / "store")
+        assert not list((tmp_path / "store").glob("*.arrow"))
+        manifest = write_store(replace(Given(BLOCKS), name="x"), tmp_path / "store")
+    assert manifest.pipeline["chain"]["name"] == "x"
+    assert manifest.rows == sum(block.num_rows for block in BLOCKS)
+
+
 def test_functions_need_a_version(tmp_path: Path) -> None:
     rows = bf.from_sequence(["a"])
 
@@ -457,8 +468,8 @@ def test_a_killed_writer_makes_way_for_those_who_wait(tmp_path: Path) -> None:
         with pytest.raises(TimeoutError):
             waits.result(timeout=0.5)
         process.send_signal(signal.SIGKILL)
-        with pytest.raises(bf.StateError, match="belongs to another pipeline"):  # it had begun another one
-            waits.result(timeout=60)
+        manifest = waits.result(timeout=60)  # it had begun another one, and finished nothing of that
+        assert manifest.pipeline["chain"]["name"] == "given"
 
 
 def test_a_lock_that_a_killed_writer_left_is_free(tmp_path: Path) -> None:

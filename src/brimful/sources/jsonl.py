@@ -170,7 +170,7 @@ def decode(line: bytes) -> Sample:
     except UnicodeDecodeError as error:
         raise DataError(f"invalid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start:,} of the line") from error
     except json.JSONDecodeError as error:
-        raise DataError(f"invalid JSON: {error.msg} at column {error.colno:,}") from error
+        raise DataError(f"invalid JSON: {error.msg.removesuffix(' at')} at column {error.colno:,}") from error
     except RecursionError as error:
         raise DataError("invalid JSON: nested too deeply") from error
     except ValueError as error:  # an integer of more than 4,300 digits

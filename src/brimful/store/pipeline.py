@@ -46,7 +46,8 @@ def check_same(folder: Path, saved: Any, ours: Any) -> None:
         name = "its last stage" if name == "chain" else name.removeprefix("chain.")
         raise StateError(
             f"the store {folder} belongs to another pipeline: {name} was {then} when it "
-            f"was written and is {now} here; use the pipeline that wrote it, or another path"
+            f"was written and is {now} here; use the pipeline that wrote it, or another path, "
+            "or remove the folder to begin anew"
         )
 
 

@@ -109,7 +109,9 @@ class _Writer:
         self._found = self._rows = self._tokens = 0
 
     def write(self, stage: Stage[Block], engine: str) -> None:
-        check_same(self._folder, self._journal.header, self._pipeline)
+        if self._journal.files:
+            check_same(self._folder, self._journal.header, self._pipeline)
+        self._journal.header = self._pipeline  # a writer that finished no file has left nothing to go on with
         if self._journal.files and self._journal.engine != engine:
             raise StateError(
                 f"the store {self._folder} was begun with engine={self._journal.engine!r}, and this is engine={engine!r}, "
