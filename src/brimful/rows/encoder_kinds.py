@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
 from tokenizers import Tokenizer, models
@@ -16,7 +16,7 @@ from brimful.core.stream import describe
 from brimful.rows import compiled, cuttable
 from brimful.rows.encoder import OFFSETS, Encoder, Texts
 from brimful.rows.engines import Parts
-from brimful.rows.fast import Borrowed, batched, changes_when_read, twin
+from brimful.rows.fast import batched, twin
 from brimful.rows.framed import Frame, frame_of
 from brimful.rows.ragged import Ragged, flat
 
@@ -46,22 +46,30 @@ class FastEncoder(Encoder):
     truncation: dict[str, Any] | None
     add_special_tokens: bool
     split_special_tokens: bool
-    borrowed: Borrowed | None = field(default=None, kw_only=True)
-    """The user's own, used while it is as it was when it was serialized: a copy of GPT-2's takes .15 s, of larger ones 1 s, under
-    the interpreter's lock."""
+    added: dict[int, str]
+    """The added tokens, by their ids."""
 
     @once
     def _prepared(self) -> str:
-        exact = self.borrowed or not changes_when_read(self._copy)
+        exact = not isinstance(self._copy.model, models.Unigram)  # whose scores are others once they have been read
         return _with_truncation(self.serialized if exact else self._copy.to_str(), self.truncation)
 
     @once
     def _copy(self) -> Any:
-        """The tokenizer without settings, which nobody changes."""
-        return _without_settings(self.serialized)
+        """The tokenizer without settings, which nobody changes: .1 s for GPT-2, under the interpreter's lock.
 
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"borrowed": None}
+        Raises:
+            ValueError: its added tokens have ids that its JSON cannot carry.
+        """
+        made = _without_settings(self.serialized)
+        for id_, token in sorted(self.added.items()):
+            if (saved := made.token_to_id(token)) != id_:
+                raise ValueError(
+                    f"the added token {token!r} has the id {id_} in this tokenizer, and {saved} in what it is saved as (tokens "
+                    " were added before it was trained, or before its model was replaced): tokens would differ "
+                    "from one process to the next; save it, load that, and give what was loaded"
+                )
+        return made
 
     def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
         return [encoding.ids for encoding in self._encodings(texts)]
@@ -115,22 +123,11 @@ class FastEncoder(Encoder):
         Args:
             cut: whether it truncates.
         """
-        borrowed = self.borrowed
-        if borrowed is not None and borrowed.intact():
-            try:
-                with self._lent(lambda: self._make(borrowed.tokenizer, cut), f"borrowed, {cut}") as made:
-                    found = fn(made)
-            except Exception:
-                if borrowed.intact():
-                    raise
-            else:
-                if borrowed.intact():
-                    return found
-        with self._lent(lambda: self._make(self._copy, cut), f"copied, {cut}") as made:
+        with self._lent(lambda: self._make(cut), "cut" if cut else "bare") as made:
             return fn(made)
 
-    def _make(self, tokenizer: Any, cut: bool) -> Any:
-        made = twin(tokenizer)
+    def _make(self, cut: bool) -> Any:
+        made = twin(self._copy)
         made.encode_special_tokens = self.split_special_tokens  # the one setting that is not serialized
         if cut and self.truncation is not None:
             made.enable_truncation(**self.truncation)

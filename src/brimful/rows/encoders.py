@@ -13,7 +13,6 @@ from brimful.core.errors import integer, logger, one_of
 from brimful.rows.encoder import OFFSETS, Encoder, Padding
 from brimful.rows.encoder_kinds import OUTPUTS, CallableEncoder, FastEncoder, TiktokenEncoder, TransformersEncoder
 from brimful.rows.engines import EngineName
-from brimful.rows.fast import borrowed
 from brimful.rows.gigatoken_encoder import GigatokenEncoder
 from brimful.rows.tokenizer_by_name import loaded
 
@@ -209,10 +208,8 @@ def _fast(
     elif settings.get("truncation") is None:
         truncation = own
     split = settings.get("split_special_tokens", split)
-    own_parts = borrowed(tokenizer)
-    return FastEncoder(
-        tokenizer.to_str(), truncation, special, split, borrowed=own_parts, padding=padding, engine=engine
-    )
+    added = {id_: token.content for id_, token in tokenizer.get_added_tokens_decoder().items()}
+    return FastEncoder(tokenizer.to_str(), truncation, special, split, added, padding=padding, engine=engine)
 
 
 def _truncated(settings: Mapping[str, Any], limit: int | None, least: int, pairs: bool) -> tuple[int | None, str]:

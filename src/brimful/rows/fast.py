@@ -6,7 +6,7 @@ import itertools
 from typing import Any, Final
 
 import numpy as np
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer
 
 from brimful.rows.ragged import Ragged, flat
 
@@ -30,59 +30,6 @@ def twin(tokenizer: Any) -> Any:
     for special, tokens in itertools.groupby(added, lambda token: token.special):
         (made.add_special_tokens if special else made.add_tokens)([*tokens])
     return made
-
-
-class Borrowed:
-    """Somebody's tokenizer without its truncation and padding, for as long as nobody changes its parts in place.
-
-    What replaces a part, and what adds tokens, changes the tokenizer that it is called on alone.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = twin(tokenizer)
-        self._was: tuple[Any, ...] | None = _parts_of(self.tokenizer)
-
-    def intact(self) -> bool:
-        """Whether its tokens are what they were in the beginning. Price: 15 us."""
-        if self._was is not None and _parts_of(self.tokenizer) != self._was:
-            self._was = None
-        return self._was is not None
-
-
-def borrowed(tokenizer: Any) -> Borrowed | None:
-    """Somebody's tokenizer without a copy; None where it has to be copied."""
-    if changes_when_read(tokenizer):
-        return None
-    made = Borrowed(tokenizer)
-    return made if _added_to(made.tokenizer) == _added_to(tokenizer) else None
-
-
-def changes_when_read(tokenizer: Any) -> bool:
-    """Whether its scores are others once they have been written down and read."""
-    return isinstance(tokenizer.model, models.Unigram)
-
-
-def _added_to(tokenizer: Any) -> dict[int, str]:
-    return {id_: repr(token) for id_, token in tokenizer.get_added_tokens_decoder().items()}
-
-
-def _parts_of(tokenizer: Any) -> tuple[Any, ...]:
-    """What others may change of the parts of a tokenizer: their settings, and by training what the vocabulary is."""
-    parts = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor)
-    size = tokenizer.get_vocab_size(with_added_tokens=False)
-    return (
-        *(None if part is None else part.__getstate__() for part in parts),
-        *(getattr(tokenizer.model, name, None) for name in _SETTINGS),
-        size,
-        *map(tokenizer.id_to_token, range(0, size, 1 + size // _LOOKED_AT)),
-    )
-
-
-_SETTINGS: Final = (
-    "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges",
-    "max_input_chars_per_word",
-)  # fmt: skip
-_LOOKED_AT: Final = 16
 
 
 def batched(tokenizer: Any, texts: list[str]) -> Ragged:

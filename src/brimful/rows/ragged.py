@@ -111,7 +111,7 @@ def numpy_of(values: pa.Array) -> NDArray[Any]:
 
 def array_of(values: NDArray[Any]) -> pa.Array:
     """Numbers, or truth values, as an Arrow array; numbers without a copy."""
-    if values.dtype.kind not in "iufb":
+    if values.dtype.kind not in "iufb" or not values.dtype.isnative or values.ndim != 1:
         return pa.array(values)
     memory = pa.py_buffer(
         np.packbits(values, bitorder="little") if values.dtype.kind == "b" else np.ascontiguousarray(values)
