@@ -66,7 +66,7 @@ class FastEncoder(Encoder):
             if (saved := made.token_to_id(token)) != id_:
                 raise ValueError(
                     f"the added token {token!r} has the id {id_} in this tokenizer, and {saved} in what it is saved as (tokens "
-                    " were added before it was trained, or before its model was replaced): tokens would differ "
+                    "were added before it was trained, or before its model was replaced): tokens would differ "
                     "from one process to the next; save it, load that, and give what was loaded"
                 )
         return made
