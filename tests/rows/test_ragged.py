@@ -157,6 +157,14 @@ def test_numbers_go_to_arrow_and_back(dtype: str) -> None:
     assert numpy_of(array_of(values[:0])).dtype == dtype
 
 
+@pytest.mark.parametrize(
+    "values", [np.array([1, 2], ">i4"), np.arange(6).reshape(2, 3)], ids=["byte order", "two dimensions"]
+)
+def test_numbers_that_arrow_would_read_otherwise_are_left_to_it_to_refuse(values: Any) -> None:
+    with pytest.raises(pa.ArrowException):
+        array_of(values)
+
+
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 70])
 @pytest.mark.parametrize("first", [0, 1, 8, 11])
 def test_truth_values_go_to_arrow_and_back_by_bits_also_of_slices(count: int, first: int) -> None:
