@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.core.distinct import distinct
 from brimful.rows.cuttable import CL100K, DEEPSEEK_V3, MARK, O200K, QWEN2, QWEN3_5, Part, name_of, split_of, steps_of
 from brimful.rows.pieces import cut
 from brimful.rows.ragged import Ragged, array_of, gather, offsets_in
@@ -214,8 +215,7 @@ def with_new_characters(texts: pa.Array) -> NDArray[np.int64]:
         np.where(wide < 0xF0, (wide & 0xF) << 12 | two << 6 | three, (wide & 7) << 18 | two << 12 | three << 6 | four),
     )
     new = leads[np.searchsorted(_NEW, points, side="right") % 2 == 1]
-    found = np.searchsorted(offsets, new, side="right") - 1
-    rows: NDArray[np.int64] = found[np.diff(found, prepend=-1) > 0]
+    rows: NDArray[np.int64] = distinct(np.searchsorted(offsets, new, side="right") - 1)
     return rows
 
 

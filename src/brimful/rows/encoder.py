@@ -92,7 +92,7 @@ class Encoder(ABC):
     def begin(self, texts: pa.Array) -> tuple[Ragged, Callable[[], None]]:
         """The tokens of each text of a column, and what waits until they are known to be the tokenizer's, as far as that is
         looked at; see `of_column`."""
-        begun = (self.itself(texts), _nothing) if self.by is None else self.by.begin(texts)
+        begun = (self.itself(texts), lambda: None) if self.by is None else self.by.begin(texts)
         count(f"{ENGINE}{self.by_name}", len(texts))  # after it: what has no name yet is loaded for it beside the audit
         return begun
 
@@ -153,10 +153,6 @@ class Encoder(ABC):
     def text(self, tokens: Sequence[int]) -> str | None:
         """What tokens stand for, special ones included; None where the tokenizer cannot say."""
         return None
-
-
-def _nothing() -> None:
-    """What is waited for where nothing goes on."""
 
 
 def _pairs(given: Iterable[Sequence[Any]], count: int) -> Ragged:

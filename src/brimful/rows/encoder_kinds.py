@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 from tokenizers import Tokenizer, models
 
@@ -19,8 +19,6 @@ from brimful.rows.engines import Parts
 from brimful.rows.fast import batched, twin
 from brimful.rows.framed import Frame, frame_of
 from brimful.rows.ragged import Ragged, flat
-
-T = TypeVar("T")
 
 
 def _sides(texts: Texts) -> tuple[list[str], ...]:
@@ -79,23 +77,22 @@ class FastEncoder(Encoder):
         return [[getattr(one, OUTPUTS[name]) for one in encodings] for name in ("input_ids", *outputs)]
 
     def _encodings(self, texts: Texts, offsets: bool = False) -> list[Any]:
-        def encodings(made: Any) -> list[Any]:
+        with self._tokenizer() as made:
             encode = made.encode_batch if offsets else made.encode_batch_fast  # which is that without offsets
             return list(encode(texts, add_special_tokens=self.add_special_tokens))
 
-        return self._by(encodings)
-
     def text(self, tokens: Sequence[int]) -> str | None:
-        return self._by(lambda made: str(made.decode(list(tokens), skip_special_tokens=False)))
+        with self._tokenizer() as made:
+            return str(made.decode(list(tokens), skip_special_tokens=False))
 
     def bare(self, texts: list[str]) -> Ragged:
         """The tokens of each text, not cut, and without special tokens."""
-        return self._by(lambda made: batched(made, texts), cut=False)
+        with self._tokenizer(cut=False) as made:
+            return batched(made, texts)
 
     def parts(self) -> Parts | str:
         fingerprint = self.fingerprint()
-
-        def parts(made: Any) -> Parts:
+        with self._tokenizer() as made:
             described = cuttable.described(made)
             normalizer = made.normalizer
             return Parts(
@@ -108,23 +105,17 @@ class FastEncoder(Encoder):
                 lambda: compiled.make(self._prepared),
             )
 
-        return self._by(parts)
-
     def depends_on(self) -> tuple[Any, ...]:
         return self._prepared, self.add_special_tokens, self.split_special_tokens
 
     def words(self) -> str:
-        size = self._by(lambda made: f"{type(made.model).__name__} of {made.get_vocab_size():,} tokens")
+        with self._tokenizer() as made:
+            size = f"{type(made.model).__name__} of {made.get_vocab_size():,} tokens"
         return size if self.truncation is None else f"{size}, cut to {self.truncation['max_length']:,}"
 
-    def _by(self, fn: Callable[[Any], T], *, cut: bool = True) -> T:
-        """What a function makes with a tokenizer, which is this thread's alone.
-
-        Args:
-            cut: whether it truncates.
-        """
-        with self._lent(lambda: self._make(cut), "cut" if cut else "bare") as made:
-            return fn(made)
+    def _tokenizer(self, *, cut: bool = True) -> AbstractContextManager[Any]:
+        """The tokenizer, for one thread alone; `cut`: whether it truncates."""
+        return self._lent(lambda: self._make(cut), "cut" if cut else "bare")
 
     def _make(self, cut: bool) -> Any:
         made = twin(self._copy)

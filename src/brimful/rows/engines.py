@@ -229,22 +229,28 @@ def chosen(name: EngineName, parts: Parts | str) -> Engine | None:
     """
     if name == "tokenizer":
         return None
-    if name == "auto":
-        if isinstance(parts, str):
+    if isinstance(parts, str):
+        if name == "auto":
             return None
+        raise _cannot(name, parts)
+    own = parts.own
+    if name == "auto":
         found = [way for way in (_way(one, parts) for one in ("gigatoken", "cache")) if isinstance(way, Way)]
-        own = parts.own
         itself = Way("tokenizer", lambda: lambda texts: flat(own(texts.to_pylist()), len(texts)))
         return Engine((*found, itself), own, parts.fingerprint) if found else None
-    way = parts if isinstance(parts, str) else _way(name, parts)
-    if not isinstance(way, str) and not isinstance(parts, str):
-        engine = Engine((way,), parts.own, parts.fingerprint)
-        try:
-            _ = engine.name
-            return engine
-        except Exception as error:
-            way = f"{name} refuses it: {str(error).strip().splitlines()[0]}"
-    raise ValueError(f"engine={name!r} cannot stand in for this tokenizer: {way}; engine='auto' takes what can")
+    way = _way(name, parts)
+    if isinstance(way, str):
+        raise _cannot(name, way)
+    engine = Engine((way,), own, parts.fingerprint)
+    try:
+        _ = engine.name
+    except Exception as error:
+        raise _cannot(name, f"{name} refuses it: {str(error).strip().splitlines()[0]}") from error
+    return engine
+
+
+def _cannot(name: str, reason: str) -> ValueError:
+    return ValueError(f"engine={name!r} cannot stand in for this tokenizer: {reason}; engine='auto' takes what can")
 
 
 def _way(name: str, parts: Parts) -> Way | str:

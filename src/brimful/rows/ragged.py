@@ -113,10 +113,8 @@ def array_of(values: NDArray[Any]) -> pa.Array:
     """Numbers, or truth values, as an Arrow array; numbers without a copy."""
     if values.dtype.kind not in "iufb" or not values.dtype.isnative or values.ndim != 1:
         return pa.array(values)
-    memory = pa.py_buffer(
-        np.packbits(values, bitorder="little") if values.dtype.kind == "b" else np.ascontiguousarray(values)
-    )
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, memory])
+    raw = np.packbits(values, bitorder="little") if values.dtype.kind == "b" else np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(raw)])
 
 
 def null_in(array: pa.Array) -> NDArray[np.bool_]:
