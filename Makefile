@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Many a test starts Python: our sources are compiled once, and not by each, whatever the machine says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test ray mutants soak lint types format bench clean
+.PHONY: help demo test ray mutants soak lint types format count bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*  ## /\1|/p' Makefile | awk -F'|' '{ printf "make %-8s%s\n", $$1, $$2 }'
@@ -41,6 +41,9 @@ types: $(VENV)/.dev  ## strict types
 format: $(VENV)/.dev  ## mend what can be mended by itself
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+count: $(VENV)/.dev  ## lines of code by room
+	$(BIN)/python -m tests.house
 
 bench: $(VENV)/.dev  ## every benchmark, each beside the limit that it runs against
 	@for file in benchmarks/[!_]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
