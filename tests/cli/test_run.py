@@ -201,8 +201,8 @@ def test_a_sample_over_the_budget_is_named(corpus: Corpus) -> None:
     ("content", "message"),
     [
         ("", "holds no state: it is not JSON"),
-        ("[1, 2]", "holds no place of `brimful run`: it must have epoch, batches, data"),
-        ('{"epoch": 0, "batches": 3, "data": {"version": 1}}', "holds no place of `brimful run`"),
+        ("[1, 2]", "holds no place of `brimful run`: it must have batches, and the state of a loader"),
+        ('{"batches": 3, "loader": {"version": 1}}', "holds no place of `brimful run`"),
     ],
 )
 def test_a_file_that_holds_no_place(corpus: Corpus, tmp_path: Path, content: str, message: str) -> None:

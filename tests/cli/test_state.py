@@ -17,12 +17,15 @@ def test_shows_where_a_run_is(corpus: Corpus, tmp_path: Path) -> None:
     words = ["run", corpus.urls, "--tokenizer", corpus.tokenizer, "--max-tokens", 512, "--state", state]
     assert invoke(*words, "--limit", 3).exit_code == 0
     lines = invoke("state", "show", state).stdout.splitlines()
-    assert lines[:3] == ["epoch     0", "batches   3", "version   3"]
+    assert lines[:2] == ["batches   3", "version   3"]
     stages = [line.split("(")[0].strip() for line in lines[lines.index("pipeline") + 1 : -2]]
     assert stages == ["from_files", "tokenize", "window", "batch", "columns"]
-    assert json.loads(lines[-2].removeprefix("position  ")) == json.loads(state.read_bytes())["data"]["position"]
+    assert (
+        json.loads(lines[-2].removeprefix("position  "))
+        == json.loads(json.loads(state.read_bytes())["loader"]["iterator"])["position"]
+    )
     assert invoke(*words).exit_code == 0
-    assert "position  the end: nothing follows" in invoke("state", "show", state).stdout
+    assert "position  the start of epoch 1" in invoke("state", "show", state).stdout
 
 
 def test_shows_a_state_dict_with_its_branches(tmp_path: Path) -> None:

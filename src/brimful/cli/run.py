@@ -6,11 +6,11 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 from rich import box
@@ -18,12 +18,15 @@ from rich.table import Table
 
 from brimful import from_files
 from brimful.cli.digests import DigestFile
-from brimful.cli.epochs import BEGINNING, Epochs, Place
 from brimful.cli.output import clear_errors, note, progress, stdout, thousands
-from brimful.cli.saved import save_json
+from brimful.cli.saved import load_json, save_json
 from brimful.cli.tokenizer import tokenized
 from brimful.core.errors import require
+from brimful.core.states import is_text
 from brimful.core.stats import LEFT_OUT, Stats
+
+if TYPE_CHECKING:
+    from brimful.loader import Loader
 
 COUNTED: Final = ("samples", "tokens", "slots", "seconds_waited", *LEFT_OUT)
 
@@ -79,7 +82,7 @@ def run(
     """
     with clear_errors():
         _check(max_tokens, max_length, shuffle, epochs, limit, step_seconds, save_every)
-        begin = Place.load(state) if state else BEGINNING
+        begun, place = _place(state)
         rows = _window(window)
 
         files = from_files(
@@ -91,21 +94,37 @@ def run(
         )
         tokens = tokenized(files, tokenizer, column, max_length)
         shuffled = tokens.shuffle(shuffle, seed=seed) if shuffle else tokens
-        batches = shuffled.batch_by_tokens(max_tokens, window=rows, seed=seed).prefetch(2)
-        stream = Epochs(batches, epochs, begin)
-        if begin.batches:
-            note(f"going on after batch {begin.batches:,} (epoch {begin.epoch + 1}), as {state} says")
-        counts, signals = _take(stream, begin, state, save_every, digests, limit, step_seconds)
+        loader = shuffled.batch_by_tokens(max_tokens, window=rows, seed=seed).prefetch(2).loader()
+        if place is not None:
+            loader.load_state_dict(place)
+        if begun:
+            note(f"going on after batch {begun:,} (epoch {loader.epoch + 1}), as {state} says")
+        counts, signals = _take(loader, epochs, begun, state, save_every, digests, limit, step_seconds)
         _report(counts, as_json)
         if state is not None:
-            note(_verdict(stream.place(), state, counts.batches, signals, counts.batches == limit))
+            note(_verdict(begun, state, counts.batches, signals, counts.batches == limit))
     if signals:
         raise typer.Exit(128 + signals[0])
 
 
+def _place(state: Path | None) -> tuple[int, dict[str, Any] | None]:
+    """How many batches the runs before took, over all epochs, and the state of their loader; 0 and None where there was none.
+
+    Raises:
+        ValueError: the file holds something else.
+    """
+    if state is None or not state.exists():
+        return 0, None
+    saved = load_json(state)
+    if not isinstance(saved, dict) or saved.keys() != {"batches", "loader"} or not is_text(saved["loader"]):
+        raise ValueError(f"{state} holds no place of `brimful run`: it must have batches, and the state of a loader")
+    return saved["batches"], saved["loader"]
+
+
 def _take(
-    stream: Epochs,
-    begin: Place,
+    loader: Loader,
+    epochs: int,
+    begun: int,
     state: Path | None,
     save_every: int,
     digests: Path | None,
@@ -113,21 +132,18 @@ def _take(
     step_seconds: float,
 ) -> tuple[Counts, list[int]]:
     """Takes the batches, saves the place; the counts, and the signals that ended it before its end."""
-    with DigestFile(digests, begin.batches) if digests else nullcontext() as lines:
+    counts = Counts()
+    with DigestFile(digests, begun) if digests else nullcontext() as lines:
 
         def save() -> None:
             if lines is not None:
                 lines.flush()
             if state is not None:
-                save_json(state, stream.place()._asdict())
+                save_json(state, {"batches": begun + counts.batches, "loader": loader.state_dict()})
 
         save()  # a file that cannot be written is known before the work
-        import torch  # noqa: F401  and torch imported before the clock starts
-
-        counts = Counts(stream.stats)
-        with _noted_signals() as signals, progress(limit) as update, closing(stream.run()) as taken:
+        with _noted_signals() as signals, progress(limit) as update, closing(counts.over(loader, epochs)) as taken:
             for batch in taken:
-                counts.took(batch)
                 if lines is not None:
                     lines.add(batch)
                 time.sleep(step_seconds)
@@ -143,15 +159,21 @@ def _take(
 class Counts:
     """What one call has streamed, over epochs."""
 
-    def __init__(self, stats: list[Stats]) -> None:
-        self._stats = stats
+    def __init__(self) -> None:
+        self._stats: list[Stats] = []
         self._shapes: set[tuple[int, ...]] = set()
         self._began = time.perf_counter()
         self.batches = 0
 
-    def took(self, batch: Mapping[str, Any]) -> None:
-        self.batches += 1
-        self._shapes.add(tuple(batch["attention_mask"].shape))
+    def over(self, loader: Loader, epochs: int) -> Generator[Mapping[str, Any], None, None]:
+        """The batches up to the end of epoch `epochs`, counted."""
+        while loader.epoch < epochs:
+            for number, batch in enumerate(loader):
+                if not number and loader.stats is not None:
+                    self._stats.append(loader.stats)
+                self.batches += 1
+                self._shapes.add(tuple(batch["attention_mask"].shape))
+                yield batch
 
     def summary(self) -> dict[str, Any]:
         """All counts, by name; sorted as they are to be read."""
@@ -249,11 +271,12 @@ def _report(counts: Counts, as_json: bool) -> None:
     stdout().print(table)
 
 
-def _verdict(place: Place, path: Path, batches: int, signals: Sequence[int], limited: bool) -> str:
+def _verdict(begun: int, path: Path, batches: int, signals: Sequence[int], limited: bool) -> str:
     """Where the run stands, and how to go on."""
+    taken = begun + batches
     if signals or limited:
         cause = f"stopped by {signal.Signals(signals[0]).name}" if signals else "stopped by --limit"
-        return f"{cause} after batch {place.batches:,}; the same command goes on from {path}"
-    if place.batches and not batches:
-        return f"nothing is left: {path} is at the end, after batch {place.batches:,}; remove it to begin again"
-    return f"finished after batch {place.batches:,}; {path} is at the end"
+        return f"{cause} after batch {taken:,}; the same command goes on from {path}"
+    if taken and not batches:
+        return f"nothing is left: {path} is at the end, after batch {taken:,}; remove it to begin again"
+    return f"finished after batch {taken:,}; {path} is at the end"
