@@ -159,54 +159,10 @@ def load(folder: Path, kind: str, source: str) -> Any:
     return [one(batch) for batch in in_step(made)]
 
 
-def learning() -> bf.Batches:
-    """Small windows of a policy that learns, over epochs."""
-    rows = [{"id": row, "input_ids": [row] * (row * 37 % 61 + 1)} for row in range(60)]
-    shapes = [(batch, length) for batch in (1, 4, 16) for length in (4, 16, 64)]
-    model = bf.MemoryModel.fit(shapes, [2e5 + batch * 2000 * length for batch, length in shapes])
-    policy = bf.MemoryBudget(model, 1.2e6, learn=True)
-    return bf.from_sequence(rows, shuffle=True, repeat=True).batch(policy, window=13).prefetch(2)
-
-
-def learn(folder: Path, first: str, last: str, then: str) -> Any:
-    """The steps up to `last`, from the states that were left after step `first`; each rank is told other peaks. Leaves the
-    state after the last step, and is killed where `then` says so."""
-    number, world_size = dist.get_rank(), dist.get_world_size()
-    saved = [json.loads(path.read_text()) for path in sorted(folder.glob(f"after-{first}-*"))]
-    seen = []
-    with learning().shard(timeout_seconds=30).iter(bf.merge_states(saved) if saved else None) as it:
-        for step, batch in enumerate(in_step(it), int(first) + 1):
-            seen.append(one(batch))
-            size, length = batch["input_ids"].shape
-            it.learn(
-                batch, float("inf") if step % 9 == number else 2e5 + size * length * (2500 + 100 * number + 10 * step)
-            )
-            if step == int(last):
-                break
-        (folder / f"seen-{last}-{number}.json").write_text(json.dumps(seen))
-        (folder / f"after-{last}-{world_size}-{number}.json").write_text(json.dumps(it.state_dict()))
-        if then == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return [seen, it.state_dict()["lessons"]["models"], it.state_dict()["position"]]
-
-
-def learns_and_dies(folder: Path) -> Any:
-    """Rank 1 is killed; what the other says."""
-    try:
-        with learning().shard(timeout_seconds=4).iter() as it:
-            for number, batch in enumerate(it):
-                it.learn(batch, 1e6)
-                if dist.get_rank() == 1 and number == 3:
-                    os.kill(os.getpid(), signal.SIGKILL)
-    except (TimeoutError, bf.RankError) as error:
-        return [type(error).__name__, str(error)]
-    return "no error"
-
-
 def interrupted(folder: Path, victim: str) -> Any:
     """The rank `victim` gets Ctrl-C while it waits for the other one to begin, and goes on."""
     rank, seen, interrupts = dist.get_rank(), [], 0
-    it = learning().take(9).shard(timeout_seconds=30).iter()
+    it = data(folder).take(9).shard(timeout_seconds=30).iter()
     dist.barrier()
     if rank == int(victim):
         threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
@@ -222,7 +178,7 @@ def interrupted(folder: Path, victim: str) -> Any:
 
 
 JOBS: dict[str, Callable[..., Any]] = {
-    job.__name__: job for job in (validate, killed, ends, stuck, save, load, learn, learns_and_dies, interrupted)
+    job.__name__: job for job in (validate, killed, ends, stuck, save, load, interrupted)
 }
 
 

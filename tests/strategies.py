@@ -576,7 +576,6 @@ policies: SearchStrategy[Policy] = st.one_of(
         st.just(PEAKS),
         st.integers(20, 60),
         order=st.sampled_from(["longest_first", "hardest_first"]),
-        learn=st.booleans(),
     ),
 )
 planners = st.one_of(

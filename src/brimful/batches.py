@@ -13,7 +13,6 @@ from brimful.core.ahead import Ahead
 from brimful.core.enumerate_items import EnumerateItems
 from brimful.core.errors import integer, logger, one_of, positive
 from brimful.core.iterator import ResumableIterator
-from brimful.core.lessons import learner_of
 from brimful.core.map_items import MapItems
 from brimful.core.once import once, settings_of
 from brimful.core.repeat import Repeat
@@ -67,15 +66,13 @@ class Batches:
         *,
         epoch: int = 0,
         allow: Collection[str] = (),
-        lessons: Any = None,
     ) -> ResumableIterator[Any]:
-        """An iterator over the batches, from the start of an epoch or from a state; see `Dataset.iter`. `lessons`: of a policy
-        that learns, the `lessons` of the iterator of the epoch before."""
+        """An iterator over the batches, from the start of an epoch or from a state; see `Dataset.iter`."""
         refuse_stacking(self)
         world_size = 1 if self.sharded else world_size_here()
         if world_size > 1:
             _say_unsharded(world_size)
-        return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch), lessons)
+        return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch))
 
     def loader(self, *, steps_per_epoch: int | None = None) -> Loader:
         """An IterableDataset of an epoch at a time, with state_dict, load_state_dict and set_epoch, for trainers: see `Loader`.
@@ -126,12 +123,11 @@ class Batches:
             rank, world_size: the data-parallel ones; by default of `group`, else of torch.distributed, else of the
                 environment, else this process is the only one.
             group: a process group or a one-dimensional device mesh; or, beside rank and world_size, the
-                torch.distributed.Store through which ranks that read streams agree on the end of the epoch, and ranks whose
-                policy learns (`MemoryBudget(learn=True)`) on what they learnt.
+                torch.distributed.Store through which ranks that read streams agree on the end of the epoch.
             uneven: where a step has too few batches, the last one of indexed data or those after a stream's end: "pad" (a
                 filler: one real row again, weight 0), "drop" the step (and what follows), "wrap" to the epoch's first
                 batches (of streams: the stream's), or "error".
-            timeout_seconds: how long to wait for other ranks that read streams, or learn.
+            timeout_seconds: how long to wait for other ranks that read streams.
         Raises:
             ValueError: (when iterated) streamed data without streams at a world size above 1: its ranks would have to read
                 everything; a world size that does not divide the streams.
@@ -156,9 +152,7 @@ class Batches:
             batched = self.planned.upstream if isinstance(self.planned, Sharded) else self.planned
             windows = upstreams(batched)[0]
             streamed = "" if isinstance(windows, Planned) else kind_of(windows)
-            sharded = Sharded(
-                batched, rank, world_size, group, uneven, streamed, self.rules.follows(LABELS), timeout_seconds
-            )
+            sharded = Sharded(batched, rank, world_size, group, uneven, streamed, self.rules.follows(LABELS))
         return replace(self, planned=sharded, stage=substituted(self.stage, self.planned, sharded))
 
     def plans(self, epoch: int = 0) -> Iterator[Batch]:
@@ -195,11 +189,6 @@ class Batches:
         """How many batches on each rank an optimizer step adds up the gradients of; None where nothing says."""
         steps = steps_of(self.stage)
         return None if steps is None else steps.number
-
-    @property
-    def learns(self) -> bool:
-        """Whether the policy goes on learning from what its batches take."""
-        return learner_of(self.planned) is not None
 
     @property
     def sharded(self) -> bool:
@@ -337,8 +326,6 @@ def _say_unsharded(world_size: int) -> None:
 
 def _unknown(stage: Stage[Any]) -> str:
     """Why the number of batches is not known, in words."""
-    if learner_of(stage) is not None:
-        return "it follows from the lessons of a policy with learn=True; loader(steps_per_epoch=...) says how many are an epoch"
     windows = upstreams(stage.upstream if isinstance(stage, Sharded) else stage)[0]
     words = "repeats without end" if isinstance(windows, Planned) else f"is {kind_of(windows)}; cache() it to know"
     return f"the data set {words}"

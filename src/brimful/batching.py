@@ -18,7 +18,6 @@ from brimful.rows.ragged import LABELS
 from brimful.steps.batched import Batched, ShuffleBatches, check_shuffle
 from brimful.steps.micro_batches import MicroBatches
 from brimful.steps.planners import BatchPlanner, ByKey, ByPacking, ByPolicy
-from brimful.steps.round_robin import RoundRobin
 from brimful.tensors.collated import Collated
 from brimful.tensors.layouts import ByFunction, ColumnRules, Layout, PackedRows, layout_named
 from brimful.tensors.options import BatchOptions, PackOptions
@@ -339,17 +338,6 @@ def _collated(
     micro_batches: int | None,
 ) -> Batches:
     planned = in_turn(batched)
-    if micro_batches is not None and batched.learner is not None:
-        raise ValueError(
-            f"micro_batches={micro_batches} plans the batches of a step before the first one is trained on, and a policy that "
-            "learns (learn=True) may plan each after it: say shuffle_batches='stratified' and add up the gradients of as many "
-            "batches, or say learn=False"
-        )
-    if isinstance(planned, RoundRobin) and batched.learner is not None:
-        raise ValueError(
-            f"a policy that learns (learn=True) plans one window after the other, and {planned.streams} streams are planned each "
-            "by itself; read them without streams=, or say learn=False"
-        )
     steps = planned if micro_batches is None else MicroBatches(planned, micro_batches, rules.follows(LABELS))
     return Batches(planned, Collated(steps, rules, layout, few_shapes), repeats, rules)
 

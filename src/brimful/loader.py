@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,17 +23,12 @@ from brimful.steps.dataloader import check_reader
 class Runs(Protocol):
     """What a loader runs: Batches, or Samples."""
 
-    def iter(
-        self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0, lessons: Any = None
-    ) -> ResumableIterator[Any]: ...
+    def iter(self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0) -> ResumableIterator[Any]: ...
 
     def __len__(self) -> int: ...
 
     @property
     def streams(self) -> int | None: ...
-
-    @property
-    def learns(self) -> bool: ...
 
     @property
     def sharded(self) -> bool: ...
@@ -75,7 +69,6 @@ class Loader(IterableDataset[Any]):
         self._left: dict[str, Any] | None = None  # the place of a loop that read ahead of what was used
         self._loaded = False  # a state, and no loop has begun since
         self._loop: object = None  # of epochs of steps the one that began last
-        self._lessons: Any = None  # what was learnt before the run that is going on, or was last
         self._used: Used | None = None  # where a trainer says how many batches it has used
         self._began: dict[str, Any] | None = None  # the state at the start of the loop that began last
         self._looping: object = None  # that loop, until it ends
@@ -114,7 +107,7 @@ class Loader(IterableDataset[Any]):
         over = False
         while not over:
             restored = self._restored
-            self._running = self._last = running = self._begun(restored)
+            self._running = self._last = running = self.batches.iter(restored, epoch=self.epoch)
             self._restored = None
             over = restored is None  # else it may have nothing left: then the next epoch begins
             ended = False
@@ -140,7 +133,7 @@ class Loader(IterableDataset[Any]):
         self._loaded = False
         self._begins()
         if self._running is None:
-            self._running = self._begun(self._place())
+            self._running = self.batches.iter(self._place(), epoch=self.epoch)
             self._restored = self._left = None
         self._loop = loop = object()
         self._last = running = self._running
@@ -162,10 +155,6 @@ class Loader(IterableDataset[Any]):
         if self._used is not None:
             self._used = self._used.anew(self._began)
 
-    def _begun(self, state: dict[str, Any] | None) -> ResumableIterator[Any]:
-        """A run from a state of its own, or of the epoch from its start, with what was learnt."""
-        return self.batches.iter(state, epoch=self.epoch, lessons=self._learnt() if state is None else None)
-
     def __len__(self) -> int:
         return len(self.batches) if self.steps_per_epoch is None else self.steps_per_epoch
 
@@ -178,7 +167,6 @@ class Loader(IterableDataset[Any]):
             "_running": None,
             "_last": None,
             "_loop": None,
-            "_lessons": self._learnt(),
             "_restored": self._place(),
             "_left": None,
             "_loaded": False,
@@ -190,31 +178,6 @@ class Loader(IterableDataset[Any]):
     def stats(self) -> Stats | None:
         """Counts of the epoch that is iterated over, or was last; None before the first."""
         return self._last.stats if isinstance(self._last, ResumableIterator) else None
-
-    def learn(self, batch: Any, peak_bytes: float) -> None:
-        """Tells what a batch of the loop took, to a policy that learns; see `ResumableIterator.learn`. It is kept over epochs.
-
-        Raises:
-            ValueError: as there, and where no loop has begun.
-        """
-        self._taught.learn(batch, peak_bytes)
-
-    @property
-    def learnt(self) -> Any:
-        """The model as it is by now; see `ResumableIterator.learnt`."""
-        return self._taught.learnt
-
-    @property
-    def _taught(self) -> ResumableIterator[Any]:
-        if not isinstance(self._last, ResumableIterator):
-            raise ValueError(
-                "a loader learns from the batches of its loop, and none has begun since it was made, loaded or sent"
-            )
-        return self._last
-
-    def _learnt(self) -> Any:
-        """What its runs have learnt, as plain JSON; None where nothing is."""
-        return self._last.lessons if isinstance(self._last, ResumableIterator) else self._lessons
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration runs; the one that was restored keeps its position, another starts anew.
@@ -252,11 +215,7 @@ class Loader(IterableDataset[Any]):
 
     def _state(self) -> dict[str, Any]:
         """The state after the last batch that was taken."""
-        place = self._place()
-        state = as_text(self.epoch, place, self.batches.streams)
-        if self.batches.learns:  # at the start of an epoch no place has the lessons; the names are the same at any time
-            learnt = self._learnt() if place is None else None
-            state |= {"lessons": "" if learnt is None else json.dumps(learnt)}
+        state = as_text(self.epoch, self._place(), self.batches.streams)
         return state if self.steps_per_epoch is None else state | {"steps": self._steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -327,8 +286,6 @@ class Loader(IterableDataset[Any]):
                 f"this state is of a loader of {kinds[whole]}, and this one has {kinds[not whole]}; use the same"
             )
         self.epoch, self._left, self._steps = epoch, place, state_dict.get("steps", 0)
-        learnt = state_dict.get("lessons")
-        self._lessons = json.loads(learnt) if learnt else None
 
     def _place(self) -> dict[str, Any] | None:
         """In the epoch; None at its start."""
@@ -339,7 +296,6 @@ class Loader(IterableDataset[Any]):
     def _leave(self, for_another: object = None) -> None:
         """Ends the iteration that runs: it is not where this loader goes on, but another loop, or None where it is sent."""
         self._steps = 0
-        self._lessons = self._learnt()
         running, self._running, self._last, self._left = self._running, None, for_another, None
         if running is not None:
             running.close()
@@ -366,13 +322,10 @@ class Samples:
     stage: Stage[Any]
     count: Callable[[], int]
     streams: int | None = None
-    learns: bool = False
     sharded: bool = False
 
-    def iter(
-        self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0, lessons: Any = None
-    ) -> ResumableIterator[Any]:
-        return ResumableIterator(self.stage, state_dict, (), epoch, lessons)
+    def iter(self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0) -> ResumableIterator[Any]:
+        return ResumableIterator(self.stage, state_dict, (), epoch)
 
     def __len__(self) -> int:
         return self.count()

@@ -6,8 +6,7 @@ import gc
 import json
 import logging
 import weakref
-from collections.abc import Callable, Iterator
-from math import inf
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -698,94 +697,3 @@ def test_it_is_made_by_its_function_and_is_there_at_the_top() -> None:
     assert bf.oom_guard is oom_guard
     assert isinstance(bf.oom_guard(lambda batch, scale: None), OomGuard)
     assert bf.memory.oom_guard is oom_guard
-
-
-def test_what_runs_out_of_memory_is_told_once_and_what_is_split_beforehand_is_not() -> None:
-    told: list[tuple[tuple[int, ...], float]] = []
-    device = SimulatedOOM(40)
-    guard = oom_guard(
-        lambda batch, scale: device(batch), learn=lambda batch, peak: told.append((tuple(batch.shape), peak))
-    )
-    with torch.no_grad():
-        for _ in range(3):
-            guard(torch.zeros(8, 10))
-        guard(torch.zeros(4, 10))
-    assert guard.stats.split == 3
-    assert told == [((8, 10), inf)]
-
-
-def few_fit(learn: bool) -> bf.Batches:
-    """Of 400 slots, where 610 seem to fit."""
-    shapes = [(batch, length) for batch in (1, 4, 16) for length in (4, 16, 64)]
-    model = bf.MemoryModel.fit(shapes, [1000 + batch * length for batch, length in shapes])
-    data = bf.from_sequence([{"input_ids": [n] * (1 + n * 7 % 60)} for n in range(400)], shuffle=True)
-    return data.batch(bf.MemoryBudget(model, 1650, learn=learn), window=40).prefetch(4)
-
-
-def guarded(it: Any, learn: bool, lessons: dict[str, Any] | None = None) -> Iterator[tuple[list[int], OomGuard]]:
-    """The samples of each batch that a guarded step saw, and the guard."""
-    device = SimulatedOOM(400)
-    step = oom_guard(
-        lambda batch, scale: device(batch["input_ids"])[:, :1], weigh="sum", learn=it.learn if learn else None
-    )
-    if lessons is not None:
-        step.load_state_dict(lessons)
-    with it, torch.no_grad():
-        for batch in it:
-            yield step(batch).flatten().tolist(), step
-
-
-def test_a_policy_that_learns_from_a_guarded_step_plans_fewer_batches_that_do_not_fit() -> None:
-    stats = []
-    for learn in (False, True):
-        found = list(guarded(few_fit(learn).iter(), learn))
-        assert sorted(sample for samples, _ in found for sample in samples) == [*range(400)]
-        stats.append(found[-1][1].stats)
-    assert stats[1].ooms <= stats[0].ooms
-    assert stats[1].split < stats[0].split / 2
-
-
-def test_a_run_resumed_in_a_window_after_a_lesson_splits_and_plans_as_the_unbroken_one() -> None:
-    it = few_fit(True).iter()
-    states, whole = [], []
-    for samples, step in guarded(it, True):
-        states.append(json.dumps([it.state_dict(), step.state_dict()]))
-        whole.append((samples, step.stats.ooms))
-    first = next(place for place, (_, ooms) in enumerate(whole) if ooms)
-    assert whole[-1][1] > 1
-    for place in (first, first + 1, first + 7):
-        state, lessons = json.loads(states[place])
-        rest = list(guarded(few_fit(True).iter(state), True, lessons))
-        assert [samples for samples, _ in rest] == [samples for samples, _ in whole[place + 1 :]]
-        assert rest[-1][1].stats.ooms == whole[-1][1] - whole[place][1]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the device itself is measured below")
-def test_the_peak_on_the_device_is_told_from_the_second_batch_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[Any, float]] = []
-    peaks: list[str] = []
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peaks.append("reset"))
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 100 * device + len(peaks))
-    guard = oom_guard(lambda batch, scale: peaks.append("step"), learn=lambda *lesson: told.append(lesson))
-    for number in range(3):
-        guard([number])
-    assert peaks == ["reset", "step"] * 3
-    assert told == [([1], 304.0), ([2], 306.0)]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_peak_that_is_told_is_the_devices() -> None:
-    told: list[float] = []
-    weight = torch.randn(256, 256, device="cuda", requires_grad=True)
-
-    def step(batch: Tensor, scale: float) -> None:
-        ((batch @ weight).relu().mean() * scale).backward()
-
-    guard = oom_guard(step, parameters=[weight], learn=lambda batch, peak: told.append(peak))
-    for rows in (64, 4096, 64):
-        guard(torch.ones(rows, 256, device="cuda"))
-        peak = torch.cuda.max_memory_allocated()
-    assert told[1] == peak
-    assert told[0] > told[1] + 4032 * 256 * 4

@@ -1,8 +1,7 @@
-"""Data-parallel processes that agree: real ones, over gloo, that read streams of very unequal length, or learn."""
+"""Data-parallel processes that agree: real ones, over gloo, that read streams of very unequal length."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,39 +116,12 @@ def test_states_of_other_steps_are_not_joined(ranks_of: Any, folder: Path) -> No
         bf.merge_states([])
 
 
-@pytest.mark.parametrize(("world_size", "others"), [(2, 3), (3, 2)])
-def test_ranks_that_learn_plan_the_same_over_epochs_killed_and_resumed(
-    ranks_of: Any, tmp_path: Path, world_size: int, others: int
-) -> None:
-    most = 3 * 40 // world_size
-    unbroken = ranks_of(world_size, "learn", tmp_path, "0", str(most), "")
-    assert all(rank[1:] == unbroken[0][1:] for rank in unbroken), "one place, and one model"
-    ids = [number for batch in in_turn([rank[0] for rank in unbroken]) for number in batch]
-    assert [sorted(ids[start : start + 60]) for start in (0, 60, 120)] == [list(range(60))] * 3
-
-    ranks_of(world_size, "learn", tmp_path, "0", "7", "killed")
-    before = [json.loads((tmp_path / f"seen-7-{rank}.json").read_text()) for rank in range(world_size)]
-    resumed = ranks_of(world_size, "learn", tmp_path, "7", str(most), "")
-    assert [one + rank[0] for one, rank in zip(before, resumed)] == [rank[0] for rank in unbroken]
-    assert [rank[1:] for rank in resumed] == [rank[1:] for rank in unbroken]
-
-    elsewhere = ranks_of(others, "learn", tmp_path, "7", str(7 + 3 * 20 // others), "")
-    assert all(rank[1:] == elsewhere[0][1:] for rank in elsewhere)
-    ids = [number for batch in in_turn(before) + in_turn([rank[0] for rank in elsewhere]) for number in batch]
-    assert [sorted(ids[start : start + 60]) for start in (0, 60)] == [list(range(60))] * 2
-
-
-def test_a_rank_that_is_killed_while_others_wait_for_its_lessons_is_named(ranks_of: Any, tmp_path: Path) -> None:
-    saw, gone = ranks_of(2, "learns_and_dies", tmp_path)
-    assert gone is None
-    assert saw[0] == "TimeoutError"
-    assert saw[1].startswith("waited 4 seconds for rank 1 (last came to window ")
-
-
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_interrupted_while_it_waits_for_another_to_begin_goes_on(
-    ranks_of: Any, tmp_path: Path, victim: int
+    ranks_of: Any, folder: Path, victim: int
 ) -> None:
-    (zero, interrupts), (one, others) = ranks_of(2, "interrupted", tmp_path, str(victim))
+    (zero, interrupts), (one, others) = ranks_of(2, "interrupted", folder, str(victim))
     assert [interrupts, others] == [1 - victim, victim]
-    assert in_turn([zero, one]) == [batch["id"].tolist() for batch in ranks_child.learning().take(18)]
+    found = in_turn([zero, one])
+    assert len(found) > 9
+    assert found == whole(folder)[: len(found)]

@@ -15,10 +15,8 @@ from weakref import WeakSet
 
 from brimful.core.allocator import keep_what_is_freed
 from brimful.core.background import JOIN_SECONDS, RUN, Running, check_process, close_all, stop_all
-from brimful.core.errors import TALLY, BrokenError, StateError, Tally
+from brimful.core.errors import TALLY, BrokenError, Tally
 from brimful.core.later import AHEAD, HANDED_ON, Later
-from brimful.core.lessons import Known, Lessons, learner_of
-from brimful.core.plans import PLANS
 from brimful.core.states import check_form
 from brimful.core.stats import Stats
 from brimful.core.stream import END, VERSION, Stage, State, allowed, check_header, describe
@@ -43,7 +41,6 @@ class ResumableIterator(Iterator[T], Generic[T]):
         state_dict: dict[str, Any] | None,
         allow: Collection[str],
         epoch: int = 0,
-        lessons: State | None = None,
     ) -> None:
         keep_what_is_freed()
         self._process = os.getpid()
@@ -58,21 +55,14 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self._context.run(RUN.set, self._running)
         self._context.run(AHEAD.set, AHEAD.get() and HANDED_ON.get())  # else whoever takes its items is the consumer
         self._context.run(HANDED_ON.set, False)
-        self._context.run(PLANS.set, None)
         self.stats = Stats(tally)
         self._stage = stage
         try:
-            self._lessons = self._learning()
             self._header = self._context.run(describe, stage)
             if state_dict is None:
-                state = self._context.run(stage.start, epoch)
+                self._state = self._context.run(stage.start, epoch)
             else:
-                state = self._position(state_dict, different)
-                lessons = state_dict.get("lessons")
-            known = self._known(lessons)
-            if known is not None and state_dict is None:
-                known = known.anew()
-            self._place: tuple[State, Known | None] = state, known  # one value: other threads may ask for a state
+                self._state = self._position(state_dict, different)
         except StopIteration as error:
             raise _no_end(error) from error
         _ITERATORS.add(self)
@@ -82,9 +72,9 @@ class ResumableIterator(Iterator[T], Generic[T]):
         if self._error is not None:
             raise BrokenError(f"this iterator failed earlier: {self._error}") from self._error
         if self._closed or self._state == END:
-            self._end()
+            self.close()
             raise StopIteration
-        before, outer = self._place, sys.exception()
+        before, outer = self._state, sys.exception()
         try:
             try:
                 item, after, error = self._context.run(self._take)
@@ -94,17 +84,16 @@ class ResumableIterator(Iterator[T], Generic[T]):
                     "each thread an iterator of its own, or have one thread hand the items on through a queue"
                 ) from None
             if error is None and after is not None and not self._closed:
-                known = self._place[1]
-                self._place = after, None if known is None else self._taught.took(known)
+                self._state = after
                 return item
         except BaseException as caught:
             if isinstance(caught, Exception):
                 raise
-            self._place = before  # Ctrl-C: the item is not handed out, so the state is the one before it
+            self._state = before  # Ctrl-C: the item is not handed out, so the state is the one before it
             self._stop()
             raise
         if self._closed or error is None:
-            self._end()
+            self.close()
             raise StopIteration
         interrupt = _interrupt(error, outer)
         if interrupt is None and isinstance(error, Exception):
@@ -116,79 +105,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
 
     def state_dict(self) -> dict[str, Any]:
         """The place after the last item taken, as plain JSON that the caller may keep or change."""
-        position, known = self._place
-        state = copy.deepcopy({"version": VERSION, "header": self._header, "position": position})
-        return state if known is None else state | {"lessons": self._taught.to_json(known)}
-
-    def learn(self, batch: Any, peak_bytes: float) -> None:
-        """Tells what a batch took, to a policy that learns: `MemoryBudget(..., learn=True)`.
-
-        What is told while the batches of window w are taken counts from window w + 2 on, which nothing that reads ahead
-        (`prefetch`, `to_device`) plans before: so told the same after each batch, a run has the same batches, whatever reads
-        ahead, and wherever it was resumed. What is told before `state_dict()` is in the state. A run that is told nothing has
-        the batches of `learn=False`.
-
-        Of several ranks (`shard`) each tells what its own batches took. They tell each other through torch.distributed's
-        key-value store: a window is planned, by all alike, by what all were told before the step in which the window before it
-        begins. The state has what this rank was told since all last heard of each other: resume each rank from its own, or all,
-        also of another world size, from the states joined by `bf.merge_states`, which is exact. From one rank's state alone all
-        go on alike, but for the lessons of the other ranks in the window at work and the one before.
-
-        Args:
-            batch: as it was run, padded, with its length columns; or its shape: (batch, length), of pairs (batch, (source,
-                target)).
-            peak_bytes: as the peaks of the model were measured, the model's parameters included; on CUDA
-                `torch.cuda.reset_peak_memory_stats()` before the step, `torch.cuda.max_memory_allocated()` after it.
-                `math.inf` where it ran out of memory: then as much as the limit is learnt, if the model expected less.
-                `oom_guard(..., learn=it.learn)` does all this.
-        Raises:
-            ValueError: nothing here learns; a batch whose shape is not to be seen; a peak that is none.
-            (of `next`) TimeoutError, RankError: another rank did not come in time, failed or left; it is named.
-        Price: .3 ms, of several ranks for each lesson of any. State: up to three times the model, 1 to 5 kB each; of several
-            ranks also 30 bytes for each lesson of this one in two windows.
-        Example:
-            >>> import brimful as bf
-            >>> model = bf.MemoryModel.fit([(1, 8), (8, 8), (8, 16)], [1008, 1064, 1128])
-            >>> data = bf.from_sequence([{"input_ids": [1] * 16}] * 64)
-            >>> sizes = []
-            >>> with data.batch(bf.MemoryBudget(model, 1400, learn=True), window=16).iter() as it:
-            ...     for batch in it:
-            ...         sizes.append(len(batch["lengths"]))
-            ...         it.learn(batch, 1000 + 20 * sizes[-1])
-            >>> sizes  # of a window each, and of two windows that were planned by what the first one took
-            [16, 16, 14, 2, 2, 14]
-        """
-        lessons, state = self._taught, self._place[0]
-        self._place = state, lessons.after(self._so_far, batch, peak_bytes)
-
-    @property
-    def learnt(self) -> Any:
-        """The model as it is by now, with all that it was told: to be saved, or given to another policy."""
-        return self._taught.learnt(self._so_far)
-
-    @property
-    def lessons(self) -> State | None:
-        """What was learnt, as plain JSON, for `Batches.iter(epoch=..., lessons=...)`: then the next epoch begins with it. None
-        where nothing learns."""
-        known = self._place[1]
-        return None if known is None else self._taught.to_json(known.anew())
-
-    @property
-    def _taught(self) -> Lessons:
-        if self._lessons is None:
-            raise ValueError(
-                "nothing here learns: no policy has learn=True, as bf.MemoryBudget(model, limit_bytes, learn=True)"
-            )
-        return self._lessons
-
-    @property
-    def _so_far(self) -> Known:
-        known = self._place[1]
-        return self._taught.start() if known is None else known
-
-    @property
-    def _state(self) -> State:
-        return self._place[0]
+        return copy.deepcopy({"version": VERSION, "header": self._header, "position": self._state})
 
     @property
     def over(self) -> bool:
@@ -219,7 +136,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self.close()
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if hasattr(self, "_place") and not ending() and self._process == os.getpid():
+        if hasattr(self, "_state") and not ending() and self._process == os.getpid():
             self._stop()  # as the interpreter ends all has been stopped, and modules may be empty
 
     def __reduce__(self) -> NoReturn:
@@ -230,17 +147,12 @@ class ResumableIterator(Iterator[T], Generic[T]):
 
     def _take(self) -> tuple[T, State | None, BaseException | None]:
         """An item and the state after it, neither at the end; an error is returned, so that it is not one of whoever calls."""
-        nothing, known = cast(T, None), self._place[1]
+        nothing = cast(T, None)
         try:
             began = time.perf_counter()
             if self._items is None:
                 self.stats.began()
-                if known is not None:
-                    known = self._taught.begin(known, self._state)
-                    self._place = self._state, known
                 self._items = self._stage.items(self._state)
-            if known is not None:
-                self._taught.ask(known)
             item, after = next(self._items, (nothing, None))
             self.stats.waited(began, time.perf_counter())
             if isinstance(item, Later):
@@ -259,12 +171,6 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self.stats.took(item)
         return item
 
-    def _end(self) -> None:
-        """Closes it after its last item."""
-        if self._lessons is not None and not self._closed:
-            self._lessons.end()
-        self.close()
-
     def _stop(self) -> bool:
         """Closes all that runs, unless another thread is inside."""
         try:
@@ -278,8 +184,6 @@ class ResumableIterator(Iterator[T], Generic[T]):
     def _close(self) -> BaseException | None:
         items, self._items = self._items, None
         try:
-            if self._lessons is not None:
-                self._lessons.stop()  # before a thread that waits for it is waited for
             if items is not None:
                 items.close()
             close_all(self._running)
@@ -288,30 +192,9 @@ class ResumableIterator(Iterator[T], Generic[T]):
         return None
 
     def _position(self, state_dict: dict[str, Any], allow: frozenset[str]) -> State:
-        check_form(state_dict, "header", "position", version=VERSION, perhaps={"lessons"})
+        check_form(state_dict, "header", "position", version=VERSION)
         check_header(state_dict["header"], self._header, allow)
-        if ("lessons" in state_dict) != (self._lessons is not None):
-            has = "lessons" if "lessons" in state_dict else "no lessons"
-            raise StateError(f"this state has {has}, unlike those of this pipeline; use it as it was saved")
         return copy.deepcopy(state_dict["position"])
-
-    def _learning(self) -> Lessons | None:
-        """What lessons are told to; None where no policy learns."""
-        learner = learner_of(self._stage)
-        if learner is not None and self._context.run(AHEAD.get):
-            raise ValueError(
-                "batches of a policy that learns (learn=True) cannot be read by AsyncLoader, which takes them ahead of use: "
-                "when a lesson counts would hang on timing; say .to_device(device, prefetch=2) instead"
-            )
-        return None if learner is None else Lessons(learner, self._stage)
-
-    def _known(self, saved: State | None) -> Known | None:
-        """What is known where the run begins."""
-        if self._lessons is not None:
-            return self._lessons.start() if saved is None else self._lessons.from_json(saved)
-        if saved is not None:
-            raise ValueError("lessons are for a policy that learns, and none here does: MemoryBudget(..., learn=True)")
-        return None
 
 
 _ITERATORS: Final[WeakSet[ResumableIterator[Any]]] = WeakSet()

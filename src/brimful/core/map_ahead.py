@@ -14,23 +14,16 @@ R = TypeVar("R")
 
 
 def map_ahead(
-    fn: Callable[[T], R],
-    items: Iterator[tuple[T, Any]],
-    workers: Workers,
-    ahead: int,
-    ready: Callable[[], bool] = lambda: True,
+    fn: Callable[[T], R], items: Iterator[tuple[T, Any]], workers: Workers, ahead: int
 ) -> Generator[tuple[R, Any], None, None]:
     """`(fn(item), state)` for each `(item, state)`, in order, up to `ahead` of them computed early.
 
-    An error of `items` is raised after the results of what came before it. Where `ready` says that the next item waits for
-    whoever takes the results, it is not asked for before they are out.
+    An error of `items` is raised after the results of what came before it.
     """
     failure: Exception | None = None
     pending: deque[tuple[Future[R], Any]] = deque()
     try:
         while True:
-            while pending and not ready():
-                yield _settled(pending.popleft())
             try:
                 item, state = next(items)
             except StopIteration:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any
 
 from brimful.core.errors import StateError
 from brimful.core.stream import State
@@ -13,8 +13,8 @@ from brimful.core.stream import State
 def merge_states(states: Sequence[State]) -> State:
     """One state of the states that all ranks saved after the same step: good for every world size that divides the streams.
 
-    Ranks that read streams know where their own streams are, and ranks whose policy learns what they were told since all last
-    heard of each other. Of other indexed data all ranks have the same state anyway; then the result is that one.
+    Ranks that read streams know where their own streams are. Of indexed data all ranks have the same state anyway; then the
+    result is that one.
 
     Args:
         states: what `state_dict()` of an iterator, or of a loader, gave on each rank, in any order.
@@ -36,7 +36,7 @@ def merge_states(states: Sequence[State]) -> State:
 
 def _merged(one: State, other: State, path: str, number: int) -> State:
     if isinstance(one, dict) and isinstance(other, dict):
-        if not path.endswith(_BY_RANK) and one.keys() != other.keys():
+        if not path.endswith(".streams") and one.keys() != other.keys():
             _differ(path, sorted(one), sorted(other), number)
         shared = {
             name: _merged(value, other[name], f"{path}.{name}", number) for name, value in one.items() if name in other
@@ -45,15 +45,11 @@ def _merged(one: State, other: State, path: str, number: int) -> State:
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         pairs = enumerate(zip(one, other))
         return [_merged(*pair, f"{path}[{place}]", number) for place, pair in pairs]
-    if path.endswith((".iterator", ".lessons")) and isinstance(one, str) and one and other:
+    if path.endswith(".iterator") and isinstance(one, str) and one and other:
         return json.dumps(_merged(json.loads(one), json.loads(other), path, number))
     if one != other:
         _differ(path, one, other, number)
     return one
-
-
-_BY_RANK: Final = (".streams", ".lessons.closed", ".lessons.open")
-"""Where a state has entries of which each rank has its own."""
 
 
 def _differ(path: str, one: State, other: State, number: int) -> None:
@@ -105,10 +101,8 @@ def from_text(saved: Any) -> tuple[int, State | None]:
     return saved["epoch"], state | {"position": _with_streams(state["position"], entries)}
 
 
-def check_form(
-    state: Any, *names: str, version: int, what: str = "a state", perhaps: Collection[str] = frozenset()
-) -> None:
-    """Refuses what is no state of this form: a dict of a version and of `names`; some also have what is in `perhaps`.
+def check_form(state: Any, *names: str, version: int, what: str = "a state") -> None:
+    """Refuses what is no state of this form: a dict of a version and of `names`.
 
     Raises:
         StateError: with what it is instead, or with both versions.
@@ -118,7 +112,7 @@ def check_form(
     Traceback (most recent call last):
     brimful.core.errors.StateError: a state is a dict of version, header and place, as state_dict() returns it (got list)
     """
-    if not isinstance(state, dict) or state.keys() - set(perhaps) != {"version", *names}:
+    if not isinstance(state, dict) or state.keys() != {"version", *names}:
         got = list(state) if isinstance(state, dict) else type(state).__name__
         *others, last = ("version", *names)
         raise StateError(f"{what} is a dict of {', '.join(others)} and {last}, as state_dict() returns it (got {got})")
@@ -138,7 +132,7 @@ def restored_elsewhere(what: str, restored: int, told: int) -> str:
 
 def is_text(value: Any) -> bool:
     """Whether a value looks like what `as_text` returns."""
-    return isinstance(value, dict) and value.keys() - {"streams", "steps", "lessons"} == {"epoch", "iterator"}
+    return isinstance(value, dict) and value.keys() - {"streams", "steps"} == {"epoch", "iterator"}
 
 
 def _without_streams(position: State) -> tuple[State, dict[str, State]]:

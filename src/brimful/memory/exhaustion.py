@@ -14,13 +14,15 @@ import torch
 from brimful.core.errors import logger
 from brimful.memory.limits import Limits
 from brimful.memory.parts import Divisible
-from brimful.plan.memory import KEPT
 
 R = TypeVar("R")
 
 Unfit = Literal["raise", "skip"]
 """What becomes of a batch of which one sample alone does not fit."""
 
+KEPT: Final = 0.9
+"""How much of what ran out of memory is tried from then on. At half of it, under a limit that stands still, half of all batches
+were split that would have fit; at nine tenths an eighth, at the price of 23 instead of 6 in 10,000 that run out of memory."""
 SIGNS: Final = ("out of memory", "not enough memory", "can't allocate memory", "cublas_status_alloc_failed")
 
 

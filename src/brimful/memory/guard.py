@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import inf
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import torch
@@ -20,7 +19,6 @@ from brimful.memory.parts import Divisible, divisible
 from brimful.memory.ranks import Distributed, agreed, reducing_modules, refuse_unsaid, unsynced
 from brimful.rows.ragged import LABELS, NOT_TRAINED_ON
 
-Learn: TypeAlias = Callable[[Any, float], None]
 Weigh: TypeAlias = Literal["auto", "tokens", "next_tokens", "samples", "sum"] | Callable[[Any], float]
 
 WEIGHTS: Final = "sample_weights"
@@ -34,7 +32,6 @@ def oom_guard(
     weigh: Weigh = "auto",
     distributed: Distributed | None = None,
     unfit: Unfit = "raise",
-    learn: Learn | None = None,
 ) -> OomGuard:
     """Makes of a step one that, out of memory, frees what it held, splits the batch by sample and runs the parts.
 
@@ -67,10 +64,6 @@ def oom_guard(
             with it.
         unfit: what becomes of a batch of which one sample alone does not fit: "raise", or "skip" (counted, logged; None is
             returned, and the gradients are those from before).
-        learn: told of a batch and what it took, `learn` of an iterator or a loader whose policy learns: infinite where it ran
-            out of memory; else the peak of its forward and backward on the current CUDA device, whose statistics of the peak
-            are reset before. The first batch, before which optimizer states are not there, and one that was split beforehand
-            tell nothing.
     Returns:
         a callable on a batch: see `OomGuard`; a batch is cut as `parts.divisible` says. Of a batch that was split, the numbers
         that `step` returned are averaged by weight, as losses are: return counts as lists or tensors of a row a sample.
@@ -94,7 +87,7 @@ def oom_guard(
     >>> guard.stats.ooms, guard.stats.parts
     (1, 2)
     """
-    return OomGuard(step, parameters, weigh, distributed, unfit, learn)
+    return OomGuard(step, parameters, weigh, distributed, unfit)
 
 
 class OomGuard(Guarded):
@@ -109,7 +102,6 @@ class OomGuard(Guarded):
         weigh: Weigh,
         distributed: Distributed | None,
         unfit: Unfit,
-        learn: Learn | None,
     ) -> None:
         if not callable(weigh):
             one_of("weigh", weigh, *get_args(get_args(Weigh)[0]))
@@ -121,7 +113,6 @@ class OomGuard(Guarded):
         self._parameters = None if parameters is None else _tensors(parameters)
         self._weigh = weigh
         self._distributed = distributed
-        self._learn = learn
         self._reducing: Sequence[torch.nn.Module] | None = None
         self._said = False
         self._in_parts = InParts(unfit, _agreed if distributed == "fsdp" else _own)
@@ -152,15 +143,8 @@ class OomGuard(Guarded):
                     "again with it"
                 ) from error
 
-        ooms, split = self.stats.ooms, self.stats.split
-        peak = _nothing if self._learn is None else _measuring()
         with unsynced(self._reducing), _no_optimizer():
-            result = self._in_parts.run(batch, whole, lambda parts: self._run(parts, weigh), undo)
-        if self._learn is not None:
-            taken = inf if self.stats.ooms > ooms else peak() if self.stats.split == split else None
-            if taken is not None and (taken == inf or self.stats.batches > 1):
-                self._learn(batch, taken)
-        return result
+            return self._in_parts.run(batch, whole, lambda parts: self._run(parts, weigh), undo)
 
     def _run(self, parts: Sequence[Any], weigh: Callable[[Any], float] | None) -> Any:
         if len(parts) == 1:
@@ -276,22 +260,6 @@ def _samples(part: Any) -> float:
     if isinstance(part, Mapping) and isinstance(part.get(WEIGHTS), Tensor):
         return float(part[WEIGHTS].sum())
     return float(divisible(part).samples)
-
-
-def _measuring() -> Callable[[], float | None]:
-    """Begins to measure, and gives what says how much was taken at most since; nothing where no device is in use.
-
-    The allocator counts as the host asks for memory: there is nothing to wait for.
-    """
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return _nothing
-    device = torch.cuda.current_device()
-    torch.cuda.reset_peak_memory_stats(device)
-    return lambda: float(torch.cuda.max_memory_allocated(device))
-
-
-def _nothing() -> None:
-    return None
 
 
 def _own(count: int, whole: Divisible) -> int:

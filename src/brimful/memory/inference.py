@@ -113,10 +113,6 @@ def map_batches_in_order(
         raise TypeError(
             f"map_batches_in_order takes a policy of padded batches, or a number of samples (got {policy!r})"
         )
-    if getattr(policy, "learn", False):
-        raise ValueError(
-            "map_batches_in_order plans each window by itself, so its policy cannot learn (got learn=True)"
-        )
     one_of("overlong", overlong, "raise", "truncate", "alone")
     known("map_batches_in_order", options, InferenceOptions)
     on_ray = _on_ray(engine, ray_address, num_workers, num_gpus_per_worker)

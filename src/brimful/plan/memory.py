@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache, partial
-from math import inf
 from typing import Any, Final, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.errors import finite, integer, logger, one_of, positive
+from brimful.core.errors import finite, integer, logger, one_of
 from brimful.core.once import once, settings_of
 from brimful.plan.budget import ENDLESS, largest
 from brimful.plan.cut import cut_greedy, pair_rows_at, plan_pairs, plan_sorted
@@ -23,13 +22,8 @@ BatchSizes = Literal["any", "friendly"]
 Order = Literal["longest_first", "hardest_first"]
 
 _MEMBERS = ("largest_batch", "predict", "fingerprint", "num_lengths", "unit")
-_LEARNS = ("refined", "to_json", "from_json")
-KEPT: Final = 0.9
-"""How much of what ran out of memory is tried from then on. At half of it, under a limit that stands still, half of all batches
-were split that would have fit; at nine tenths an eighth, at the price of 23 instead of 6 in 10,000 that run out of memory."""
 FAR: Final = 2
 """How many times as large as what a model has seen a batch or a length may be before that is said."""
-_HALVINGS: Final = 40
 _MULTIPLE = 8  # of which friendly batch sizes are multiples; below, powers of two
 
 
@@ -37,8 +31,7 @@ class PeakModel(Protocol):
     """What says how much memory a shape takes: a `MemoryModel`, or an object of one's own with these members.
 
     `largest_batch` never grows when a length does. `fingerprint` is another one for a model that answers differently: it
-    stands for the model in the header of a state. To learn it also has `refined(shapes, peak_bytes)`, that gives another model,
-    and `to_json` and `from_json`, that give plain JSON of bounded size and the same model again.
+    stands for the model in the header of a state.
     """
 
     @property
@@ -69,15 +62,11 @@ class MemoryBudget:
         reference: in place of `limit_bytes` a (batch, length) that is known to fit; of pairs (batch, (source, target)). The
             limit is the peak that the model predicts for it; a batch of no more rows and no greater length always may be made.
         batch_sizes: "friendly" rounds them down to multiples of 8, below to powers of two; the last batch is what is left.
-        learn: go on learning from the peaks that the iterator is told (`it.learn`, `oom_guard(..., learn=it.learn)`): what is
-            told while window w is taken counts from window w + 2 on. The number of batches is then not known (`len`). Which
-            samples come at all, and how far they are cut, stays what the model given says: lessons refuse none. What ran out of
-            memory lowers the limit for all batches, and a `reference` that had fitted is no floor then.
         order: "hardest_first" puts the batches with the greatest predicted peaks first, so that what does not fit shows at
             once; it is kept where batches are not shuffled.
     Raises:
         ValueError: not exactly one of `limit_bytes` and `reference`; a limit that a single token exceeds; a model of relative
-            peaks and a limit in bytes, or that is to learn.
+            peaks and a limit in bytes.
         OverlongError: from `plan`, for a sample that alone exceeds the limit.
     Price: that of `TokenBudget`, and 80 us for each batch of another length; of pairs 80 us for each that differs.
     Example:
@@ -95,18 +84,10 @@ class MemoryBudget:
     reference: tuple[int, Length] | None = field(default=None, kw_only=True)
     batch_sizes: BatchSizes = field(default="any", kw_only=True)
     order: Order = field(default="longest_first", kw_only=True)
-    learn: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        members = (*_MEMBERS, *(_LEARNS if self.learn else ()))
-        if missing := [name for name in members if not hasattr(self.model, name)]:
-            to_learn = " to learn" if missing[0] in _LEARNS else ""
-            raise TypeError(f"model must have {missing[0]}{to_learn} (got {self.model!r}); a MemoryModel has")
-        if self.learn and self.model.unit == "relative":
-            raise ValueError(
-                "this model knows peaks only relative to one another, so it cannot learn from bytes (got learn=True); give "
-                "model.anchored(batch, length, peak_bytes)"
-            )
+        if missing := [name for name in _MEMBERS if not hasattr(self.model, name)]:
+            raise TypeError(f"model must have {missing[0]} (got {self.model!r}); a MemoryModel has")
         if (self.limit_bytes is None) == (self.reference is None):
             found = f"{self.limit_bytes!r} and {self.reference!r}"
             raise ValueError(f"MemoryBudget takes either limit_bytes or reference=(batch, length) (got {found})")
@@ -126,7 +107,7 @@ class MemoryBudget:
         token: Length = 1 if self.model.num_lengths == 1 else (1, 1)
         if not self._rows(token):
             least = f"the peak of a single token, {self.model.predict(1, token):,.0f} and its margin"
-            raise ValueError(f"limit_bytes must be at least {least} (got {self._limit(self.model):,.0f})")
+            raise ValueError(f"limit_bytes must be at least {least} (got {self._limit:,.0f})")
 
     def __getstate__(self) -> dict[str, Any]:
         return settings_of(self)
@@ -140,16 +121,8 @@ class MemoryBudget:
         return None if longest == ENDLESS else longest
 
     def plan(self, lengths: ArrayLike) -> Plan:
-        """Batches whose peak is within the limit, as the model given says; pure, whatever was learnt."""
-        return self.taught(self.model).plan(lengths)
-
-    def taught(self, model: PeakModel, share: float = 1.0) -> Taught:
-        """The policy with what was learnt: another model, and a share of the limit."""
-        return Taught(self, model, share)
-
-    def plan_by(self, taught: Taught, lengths: ArrayLike) -> Plan:
-        """See `Taught.plan`."""
-        lengths, model = as_lengths(lengths), taught.model
+        """Batches whose peak is within the limit, as the model says."""
+        lengths = as_lengths(lengths)
         if lengths.ndim != self.model.num_lengths:
             raise ValueError(
                 f"the model of this MemoryBudget knows peaks by {self.model.num_lengths} length(s) a sample, and here are "
@@ -157,45 +130,21 @@ class MemoryBudget:
             )
         padded = np.maximum(lengths, 1)
         pairs = lengths.ndim == 2
-        plan = self._pairs(taught, lengths, padded) if pairs else self._singles(taught, lengths, padded)
-        _look_beyond(model, plan)
-        return plan if self.order == "longest_first" else _hardest_first(model, plan)
+        plan = self._pairs(lengths, padded) if pairs else self._singles(lengths, padded)
+        _look_beyond(self.model, plan)
+        return plan if self.order == "longest_first" else _hardest_first(self.model, plan)
 
-    def after_peak(self, taught: Taught, batch: int, length: Length, peak_bytes: float) -> Taught:
-        """See `Taught.after_peak`."""
-        model, memory_ran_out = taught.model, peak_bytes == inf
-        if memory_ran_out:
-            peak_bytes = taught.share * self._limit(model)
-        if not memory_ran_out or model.predict(batch, length) < peak_bytes:
-            shape = (batch, *length) if isinstance(length, tuple) else (batch, length)
-            model = model.refined([shape], [positive("peak_bytes", peak_bytes)])  # type: ignore[attr-defined]
-        share = self._share_without(model, taught.share, batch, length) if memory_ran_out else taught.share
-        return taught if model is taught.model and share == taught.share else Taught(self, model, share)
-
-    def _share_without(self, model: PeakModel, share: float, batch: int, length: Length) -> float:
-        """The largest share of the limit, at most this one, by which a batch that ran out of memory is not planned again, but
-        one of nine tenths of its rows at most: no more does a guard try, either."""
-        kept = min(int(KEPT * batch), batch - 1)
-        if kept < 1 or self._rows_in(model, share, length) <= kept:
-            return share
-        fits, fails = 0.0, share
-        for _ in range(_HALVINGS):
-            middle = (fits + fails) / 2
-            fits, fails = (middle, fails) if self._rows_in(model, middle, length) <= kept else (fits, middle)
-        return fits
-
-    def _singles(self, taught: Taught, lengths: IntArray, padded: IntArray) -> Plan:
+    def _singles(self, lengths: IntArray, padded: IntArray) -> Plan:
         max_length = self.max_length
         if max_length is not None:
             self._refuse(lengths, padded <= max_length, max_length)
-        return plan_sorted(lengths, padded, cache(lambda length: self._rows_by(taught, length)), cut_greedy)
+        return plan_sorted(lengths, padded, cache(self._rows), cut_greedy)
 
-    def _pairs(self, taught: Taught, lengths: IntArray, padded: IntArray) -> Plan:
-        given = cache(lambda source, target: self._rows((source, target)))
+    def _pairs(self, lengths: IntArray, padded: IntArray) -> Plan:
+        rows = cache(lambda source, target: self._rows((source, target)))
         if len(lengths):
-            self._refuse(lengths, pair_rows_at(padded, given) > 0, None)
-        learnt = cache(lambda source, target: self._rows_by(taught, (source, target)))
-        return plan_pairs(lengths, padded, given if self._is_given(taught) else learnt)
+            self._refuse(lengths, pair_rows_at(padded, rows) > 0, None)
+        return plan_pairs(lengths, padded, rows)
 
     def _refuse(self, lengths: IntArray, fits: NDArray[np.bool_], max_length: int | None) -> None:
         words = (
@@ -206,83 +155,21 @@ class MemoryBudget:
         refuse_overlong(lengths, fits, max_length=max_length, limit=limit, remedy="raise the limit or the risk")
 
     def _rows(self, length: Length) -> int:
-        """The most rows of a padded length, as the model given says; 0 where none fits."""
-        return self._rows_at(self.model, self._limit(self.model), length)
-
-    def _rows_by(self, taught: Taught, length: Length) -> int:
-        """The most rows by what was learnt; 0 where the model given says it."""
-        rows = self._rows_in(taught.model, taught.share, length)
-        return rows if self._is_given(taught) else max(rows, 1) if self._rows(length) else 0
-
-    def _rows_in(self, model: PeakModel, share: float, length: Length) -> int:
-        """The most rows in a share of the limit."""
-        return self._rows_at(model, share * self._limit(model), length, floor=share == 1)
-
-    def _is_given(self, taught: Taught) -> bool:
-        return taught.model is self.model and taught.share == 1
-
-    def _rows_at(self, model: PeakModel, limit: float, length: Length, *, floor: bool = True) -> int:
-        """`floor`: no fewer than the reference has, where there is one."""
-        rows = model.largest_batch(length, limit, risk=self.risk)
+        """The most rows of a padded length, no fewer than the reference has, where there is one; 0 where none fits."""
+        rows = self.model.largest_batch(length, self._limit, risk=self.risk)
         if self.batch_sizes == "friendly":
             rows = rows // _MULTIPLE * _MULTIPLE if rows >= _MULTIPLE else rows and 1 << (rows.bit_length() - 1)
-        if self.reference is None or not floor:
+        if self.reference is None:
             return rows
         batch, known = self.reference
         return max(rows, batch) if np.less_equal(length, known).all() else rows
 
-    def _limit(self, model: PeakModel) -> float:
-        return self._own_limit if model is self.model else self._limit_by(model)
-
     @once
-    def _own_limit(self) -> float:
-        return self._limit_by(self.model)
-
-    def _limit_by(self, model: PeakModel) -> float:
+    def _limit(self) -> float:
         if self.reference is not None:
-            return model.predict(*self.reference)
+            return self.model.predict(*self.reference)
         assert self.limit_bytes is not None
         return self.limit_bytes
-
-
-@dataclass(frozen=True)
-class Taught:
-    """A `MemoryBudget` with what was learnt since.
-
-    Args:
-        model: that knows more peaks than the one given.
-        share: of the limit, below 1 since memory ran out where the model expected that it would not.
-    """
-
-    policy: MemoryBudget
-    model: PeakModel
-    share: float = 1.0
-
-    @property
-    def max_length(self) -> int | None:
-        """That of the model given."""
-        return self.policy.max_length
-
-    def plan(self, lengths: ArrayLike) -> Plan:
-        """Batches whose peak is within the share of the limit as the model says, of one sample at least where it fits by the
-        model given: what was learnt makes batches smaller or larger, and refuses no sample.
-
-        Raises:
-            OverlongError: for a sample that alone exceeds the limit, by the model given.
-        """
-        return self.policy.plan_by(self, lengths)
-
-    def after_peak(self, batch: int, length: Length, peak_bytes: float) -> Taught:
-        """What is known after a lesson: the peak of a batch, or infinite where it ran out of memory.
-
-        Of one that ran out of memory no more is known than that its peak exceeds what the device holds. Where the model expects
-        less than the share of the limit, it learns a peak of that; and as the device may hold less, the share is lowered until no
-        such batch is planned again, but one of nine tenths of its rows at most.
-        """
-        return self.policy.after_peak(self, batch, length, peak_bytes)
-
-    def __repr__(self) -> str:
-        return repr(self.policy)
 
 
 def _hardest_first(model: PeakModel, plan: Plan) -> Plan:

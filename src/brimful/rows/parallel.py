@@ -114,10 +114,8 @@ class Parallel:
         more: Callable[[], tuple[Any, ...]] = tuple,
         *,
         shared: bool = False,
-        ready: Callable[[], bool] = lambda: True,
     ) -> Generator[tuple[Block, Made | None, T], None, None]:
-        """Each block, what `fn(block, *more())` gives for it (None where it has no row), and what came with it; see `called`,
-        and `map_ahead` for `ready`."""
+        """Each block, what `fn(block, *more())` gives for it (None where it has no row), and what came with it; see `called`."""
         if not self.max_workers:
             for block, mark in blocks:
                 yield block, fn(block, *more()) if block.num_rows else None, mark
@@ -134,7 +132,7 @@ class Parallel:
                     raise StageError(f"{name} failed on rows from {where(block, 0)} on: {error}") from error
 
             ahead = (1 + self.prefetch_factor) * self.max_workers
-            with closing(map_ahead(each, blocks, pool.workers, ahead, ready)) as made:
+            with closing(map_ahead(each, blocks, pool.workers, ahead)) as made:
                 for (block, given), mark in made:
                     yield block, given, mark
 

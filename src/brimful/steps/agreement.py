@@ -3,8 +3,6 @@
 Each rank posts, some rounds before it hands them out, how many of its streams have a batch in a round; a round's outcome is
 the sum over all ranks. Posting and asking are additions to a counter in torch.distributed's key-value store: nothing that
 others must take part in at the same time, nothing on the device, nothing in the training step.
-
-Ranks that learn exchange their lessons in the same way: their rounds are the windows that begin, and each posts a text.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ _WHY: Final = (
 
 
 class Agreement:
-    """One run by all ranks, over an epoch of streams, or of a policy that learns.
+    """One run by all ranks, over an epoch of streams.
 
     A thread calls `begin`, `post` and `outcome` for each round in turn, and `leave`; no other one touches the store, which
     may be stuck. The consumer calls `waiting`, and `stop`.
@@ -51,7 +49,6 @@ class Agreement:
         header: the pipeline and its rules, which must be the same on all ranks.
         place: where the run begins, as a dict of plain JSON, which must be as well.
         timeout_seconds: how long the consumer waits for another rank before an error names it.
-        unit: what a round is, for people.
     """
 
     def __init__(
@@ -63,13 +60,10 @@ class Agreement:
         header: State,
         place: State,
         timeout_seconds: float,
-        unit: str = "round {:,} of the epoch",
     ) -> None:
         self._rank, self._world_size, self._timeout_seconds = rank, world_size, timeout_seconds
         self._store = store
-        self._closed = self._ended = False
-        self._unit = unit
-        self._texts = False  # whether ranks post more than counts
+        self._closed = False
         self._woken: SimpleQueue[None] = SimpleQueue()
         self._waited = 0.0  # seconds, by the consumer for what it is to be given next
         self._since: float | None = None  # since when the store, or another rank through it, is waited for
@@ -111,24 +105,6 @@ class Agreement:
                 self._store.delete_key(f"{self._name}/{number - AHEAD_ROUNDS - 1}")
         return count
 
-    def exchanged(self, number: int, own: State) -> list[State]:
-        """What all ranks post for a round, plain JSON, by rank, as soon as they have. Rounds begin at 0 and are exchanged by one
-        after the other.
-
-        Raises:
-            as `outcome`.
-        """
-        self._texts = True
-        with self._reached():
-            self._store.set(f"{self._name}/{number}/{self._rank}", json.dumps(own))
-        self.post(number, 0)
-        self.outcome(number)
-        with self._reached():
-            found = [self._store.get(f"{self._name}/{number}/{rank}") for rank in range(self._world_size)]
-            if number:  # all have posted this one, so have read the one before
-                self._store.delete_key(f"{self._name}/{number - 1}/{self._rank}")
-        return [json.loads(one) for one in found]
-
     def _joined(self, began: float) -> str:
         """The name of the run of rank 0's that is like this one, as soon as there is one."""
         pause, patience = _SOONEST, min(_PATIENCE, self._timeout_seconds / 2)
@@ -161,7 +137,7 @@ class Agreement:
 
     def _outcome(self, number: int, began: float) -> int:
         pause, noticed = _SOONEST, began
-        while not (self._closed or self._ended):
+        while not self._closed:
             ranks, count = divmod(int(self._store.add(f"{self._name}/{number}", 0)), _POSTED)
             if ranks == self._world_size:
                 return count
@@ -209,9 +185,7 @@ class Agreement:
         apart = 2 * (AHEAD_ROUNDS + 1)
         rounds = range(max(0, self._posted - apart - AHEAD_ROUNDS), self._posted + apart)
         ranks = [f"rank/{rank}" for rank in range(self._world_size)]
-        last = range(max(0, self._posted - 2), self._posted + 2) if self._texts else ()
-        texts = [f"{number}/{rank}" for number in last for rank in range(self._world_size)]
-        return [*ranks, *map(str, rounds), *texts]
+        return [*ranks, *map(str, rounds)]
 
     def fail(self, error: BaseException, posted: int | None = None) -> None:
         """Tells the other ranks that this one cannot go on, beyond the rounds that it has posted."""
@@ -234,11 +208,6 @@ class Agreement:
                 "the launcher) is stuck or gone"
             )
 
-    def end(self) -> None:
-        """This rank needs no outcome any more; it may `leave`, and wait for the others there."""
-        self._ended = True
-        self._woken.put(None)
-
     def stop(self) -> None:
         """Ends what waits for an outcome."""
         self._closed = True
@@ -259,15 +228,15 @@ class Agreement:
 
     def _missing(self, number: int) -> str:
         """Who has not posted a round, in words."""
-        late, kind = [], self._unit.partition(" ")[0]
+        late = []
         for rank in range(self._world_size):
             key = f"{self._name}/rank/{rank}"
             last = int(self._store.get(key)) if self._store.check([key]) else None
             if last is None or last < number:
-                came = f"never came{self._meeting.wants(rank)}" if last is None else f"last came to {kind} {last:,}"
+                came = f"never came{self._meeting.wants(rank)}" if last is None else f"last came to round {last:,}"
                 late.append(f"rank {rank} ({came})")
         return (
-            f"waited {self._timeout_seconds:g} seconds for {', '.join(late)} to come to {self._unit.format(number)}: "
+            f"waited {self._timeout_seconds:g} seconds for {', '.join(late)} to come to round {number:,} of the epoch: "
             f"{_WHY}"
         )
 

@@ -12,13 +12,10 @@ from numpy.typing import NDArray
 from brimful.core import random
 from brimful.core.errors import count, settle
 from brimful.core.fruitless import Waiting
-from brimful.core.lessons import Learner
-from brimful.core.plans import claimed
 from brimful.core.stream import END, Lane, Stage, State, place, running, runtime
 from brimful.plan import low_discrepancy_order
 from brimful.rows.blocks import check_replay
 from brimful.steps.batch import Batch
-from brimful.steps.lessons import check_plan, learner_from, plan_crc, taught
 from brimful.steps.planners import BatchPlanner
 from brimful.windows.window import Window
 
@@ -42,9 +39,8 @@ class Batched(Stage[Batch]):
 
     `shuffle_batches` is True for a random order, "stratified" for one of which every stretch covers short and long batches
     alike. `group` > 1 keeps aligned groups of that many neighbours in cost together, so that the ranks of one step do equal
-    work; of streams, which ranks share out, a stratified order has neighbours of so many streams. A policy that learns plans
-    each window by what the consumer's lessons make of it (`core.lessons`). State: [windows' state before the window, batches of
-    it handed on, its crc32], and that of its plan where the policy learns.
+    work; of streams, which ranks share out, a stratified order has neighbours of so many streams. State: [windows'
+    state before the window, batches of it handed on, its crc32].
     """
 
     verb = "batch"
@@ -61,41 +57,27 @@ class Batched(Stage[Batch]):
         settle(self, "group", 1, "batch")
         settle(self, "seed", None)
 
-    @property
-    def learner(self) -> Learner | None:
-        """What the planner learns by; None where it does not."""
-        return learner_from(self.planner, self.upstream)
-
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0, 0]
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
-        before, done, crc, *planned = at
+        before, done, crc = at
         here = place(self)
         waiting = Waiting()
-        learner = self.learner
-        with claimed(learner is not None) as plans, running(self.upstream, before) as windows:
+        with running(self.upstream, before) as windows:
             for window, after in windows:
                 if done:
                     check_replay(self.upstream, window.crc32, crc, f"window {window.number}")
                 key = random.key(self.seed, here, window.epoch, window.number)
-                planner = self.planner if plans is None else taught(self.planner, plans.known())
-                batches = planner.batches(window, key, first=not done)
+                batches = self.planner.batches(window, key, first=not done)
                 order = self._order(batches, window, key, last=after == END, first=not done)
                 waiting.got(len(order))
-                own = [] if learner is None else [plan_crc(batches)]
-                if done:
-                    check_plan(own, planned, f"window {window.number}")
-                if plans is not None:
-                    plans.planned(len(order) - done)
                 while done < len(order):
                     number = int(order[done])
                     done += 1
                     batch = replace(batches[number], key=random.key(key, number), last=done == len(order))
-                    if plans is not None:
-                        plans.hand(batch.last)
                     if not batch.last:
-                        yield batch, [before, done, window.crc32, *own]
+                        yield batch, [before, done, window.crc32]
                     else:
                         yield batch, END if after == END else [after, 0, 0]
                 before, done = after, 0

@@ -20,7 +20,7 @@ def num_items(stage: Stage[Any], most: int | None = None) -> int | None:
         return None
     below = upstreams(stage)[0]
     if isinstance(stage, Batched):
-        if not isinstance(below, Planned) or below.upstream.count is None or stage.learner is not None:
+        if not isinstance(below, Planned) or below.upstream.count is None:
             return None
         with running(stage, stage.start(0)) as batches:
             return sum(1 for _ in islice(batches, most))

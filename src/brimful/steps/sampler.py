@@ -109,11 +109,6 @@ class BatchSampler:
     ) -> None:
         if not isinstance(policy, Policy):
             raise TypeError(f"policy must have plan and max_length, as bf.TokenBudget(16_384) does (got {policy!r})")
-        if getattr(policy, "learn", False):
-            raise ValueError(
-                "a BatchSampler gives lists of numbers and is told no peaks, so its policy cannot learn (got learn=True); say "
-                "learn=False, or use Batches.loader()"
-            )
         if isinstance(window, str):
             one_of("window", window, "auto")
         else:

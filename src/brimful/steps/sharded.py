@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any, ClassVar
 
-from brimful.core.plans import Plans, in_items_of, planned_again
-from brimful.core.stream import END, Stage, State, chain, describe, running, runtime
-from brimful.steps.agreement import Agreement, store_of
+from brimful.core.stream import END, Stage, State, running, runtime
 from brimful.steps.batch import Batch, Uneven, apart, filler
-from brimful.steps.distributed import Rank, resolve, world_size_here
+from brimful.steps.distributed import Rank, resolve
 from brimful.steps.labels import counted, step_labels
 
 
@@ -36,7 +34,6 @@ class Sharded(Stage[Batch]):
     uneven: Uneven = runtime("pad")
     streamed: str = runtime("")
     labels_follow: int | None = runtime(None)
-    timeout_seconds: float = runtime(600.0)
     transparent: ClassVar[bool] = True
 
     def start(self, epoch: int) -> State:
@@ -49,7 +46,7 @@ class Sharded(Stage[Batch]):
                 f"{self.streamed} data cannot be shared out among {world_size} ranks: each would read and tokenise all of "
                 "it; give from_files(streams=...), or make a token store of it with cache(path)"
             )
-        with in_items_of(world_size) as plans, running(self.upstream, at) as items:
+        with running(self.upstream, at) as items:
             prepared = self._prepared(items, Rank(rank, world_size))
             while taken := list(islice(prepared, world_size)):
                 step = [batch for batch, _ in taken]
@@ -63,14 +60,12 @@ class Sharded(Stage[Batch]):
                         "choose uneven='pad', 'drop' or 'wrap'"
                     )
                 if missing and self.uneven == "wrap":
-                    step += self._firsts(step[0].window.epoch, missing, plans)
+                    step += self._firsts(step[0].window.epoch, missing)
                 real = rank < len(step)
                 batch = step[rank] if real else filler(step[-1])
                 if rank >= len(taken):
                     (batch,) = apart([batch])
                 own = replace(batch, weight=float(real), num_labels=step_labels(step), last=False)
-                if plans is not None:
-                    plans.made(len(taken), taken[-1][0].last)
                 yield own, END if missing else after
 
     def num_steps(self, num_batches: int) -> int:
@@ -81,40 +76,9 @@ class Sharded(Stage[Batch]):
     def num_ranks(self) -> int:
         return resolve(self.rank, self.world_size, self.group).world_size
 
-    def rank_of_several(self) -> int | None:
-        """None where this process is the only one."""
-        rank, world_size = resolve(self.rank, self.world_size, self.group)
-        return rank if world_size > 1 else None
-
-    def exchange(self, place: State, learnt: str) -> Agreement:
-        """Through what ranks tell each other what they learn.
-
-        Args:
-            place: where the run begins, the same on all ranks.
-            learnt: what is known there, which must be.
-        """
-        rank = resolve(self.rank, self.world_size, self.group)
-        processes = world_size_here()
-        if processes > rank.world_size:
-            raise ValueError(
-                f"{processes} processes are {rank.world_size} data-parallel ranks: those of one rank (tensor or pipeline "
-                "parallel) would learn from peaks of their own, and plan other batches; learn where each process is a rank, and "
-                "give that model to a policy with learn=False"
-            )
-        store = store_of(self.group)
-        if store is None:
-            raise ValueError(
-                f"{rank.world_size} ranks whose policy learns (learn=True) must tell each other what they learn: initialise "
-                "torch.distributed before iterating, or give shard(group=...) a torch.distributed.Store that they share"
-            )
-        name = " > ".join(chain(self))
-        header, begins = describe(self) | {"uneven": self.uneven}, {"position": place, "lessons": learnt}
-        return Agreement(store, *rank, name, header, begins, self.timeout_seconds, unit="window {:,} of this run")
-
-    def _firsts(self, epoch: int, count: int, plans: Plans | None) -> list[Batch]:
-        """Batches from the beginning of the epoch, beginning again where it has fewer; of a policy that learns, as what is at
-        work plans them."""
-        with planned_again(plans), running(self.upstream, self.upstream.start(epoch)) as items:
+    def _firsts(self, epoch: int, count: int) -> list[Batch]:
+        """Batches from the beginning of the epoch, beginning again where it has fewer."""
+        with running(self.upstream, self.upstream.start(epoch)) as items:
             batches = [counted([batch], self.labels_follow)[0] for batch, _ in islice(items, count)]
         return list(islice(cycle(batches), count))
 

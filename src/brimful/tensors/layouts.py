@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from brimful.core.errors import DataError, integer, one_of
 from brimful.core.later import AHEAD, Later
-from brimful.core.plans import PLANS, Plans
 from brimful.core.stream import State
 from brimful.plan.rounded import Rounding
 from brimful.rows.blocks import Sample
@@ -218,9 +217,7 @@ class ByFunction(Layout):
             for block, one in rows:
                 yield Later(partial(collate, block)), one
             return
-        plans = PLANS.get()
-        ready = (lambda: plans.ready) if isinstance(plans, Plans) else (lambda: True)
-        with closing(self.parallel.results(collate, rows, collate.called_as, shared=True, ready=ready)) as results:
+        with closing(self.parallel.results(collate, rows, collate.called_as, shared=True)) as results:
             yield from ((item, one) for _, item, one in results)
 
     def shape(self, batch: Batch, item: Any, columns: Columns) -> tuple[tuple[int, ...], int]:

@@ -143,7 +143,7 @@ def can_count(given: Batches | Loader | AsyncLoader) -> bool:
     """Whether an epoch has an end that a pass over it finds."""
     batches = batches_of(given)
     repeats, most = _bounds(batches)
-    return not batches.learns and (most is not None or not repeats)
+    return most is not None or not repeats
 
 
 def counted_length(given: Batches | Loader | AsyncLoader) -> Length:
