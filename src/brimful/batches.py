@@ -61,11 +61,7 @@ class Batches:
         return self.iter()
 
     def iter(
-        self,
-        state_dict: dict[str, Any] | None = None,
-        *,
-        epoch: int = 0,
-        allow: Collection[str] = (),
+        self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0, allow: Collection[str] = ()
     ) -> ResumableIterator[Any]:
         """An iterator over the batches, from the start of an epoch or from a state; see `Dataset.iter`."""
         refuse_stacking(self)

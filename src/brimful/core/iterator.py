@@ -36,11 +36,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
     """
 
     def __init__(
-        self,
-        stage: Stage[T],
-        state_dict: dict[str, Any] | None,
-        allow: Collection[str],
-        epoch: int = 0,
+        self, stage: Stage[T], state_dict: dict[str, Any] | None, allow: Collection[str], epoch: int = 0
     ) -> None:
         keep_what_is_freed()
         self._process = os.getpid()

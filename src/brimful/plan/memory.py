@@ -99,7 +99,7 @@ class MemoryBudget:
                     "reference=(batch, length), or model.anchored(batch, length, peak_bytes)"
                 )
         else:
-            object.__setattr__(self, "reference", as_shape("reference", self.reference, self.model.num_lengths))
+            object.__setattr__(self, "reference", _reference(self.reference, self.model.num_lengths))
         if not 0 < finite("risk", self.risk) < 1:
             raise ValueError(f"risk must be between 0 and 1 (got {self.risk})")
         one_of("batch_sizes", self.batch_sizes, *get_args(BatchSizes))
@@ -204,18 +204,14 @@ _said: Final[set[str]] = set()
 """Of what was warned in this process."""
 
 
-def as_shape(name: str, shape: object, num_lengths: int) -> tuple[int, Length]:
-    """A batch and its padded length, or two, checked: ints of Python's.
-
-    Raises:
-        TypeError: another form. ValueError: a number below 1.
-    """
-    whole = partial(integer, name, least=1)
-    if isinstance(shape, (tuple, list)) and len(shape) == 2:
-        batch, length = shape
+def _reference(reference: object, num_lengths: int) -> tuple[int, Length]:
+    """A reference, checked: ints of Python's."""
+    whole = partial(integer, "reference", least=1)
+    if isinstance(reference, (tuple, list)) and len(reference) == 2:
+        batch, length = reference
         if num_lengths == 1:
             return whole(batch), whole(length)
         if isinstance(length, (tuple, list)) and len(length) == 2:
             return whole(batch), (whole(length[0]), whole(length[1]))
-    words = "(batch, length)" if num_lengths == 1 else "(batch, (source length, target length))"
-    raise TypeError(f"{name} must be {words} (got {shape!r})")
+    shape = "(batch, length)" if num_lengths == 1 else "(batch, (source length, target length))"
+    raise TypeError(f"reference must be {shape} (got {reference!r})")

@@ -52,14 +52,7 @@ class Agreement:
     """
 
     def __init__(
-        self,
-        store: Any,
-        rank: int,
-        world_size: int,
-        name: str,
-        header: State,
-        place: State,
-        timeout_seconds: float,
+        self, store: Any, rank: int, world_size: int, name: str, header: State, place: State, timeout_seconds: float
     ) -> None:
         self._rank, self._world_size, self._timeout_seconds = rank, world_size, timeout_seconds
         self._store = store
