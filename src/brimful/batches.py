@@ -106,8 +106,9 @@ class Batches:
         the states of all ranks with `bf.merge_states` (or save the loader with torch.distributed.checkpoint), and resume on
         any world size that divides n. Each batch carries `weight` and `is_filler`. Resolved when iterated.
 
-        Of indexed data with a column `labels` (lists of integers, none null), each batch also has `num_items_in_batch`, the
-        number of labels other than -100 that its step has on all ranks together, () int64: what `bf.token_mean` divides by.
+        Of indexed data with a column `labels` (lists of integers, none null), or packed without one, each batch also has
+        `num_items_in_batch`, the number of labels other than -100 that its step has on all ranks together, () int64: what
+        `bf.token_mean` divides by.
         It is that of the samples, cut as planned: a collate_fn that makes other labels should set another number. It takes
         70 ns a sample, on every rank for all, and the rows of those that are cut; it is left out where labels are lists of a
         fixed size, are padded with another value, or are not to be signed integers.

@@ -36,6 +36,46 @@ def test_what_a_mask_hides_is_not_trained_on() -> None:
     ]
 
 
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=4))
+def test_what_a_hidden_slot_would_predict_is_not_trained_on(masks: list[list[bool]]) -> None:
+    rows = [{"input_ids": [*range(1, 1 + len(mask))], "attention_mask": [int(one) for one in mask]} for mask in masks]
+    expected = [
+        [-100 if not at or not (mask[at] and mask[at - 1]) else at + 1 for at in range(len(mask))] for mask in masks
+    ]
+    assert ids(bf.from_sequence(rows).causal_labels(), "labels") == expected
+    shifted = ids(bf.from_sequence(rows).causal_labels(shift=True), "shift_labels")
+    assert shifted == [[*row[1:], -100] for row in expected]
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_sample_that_is_cut_has_as_many_shifted_labels_as_are_counted(labelled: bool) -> None:
+    rows = [{"input_ids": [*range(1, 1 + count)]} for count in (1, 7, 3, 12, 4, 8)]
+    data = bf.from_sequence(rows)
+    data = (data.causal_labels() if labelled else data).causal_labels(shift=True)
+    makes: list[Any] = [
+        lambda one, **more: one.pack(4, rows=2, overlong="split", **more),
+        lambda one, **more: one.pack(5, rows=2, overlong="truncate", **more),
+        lambda one, **more: one.batch(bf.TokenBudget(10), overlong="truncate", **more),
+        lambda one, **more: one.batch(bf.TokenBudget(10), overlong="truncate", pad_side="left", **more),
+        lambda one, **more: one.batch(bf.TokenBudget(10), overlong="truncate", layout="nested", **more),
+        lambda one, **more: one.batch(bf.TokenBudget(10), overlong="truncate", **more).to_device(
+            "cpu", pad_on_device=True
+        ),
+    ]
+    for make in makes:
+        made = list(make(data, micro_batches=2))
+        for first in range(0, len(made), 2):
+            step = made[first : first + 2]
+            flat = [
+                one["shift_labels"].values() if one["shift_labels"].is_nested else one["shift_labels"] for one in step
+            ]
+            found = sum(int((values != -100).sum()) for values in flat)
+            assert {int(one["num_items_in_batch"]) for one in step} == {found}
+            for one in step:
+                if "segment_ids" in one:
+                    assert (one["labels"] != -100).sum() == (one["shift_labels"] != -100).sum()
+
+
 def test_a_loss_over_them_is_that_of_a_model_that_shifts() -> None:
     """By hand: logits[t] against labels[t + 1], none for the first token; as many as are counted."""
     logits = torch.rand(2, 3, 10)

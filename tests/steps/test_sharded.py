@@ -431,9 +431,20 @@ def test_labels_of_other_types_are_not_counted(labels: Any, tmp_path: Path) -> N
 
 def test_data_without_labels_have_no_count() -> None:
     data, asked = counting(bf.from_sequence([{"input_ids": [1, 2, 3]}] * 4))
-    for batches in (data.batch(2), data.pack(2, overlong="split")):
-        assert "num_items_in_batch" not in next(iter(batches.shard(0, 2)))
+    assert "num_items_in_batch" not in next(iter(data.batch(2).shard(0, 2)))
     assert asked
+
+
+def test_labels_that_packing_makes_of_tokens_are_counted_without_a_row() -> None:
+    data, asked = counting(bf.from_sequence([{"input_ids": [1] * (1 + n % 7)} for n in range(50)]))
+    for batches in (data.pack(7, rows=2), data.pack(3, rows=2, overlong="split")):
+        asked.clear()
+        assert [batch.num_labels for batch in batches.shard(0, 2).plans()]
+        assert asked == []
+        ranks = [list(batches.shard(rank, 2)) for rank in range(2)]
+        for step in zip(*ranks, strict=True):
+            expected = sum(int((batch["labels"] != -100).sum()) for batch in step)
+            assert {int(batch["num_items_in_batch"]) for batch in step} == {expected}
 
 
 def test_streamed_windows_have_no_count() -> None:

@@ -88,6 +88,62 @@ def test_the_gradients_of_ranks_average_to_that_of_one_big_batch(
     assert_same([torch.stack(one).mean(0) for one in zip(*ranks, strict=True)], expected)
 
 
+def unlabelled() -> list[dict[str, Any]]:
+    return [{"input_ids": row["input_ids"]} for row in rows()]
+
+
+def of_all_tokens() -> list[Tensor]:
+    """The gradient of one big batch, in which each token but the first of a sample is predicted."""
+    (batch,) = bf.from_sequence(unlabelled()).causal_labels().batch(len(rows()))
+    return gradients([batch])
+
+
+TOKENS: dict[str, Callable[[bf.Dataset], bf.Dataset]] = {
+    "indexed": lambda data: data,
+    "of one stream": lambda data: data.map(dict),
+    "shifted": lambda data: data.causal_labels(shift=True),
+}
+
+
+@pytest.mark.parametrize(("data", "world_size"), [*((data, 1) for data in TOKENS), ("indexed", 2)])
+def test_a_step_of_packed_batches_has_the_gradient_of_one_big_batch(
+    data: str, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose labels packing makes of the tokens."""
+    expected = of_all_tokens()
+    made = TOKENS[data](bf.from_sequence(unlabelled())).pack(MOST, rows=32, micro_batches=32)
+    monkeypatch.setattr(dist, "is_initialized", lambda: world_size > 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda group=None: world_size)
+    ranks = [list(made.shard(rank, world_size)) if world_size > 1 else list(made) for rank in range(world_size)]
+    assert [batch["ends_step"] for batch in ranks[0]] == [False] * (len(ranks[0]) - 1) + [True]
+    assert len(ranks[0]) > 3
+    with patch.object(dist, "all_reduce", side_effect=AssertionError("token_mean asks the other ranks")):
+        found = [gradients(batches) for batches in ranks]
+    assert_same([torch.stack(one).mean(0) for one in zip(*found, strict=True)], expected)
+
+
+def test_a_step_whose_labels_nobody_counted_is_refused() -> None:
+    """Else it would be a mean of means, k times as large."""
+
+    def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return by_hand([sample | {"labels": [-100, *sample["input_ids"][1:]]} for sample in samples])
+
+    for made in (
+        bf.from_sequence(unlabelled()).pack(MOST, rows=16, micro_batches=16, collate_fn=collate),
+        bf.from_sequence(unlabelled()).batch(32, micro_batches=8, collate_fn=collate),
+    ):
+        step = list(made)
+        assert len(step) > 2
+        message = (
+            r"^the batch is part of an optimizer step \(micro_batches\), and has neither num_items_in_batch nor "
+            r"num_items_on_rank: .*batch \| \{\"num_items_on_rank\": count\}$"
+        )
+        with pytest.raises(ValueError, match=message):
+            gradients(step)
+        here = sum((batch["labels"] != -100).sum() for batch in step)
+        assert_same(gradients(batch | {"num_items_on_rank": here} for batch in step), of_all_tokens())
+
+
 def test_a_mean_of_means_has_another_gradient() -> None:
     """That the tests above can fail at all."""
     expected, _ = big_batch()
@@ -149,6 +205,7 @@ def rank_of_two(rank: int, folder: str) -> None:
     count_labels(rank, folder)
     take_from_a_store(rank, folder)
     take_from_streams(rank, folder)
+    take_a_step_of_tokens(rank, folder)
     dist.destroy_process_group()
 
 
@@ -259,6 +316,22 @@ def test_two_processes_with_streams_and_fillers_have_the_gradients_of_one(of_two
             assert_same(found, expected)
             fillers += own_fillers
         assert fillers == sum(2 - len(step) for step in steps.values()) > 0
+
+
+def take_a_step_of_tokens(rank: int, folder: str) -> None:
+    """Each rank's gradients of one step of packed batches of its own stream."""
+    batches = bf.from_files(f"{folder}/*.jsonl", streams=2).select("input_ids")
+    made = list(batches.pack(MOST, rows=32, micro_batches=32, window=6).shard(timeout_seconds=60))
+    assert all("num_items_in_batch" not in batch for batch in made)
+    save_mean(f"{folder}/step of tokens.{rank}", gradients(made), made)
+
+
+def test_a_step_of_packed_streams_has_the_gradient_of_one_big_batch(of_two: Path) -> None:
+    found, _ = torch.load(of_two / "step of tokens.0")
+    assert_same(found, of_all_tokens())
+    assert torch.load(of_two / "step of tokens.1")[1] + torch.load(of_two / "step of tokens.0")[1] > 0, (
+        "a rank had a filler"
+    )
 
 
 def states_of(made: bf.Batches) -> list[Any]:

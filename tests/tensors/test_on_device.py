@@ -120,11 +120,28 @@ def test_values_of_any_type_are_padded_there_as_they_are_here(kind: str, dtype: 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_fillers_and_copies_ask_for_no_label_there_either(world_size: int) -> None:
-    data = bf.from_sequence([{"input_ids": [i] * 3, "labels": [i] * 3} for i in range(7)])
-    static = data.batch(bf.StaticShapes([4], 12), window=100)
-    for rank in range(world_size):
-        here = static.shard(rank, world_size)
-        assert as_lists(here.to_device("cpu", pad_on_device=True)) == as_lists(here)
+    """In any column of labels: a filler is a row that was trained on once already."""
+    names = ("labels", "shift_labels", "chosen_labels")
+    rows = [{"input_ids": [i] * 3} | {name: [i] * 3 for name in names} for i in range(7)]
+    data = bf.from_sequence(rows)
+    static = data.batch(bf.StaticShapes([4], 12), window=100, token_columns=names)
+    for made in (static, data.batch(4), data.batch(4, layout="nested"), data.batch(4, layout="grouped"), data.pack(8)):
+        if made is static:
+            here = [static.shard(rank, world_size) for rank in range(world_size)]
+            assert [as_lists(one.to_device("cpu", pad_on_device=True)) for one in here] == [
+                as_lists(one) for one in here
+            ]
+        seen = {name: [] for name in names}  # type: dict[str, list[int]]
+        for batch in (batch for rank in range(world_size) for batch in made.shard(rank, world_size)):
+            parts = batch["groups"].groups if "groups" in batch else [batch]
+            for name in names:
+                for labels in (part[name] for part in parts):
+                    values = labels.values() if labels.is_nested else labels
+                    seen[name] += values[values != -100].tolist()
+        for name in names:
+            once = 2 if name == "labels" and made is not static and "segment_ids" in batch else 3
+            once = 2 if name == "shift_labels" and "segment_ids" in batch else once
+            assert sorted(seen[name]) == sorted([*range(7)] * once)
 
 
 @pytest.mark.parametrize("streams", [None, 2])

@@ -12,16 +12,16 @@ from brimful.core.errors import DataError, where
 from brimful.rows.blocks import Block
 from brimful.rows.blockwise import Blockwise
 from brimful.rows.carried import equally_long
-from brimful.rows.ragged import LABELS, MASK, NOT_TRAINED_ON, Ragged, list_array, ragged, with_column
+from brimful.rows.ragged import LABELS, MASK, NOT_TRAINED_ON, SHIFTED, Ragged, list_array, ragged, with_column
 
-SHIFTED: Final = "shift_labels"
 _MOST: Final = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
 class CausalLabels(Blockwise):
     """The tokens of a column as labels: that of each sample's first token, which nothing predicts, is -100, and so are those that
-    `attention_mask` hides. `shift`: as `shift_labels`, each where it is predicted; of the labels that there are, if there are."""
+    `attention_mask` hides, and what follows a hidden one. `shift`: as `shift_labels`, each where it is predicted; of the labels
+    that there are, if there are."""
 
     column: str
     shift: bool
@@ -41,7 +41,9 @@ class CausalLabels(Blockwise):
             )
         labels, offsets = values.astype(np.int32), tokens.offsets.astype(np.int64) - first
         if block.schema.get_field_index(MASK) >= 0:
-            labels[self._hidden(block, tokens.lengths)] = NOT_TRAINED_ON
+            hidden = self._hidden(block, tokens.lengths)
+            hidden[1:] |= hidden[:-1].copy()  # also what would be predicted from a hidden one
+            labels[hidden] = NOT_TRAINED_ON
         begins = offsets[:-1][tokens.lengths > 0]
         labels[begins] = NOT_TRAINED_ON
         if self.shift:

@@ -18,6 +18,7 @@ from brimful.core.errors import HIDDEN, ORIGIN, DataError, where
 
 _INT32_MAX: Final = 2**31 - 1
 LABELS: Final = "labels"
+SHIFTED: Final = "shift_labels"
 MASK: Final = "attention_mask"
 NOT_TRAINED_ON: Final = -100
 """The label of a token that asks for no prediction."""
@@ -38,6 +39,15 @@ class Ragged(NamedTuple):
         """Where some rows begin, and how many values they have, int64 (len(rows),) each."""
         starts = self.offsets[rows].astype(np.int64, copy=False)
         return starts, self.offsets[rows + 1] - starts
+
+
+def is_labels(name: str) -> bool:
+    """Whether a column holds labels, as its name says it.
+
+    >>> [is_labels(name) for name in ("labels", "shift_labels", "chosen_labels", "labels_of")]
+    [True, True, True, False]
+    """
+    return name == LABELS or name.endswith(f"_{LABELS}")
 
 
 def is_ragged(kind: pa.DataType) -> bool:

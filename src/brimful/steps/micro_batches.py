@@ -18,7 +18,7 @@ from brimful.steps.labels import added, counted, read, step_labels
 class MicroBatches(Stage[Batch]):
     """Of each `number` batches, an optimizer step, each knows the labels of all, and the last one that it ends the step.
 
-    Where no index knows the labels of all ranks, they are this rank's, counted in its rows. Steps are counted from the beginning
+    Where neither an index nor the plan knows the labels of all ranks, they are this rank's. Steps are counted from the beginning
     of what they are made of, an epoch or epochs without end, whose last one may have fewer batches. State: the upstream's;
     inside a step {"step": [number, ranks, batches of it to come, labels of it, where all ranks know them], "after": the
     upstream's}. With another number of batches or ranks than were saved a step begins there.
@@ -48,7 +48,7 @@ class MicroBatches(Stage[Batch]):
         with running(self.upstream, at) as items:
             while taken := list(islice(items, left)):
                 step = [batch for batch, _ in taken]
-                labels, here = labels or self._known(step), None
+                labels, here = labels or step_labels(step), None
                 if labels is None:
                     here = self._here(step)
                     if size[1] == 1:
@@ -61,16 +61,11 @@ class MicroBatches(Stage[Batch]):
                     yield own, after if ends else {"step": [*size, left, labels and [*labels]], "after": after}
                 left, labels = self.number, None
 
-    def _known(self, step: Sequence[Batch]) -> NumLabels | None:
-        """The labels of a step, on all ranks, as far as an index knows them."""
-        if any(batch.num_labels is None for batch in step):
-            windows = groupby(step, lambda batch: batch.window)
-            step = [batch for _, own in windows for batch in counted([*own], self.labels_follow)]
-        return step_labels(step)
-
     def _here(self, step: Sequence[Batch]) -> NumLabels | None:
-        """Those of this rank, counted in the rows; None where there are none to count."""
-        return added([read(batch, self.labels_follow) for batch in step])
+        """Those of this rank, as an index or the plan knows them, or counted in the rows; None where there are none to count."""
+        windows = groupby(step, lambda batch: batch.window)
+        known = [batch for _, own in windows for batch in counted([*own], self.labels_follow)]
+        return added([batch.num_labels or read(batch, self.labels_follow) for batch in known])
 
 
 def steps_of(stage: Stage[Any]) -> MicroBatches | None:

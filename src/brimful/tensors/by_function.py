@@ -12,7 +12,7 @@ from brimful.core.drawn import drawing, generators_of
 from brimful.core.errors import StageError, name_of, where
 from brimful.core.once import once, settings_of
 from brimful.rows.blocks import Block, Sample, samples, with_origin
-from brimful.rows.ragged import gather, list_array
+from brimful.rows.ragged import list_array
 from brimful.steps.batch import Batch
 from brimful.tensors.columns import Columns, Lists, Objects
 
@@ -26,8 +26,8 @@ def rows_of(batch: Batch, columns: Columns) -> Block:
     for column in columns.all:
         if isinstance(column, Lists):
             assert column.follows is not None
-            starts = column.starts[batch.numbers] + (0 if batch.pieces is None else batch.pieces.starts)
-            cut = gather(column.values, starts, sizes[column.follows])
+            starts = 0 if batch.pieces is None else batch.pieces.starts
+            cut = column.cut(batch.numbers, starts, sizes[column.follows])
             arrays.append(list_array(cut.values, cut.offsets))
         else:
             assert isinstance(column, Objects)

@@ -75,18 +75,18 @@ class Collated(Stage[Any]):
         remember(item, batch, columns)
         if batch.weight is not None:
             items = {"num_items_in_batch": batch.num_labels, "num_items_on_rank": batch.num_labels_here}
-            counts = {name: self._num_items(labels) for name, labels in items.items()}
+            counts = {name: self._num_items(labels, columns) for name, labels in items.items()}
             item = weighed(item, batch.weight, batch.ends_step, columns, counts)
         if tally is not None:
             tally.made.append(self._counted(batch, item, columns))
         return item
 
-    def _num_items(self, known: NumLabels | None) -> int | None:
+    def _num_items(self, known: NumLabels | None, columns: Columns) -> int | None:
         """How many labels of a step are trained on; None where it is not known, or padding may be taken for some."""
         fill = self.rules.pad_values.get(LABELS, NOT_TRAINED_ON)
         if known is None or fill != NOT_TRAINED_ON or self.rules.dtypes.get(LABELS, "int64") not in SIGNED:
             return None
-        return self.layout.num_labels(known)
+        return self.layout.num_labels(known, columns)
 
     def _counted(self, batch: Batch, item: Any, columns: Columns) -> Made:
         """What a batch holds: by its plan, which also knows it of what a user's function returned."""

@@ -12,17 +12,27 @@ import torch
 from numpy.typing import NDArray
 
 from brimful.core.errors import HIDDEN, DataError, where
-from brimful.rows.ragged import Gaps, array_of, gather, is_ragged, null_in, numpy_of, pad, ragged
+from brimful.rows.ragged import (
+    NOT_TRAINED_ON,
+    SHIFTED,
+    Gaps,
+    Ragged,
+    array_of,
+    gather,
+    holding,
+    is_labels,
+    is_ragged,
+    null_in,
+    numpy_of,
+    pad,
+    ragged,
+)
 from brimful.steps.batch import Batch
 from brimful.tensors.layouts import TOKEN_COLUMNS, ColumnRules
 from brimful.tensors.unpadded import Unpadded
 from brimful.windows.window import Window
 
 IntArray: TypeAlias = NDArray[np.int64]
-
-PAD_VALUES: Final = {"labels": -100, "shift_labels": -100}
-"""What padding holds where neither the user nor the tokenizer says it; 0 in every other column."""
-
 
 MADE: Final = (*TOKEN_COLUMNS, "lengths", "segment_ids", "sample_numbers")
 """What there may be in a batch beside the columns."""
@@ -81,11 +91,25 @@ class Lists:
         starts = self.starts[numbers]
         if self.type.limits:
             self.type.check(self.name, gather(self.values, starts, sizes).values)
-        return self.type.tensor(pad(self.values, starts, sizes, width, self.fill, self.type.made, left, at))
+        values = pad(self.values, starts, sizes, width, self.fill, self.type.made, left, at)
+        if self.name == SHIFTED:
+            values[sizes < self.counts[numbers], -1] = self.fill
+        return self.type.tensor(values)
+
+    def cut(self, numbers: IntArray, starts: IntArray | int, sizes: IntArray) -> Ragged:
+        """`sizes` values of some samples, from value `starts` of each on, end to end. Where a sample goes on after them, the last
+        of its shifted labels is that of a token that is not here, and asks for nothing."""
+        found = gather(self.values, self.starts[numbers] + starts, sizes)
+        if self.name == SHIFTED:
+            goes_on = (starts + sizes < self.counts[numbers]) & (sizes > 0)
+            values = found.values.astype(holding(found.values.dtype, int(self.fill)), copy=False)
+            values[found.offsets[1:][goes_on] - 1] = self.fill
+            return Ragged(values, found.offsets)
+        return found
 
     def unpadded(self, numbers: IntArray, sizes: IntArray, width: int, left: bool) -> Unpadded:
         """What `padded` gives, once it is padded."""
-        values, offsets = gather(self.values, self.starts[numbers], sizes)
+        values, offsets = self.cut(numbers, 0, sizes)
         self.type.check(self.name, values)
         made = torch.from_numpy(np.empty(0, self.type.made)).dtype
         flat, starts, counts = (torch.from_numpy(np.ascontiguousarray(one)) for one in (values, offsets[:-1], sizes))
@@ -93,7 +117,7 @@ class Lists:
 
     def joined(self, numbers: IntArray, sizes: IntArray) -> tuple[torch.Tensor, IntArray]:
         """The first `sizes` values of some samples end to end, and where each begins."""
-        values, offsets = gather(self.values, self.starts[numbers], sizes)
+        values, offsets = self.cut(numbers, 0, sizes)
         self.type.check(self.name, values)
         return self.type.tensor(values), offsets
 
@@ -304,8 +328,8 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def fill_of(name: str, pad_values: Mapping[str, float]) -> float:
-    """What padding of a column holds."""
-    return pad_values.get(name, PAD_VALUES.get(name, 0))
+    """What padding of a column holds: where neither the user nor the tokenizer says it, 0, and -100 in labels."""
+    return pad_values.get(name, NOT_TRAINED_ON if is_labels(name) else 0)
 
 
 def _type_of(name: str, source: np.dtype[Any], fill: float, dtypes: Mapping[str, str]) -> Type:

@@ -15,6 +15,7 @@ from brimful.core.stream import State
 from brimful.plan.rounded import Rounding
 from brimful.rows.blocks import Sample
 from brimful.rows.parallel import SERIAL, Parallel
+from brimful.rows.ragged import is_labels
 from brimful.steps.batch import Batch, NumLabels
 
 if TYPE_CHECKING:
@@ -117,8 +118,8 @@ class Layout(ABC):
         slots = batch.padded_size * sum(batch.widths) if columns.given else 0
         return (batch.padded_size, *batch.widths), slots
 
-    def num_labels(self, known: NumLabels) -> int:
-        """How many labels of a step are trained on."""
+    def num_labels(self, known: NumLabels, columns: Columns) -> int | None:
+        """How many labels of a step are trained on; None where only somebody else knows."""
         return known.given
 
 
@@ -187,7 +188,7 @@ class PackedRows(Layout):
 
         return packed(batch, columns, self.hf_flash_attention)
 
-    def num_labels(self, known: NumLabels) -> int:
+    def num_labels(self, known: NumLabels, columns: Columns) -> int:
         """The first of each piece is left out."""
         return known.given - known.firsts
 
@@ -219,6 +220,10 @@ class ByFunction(Layout):
             return
         with closing(self.parallel.results(collate, rows, collate.called_as, shared=True)) as results:
             yield from ((item, one) for _, item, one in results)
+
+    def num_labels(self, known: NumLabels, columns: Columns) -> int | None:
+        """Those of the samples; where these have none, the function alone knows how many it makes."""
+        return known.given if any(is_labels(column.name) for column in columns.all) else None
 
     def shape(self, batch: Batch, item: Any, columns: Columns) -> tuple[tuple[int, ...], int]:
         """That of the first length column, where it is to be seen; else that of the plan."""

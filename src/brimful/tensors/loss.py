@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from brimful.rows.ragged import NOT_TRAINED_ON
+from brimful.rows.ragged import LABELS, NOT_TRAINED_ON, SHIFTED
 
 
 def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, group: Any = None) -> torch.Tensor:
@@ -17,25 +17,30 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, group: Any =
     means would weigh each token of a short batch more than one of a long batch.
 
     N is the batch's `num_items_in_batch` where it has one: `Batches.shard` gives it, of all ranks, where the labels are
-    known without reading them (a store, a sequence in memory); nothing is sent then. Without it N is the number of labels
-    other than -100, summed over the ranks (one all_reduce of 8 bytes: call it on every rank). Where nothing asks for a
-    prediction the result is 0, and so is its gradient: never a mean over zero tokens, which is NaN on every rank.
+    known without reading them (a store, a sequence in memory, packed tokens); nothing is sent then. Else N is
+    `num_items_on_rank`, or the number of labels other than -100, summed over the ranks (one all_reduce of 8 bytes: call it on
+    every rank). Where nothing asks for a prediction the result is 0, and so is its gradient: never a mean over zero tokens,
+    which is NaN on every rank.
 
-    Of several batches whose gradients one optimizer step adds up, N is that of all: `micro_batches=k` puts it into each. Of
-    others, made without it, give the sum: else each is a mean of its own.
+    Of several batches whose gradients one optimizer step adds up, N is that of all: `micro_batches=k` puts it into each, and a
+    batch of such a step without it is refused. Labels that a `collate_fn` makes are not known before it has made them. Hold the
+    batches of a step and count these:
 
-        tokens = sum(batch["num_items_in_batch"] for batch in batches)
-        for batch in batches:
-            token_mean(loss_sum(batch), batch | {"num_items_in_batch": tokens}).backward()
+        step.append(batch)
+        if batch["ends_step"]:
+            here = sum((one["labels"] != -100).sum() for one in step)
+            for one in step:
+                token_mean(loss_sum(one), one | {"num_items_on_rank": here}).backward()
+            step.clear()
 
     Args:
         loss_sum: a sum over this rank's tokens, such as `cross_entropy(..., reduction="sum")`; not a mean.
-        batch: with `num_items_in_batch`, or with `labels`. Of causal models, which never predict the first token of a row,
-            its label is not counted where it is -100, as it is in packed batches.
+        batch: with `num_items_in_batch`, `num_items_on_rank`, `labels` or `shift_labels`. Of causal models, which never predict
+            the first token of a row, its label is not counted where it is -100, as it is in packed batches.
         group: the data-parallel process group, or a device mesh of one dimension; by default all ranks of
             torch.distributed where it is initialised, else this process alone.
     Raises:
-        ValueError: the batch has neither.
+        ValueError: the batch has none of them, or is part of an optimizer step and has neither number.
     Source: transformers (num_items_in_batch), and the issue that led to it (#34242).
 
     >>> import torch
@@ -52,12 +57,18 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, group: Any =
     if tokens is None:
         tokens = batch.get("num_items_on_rank")
         if tokens is None:
-            if "labels" not in batch:
+            if "ends_step" in batch:
+                raise ValueError(
+                    "the batch is part of an optimizer step (micro_batches), and has neither num_items_in_batch nor "
+                    "num_items_on_rank: brimful counts lists of labels that the samples have. Give token_mean the labels of all "
+                    'batches of the step: batch | {"num_items_on_rank": count}'
+                )
+            labels = next((batch[name] for name in (LABELS, SHIFTED) if name in batch), None)
+            if labels is None:
                 raise ValueError(f"token_mean needs labels or num_items_in_batch in the batch (got {', '.join(batch)})")
-            labels = batch["labels"]
             tokens = ((labels.values() if labels.is_nested else labels) != NOT_TRAINED_ON).sum()
         if world_size > 1:
-            tokens = tokens.to(loss_sum.device, copy=True)
+            tokens = torch.as_tensor(tokens).to(loss_sum.device, copy=True)
             torch.distributed.all_reduce(tokens, group=process_group)
     count = torch.as_tensor(tokens).to(loss_sum.device, non_blocking=True)
     return loss_sum * world_size / count.clamp(min=1)

@@ -53,10 +53,11 @@ class BatchOptions(_Options, total=False):
         policy or function of one's own limits, is that of each batch. `shuffle_batches=True` means "stratified", so that a step
         has samples of all lengths, as random batches do. Each batch carries `weight`, `is_filler`, `ends_step` (bool: now the
         optimizer steps) and, where there are labels, `num_items_in_batch`, the labels of its whole step on all ranks, which
-        `bf.token_mean` divides by; of data whose labels no index knows, on several ranks, `num_items_on_rank` in its place. The
-        last step of an epoch may have fewer batches; where epochs follow each other (data that repeat,
-        loader(steps_per_epoch=...)) steps go on over their ends. `take` a multiple of k, or the last step is cut. Of trainers it
-        sets the accumulation of gradients: docs/trainers.md.
+        `bf.token_mean` divides by; of data whose labels no index knows, on several ranks, `num_items_on_rank` in its place;
+        neither where a collate_fn makes the labels, which `bf.token_mean` says how to count. The last step of an epoch may have
+        fewer batches; where epochs follow each other (data that repeat, loader(steps_per_epoch=...)) steps go on over their
+        ends. `take` a multiple of k, or the last step is cut. Of trainers it sets the accumulation of gradients:
+        docs/trainers.md.
     group: keep so many batches of like cost next to each other when they are shuffled; the world size: equal work on all ranks.
     seed: of that order.
     collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of a layout. What it draws at

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from brimful.rows.ragged import LABELS, SHIFTED
 from brimful.steps.batch import Batch, Pieces
 from brimful.tensors.columns import Columns, Lists
 from brimful.tensors.layouts import put
@@ -22,7 +23,8 @@ def packed(batch: Batch, columns: Columns, hf_flash_attention: bool = False) -> 
     Shapes, for R rows of L tokens with n segments (the samples or pieces, and the padding at the end of each row that has
     some, so that a kernel leaves no slot undefined): each token column, `position_ids`
     (restart at 0) and `segment_ids` (1, 2 ... in each row; 0: padding) (R, L) int64; `labels` likewise, those of the
-    column or else the tokens, -100 in padding and at the first token of each segment; `cu_seqlens` (n + 1,) int32 over
+    column, or else of `shift_labels`, or else the tokens, -100 in padding and at the first token of each segment (of
+    `shift_labels` at the last one); `cu_seqlens` (n + 1,) int32 over
     the R x L slots; `max_seqlen`, an int, rounded up to a multiple of 128 (each new value may compile anew); `lengths`,
     `sample_numbers` (p,) int64 (rows of the data set, of a stream those of its window) and other columns: of the p
     pieces, in order. An empty sample is a piece without a segment. The boundaries are there under the names of transformers'
@@ -61,18 +63,20 @@ def packed(batch: Batch, columns: Columns, hf_flash_attention: bool = False) -> 
         else:
             own = column.counts[numbers]
             out[column.name] = column.padded(numbers, own, max(1, int(own.max())), left=False)
-    ignored = columns.fill("labels")
-    if "labels" not in out:
-        dtype = getattr(torch, columns.rules.dtypes.get("labels", "int64"))
-        out["labels"] = out[columns.given[0]].to(dtype, copy=True)
-        out["labels"].masked_fill_(torch.from_numpy(gap), ignored)
-        tokenwise = True
-    else:
-        tokenwise = any(
-            isinstance(one, Lists) and one.follows is not None and one.name == "labels" for one in columns.all
-        )
-    if tokenwise:
-        out["labels"].view(-1)[torch.from_numpy(segments.bounds[:-1])] = ignored
+    tokenwise = {one.name for one in columns.all if isinstance(one, Lists) and one.follows is not None}
+    ignored = columns.fill(LABELS)
+    if SHIFTED in tokenwise:
+        out[SHIFTED].view(-1)[torch.from_numpy(segments.bounds[1:] - 1)] = columns.fill(SHIFTED)
+    if LABELS not in out:
+        dtype = getattr(torch, columns.rules.dtypes.get(LABELS, "int64"))
+        if SHIFTED in tokenwise:
+            out[LABELS] = out[SHIFTED].view(-1).roll(1).view(shape).to(dtype)
+        else:
+            out[LABELS] = out[columns.given[0]].to(dtype, copy=True)
+        out[LABELS].masked_fill_(torch.from_numpy(gap), ignored)
+        tokenwise.add(LABELS)
+    if LABELS in tokenwise:
+        out[LABELS].view(-1)[torch.from_numpy(segments.bounds[:-1])] = ignored
     out["position_ids"] = columns.made("position_ids", places.reshape(shape))
     put(out, segment_ids=columns.made("segment_ids", segment_ids))
     bounds = torch.from_numpy(segments.bounds.astype(np.int32))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from brimful.core.errors import DataError
+from brimful.rows.ragged import is_labels
 from brimful.tensors.columns import Columns
 from brimful.tensors.unpadded import Unpadded
 
@@ -43,12 +44,16 @@ def weighed(
 
 
 def unlabel(out: MutableMapping[str, Any], rows: slice, columns: Columns) -> None:
-    """Rows that ask for no label: -100 where labels are classes; anything else has its weight to go by."""
-    labels = out.get("labels")
-    if isinstance(labels, Unpadded):
-        if not labels.dtype.is_floating_point and labels.dtype != torch.bool:
-            out["labels"] = labels.without(rows)
-    elif isinstance(labels, torch.Tensor) and not labels.is_floating_point() and labels.dtype != torch.bool:
-        if labels.is_nested:
-            labels = labels.values()
-        labels[rows] = int(columns.fill("labels"))
+    """Rows that ask for no label: -100 wherever labels are classes; anything else has its weight to go by."""
+    for name in [name for name in out if isinstance(name, str) and is_labels(name)]:
+        labels = out[name]
+        if (
+            not isinstance(labels, Unpadded | torch.Tensor)
+            or labels.dtype.is_floating_point
+            or labels.dtype == torch.bool
+        ):
+            continue
+        if isinstance(labels, Unpadded):
+            out[name] = labels.without(rows)
+        else:
+            (labels.values() if labels.is_nested else labels)[rows] = int(columns.fill(name))

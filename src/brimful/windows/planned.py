@@ -45,7 +45,15 @@ class Planned(Windowed):
             last = first + (size if count is None else window_ends(count - first, size))
             numbers = rows(first, last)
             labels = index.num_labels_at if index.knows_labels else None
-            window = Window(epoch, number, self._lengths(numbers), numbers, index.locate, num_labels_at=labels)
+            window = Window(
+                epoch,
+                number,
+                self._lengths(numbers),
+                numbers,
+                index.locate,
+                num_labels_at=labels,
+                schema=lambda: index.schema,
+            )
             number += 1
             if count is None:
                 passed(self, (last - at[1] * size) // len(index))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.errors import settle
@@ -31,6 +32,7 @@ class Window:
             first sample is wanted, once for all of them.
         crc32: what a replay must reproduce; 0 where the header says it already.
         num_labels_at: counts the labels of rows without reading them, where the index knows them: see `index.index.Index`.
+        schema: of the rows, where they need not be here for it.
     """
 
     epoch: int
@@ -40,6 +42,7 @@ class Window:
     locate: Callable[[IntArray], tuple[Block, IntArray]]
     crc32: int = 0
     num_labels_at: Callable[[IntArray], IntArray] | None = None
+    schema: Callable[[], pa.Schema] | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -48,6 +51,12 @@ class Window:
     def num_labels(self) -> IntArray | None:
         """Of each sample its labels, those that are trained on, and whether the first one is, int64 (3, n), where known."""
         return None if self.num_labels_at is None else self.num_labels_at(self.samples)
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of the rows."""
+        schema: pa.Schema = self.block.schema if self.schema is None else self.schema()
+        return list(schema.names)
 
     def part(self, numbers: IntArray) -> Window:
         """The window as far as some of its samples go, so that no other rows are located."""
