@@ -13,6 +13,7 @@ from brimful.core import random
 from brimful.core.errors import count, settle
 from brimful.core.fruitless import Waiting
 from brimful.core.lessons import Learner
+from brimful.core.once import once
 from brimful.core.plans import claimed
 from brimful.core.stream import END, Lane, Stage, State, place, running, runtime
 from brimful.plan import low_discrepancy_order
@@ -65,6 +66,12 @@ class Batched(Stage[Batch]):
     def learner(self) -> Learner | None:
         """What the planner learns by; None where it does not."""
         return learner_from(self.planner, self.upstream)
+
+    @once
+    def over_epochs(self) -> Stage[Batch] | None:
+        """Batches in arrival order fill up with what comes next, if of another epoch; what is sorted or shuffled stays in one."""
+        windows = self.upstream.over_epochs if self.planner.in_order and not self.shuffle_batches else None
+        return None if windows is None else replace(self, upstream=windows)
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0, 0]
