@@ -16,7 +16,7 @@ from brimful.core.iterator import ResumableIterator
 from brimful.core.map_items import MapItems
 from brimful.core.once import once, settings_of
 from brimful.core.repeat import Repeat
-from brimful.core.stream import Stage, all_stages, num_streams, running, shown, substituted, upstreams
+from brimful.core.stream import Stage, num_streams, running, shown, substituted, upstreams
 from brimful.core.take_items import TakeItems
 from brimful.rows.ragged import LABELS
 from brimful.steps.batch import Batch, Uneven
@@ -299,16 +299,7 @@ class Batches:
 
     @property
     def _endless(self) -> Stage[Any]:
-        return _repeated(self.stage) if self.repeats else self.stage
-
-
-def _repeated(stage: Stage[Any]) -> Stage[Any]:
-    """Epoch after epoch: steps of several batches go on over their ends, as the loops do that count to so many; after `take` and
-    `enumerate` they begin again, as those do."""
-    steps = steps_of(stage)
-    if steps is None or any(isinstance(one, TakeItems | EnumerateItems) for one in all_stages(stage)):
-        return Repeat(stage)
-    return substituted(stage, steps, replace(steps, upstream=Repeat(steps.upstream)))
+        return Repeat(self.stage) if self.repeats else self.stage
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, Protocol, TypeVar, Unpack, get_args
+from typing import Any, Final, Literal, Protocol, TypeVar, Unpack, get_args
 
 from brimful.algebra import in_turn, padding_of, side_of, windows_of
 from brimful.batches import Batches
@@ -23,6 +23,8 @@ from brimful.tensors.layouts import ByFunction, ColumnRules, Layout, PackedRows,
 from brimful.tensors.options import BatchOptions, PackOptions
 
 P = TypeVar("P", bound=BatchPlanner)
+PACKED_ROWS: Final = 250
+"""That a window of packed rows fills at least, where its size is chosen for the user."""
 
 
 class HasStage(Protocol):
@@ -151,8 +153,9 @@ def pack(
 
     Args:
         row_length: tokens in a row.
-        rows: rows in a batch.
-        window: samples to plan over; "auto": what fills 200 rows, where .3 % is wasted.
+        rows: rows in a batch, in every one: those that a window's last batch lacks are padding.
+        window: samples to plan over; "auto": what fills 250 rows, where .3 % is wasted, or 100 x `rows` where those are more
+            (of streams 256 MB at most).
         overlong: what becomes of a sample longer than a row: "raise", "truncate", "drop", or "split" (cut into pieces).
         hf_flash_attention: name the boundaries as transformers' flash attention does alone, not cu_seqlens and max_seqlen too.
         options: see PackOptions.
@@ -227,7 +230,6 @@ def padded_batches(
     """Rows to batches, by a policy or by functions of the samples; see BatchOptions."""
     planner, shuffle, micro_batches = _of_steps(planner, shuffle_batches, micro_batches)
     policy = planner.policy if isinstance(planner, ByPolicy) else None
-    in_order = isinstance(policy, FixedSize) and not policy.sort
     rules = _rules(stage, length_column, token_columns, pad_values, dtypes)
     static = isinstance(policy, StaticShapes)
     side = pad_side or side_of(stage, rules.length_columns[0]) or "right"
@@ -242,9 +244,9 @@ def padded_batches(
     rounding = planner.rounding or policy
     shape = layout_named(layout, side == "left", static, num_groups, rounding)
     rows, batches = _rows(window, micro_batches)
-    required = policy is not None and not in_order
+    required = policy is not None and not planner.in_order
     windows = windows_of(stage, rows, rules.length_columns, required=required, policy=policy, batches=batches)
-    batched = Batched(windows, planner, drop_last, False if in_order else shuffle, group, seed)
+    batched = Batched(windows, planner, drop_last, False if planner.in_order else shuffle, group, seed)
     few_shapes = (
         static or getattr(rounding, "buckets", None) is not None or getattr(rounding, "pad_to_multiple_of", 1) > 1
     )
@@ -277,14 +279,8 @@ def packed_batches(
     planner, shuffle, micro_batches = _of_steps(planner, shuffle_batches, micro_batches)
     rules = _rules(stage, length_column, token_columns, pad_values, dtypes)
     rows, batches = _rows(window, micro_batches)
-    windows = windows_of(
-        stage,
-        rows,
-        rules.length_columns,
-        required=True,
-        policy=planner.policy,
-        batches=batches and batches * planner.num_rows,
-    )
+    filled = max(PACKED_ROWS, 100 * planner.num_rows) if batches is None else batches * planner.num_rows
+    windows = windows_of(stage, rows, rules.length_columns, required=True, policy=planner.policy, batches=filled)
     batched = Batched(windows, planner, drop_last, shuffle, group, seed)
     layout = _layout(PackedRows(hf_flash_attention), collate_fn, max_workers, executor_type)
     return _collated(batched, rules, layout, False, repeats, micro_batches)

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import brimful as bf
 from brimful.testing import assert_exact_resume
 from tests.samples import letters, spelled, streamed
+from tests.shards import write
 
 
 @pytest.mark.parametrize("kind", [letters, streamed])
@@ -21,11 +27,145 @@ def test_the_whole_chain_runs_again(kind: Any) -> None:
 def test_an_epoch_without_a_sample_ends_the_stream_with_a_warning(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert list(kind("", repeat=True)) == []
     assert list(kind("abc", repeat=True).filter(lambda sample: False).batch(2)) == []
+    assert list(bf.from_sequence([], repeat=True).concat_chunk(2)) == []
     assert [record.getMessage() for record in caplog.records] == [
         "repeat: epoch 0 has no sample; the stream ends here"
-    ] * 2
+    ] * 3
 
 
 def test_resume_is_exact_over_the_ends_of_epochs() -> None:
     assert_exact_resume(lambda: letters("abc", repeat=True).shuffle(2).take(10))
     assert_exact_resume(lambda: bf.from_iterable(["a"], repeat=True).take(3))
+
+
+# -- over the seams of epochs ------------------------------------------------------------------------------------------------
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [
+        {"input_ids": [number] * (1 + number % 4), "labels": [number] * (1 + number % 4)} for number in range(count)
+    ]
+
+
+def doubled(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"input_ids": [2 * token for token in sample["input_ids"]]}
+
+
+def noisy(sample: dict[str, Any], rng: Any) -> dict[str, Any]:
+    return {"input_ids": [int(rng.integers(1 << 40))] * len(sample["input_ids"])}
+
+
+SOURCES: dict[str, Callable[[], bf.Dataset]] = {
+    "indexed": lambda: bf.from_sequence(rows(10), repeat=True),
+    "indexed, shuffled": lambda: bf.from_sequence(rows(10), repeat=True, shuffle=True),
+    "streamed": lambda: bf.from_iterable(rows(10), repeat=True),
+    "streamed, shuffled": lambda: bf.from_iterable(rows(10), repeat=True).shuffle(4),
+    "drawn at random": lambda: bf.from_sequence(rows(10), repeat=True).map(noisy, seed=3),
+    "mapped": lambda: (
+        bf.from_iterable(rows(10), repeat=True).map(doubled).filter(lambda sample: sample["input_ids"][0] != 4)
+    ),
+}
+
+
+def tokens_of(data: Iterable[Any], count: int) -> list[list[int]]:
+    return [sample["input_ids"].tolist() for sample in islice(data, count)]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_batches_in_arrival_order_flow_over_the_seams_of_epochs(name: str) -> None:
+    data = SOURCES[name]()
+    expected = tokens_of(data, 56)
+    others: list[Any] = [
+        data.batch(8),
+        data.batch(8, drop_last=True),
+        data.batch(8).map(lambda batch: batch).prefetch(2),
+        data.batch(8).to_device("cpu"),
+        data.batch(8).take(7),
+        data.batch(32, micro_batches=4),
+        data.batch(8).loader(steps_per_epoch=7),
+        (batch for _, batch in data.batch(8).enumerate()),
+    ]
+    for batches in others:
+        found = list(islice(batches, 7))
+        assert [len(batch["lengths"]) for batch in found] == [8] * 7
+        masks = (batch["attention_mask"].bool() for batch in found)
+        ids = [row[mask].tolist() for batch, seen in zip(found, masks) for row, mask in zip(batch["input_ids"], seen)]
+        assert ids == expected
+    assert len(data.batch(8).take(7)) == 7
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_chunks_flow_over_the_seams_of_epochs(name: str) -> None:
+    data = SOURCES[name]()
+    flat = [token for row in tokens_of(data, 80) for token in row]
+    for chunks in (data.concat_chunk(7), data.concat_chunk(7).map(dict), data.concat_chunk(7).take(20)):
+        assert tokens_of(chunks, 20) == [flat[first : first + 7] for first in range(0, 140, 7)]
+    longer = tokens_of(data.concat_chunk(64), 2)
+    assert longer[0] + longer[1] == flat[:128], "a chunk may be longer than the data"
+    batches = list(islice(data.concat_chunk(7).batch(4), 5))
+    assert torch.cat([batch["input_ids"] for batch in batches]).tolist() == tokens_of(data.concat_chunk(7), 20)
+    packs = tokens_of(data.pack_chunk(9), 12)
+    joined = [token for pack in packs for token in pack]
+    assert joined == flat[: len(joined)]
+    for one, following in pairwise(packs):
+        fits = next(
+            run for run, _ in enumerate(following, 1) if run == len(following) or following[run] != following[0]
+        )
+        assert len(one) + fits > 9 or one[-1] == following[0], "the next sample did not fit"
+
+
+@pytest.mark.parametrize("name", ["indexed, shuffled", "streamed"])
+def test_what_flows_resumes_exactly(name: str) -> None:
+    for way in ("batch", "concat_chunk", "pack_chunk"):
+        assert_exact_resume(lambda: getattr(SOURCES[name](), way)(8), max_items=8, max_resumes=4)  # noqa: B023
+
+
+def test_what_sorts_packs_or_shuffles_stays_inside_an_epoch() -> None:
+    for data in (bf.from_sequence(rows(10), repeat=True), bf.from_iterable(rows(10), repeat=True)):
+        for batches in (data.batch(8, window=64), data.batch_by_tokens(24, window=64), data.pack(8, window=64)):
+            for found in (list(batches.plans(epoch)) for epoch in range(2)):
+                assert sorted({number for batch in found for number in batch.numbers.tolist()}) == list(range(10))
+        sizes = [len(batch["lengths"]) for batch in islice(data.batch(8, window=64), 8)]
+        assert sorted(sizes) == [2] * 4 + [8] * 4
+        chunked = data.concat_chunk(7)
+        once = {tuple(chunk) for chunk in tokens_of(replace(chunked, repeats=False), 9)}
+        shuffled = tokens_of(chunked.shuffle(64), 2 * len(once))
+        assert {*map(tuple, shuffled[: len(once)])} == {*map(tuple, shuffled[len(once) :])} == once
+
+
+def test_epochs_stay_where_somebody_counts_them() -> None:
+    for data in (bf.from_sequence(rows(10)), bf.from_iterable(rows(10))):
+        loader = data.batch(8).loader()
+        assert [[len(batch["lengths"]) for batch in loader] for _ in range(2)] == [[8, 2], [8, 2]]
+        assert [len(batch) for batch in replace(data, repeats=True).batch(8).plans(3)] == [8, 2]
+        assert len(tokens_of(data.concat_chunk(7), 9)) == 3
+    assert len(bf.from_sequence(rows(10)).batch(8)) == 2
+
+
+def test_an_epoch_that_is_named_begins_what_flows() -> None:
+    batches = SOURCES["indexed, shuffled"]().batch(4)
+    later = next(iter(bf.from_sequence(rows(10), shuffle=True).batch(4).iter(epoch=3)))
+    assert next(batches.iter(epoch=3))["input_ids"][:, 0].tolist() == later["input_ids"][:, 0].tolist()
+
+
+@pytest.mark.parametrize("name", ["indexed", "indexed, shuffled"])
+def test_ranks_share_out_what_flows_without_fillers(name: str) -> None:
+    data = SOURCES[name]().batch(4)
+    expected = [batch["input_ids"][:, 0].tolist() for batch in islice(data, 12)]
+    for world_size in (2, 3, 4):
+        ranks = [list(islice(data.shard(rank, world_size), 12 // world_size)) for rank in range(world_size)]
+        steps = [*zip(*ranks)]
+        assert [batch["input_ids"][:, 0].tolist() for step in steps for batch in step] == expected
+        assert not any(batch["is_filler"] for step in steps for batch in step)
+        for step in steps:
+            labels = sum(int((batch["labels"] != -100).sum()) for batch in step)
+            assert {int(batch["num_items_in_batch"]) for batch in step} == {labels}
+
+
+def test_several_streams_keep_their_epochs(tmp_path: Path) -> None:
+    """They end apart: the shorter ones would run ahead, and their samples come more often than others."""
+    for name, count in (("a", 5), ("b", 11)):
+        write(tmp_path / f"{name}.jsonl", rows(count))
+    data = bf.from_files(str(tmp_path / "*.jsonl"), streams=2, repeat=True)
+    found = list(islice(data.batch(4), 10))
+    assert [len(batch["lengths"]) for batch in found] == [4, 4, 1, 4, 3] * 2

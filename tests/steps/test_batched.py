@@ -77,3 +77,49 @@ def test_resume_is_exact_at_every_batch() -> None:
 def test_a_group_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^group must be at least 1 batch \(got 0\)$"):
         batches([1], group=0)
+
+
+@pytest.mark.parametrize("overlong", ["raise", "split"])
+def test_every_packed_batch_has_as_many_rows_as_were_asked_for(overlong: Any) -> None:
+    rows = [{"input_ids": list(range(1, 2 + number % 7))} for number in range(90)]
+    packed = bf.from_sequence(rows).pack(6 if overlong == "split" else 7, rows=8, window=41, overlong=overlong)
+    with packed.iter() as batches:
+        found = list(batches)
+        stats = batches.stats
+    length = found[0]["input_ids"].shape[1]
+    assert {tuple(batch["input_ids"].shape) for batch in found} == {(8, length)}
+    assert packed.shapes() == {(8, length): len(packed)} == {(8, length): len(found)}
+    assert (stats.samples, stats.slots) == (90, len(found) * 8 * length), "empty rows are counted, as padding"
+    assert sum(len(packed.explain(batch)) for batch in found) == sum(len(batch["lengths"]) for batch in found)
+    partly = [batch for batch in found if (batch["segment_ids"] == 0).all(1).any()]
+    assert partly, "a window's rows are no multiple of 8"
+    for batch in partly:
+        empty = (batch["segment_ids"] == 0).all(1)
+        assert not empty[0], "a batch has a sample"
+        assert (batch["labels"][empty] == -100).all()
+        assert not batch["input_ids"][empty].any()
+        bounds = batch["cu_seqlens"].tolist()
+        assert (bounds[-1], batch["max_seqlen"]) == (8 * length, length)
+        begins = (empty.nonzero().flatten() * length).tolist()
+        assert all({begin, begin + length} <= {*bounds} for begin in begins), "an empty row is one segment of padding"
+        assert not any(begin < bound < begin + length for begin in begins for bound in bounds)
+    complete = bf.from_sequence(rows).pack(length, rows=8, window=41, overlong=overlong, drop_last=True)
+    assert len(complete) == len(found) - len(partly)
+    assert not any((batch["segment_ids"] == 0).all(1).any() for batch in complete)
+
+
+def test_fillers_of_packed_batches_have_the_shape_of_all() -> None:
+    rows = [{"input_ids": [1, 2, 3, 4]}] * 9
+    ranks = [list(bf.from_sequence(rows).pack(4, rows=8).shard(rank, 3)) for rank in range(3)]
+    assert [batch["input_ids"].shape for (batch,) in ranks] == [(8, 4)] * 3
+    assert [batch["is_filler"] for (batch,) in ranks] == [False, False, True]
+    filler = ranks[2][0]
+    assert (filler["labels"] == -100).all()
+    assert int((filler["segment_ids"] > 0).any(1).sum()) == 1
+
+
+def test_an_automatic_window_of_packed_rows_fills_a_hundred_batches() -> None:
+    rows = [{"input_ids": [1] * 50}] * 20_000
+    for each, windows in ((1, {500}), (2, {500}), (8, {1_600})):
+        sizes = [len(batch.window) for batch in bf.from_sequence(rows).pack(100, rows=each).plans()]
+        assert {*sizes[: len(sizes) // 2]} == windows

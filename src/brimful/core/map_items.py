@@ -16,6 +16,7 @@ class MapItems(Stage[Any]):
     """`fn(item)` in place of each item; the state is passed on."""
 
     verb = "map"
+    itemwise = True
 
     upstream: Stage[Any]
     fn: Callable[[Any], Any]

@@ -15,17 +15,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Repeat(Stage[T]):
-    """Epoch after epoch without an end, unless an epoch has no item with a row: then a warning, and the end.
+    """Epoch after epoch without an end, unless an epoch has no item with a row: then a warning, and the end. What flows over
+    the seams of epochs (`over_epochs`) runs as one stream, and what it reads is what repeats.
 
-    State: [epoch, upstream's state in it, 1 if the epoch has given a row].
+    State: [epoch, upstream's state in it, 1 if the epoch has given a row]; of what flows its own.
     """
 
     upstream: Stage[T]
 
     def start(self, epoch: int) -> State:
-        return [epoch, self.upstream.start(epoch), 0]
+        flowing = self.upstream.over_epochs
+        return [epoch, self.upstream.start(epoch), 0] if flowing is None else flowing.start(epoch)
 
     def items(self, at: State) -> Generator[tuple[T, State], None, None]:
+        if (flowing := self.upstream.over_epochs) is not None:
+            yield from flowing.items(at)
+            return
         epoch, before, filled = first, *_ = at
         while True:
             passed(self, epoch - first)
@@ -39,6 +44,11 @@ class Repeat(Stage[T]):
             epoch += 1
             before = self.upstream.start(epoch)
             filled = 0
+
+
+def endless(stage: Stage[T]) -> Stage[T]:
+    """Epoch after epoch, for a stage that flows over their seams."""
+    return stage.over_epochs or Repeat(stage)
 
 
 def _rows(item: Any) -> int:

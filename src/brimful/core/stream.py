@@ -26,7 +26,7 @@ import numpy as np
 
 from brimful.core import random
 from brimful.core.errors import StateError
-from brimful.core.once import settings_of
+from brimful.core.once import once, settings_of
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -56,6 +56,19 @@ class Stage(ABC, Generic[T_co]):
     by_row: ClassVar[bool] = False
     """Whether what becomes of a row depends on that row alone, not on those beside it or on how many came before: it may then
     be worked out anywhere. Rows keep their order, and where they came from."""
+
+    itemwise: ClassVar[bool] = False
+    """Whether each item follows from one of upstream and how many came before: ends of epochs mean nothing to it. So are all
+    that are `by_row` or `transparent`."""
+
+    @once
+    def over_epochs(self) -> Stage[T_co] | None:
+        """The chain as it runs over epochs without an end, where its items may reach over their seams: then what repeats stands
+        below. None: all of it ends with an epoch, and begins again."""
+        if not (self.itemwise or self.by_row or self.transparent):
+            return None
+        flowing = upstreams(self)[0].over_epochs
+        return None if flowing is None else cast(Stage[T_co], dataclasses.replace(cast(Any, self), upstream=flowing))
 
     @abstractmethod
     def start(self, epoch: int) -> State:

@@ -7,13 +7,15 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
 
 from brimful.core.errors import ORIGIN, DataError, settle, where
+from brimful.core.once import once
+from brimful.core.repeat import endless
 from brimful.core.stream import END, Stage, State
 from brimful.rows.blocks import Block, check_replay
 from brimful.rows.gathered import gathered
@@ -44,6 +46,10 @@ class Carried(Stage[Block]):
 
     def __post_init__(self) -> None:
         settle(self, "chunk_length", 1, "token")
+
+    @once
+    def over_epochs(self) -> Stage[Block]:
+        return replace(self, upstream=endless(self.upstream))
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0, 0, 0, 0]

@@ -21,6 +21,7 @@ class MapBlocks(ByBlock[Block]):
     """`fn(block)` in place of each block of rows; where it keeps the number of rows, they keep their origin."""
 
     makes_long_blocks = True
+    itemwise = True
 
     fn: Callable[[Block], Block]
 

@@ -17,6 +17,7 @@ class RowKeys(Stage[Block]):
     """Adds a hidden column of random 64-bit keys. State: [epoch, upstream's state, the next row's number]."""
 
     verb = "seed"
+    itemwise = True
 
     upstream: Stage[Block]
     seed: int

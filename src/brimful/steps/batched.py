@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from brimful.core import random
 from brimful.core.errors import count, settle
 from brimful.core.fruitless import Waiting
+from brimful.core.once import once
 from brimful.core.stream import END, Lane, Stage, State, place, running, runtime
 from brimful.plan import low_discrepancy_order
 from brimful.rows.blocks import check_replay
@@ -56,6 +57,12 @@ class Batched(Stage[Batch]):
     def __post_init__(self) -> None:
         settle(self, "group", 1, "batch")
         settle(self, "seed", None)
+
+    @once
+    def over_epochs(self) -> Stage[Batch] | None:
+        """Batches in arrival order fill up with what comes next, if of another epoch; what is sorted or shuffled stays in one."""
+        windows = self.upstream.over_epochs if self.planner.in_order and not self.shuffle_batches else None
+        return None if windows is None else replace(self, upstream=windows)
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0, 0]

@@ -8,7 +8,8 @@ from itertools import groupby, islice
 from typing import Any
 
 from brimful.core.errors import settle
-from brimful.core.repeat import Repeat
+from brimful.core.once import once
+from brimful.core.repeat import Repeat, endless
 from brimful.core.stream import Stage, State, all_stages, running, runtime
 from brimful.steps.batch import Batch, NumLabels
 from brimful.steps.labels import added, counted, read, step_labels
@@ -32,6 +33,11 @@ class MicroBatches(Stage[Batch]):
 
     def __post_init__(self) -> None:
         settle(self, "number", 1, "batch", "micro_batches")
+
+    @once
+    def over_epochs(self) -> Stage[Batch]:
+        """Steps go on over the ends of epochs, as the loops do that count to so many."""
+        return replace(self, upstream=endless(self.upstream))
 
     def start(self, epoch: int) -> State:
         return self.upstream.start(epoch)

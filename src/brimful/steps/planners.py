@@ -38,6 +38,11 @@ class BatchPlanner(ABC):
 
     verb = ""  # of a header: what it plans by says enough
 
+    @property
+    def in_order(self) -> bool:
+        """Whether batches have the samples in arrival order."""
+        return False
+
     @abstractmethod
     def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
         """The window's batches, in the order of their cost."""
@@ -60,6 +65,10 @@ class ByPolicy(BatchPlanner):
     rounding: Rounding | None = None
     parts: int = runtime(1)
 
+    @property
+    def in_order(self) -> bool:
+        return isinstance(self.policy, FixedSize) and not self.policy.sort
+
     def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
         policy = self.policy if self.rounding is None else Rounded(self.policy, self.rounding)
         plan = _placed(window, policy, self.overlong, first, self.parts)
@@ -80,7 +89,7 @@ class ByPolicy(BatchPlanner):
 @dataclass(frozen=True)
 class ByPacking(BatchPlanner):
     """Rows filled by best fit, `num_rows` of them a batch, in a random order where `shuffle` says so: as planned, rows of
-    few long samples come before rows of many short ones."""
+    few long samples come before rows of many short ones. The last rows of a window's last batch may be empty."""
 
     policy: Packed
     num_rows: int
@@ -106,14 +115,16 @@ class ByPacking(BatchPlanner):
             pieces = np.concatenate(rows)
             owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
             lie = Pieces(starts[pieces], lengths[pieces], owners)
-            batches.append(Batch(window, numbers[pieces], row_length, len(rows), lie))
+            batches.append(Batch(window, numbers[pieces], row_length, self.num_rows, lie, static=True))
         return batches
 
     def divided(self, parts: int) -> ByPacking:
         return replace(self, num_rows=share(self.num_rows, parts, "rows", even=True))
 
     def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
-        return np.array([batch.padded_size == self.num_rows for batch in batches], dtype=bool)
+        """Batches without an empty row."""
+        used = [1 if batch.pieces is None else int(batch.pieces.rows[-1]) + 1 for batch in batches]
+        return np.equal(used, self.num_rows)
 
 
 @dataclass(frozen=True)

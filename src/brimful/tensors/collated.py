@@ -32,6 +32,7 @@ class Collated(Stage[Any]):
     """
 
     verb = "columns"
+    itemwise = True
 
     upstream: Stage[Batch]
     rules: ColumnRules
@@ -54,7 +55,7 @@ class Collated(Stage[Any]):
                     columns = known.get(batch.window)
                     if columns is None:
                         columns = known[batch.window] = columns_of(batch.window, self.rules, as_tensors)
-                        if batch.static:
+                        if batch.static and batch.pieces is None:
                             _say_varying(
                                 tuple(one.name for one in columns.all if isinstance(one, Lists) and one.follows is None)
                             )

@@ -77,6 +77,6 @@ class BatchOptions(_Options, total=False):
 
 class PackOptions(_Options, total=False):
     """What `pack` takes: all of BatchOptions but pad_side, layout and num_groups, and one `length_column`. `drop_last` leaves
-    out batches of fewer rows, one a window."""
+    out batches that have an empty row, one a window at most."""
 
     length_column: str

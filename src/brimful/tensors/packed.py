@@ -21,7 +21,7 @@ def packed(batch: Batch, columns: Columns, hf_flash_attention: bool = False) -> 
     """Rows of samples end to end, with what keeps them apart.
 
     Shapes, for R rows of L tokens with n segments (the samples or pieces, and the padding at the end of each row that has
-    some, so that a kernel leaves no slot undefined): each token column, `position_ids`
+    some, or all of a row that is empty, so that a kernel leaves no slot undefined): each token column, `position_ids`
     (restart at 0) and `segment_ids` (1, 2 ... in each row; 0: padding) (R, L) int64; `labels` likewise, those of the
     column, or else of `shift_labels`, or else the tokens, -100 in padding and at the first token of each segment (of
     `shift_labels` at the last one); `cu_seqlens` (n + 1,) int32 over

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from brimful.core.errors import ORIGIN
 from brimful.core.fruitless import Waiting
+from brimful.core.once import once
+from brimful.core.repeat import endless
 from brimful.core.stream import BLOCK_ROWS, END, Stage, State, running
 from brimful.plan.window import rest_rows, window_ends
 from brimful.rows.blocks import Block, check_replay, visible
@@ -32,6 +34,10 @@ class Buffered(Windowed):
     """
 
     upstream: Stage[Block]
+
+    @once
+    def over_epochs(self) -> Stage[Window]:
+        return replace(self, upstream=endless(self.upstream))
 
     def start(self, epoch: int) -> State:
         return [epoch, self.upstream.start(epoch), 0, 0, 0, self.size]

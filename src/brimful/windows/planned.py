@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from brimful.core.distinct import distinct
 from brimful.core.fruitless import passed
 from brimful.core.once import once
-from brimful.core.stream import END, State
+from brimful.core.stream import END, Stage, State
 from brimful.index.indexed import Indexed
+from brimful.index.repeat import Repeat
 from brimful.plan.window import window_ends
 from brimful.windows.window import Window, Windowed, auto_rows
 
@@ -30,6 +31,10 @@ class Planned(Windowed):
     """
 
     upstream: Indexed
+
+    @once
+    def over_epochs(self) -> Stage[Window]:
+        return replace(self, upstream=Repeat(self.upstream))
 
     def start(self, epoch: int) -> State:
         return [epoch, 0, self.size or self._judged]
