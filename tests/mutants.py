@@ -429,6 +429,20 @@ MUTANTS = [
         law("rows.Tokenize"),
     ),
     Mutant(
+        "a choice of columns counts as a stage of the order",
+        "rows/choose.py",
+        "transparent: ClassVar[bool] = True",
+        "transparent: ClassVar[bool] = False",
+        of("index/test_choose_order", "test_a_choice_of_columns_leaves_the_order_alone"),
+    ),
+    Mutant(
+        "a sum of which a part was renamed has another place",
+        "index/concat.py",
+        "flat: ClassVar[bool] = True",
+        "flat: ClassVar[bool] = False",
+        of("index/test_choose_order", "test_a_choice_of_columns_leaves_the_order_alone"),
+    ),
+    Mutant(
         "a state dict shares its lists with the iterator",
         "core/iterator.py",
         'copy.deepcopy({"version": VERSION, "header": self._header, "position": self._state})',

@@ -463,3 +463,12 @@ def _named(header: Any) -> Any:
     """A header in which the function has the name of `even`."""
     header["fn"] = "even"
     return header
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_a_first_sample_begins_few_epochs(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    ordered = FromSequence.ordered
+    monkeypatch.setattr(FromSequence, "ordered", lambda *args: begun.append(args[2]) or ordered(*args))
+    next(iter(numbered(count, repeat=True, shuffle=True).shuffle(100).stride(8, 0)))
+    assert len(begun) < 1_000

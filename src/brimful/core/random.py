@@ -64,6 +64,8 @@ def permutation(count: int, key: int) -> NDArray[np.int64]:
     >>> sorted(permutation(5, key=7).tolist())
     [0, 1, 2, 3, 4]
     """
+    if count < 2:
+        return np.arange(count)
     low = np.uint64((1 << count.bit_length()) - 1)
     numbered = (hashes(key, count) & ~low) | np.arange(count, dtype=np.uint64)
     return (np.sort(numbered) & low).astype(np.int64)

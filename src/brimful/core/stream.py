@@ -48,7 +48,13 @@ class Stage(ABC, Generic[T_co]):
     """
 
     transparent: ClassVar[bool] = False
-    """Whether the stage changes neither items nor states (reading ahead): places pass it over."""
+    """Whether the stage changes neither the order nor states (reading ahead, other columns): places pass it over."""
+
+    flat: ClassVar[bool] = False
+    """Whether one of a kind on another is one stage: a + b + c has the places of concat_datasets([a, b, c])."""
+
+    flat: ClassVar[bool] = False
+    """Whether those that follow one another have one place, as a + b + c, which is one stage."""
 
     makes_long_blocks: ClassVar[bool] = False
     """Whether a block of rows may become one of more than 4,096, which is cut before others have it."""
@@ -224,7 +230,14 @@ def place(stage: Stage[Any]) -> int:
 
     Part of the key of every random choice, so that two stages with one seed differ.
     """
-    return max((place(below) + (not below.transparent) for below in upstreams(stage)), default=0)
+    return max((_places(below, False) for below in upstreams(stage)), default=0)
+
+
+def _places(stage: Stage[Any], below_flat: bool) -> int:
+    """How many places a stage and those below it have; `below_flat`: the stage that it serves is flat."""
+    own = not stage.transparent and not (stage.flat and below_flat)
+    flat = below_flat if stage.transparent else stage.flat
+    return own + max((_places(below, flat) for below in upstreams(stage)), default=0)
 
 
 def upstreams(stage: Stage[Any]) -> list[Stage[Any]]:

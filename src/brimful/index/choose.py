@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from brimful.core.once import once
 from brimful.index.index import Index
@@ -14,6 +15,8 @@ from brimful.rows.choice import Choice
 @dataclass(frozen=True)
 class ChooseSource(Source):
     """The samples of a source with the columns of a choice."""
+
+    transparent: ClassVar[bool] = True
 
     upstream: Source
     choice: Choice
@@ -37,6 +40,8 @@ class ChooseSource(Source):
 @dataclass(frozen=True)
 class Choose(Indexed):
     """The samples of data that are joined or mixed, with the columns of a choice."""
+
+    transparent: ClassVar[bool] = True
 
     upstream: Indexed
     choice: Choice

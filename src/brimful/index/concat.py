@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ class Concat(Indexed):
     """
 
     verb = "concat_datasets"
+    flat: ClassVar[bool] = True
 
     upstreams: tuple[Indexed, ...]
 

@@ -20,6 +20,8 @@ RowNumbers: TypeAlias = Callable[[int, int], NDArray[np.int64]]
 
 What a run keeps from one call to the next (a window that is shuffled) it keeps here: stages hold nothing, and may be shared.
 """
+FIRST_ROWS: Final = 64
+"""Of the first block: of a few rows that repeat, shuffled and strided, those of 4,096 would be in thousands of epochs."""
 SPAN: Final = 1 << 20
 """The places by which data without an end are judged."""
 
@@ -63,7 +65,8 @@ class Indexed(Stage[Block]):
         rows = self.order(epoch)
         numbers = np.zeros(0, dtype=np.int64)
         while done != count:
-            last = done + BLOCK_ROWS if count is None else min(done + BLOCK_ROWS, count)
+            last = done + min(BLOCK_ROWS, max(FIRST_ROWS, done))  # by the place alone, so that a resume has the same blocks
+            last = last if count is None else min(last, count)
             numbers = np.concatenate((numbers, rows(done + len(numbers), last)))
             size = self._block_rows(numbers)
             block = self.index.take(numbers[:size])

@@ -46,6 +46,8 @@ class Order:
         assert 0 <= first <= last <= self.count
         if self.key is None:
             return np.arange(first, last)
+        if self._num_windows == 1:
+            return self._window(0)[first:last]
         starts = self._starts
         touched = range(self._window_of(starts, first), self._window_of(starts, last - 1) + 1)
         pieces = [self._window(number)[max(0, first - starts[number]) : last - starts[number]] for number in touched]

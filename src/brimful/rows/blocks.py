@@ -67,8 +67,10 @@ def _tried_values(block: Block, name: str) -> list[Any]:
 
 def _values(array: pa.Array) -> list[Any]:
     if isinstance(array.type, pa.FixedShapeTensorType):
-        tensors = np.array(array.to_numpy_ndarray()) if not array.null_count else None
-        return list(tensors) if tensors is not None else [_tensor(value) for value in array]
+        if array.null_count:
+            return [_tensor(value) for value in array]
+        moved = array.take(array_of(np.arange(len(array))))  # Arrow 26 takes other rows where the values begin at an offset
+        return list(np.array(moved.to_numpy_ndarray()))
     if not is_ragged(array.type) or pa.types.is_fixed_size_list(array.type):
         return list(array.to_pylist())
     bounds = array.offsets.to_pylist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from brimful.rows.blocks import Block
 from brimful.rows.blockwise import Blockwise
@@ -12,6 +13,8 @@ from brimful.rows.choice import Choice
 @dataclass(frozen=True)
 class Choose(Blockwise):
     """The rows with the columns of a choice. Price: nothing is copied."""
+
+    transparent: ClassVar[bool] = True
 
     choice: Choice
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -21,6 +22,7 @@ class Concat(Typed):
     """
 
     verb = "concat_datasets"
+    flat: ClassVar[bool] = True
 
     upstreams: tuple[Stage[Block], ...]
 

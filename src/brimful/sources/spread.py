@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.core.ahead import Ahead
 from brimful.core.background import read_ahead
 from brimful.core.cluster import Cluster, check_address
 from brimful.core.errors import ORIGIN, logger
@@ -114,7 +115,7 @@ def spread(stage: Stage[Block], address: str | None) -> Stage[Block]:
 def _known(below: list[Stage[Any]], place: int) -> str:
     """What users wrote for a stage of a chain, which is given from its end down; or for what takes its items ahead of use: the
     windows of a shuffle."""
-    while place > 1 and below[place - 1].transparent:
+    while place > 1 and isinstance(below[place - 1], Ahead):
         place -= 2
     return named(below[max(place, 0)])
 
