@@ -12,17 +12,24 @@ import torch
 from numpy.typing import NDArray
 
 from brimful.core.errors import HIDDEN, DataError, where
-from brimful.rows.ragged import Gaps, array_of, gather, is_ragged, null_in, numpy_of, pad, ragged
+from brimful.rows.ragged import (
+    NOT_TRAINED_ON,
+    Gaps,
+    array_of,
+    gather,
+    is_labels,
+    is_ragged,
+    null_in,
+    numpy_of,
+    pad,
+    ragged,
+)
 from brimful.steps.batch import Batch
 from brimful.tensors.layouts import TOKEN_COLUMNS, ColumnRules
 from brimful.tensors.unpadded import Unpadded
 from brimful.windows.window import Window
 
 IntArray: TypeAlias = NDArray[np.int64]
-
-PAD_VALUES: Final = {"labels": -100, "shift_labels": -100}
-"""What padding holds where neither the user nor the tokenizer says it; 0 in every other column."""
-
 
 MADE: Final = (*TOKEN_COLUMNS, "lengths", "segment_ids", "sample_numbers")
 """What there may be in a batch beside the columns."""
@@ -304,8 +311,8 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def fill_of(name: str, pad_values: Mapping[str, float]) -> float:
-    """What padding of a column holds."""
-    return pad_values.get(name, PAD_VALUES.get(name, 0))
+    """What padding of a column holds: what the user or the tokenizer says, else -100 in labels and 0 in other columns."""
+    return pad_values.get(name, NOT_TRAINED_ON if is_labels(name) else 0)
 
 
 def _type_of(name: str, source: np.dtype[Any], fill: float, dtypes: Mapping[str, str]) -> Type:
