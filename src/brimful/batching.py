@@ -14,7 +14,7 @@ from brimful.plan import FixedSize, Overlong, Packed, Policy, StaticShapes, Toke
 from brimful.plan.rounded import Rounding
 from brimful.rows.blocks import Block, Sample
 from brimful.rows.parallel import ExecutorType, Parallel
-from brimful.rows.ragged import LABELS
+from brimful.rows.ragged import LABELS, is_labels
 from brimful.steps.batched import Batched, ShuffleBatches, check_shuffle
 from brimful.steps.micro_batches import MicroBatches
 from brimful.steps.planners import BatchPlanner, ByKey, ByPacking, ByPolicy
@@ -310,7 +310,7 @@ def _rules(
     if not lengths:
         raise ValueError("length_column must name a column, or a pair of them (got none)")
     known = padding_of(stage)
-    fills = {name: padding.id for name, padding in known.items() if padding.id is not None and name != LABELS}
+    fills = {name: padding.id for name, padding in known.items() if padding.id is not None and not is_labels(name)}
     names = {name: str(dtype).removeprefix("torch.") for name, dtype in (dtypes or {}).items()}  # of torch.int32 too
     explicit = tuple(dict.fromkeys((*(lengths if lengths != ("input_ids",) else ()), *(pad_values or {}), *names)))
     return ColumnRules(lengths, tokens, fills | dict(pad_values or {}), names, explicit)

@@ -294,3 +294,37 @@ def test_labels_that_a_tokenizer_made_are_padded_as_labels() -> None:
     data = bf.from_sequence(rows).tokenize(tokenizer).tokenize(tokenizer, column="target", output="labels")
     (batch,) = data.batch(2, length_column=("input_ids", "labels"))
     assert (batch["input_ids"].tolist(), batch["labels"].tolist()) == ([[0, 1], [0, 2]], [[1, -100], [0, 1]])
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_every_column_of_labels_is_padded_with_minus_100(stored: bool, tmp_path: Any) -> None:
+    """Pairs of DPO were padded with 0, a token that was then trained on; what a tokenizer made of them, with its own padding."""
+    rows = [{"chosen": "a b", "chosen_labels": [4, 5], "no_labels_here": [7, 8]}]
+    rows += [{"chosen": "a", "chosen_labels": [6], "no_labels_here": [9]}]
+    tokenizer = letters_tokenizer(pad_token="<pad>", padding_side="right")
+    data = bf.from_sequence(rows).tokenize(tokenizer, column="chosen", output="rejected_labels")
+    if stored:
+        data = data.cache(tmp_path)
+    padded = {
+        "chosen_labels": [[4, 5], [6, -100]],
+        "rejected_labels": [[0, 1], [0, -100]],
+        "no_labels_here": [[7, 8], [9, 0]],
+    }
+    ways: dict[str, Any] = {
+        "their own longest": data.batch(2, length_column="chosen_labels"),
+        "with the tokens": data.batch(
+            2, length_column="no_labels_here", token_columns=["chosen_labels", "rejected_labels"], layout="padded"
+        ),
+        "on the device": data.batch(2, length_column="rejected_labels").to_device("cpu", pad_on_device=True),
+    }
+    for way, batches in ways.items():
+        (batch,) = batches
+        assert {name: batch[name].tolist() for name in padded} == padded, way
+    (wide,) = data.batch(bf.StaticShapes([4], 8), window=2, length_column="chosen_labels")
+    assert sorted(wide["chosen_labels"].tolist()) == [[4, 5, -100, -100], [6, -100, -100, -100]]
+    (packed,) = data.pack(4, length_column="chosen_labels")
+    assert packed["chosen_labels"].tolist() == [[4, 5, 6, -100]]
+    (grouped,) = data.batch(2, length_column="chosen_labels", layout="grouped", num_groups=1)
+    assert sorted(grouped["groups"].groups[0]["chosen_labels"].tolist()) == [[4, 5], [6, -100]]
+    (own,) = data.batch(2, length_column="chosen_labels", pad_values={"chosen_labels": 3})
+    assert own["chosen_labels"].tolist() == [[4, 5], [6, 3]]

@@ -32,7 +32,8 @@ class BatchOptions(_Options, total=False):
     token_columns: lists that are cut, padded and packed with the first length column, and must be as long as it in every
         row; by default those of attention_mask, token_type_ids, position_ids, special_tokens_mask and labels that there are.
         Other lists of numbers are padded to their own longest.
-    pad_values: what padding holds, by column; by default the tokenizer's own id, else 0, and -100 in labels.
+    pad_values: what padding holds, by column; by default -100 in `labels` and in columns whose name ends in `_labels`, in
+        others the tokenizer's own id, else 0.
     pad_side: where padding goes, "right" or "left"; by default the tokenizer's own side, else right.
     layout: "padded"; "nested": tensors of layout torch.jagged, which hold no padding; or "grouped": `groups` of like length
         inside the batch, each padded on the right to its own longest (see `brimful.grouping`), for lengths that differ a
