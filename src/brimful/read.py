@@ -45,7 +45,8 @@ def from_files(
 
     Args:
         urls: names, on any file system that fsspec knows; `{00..99}` and globs expand, globs sorted. A path, or a string that
-            is the name of a file, is that file, whatever characters it has.
+            is the name of a file, is that file, whatever characters it has. A file that several patterns name is read once; one
+            that is named in full is read as often as it is named. Globs leave out names that begin with a dot.
         format: "jsonl", "text" (a row {"text": line} each), "csv" or "tsv" (a header, then records), "cbor" (maps; the extra
             `cbor`), of each shard by its extension where "auto", below .gz .zst .bz2 .lz4 .xz; "parquet" (.parquet, .pq) or
             "arrow" (.arrow, .ipc, .feather: files and streams, Hugging Face's among them); or a function of the open file that

@@ -15,6 +15,7 @@ import pytest
 
 import brimful as bf
 from brimful.sources import bytes as reading
+from brimful.sources import objects
 from tests.shards import threads_left, write, write_table
 from tests.store.servers import s3, serving
 from tests.store.stores import blocks_of, store_of
@@ -143,6 +144,74 @@ def test_an_object_that_changes_under_way_is_refused(tmp_path: Path, ending: str
         with pytest.raises(bf.DataError, match=message):
             seen.extend(sample["id"] for sample in it)
         assert seen == list(range(len(seen)))
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("tags", [True, "HEAD"])
+def test_an_object_that_is_replaced_behind_a_server_without_conditions_is_refused(
+    tmp_path: Path, ranges: bool, tags: bool | str
+) -> None:
+    """Of an equal size, so that only its tag tells; which some servers do not say with what they send."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"id":{id:7d}}}\n' for id in range(50_000)))
+    with serving(tmp_path) as server, patch.object(reading, "BLOCK_BYTES", BLOCK):
+        server.conditions, server.tags, server.ranges = False, tags, ranges
+        it = far(f"{server.url}/a.jsonl", timeout_seconds=9).iter()
+        seen = ids(islice(it, 10))
+        other = tmp_path / "other"
+        other.write_text("".join(f'{{"id":{-1:7d}}}\n' for _ in range(50_000)))
+        other.replace(path)
+        server.faults["a.jsonl"] = [] if ranges else ["GET reset"]  # a stream that goes on is of one content
+        message = rf"{server.url}/a.jsonl has changed while it was being read: its tag was \S+ and is "
+        with pytest.raises(bf.DataError, match=message):
+            seen.extend(sample["id"] for sample in it)
+        if tags != "HEAD":
+            assert seen == list(range(len(seen)))
+
+
+def test_an_old_copy_on_the_way_is_asked_again_and_never_mixed(folder: Path) -> None:
+    """One that says which content it is of, though the server itself says that nothing has changed."""
+    other = '"of an old copy"'
+    with serving(folder) as server, patch.object(reading, "BLOCK_BYTES", BLOCK):
+        check = objects.Objects.check
+        replies = iter([other] * 2)
+
+        def checked(self: objects.Objects, one: objects.Object, reply: Any, size: int | None) -> None:
+            tag = next(replies, None) if one.path.endswith("0.jsonl") else None
+            check(self, one, reply if tag is None else {"ETag": tag}, size)
+
+        with patch.object(objects.Objects, "check", checked):
+            assert ids(far(f"{server.url}/0.jsonl")) == list(range(0, 30_000, 3))
+        replies = iter([other] * 1_000)
+        with patch.object(objects.Objects, "check", checked), pytest.raises(TimeoutError) as error:
+            list(far(f"{server.url}/0.jsonl", timeout_seconds=1, schema={"id": pa.int64(), "text": pa.string()}))
+        assert f"the tag of {server.url}/0.jsonl was " in str(error.value)
+        assert f", and a reply has {other}" in str(error.value)
+
+
+@pytest.mark.parametrize("fault", ["other range", "no range"])
+def test_another_range_than_the_one_asked_for_is_refused(folder: Path, fault: str) -> None:
+    what = r"bytes \d+-\d+/\d+" if fault == "other range" else "it does not say which"
+    message = (
+        rf"http://\S+/0.jsonl cannot be read by ranges: bytes \d+-\d+ were asked for, and the server sent {what}; copy"
+    )
+    with serving(folder) as server, patch.object(reading, "BLOCK_BYTES", BLOCK):
+        it = far(f"{server.url}/0.jsonl", on_error="skip").iter()
+        seen = ids(islice(it, 10))
+        server.faults["0.jsonl"] = [f"GET {fault}"] * 1_000
+        with pytest.raises(OSError, match=message):
+            seen.extend(sample["id"] for sample in it)
+        assert seen == list(range(0, 3 * len(seen), 3))
+        data = bf.from_store(f"{server.url}/store", storage_options=OPTIONS)
+        server.faults |= {path.name: [f"GET {fault}"] * 1_000 for path in (folder / "store").glob("*.arrow")}
+        with pytest.raises(bf.DataError, match=message.replace("0.jsonl", r"store/\S+")):
+            list(data)
+
+
+def test_what_a_server_compresses_though_it_was_not_asked_to_is_what_it_was_before(folder: Path) -> None:
+    with serving(folder) as server, patch.object(reading, "BLOCK_BYTES", BLOCK):
+        server.packed = True
+        assert ids(far(f"{server.url}/0.jsonl")) == list(range(0, 30_000, 3))
 
 
 @pytest.mark.parametrize("schema", [None, {"id": pa.int64(), "text": pa.string()}])

@@ -153,6 +153,34 @@ def test_an_object_that_is_cut_replaced_or_removed_under_way_is_an_error_that_na
     assert threads_left() == []
 
 
+def test_an_object_that_is_replaced_behind_a_server_without_conditions_is_refused(
+    folder: Path, bucket: dict[str, Any]
+) -> None:
+    content = (folder / "rows-0.jsonl").read_bytes()
+    fs = fsspec.filesystem("s3", **bucket)
+    fs.pipe_file("bucket/replaced.jsonl", content)
+    with faulty(bucket["endpoint_url"], 0) as server, patch.object(reading, "BLOCK_BYTES", BLOCK):
+        server.conditions = False
+        it = bf.from_files("s3://bucket/replaced.jsonl", storage_options=by(server, bucket), timeout_seconds=15).iter()
+        seen = ids(islice(it, 10))
+        fs.pipe_file("bucket/replaced.jsonl", content.replace(b"1", b"2"))
+        with pytest.raises(bf.DataError, match=r"replaced.jsonl has changed while it was .*: its tag was \S+ and is "):
+            seen.extend(sample["id"] for sample in it)
+        assert seen == list(range(0, 3 * len(seen), 3))
+
+
+def test_another_range_than_the_one_asked_for_is_refused(folder: Path, bucket: dict[str, Any]) -> None:
+    with (
+        faulty(bucket["endpoint_url"], 4, faults=["other range"]) as server,
+        patch.object(reading, "BLOCK_BYTES", BLOCK),
+        pytest.raises(
+            OSError, match=r"rows-0.jsonl cannot be read by ranges: bytes \d+-\d+ were asked for, and the server sent "
+        ),
+    ):
+        list(bf.from_files("s3://bucket/rows-0.jsonl", storage_options=by(server, bucket), timeout_seconds=15))
+    assert server.seen["other range"] == 1
+
+
 # -- many streams at once --------------------------------------------------------------------------------------------------
 
 

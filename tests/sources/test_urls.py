@@ -43,6 +43,59 @@ def test_names_stay_in_the_order_given_and_globs_are_sorted(tmp_path: Path) -> N
     assert found(f"file://{tmp_path}/?.jsonl")[0] == "9.jsonl"
 
 
+def test_a_file_that_several_patterns_name_is_read_once(tmp_path: Path) -> None:
+    for name in ("a", "ab", "b", "c"):
+        write(tmp_path / f"{name}.jsonl", b'{"id": "%s"}\n' % name.encode())
+    assert found(f"{tmp_path}/a*.jsonl", f"{tmp_path}/*b.jsonl") == ["a.jsonl", "ab.jsonl", "b.jsonl"]
+    assert found(f"{tmp_path}/{{a,ab}}.jsonl", f"file://{tmp_path}/{{ab,b,b}}.jsonl") == [
+        "a.jsonl",
+        "ab.jsonl",
+        "b.jsonl",
+    ]
+    rows = bf.from_files([f"{tmp_path}/a*.jsonl", f"{tmp_path}/*b.jsonl"], n_active_shards=1)
+    assert [row["id"] for row in rows] == ["a", "ab", "b"]
+
+
+def test_a_file_named_in_full_is_read_as_often_as_it_is_named(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.jsonl", b"")
+    whole = f"{tmp_path}/a.jsonl"
+    assert found(whole, whole) == ["a.jsonl", "a.jsonl"]
+    assert found(f"{tmp_path}/*.jsonl", Path(whole), whole) == ["b.jsonl", "a.jsonl", "a.jsonl"]  # type: ignore[arg-type]
+    assert found(whole, f"{tmp_path}/*.jsonl") == ["a.jsonl", "b.jsonl"]
+
+
+def test_a_file_of_another_file_system_that_several_patterns_name_is_read_once(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe({"/twice/a.jsonl": b"{}\n", "/twice/.b.jsonl": b"{}\n"})
+    with zipfile.ZipFile(tmp_path / "shards.zip", "w") as archive:
+        archive.writestr("twice/a.jsonl", "{}")
+    try:
+        assert len(Shards(("memory://twice/*.jsonl", "memory://twice/a*", "memory:///twice/?.jsonl")).listed) == 1
+        assert len(Shards(("memory://twice/*.jsonl", "memory://twice/a.jsonl")).listed) == 1
+        archived = [f"zip://twice/{name}::{tmp_path}/shards.zip" for name in ("*.jsonl", "a*", "a.jsonl")]
+        assert len(Shards((*archived, "memory://twice/a*")).listed) == 2  # of one path in two file systems
+    finally:
+        memory.rm("/twice", recursive=True)
+
+
+def test_a_glob_takes_a_dot_at_the_start_of_a_name_only_where_it_says_so(tmp_path: Path) -> None:
+    for name in ("a", "._a", ".cache/b", "data/.c", "data/d"):
+        write(tmp_path / ".home" / f"{name}.jsonl", b"")
+    home = tmp_path / ".home"
+    assert found(f"{home}/*.jsonl") == ["a.jsonl"]
+    assert found(f"{home}/**/*.jsonl") == ["a.jsonl", "data/d.jsonl"]
+    assert found(f"{home}/[.a]*.jsonl") == ["a.jsonl"]
+    assert found(f"{home}/.*.jsonl") == ["._a.jsonl"]
+    assert found(f"{home}/.cache/*.jsonl") == ["b.jsonl"]
+    assert found(f"{home}/{{.,}}*a.jsonl") == ["._a.jsonl", "a.jsonl"]
+    (home / "a.jsonl").unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"^no file matches '.*/\*\.jsonl'; names that begin with a dot are left out"
+    ):
+        found(f"{home}/*.jsonl")
+
+
 def test_a_glob_finds_links_and_the_files_below_folders(tmp_path: Path) -> None:
     write(tmp_path / "store" / "one.jsonl", b"")
     (tmp_path / "data").mkdir()

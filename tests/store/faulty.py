@@ -44,6 +44,11 @@ class Handler(BaseHTTPRequestHandler):
         elif fault in ("500", "503"):
             self._say(int(fault), {"Content-Type": "application/xml"}, _SLOW if fault == "503" else b"")
         else:
+            if fault == "other range" and "Range" in self.headers:
+                first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+                self.headers.replace_header("Range", f"bytes={first + 100}-{last + 100}")
+            if not self.server.conditions:
+                del self.headers["If-Match"]
             reply, content = self._asked(body)
             named = {name: value for name, value in reply.getheaders() if name.lower() not in _NOT_PASSED_ON}
             length = reply.headers.get("Content-Length")
@@ -80,7 +85,8 @@ class Handler(BaseHTTPRequestHandler):
 class Faulty(ThreadingHTTPServer):
     """Passes requests on to the server at `url`; of each `every` that read it does one wrong (0: none).
 
-    Which one of them follows from `seed`; how, from `faults` in turn. `seen` counts them, `bytes` what was sent.
+    Which one of them follows from `seed`; how, from `faults` in turn: of FAULTS, or "other range". `seen` counts them, `bytes`
+    what was sent. Without `conditions` no request is passed on as conditional.
     """
 
     daemon_threads = True
@@ -92,6 +98,7 @@ class Faulty(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.every, self.seed, self.faults = every, seed, faults
         self.seen: Counter[str] = Counter()
+        self.conditions = True
         self.bytes = 0
         self.released = threading.Event()
         self._numbers = count()

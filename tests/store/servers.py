@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import re
@@ -51,26 +52,28 @@ class Handler(SimpleHTTPRequestHandler):
             return self._reset(path)
         if fault == "stall" and self.command == "GET":
             return self._stall(path)
-        if fault is not None and fault not in ("short", "stall"):
+        if fault is not None and fault not in ("short", "stall", "other range", "no range"):
             return self._say(int(fault), b"")
         if not path.is_file():
             return self._say(404, b"")
         content = path.read_bytes()
         tag = f'"{hashlib.md5(content).hexdigest()}"'
-        if server.tags and self.headers.get("If-Match", tag) != tag:
+        if server.tags and server.conditions and self.headers.get("If-Match", tag) != tag:
             return self._say(412, b"")
-        tags = {"ETag": tag} if server.tags else {}
+        tags = {"ETag": tag} if server.tags and not (server.tags == "HEAD" and body) else {}
+        if server.packed and body:
+            return self._say(206, gzip.compress(content), body, {"Content-Encoding": "gzip", **tags})
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if asked is None or not server.ranges:
             return self._say(200, content, body, tags)
         first, last = int(asked[1]), min(int(asked[2]), len(content) - 1)
         if first > last:
             return self._say(416, b"")
-        if fault == "short":
-            return self._say(206, content[first : (first + last) // 2], body, tags)
-        return self._say(
-            206, content[first : last + 1], body, {"Content-Range": f"bytes {first}-{last}/{len(content)}", **tags}
-        )
+        if fault == "other range" and first >= 100:
+            first, last = first - 100, last - 100
+        place = {} if fault == "no range" else {"Content-Range": f"bytes {first}-{last}/{len(content)}"}
+        last = (first + last) // 2 if fault == "short" else last + 1
+        return self._say(206, content[first:last], body, {**place, **tags})
 
     def _stall(self, path: Path) -> None:
         """Sends a part of what was promised, and then nothing."""
@@ -105,7 +108,10 @@ class Handler(SimpleHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Serves a folder; counts what it was asked for and what it sent."""
+    """Serves a folder; counts what it was asked for and what it sent.
+
+    It knows `ranges`; `tags` (those of "HEAD" alone), and the `conditions` that name them; or sends all compressed (`packed`).
+    """
 
     daemon_threads = True
     request_queue_size = 128
@@ -115,7 +121,9 @@ class Server(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.bytes = 0
         self.requests: Counter[str] = Counter()
-        self.ranges = self.tags = True
+        self.ranges = self.conditions = True
+        self.packed = False
+        self.tags: bool | str = True
         self.faults: dict[str, list[str]] = {}
         self.each_fifth: Iterator[str] = iter(())
         self._asked = count(1)
@@ -123,8 +131,8 @@ class Server(ThreadingHTTPServer):
         self.lock = threading.Lock()
 
     def fault(self, name: str, command: str) -> str | None:
-        """The next thing to do wrong with a file: an HTTP status, "hang", "stall", "hang up", "reset" or "short"; "GET 503" of
-        that method alone; and with each fifth request, whatever for."""
+        """The next thing to do wrong with a file: an HTTP status, "hang", "stall", "hang up", "reset", "short", "other range" or
+        "no range"; "GET 503" of that method alone; and with each fifth request, whatever for."""
         with self.lock:
             if next(self._asked) % 5 == 0 and (fault := next(self.each_fifth, None)):
                 return fault

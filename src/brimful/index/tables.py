@@ -21,6 +21,8 @@ from brimful.rows.ragged import (
     array_of,
     concat,
     fingerprint,
+    fixed_bytes,
+    has_fixed_bytes,
     has_offsets,
     is_ragged,
     null_in,
@@ -214,9 +216,6 @@ def _parts_of(kind: pa.DataType) -> list[Callable[[pa.Array], NDArray[Any]]]:
     """What of a column other than lists of numbers the fingerprint covers."""
     if has_offsets(kind):
         return [lambda array: np.diff(offsets_in(array))]
-    if pa.types.is_primitive(kind):
-        return [
-            null_in,
-            lambda array: numpy_of(array.drop_null()),
-        ]
+    if has_fixed_bytes(kind):
+        return [null_in, lambda array: fixed_bytes(array.drop_null())]
     return []

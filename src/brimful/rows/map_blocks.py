@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from brimful.core.errors import StageError, name_of, where
 from brimful.rows.blocks import Block, visible, with_origin
+from brimful.rows.plain import without_extensions
 from brimful.rows.ragged import EMPTY
 from brimful.rows.schema import fitted, named, settled
 from brimful.rows.typed import ByBlock
@@ -60,7 +61,7 @@ class MapBlocks(ByBlock[Block]):
             raise self._error(block, f"{type(error).__name__}: {error}") from error
         if not isinstance(out, pa.RecordBatch):
             raise StageError(f"{self.called_as} must return a pyarrow.RecordBatch (got {type(out).__name__})")
-        return out
+        return without_extensions(out)
 
     @property
     def called_as(self) -> str:

@@ -376,22 +376,46 @@ def fingerprint(block: pa.RecordBatch) -> int:
     """
     crc = crc32(str(block.num_rows).encode())
     for name, array in zip(block.schema.names, block.columns):
-        if name == ORIGIN or array.null_count == len(array):
-            continue
-        crc = crc32(name.encode(), crc)
-        if array.null_count == 0 and is_ragged(array.type):
-            values, offsets = _flat(array)
-            sizes = np.diff(offsets).astype(np.int64)
-            crc = crc32(sizes.tobytes(), crc)
-            if not values.null_count:
-                middles = (offsets[:-1] + sizes // 2)[sizes > 0]
-                crc = crc32(numpy_of(values)[middles].tobytes(), crc)
-        elif has_offsets(array.type):
-            crc = crc32(np.diff(offsets_in(array)).tobytes(), crc)
-        elif pa.types.is_primitive(array.type):
-            crc = crc32((~null_in(array)).tobytes(), crc) if array.null_count else crc
-            crc = crc32(np.ascontiguousarray(numpy_of(array.drop_null())).tobytes(), crc)
+        if name != ORIGIN:
+            crc = _fingerprint(name, array, crc)
     return crc
+
+
+def _fingerprint(name: str, array: pa.Array, crc: int) -> int:
+    array = array.storage if isinstance(array, pa.ExtensionArray) else array
+    if array.null_count == len(array):
+        return crc
+    crc = crc32(name.encode(), crc)
+    if array.null_count == 0 and is_ragged(array.type):
+        values, offsets = _flat(array)
+        sizes = np.diff(offsets).astype(np.int64)
+        crc = crc32(sizes.tobytes(), crc)
+        if sizes.any() and not values.null_count:
+            middles = (offsets[:-1] + sizes // 2)[sizes > 0]
+            crc = crc32(fixed_bytes(values)[middles].tobytes(), crc)
+    elif has_offsets(array.type):
+        crc = crc32(np.diff(offsets_in(array)).tobytes(), crc)
+    elif has_fixed_bytes(array.type):
+        crc = crc32((~null_in(array)).tobytes(), crc) if array.null_count else crc
+        crc = crc32(fixed_bytes(array.drop_null()).tobytes(), crc)
+    elif pa.types.is_struct(array.type):
+        for field, inner in zip(array.type, array.flatten()):
+            crc = _fingerprint(field.name, inner, crc)
+    return crc
+
+
+def has_fixed_bytes(kind: pa.DataType) -> bool:
+    """Whether each value of a column is equally many bytes: numbers, truth values, times, decimals, bytes of a fixed size."""
+    return bool(pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def fixed_bytes(array: pa.Array) -> NDArray[np.uint8]:
+    """The bytes of such values, none of which is null, (n, width): of times too, which in numpy are pointers to objects."""
+    if pa.types.is_boolean(array.type):
+        return numpy_of(array).view(np.uint8)[:, None]
+    width = array.type.bit_width // 8
+    memory = np.frombuffer(array.buffers()[1] or b"", np.uint8)
+    return memory[array.offset * width : (array.offset + len(array)) * width].reshape(len(array), width)
 
 
 def has_offsets(kind: pa.DataType) -> bool:

@@ -77,6 +77,8 @@ def _plain(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
             raise
         values = [np.asarray(value).tolist() if _is_array(value) else value for value in values]
         own = pa.array(values)
+    if isinstance(own, pa.ExtensionArray):  # of uuid.UUID
+        own = own.storage
     if pa.types.is_temporal(own.type):  # Arrow makes a date of what has a time too, and drops time zones
         kinds = {(type(value), getattr(value, "tzinfo", None) is None) for value in values if value is not None}
         if len(kinds) > 1:

@@ -234,7 +234,7 @@ class RemoteFile(Bytes):
             self._file.close()
         self._place = 0
         if self._objects.is_http:
-            self._file = WebStream(self._fs, self._object.path, self._timeout / LEAST_ATTEMPTS)
+            self._file = WebStream(self._fs, self._objects, self._object, self._timeout / LEAST_ATTEMPTS)
         else:
             file = self._file = self._fs.open(self._object.path, "rb")
             with suppress(OSError, ValueError):  # a stream

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from brimful.core.errors import DataError
 from brimful.rows.blocks import Block
-from brimful.rows.ragged import array_of, concat, list_array, numpy_of, offsets_of
+from brimful.rows.plain import as_plain, inside, plain
+from brimful.rows.ragged import array_of, concat
 from brimful.rows.schema import OF_FILES, UNFIT, UNKNOWN, fits, fitted, named, settled
 from brimful.sources.reader import Parsed
 
@@ -42,6 +43,8 @@ class Columns:
         """The rows of a batch of the shard; `bad`: what is wrong with some of them."""
         errors = dict(bad)
         blocks: list[Block] = []
+        with suppress(*UNFIT):  # of one row, which is found below
+            batch = self._in_plain_types(batch)
         pending = [_without(batch.num_rows, bad)]
         while pending:
             rows = pending.pop()
@@ -58,15 +61,18 @@ class Columns:
         return Parsed(block, good, sorted(errors.items()))
 
     def _block(self, batch: Block) -> Block:
+        return fitted(self._in_plain_types(batch), self._schema)
+
+    def _in_plain_types(self, batch: Block) -> Block:
         fields, arrays = [self._plain.field(name) for name in batch.schema.names], []
         for field, array in zip(fields, batch.columns):
             try:
-                arrays.append(_as(array, field.type))
+                arrays.append(as_plain(array, field.type))
             except NotImplementedError as error:
                 raise DataError(
                     f"column {field.name!r} is {named(array.type)}, which cannot be read; {_LEAVE_OUT}"
                 ) from error
-        return fitted(pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch, self._schema)
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch
 
     def _reason(self, row: Block, error: Exception) -> str:
         for name in row.schema.names:
@@ -121,51 +127,6 @@ def plain_schema(found: pa.Schema) -> pa.Schema:
     return pa.schema([(field.name, plain(field.type)) for field in found])
 
 
-def plain(kind: pa.DataType) -> pa.DataType:
-    """A type as the rest of the library knows it: without dictionaries, runs, views and extensions (but arrays of fixed
-    shape), and with offsets of 32 bits.
-
-    >>> plain(pa.large_list(pa.string_view()))
-    ListType(list<item: string>)
-    """
-    test: Any = pa.types
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return kind
-    if isinstance(kind, pa.BaseExtensionType):
-        return plain(kind.storage_type)
-    if test.is_dictionary(kind) or test.is_run_end_encoded(kind):
-        return plain(kind.value_type)
-    if test.is_large_string(kind) or test.is_string_view(kind):
-        return pa.string()
-    if test.is_large_binary(kind) or test.is_binary_view(kind):
-        return pa.binary()
-    if test.is_map(kind):
-        return pa.map_(plain(kind.key_type), plain(kind.item_type))
-    if test.is_fixed_size_list(kind):
-        return pa.list_(plain(kind.value_type), kind.list_size)
-    if any(is_kind(kind) for is_kind in (test.is_list, test.is_large_list, test.is_list_view, test.is_large_list_view)):
-        return pa.list_(plain(kind.value_type))
-    if test.is_struct(kind):
-        return pa.struct([(field.name, plain(field.type)) for field in kind])
-    return kind
-
-
-def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """An array of a shard in its plain type."""
-    if array.type == kind:
-        return array
-    if pa.types.is_run_end_encoded(array.type):
-        return _as(pc.run_end_decode(array), kind)
-    if pa.types.is_dictionary(array.type):
-        return pa.DictionaryArray.from_arrays(array.indices, _as(array.dictionary, kind)).dictionary_decode()
-    if pa.types.is_list_view(array.type) or pa.types.is_large_list_view(
-        array.type
-    ):  # a cast makes an array of it that is none
-        offsets = offsets_of(numpy_of(pc.list_value_length(array).fill_null(0)))
-        return list_array(_as(array.flatten(), kind.value_type), offsets, np.asarray(array.is_null()))
-    return array.cast(kind)
-
-
 # -- damage --------------------------------------------------------------------------------------------------------------
 
 
@@ -209,14 +170,4 @@ def _bytes(kind: pa.DataType) -> pa.DataType:
         return pa.binary_view()
     if test.is_dictionary(kind):
         return pa.dictionary(kind.index_type, _bytes(kind.value_type), kind.ordered)
-    if test.is_map(kind):
-        return pa.map_(_bytes(kind.key_type), _bytes(kind.item_type))
-    if test.is_list(kind):
-        return pa.list_(_bytes(kind.value_type))
-    if test.is_large_list(kind):
-        return pa.large_list(_bytes(kind.value_type))
-    if test.is_fixed_size_list(kind):
-        return pa.list_(_bytes(kind.value_type), kind.list_size)
-    if test.is_struct(kind):
-        return pa.struct([(field.name, _bytes(field.type)) for field in kind])
-    return kind
+    return inside(kind, _bytes)

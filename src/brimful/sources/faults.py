@@ -21,6 +21,10 @@ _NETWORK: Final = (
 )
 
 
+class OtherContentError(OSError):
+    """A reply is of another content of the object than was seen before."""
+
+
 def transient(error: BaseException) -> bool:
     """Whether another attempt may go better."""
     status = http_status(error)
@@ -59,7 +63,11 @@ def absent(error: BaseException) -> bool:
 
 def may_have_changed(error: BaseException) -> bool:
     """Whether an error is such as comes where an object was replaced."""
-    changed = isinstance(error, EOFError) or http_status(error) == PRECONDITION_FAILED or not transient(error)
+    changed = (
+        isinstance(error, EOFError | OtherContentError)
+        or http_status(error) == PRECONDITION_FAILED
+        or not transient(error)
+    )
     return changed or (error.__cause__ is not None and may_have_changed(error.__cause__))
 
 

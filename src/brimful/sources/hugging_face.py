@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from brimful.rows.blocks import Block
+from brimful.rows.plain import without_extensions
 from brimful.rows.ragged import null_in
-
-_VIEWS: Final = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-"""What Arrow cannot take rows of, and what stands for it."""
 
 
 def is_table(rows: Any) -> bool:
@@ -44,16 +42,11 @@ def tables_of(rows: Any, size: int) -> Iterator[pa.Table]:
 
 
 def stored(block: Block) -> Block:
-    """A block in types that Arrow works with: arrays of a fixed shape (Array2D) as tensors, views as what they show."""
+    """A block in plain types (`rows.plain`), arrays of a fixed shape (Array2D) as tensors."""
     for place, (field, column) in enumerate(zip(block.schema, block.columns)):
         if isinstance(field.type, pa.BaseExtensionType) and hasattr(field.type, "shape") and hasattr(column, "storage"):
-            made = _tensors(column, field.type)
-        elif field.type in _VIEWS:
-            made = column.cast(_VIEWS[field.type])
-        else:
-            continue
-        block = block.set_column(place, field.name, made)
-    return block
+            block = block.set_column(place, field.name, _tensors(column, field.type))
+    return without_extensions(block)
 
 
 def _tensors(column: pa.ExtensionArray, kind: Any) -> pa.Array:

@@ -4,8 +4,9 @@ all along, and never waited for without an end."""
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from brimful.core.background import Workers
 from brimful.core.distinct import distinct
 from brimful.core.errors import DataError, logger
-from brimful.sources.faults import absent, may_have_changed, said, transient
+from brimful.sources.faults import OtherContentError, absent, may_have_changed, said, transient
 
 T = TypeVar("T")
 
@@ -38,6 +39,7 @@ CHECK_SECONDS: Final = 60.0
 
 _FILE_BITS: Final = 44  # of a key: files of up to 17 TB
 _PARTIAL: Final = 206
+_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _TAGS: Final = ("ETag", "etag", "generation", "Last-Modified", "LastModified", "mtime", "created")
 _S3_OPTIONS: Final = ("RequestPayer", "SSECustomerAlgorithm", "SSECustomerKey", "SSECustomerKeyMD5")
 """What a request of S3 must say again of what the file system was told for all."""
@@ -69,11 +71,13 @@ class Spans(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What the file system last said of an object: its size in bytes, what stands for its content, and when it said so."""
+    """What the file system last said of an object: its size in bytes, what stands for its content (by which name), and when it
+    said so."""
 
     size: int | None
     tag: str
     at: float
+    key: str
 
 
 class Attempts:
@@ -131,6 +135,7 @@ class Objects:
         self.is_http, self._is_s3 = "http" in protocols, "s3" in protocols
         self.at_once = bool(getattr(fs, "async_impl", False) and not fs.asynchronous)
         self._seen: dict[str, Seen] = {}
+        self._untold: set[str] = set()  # objects whose replies do not say which content they are of
         self._gate = asyncio.Semaphore(CONCURRENT if self.at_once else 1)  # of all threads, as all use one loop
 
     def ask(self, name: str, method: str, *args: Any, limited: bool = True, **options: Any) -> Any:
@@ -160,9 +165,27 @@ class Objects:
         return self._run(work)
 
     def conditional(self, one: Object) -> bool:
-        """Whether every request says which content of an object it wants; so that a last look tells nothing new."""
-        seen = self._seen.get(one.path)  # a weak tag (W/"...") stands for like content: If-Match would never hold
-        return seen is not None and seen.tag.startswith('"') and (self._is_s3 or self.is_http)
+        """Whether every reply says which content of an object it is of; so that a last look tells nothing new."""
+        return self._strong_tag(one) is not None and one.path not in self._untold
+
+    def check(self, one: Object, reply: Mapping[str, Any], size: int | None) -> None:
+        """Holds a reply against what was seen.
+
+        Args:
+            reply: its headers.
+            size: of the whole object, by the reply.
+        Raises:
+            OtherContentError: it is of another content.
+        """
+        seen = self._seen[one.path]
+        tag = str(reply.get(seen.key, ""))
+        if tag and tag.removeprefix("W/") != seen.tag.removeprefix("W/"):
+            raise OtherContentError(f"the tag of {one.name} was {seen.tag}, and a reply has {tag}")
+        before = one.size if seen.size is None else seen.size
+        if size is not None and before is not None and size != before:
+            raise OtherContentError(f"{one.name} had {before:,} bytes, and a reply says {size:,}")
+        if not tag:
+            self._untold.add(one.path)
 
     def begin(self, one: Object, first: int, last: int) -> Future[memoryview]:
         """Some bytes of an object, on their way from now on; of file systems that do several things `at_once`."""
@@ -216,7 +239,7 @@ class Objects:
         return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     async def _range(self, workers: Workers | None, one: Object, first: int, last: int) -> bytes:
-        tag = self._seen[one.path].tag if self.conditional(one) else None
+        tag = self._strong_tag(one)
         if self.is_http:
             data = await self._http_range(one, first, last, tag)
         elif tag is not None:
@@ -236,12 +259,17 @@ class Objects:
         session = await self._fs.set_session()
         async with session.get(self._fs.encode_url(one.path), **{**self._fs.kwargs, "headers": headers}) as reply:
             reply.raise_for_status()
-            if reply.status != _PARTIAL and reply.content_length != last - first:
-                came = "all" if reply.content_length is None else f"{reply.content_length:,}"
-                raise NoRangesError(
-                    f"{one.name}: {last - first:,} bytes were asked for and {came} came; the server does not know ranges; "
-                    "copy it to a local folder"
-                )
+            size = size_of(reply)
+            if reply.status == _PARTIAL and size is not None:
+                self._check_range(one, first, last, reply.headers, reply.headers.get("Content-Range", ""))
+            else:
+                self.check(one, reply.headers, size)
+                if first or size != last:
+                    came = "all" if size is None else f"{size:,}"
+                    raise NoRangesError(
+                        f"{one.name}: {last - first:,} bytes were asked for and {came} came; the server does not know ranges; "
+                        "copy it to a local folder"
+                    )
             return bytes(await reply.read())
 
     async def _s3_range(self, one: Object, first: int, last: int, tag: str) -> bytes:
@@ -256,7 +284,29 @@ class Objects:
             Bucket=bucket, Key=key, Range=f"bytes={first}-{last - 1}", IfMatch=tag, **options
         )
         async with reply["Body"] as body:
+            self._check_range(one, first, last, reply, reply.get("ContentRange", ""))
             return bytes(await body.read())
+
+    def _check_range(self, one: Object, first: int, last: int, reply: Mapping[str, Any], came: str) -> None:
+        """Holds a reply with a part of an object against what was asked for; it may stop short of `last`.
+
+        Raises:
+            OtherContentError: it is of another content.
+            RefusedError: it is of another part.
+        """
+        found = _RANGE.fullmatch(came)
+        self.check(one, reply, int(found[3]) if found and found[3] != "*" else None)
+        if found is None or int(found[1]) != first or int(found[2]) >= last:
+            raise RefusedError(
+                f"{one.name} cannot be read by ranges: bytes {first}-{last - 1} were asked for, and the server sent "
+                f"{came or 'it does not say which'}; copy it to a local folder"
+            )
+
+    def _strong_tag(self, one: Object) -> str | None:
+        """What requests are made conditional on; of a weak tag (W/"..."), which stands for like content, If-Match never holds."""
+        seen = self._seen.get(one.path)
+        strong = seen is not None and seen.tag.startswith('"') and (self._is_s3 or self.is_http)
+        return seen.tag if seen is not None and strong else None
 
     async def _checked(self, workers: Workers | None, one: Object) -> None:
         """Looks at an object if that was long ago.
@@ -278,7 +328,8 @@ class Objects:
                 raise
             raise DataError(f"{one.name} is missing from its store: the manifest says {one.size:,} bytes") from error
         size = info.get("size")
-        now = Seen(size, next((str(info[key]) for key in _TAGS if info.get(key)), ""), time.monotonic())
+        key = next((key for key in _TAGS if info.get(key)), "")
+        now = Seen(size, str(info.get(key, "")), time.monotonic(), key)
         before = self._seen.get(one.path, now)
         if one.size is not None and size is not None and size != one.size:
             raise DataError(
@@ -292,7 +343,7 @@ class Objects:
             raise DataError(
                 f"{one.name} has changed while it was being read: its tag was {before.tag} and is {now.tag}; {_ANEW}"
             )
-        self._seen[one.path] = now._replace(tag=now.tag or before.tag)
+        self._seen[one.path] = now if now.tag else now._replace(tag=before.tag, key=before.key)
 
     async def _tried(
         self,
@@ -344,6 +395,11 @@ class Objects:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def size_of(reply: Any) -> int | None:
+    """How many bytes an HTTP reply has, None where that is not known: compressed on the way, it has others than the object."""
+    return reply.content_length if reply.headers.get("Content-Encoding", "identity") == "identity" else None
 
 
 def merged(spans: Spans) -> tuple[Spans, NDArray[np.int64]]:

@@ -51,25 +51,37 @@ class Shards:
 
     @once
     def listed(self) -> list[Shard]:
-        """All shards: braces expanded in place, each glob sorted.
+        """All shards: braces expanded in place, each glob sorted. A file that several patterns name is there once, at the place
+        of the first; one that is named in full is there as often as that, and left out of patterns.
 
         Raises:
             FileNotFoundError: where a name or a glob matches nothing, or a link that leads nowhere; it is named.
             IsADirectoryError: where a name is that of a folder.
             TimeoutError: the store does not answer.
         """
-        return [shard for url in self.urls for shard in self._found(url)]
+        found = [self._found(url) for url in self.urls]
+        seen = {_identity(shard) for is_pattern, shards in found if not is_pattern for shard in shards}
+        listed = []
+        for is_pattern, shards in found:
+            for shard in shards:
+                if not is_pattern or _identity(shard) not in seen:
+                    listed.append(shard)
+                    seen.add(_identity(shard))
+        return listed
 
-    def _found(self, url: str | os.PathLike[str]) -> Iterator[Shard]:
-        if not isinstance(url, str):
-            yield self._file(os.fspath(url))
-        elif _MAGIC.isdisjoint(url) or self._is_file(url):
-            yield self._file(url)
-        else:
-            for name in expand_braces(url):
-                yield from (
-                    (self._file(name),) if _MAGIC.isdisjoint(name) or self._is_file(name) else self._matches(name)
-                )
+    def _found(self, url: str | os.PathLike[str]) -> tuple[bool, list[Shard]]:
+        """Whether a name is a pattern, and its files."""
+        if not isinstance(url, str) or not self._is_pattern(url):
+            return False, [self._file(os.fspath(url))]
+        names = expand_braces(url)
+        return True, [
+            shard
+            for name in names
+            for shard in (self._matches(name) if self._is_pattern(name) else (self._file(name),))
+        ]
+
+    def _is_pattern(self, name: str) -> bool:
+        return not _MAGIC.isdisjoint(name) and not self._is_file(name)
 
     def _file(self, name: str) -> Shard:
         fs, path = fsspec.core.url_to_fs(name, **self.storage_options)
@@ -93,9 +105,13 @@ class Shards:
     def _matches(self, name: str) -> Iterator[Shard]:
         fs, path = fsspec.core.url_to_fs(name, **self.storage_options)
         found = sorted(self._ask(fs, name, "glob", path, detail=True, limited=False).items())
-        files = [(key, info["size"]) for key, info in found if self._is_shard(fs, key, info, name)]
+        files = [
+            (key, info["size"]) for key, info in found if _is_shown(key, path) and self._is_shard(fs, key, info, name)
+        ]
         if not files:
-            raise FileNotFoundError(f"no file matches {name!r}")
+            dotted = any(not _is_shown(key, path) for key, _ in found)
+            hidden = "; names that begin with a dot are left out, write the dot" if dotted else ""
+            raise FileNotFoundError(f"no file matches {name!r}{hidden}")
         for key, size in files:
             yield Shard(_full_name(fs, name, key), fs, key, size or 0)
 
@@ -140,6 +156,18 @@ class Shards:
         file = opened(shard.fs, shard.path, shard.url, self.timeout_seconds)
         kind = COMPRESSIONS.get(os.path.splitext(shard.path)[1])
         return file if kind is None else Decompressed(file, kind)
+
+
+def _identity(shard: Shard) -> str:
+    """One name for all names of a file."""
+    return _full_name(shard.fs, shard.url, shard.path)
+
+
+def _is_shown(path: str, glob: str) -> bool:
+    """Whether a match of a glob has no name that begins with a dot, in its own part of the path; or the glob says the dot."""
+    fixed = sum(1 for _ in takewhile(_MAGIC.isdisjoint, glob.split("/")))
+    hidden = [any(name.startswith(".") for name in one.split("/")[fixed:]) for one in (path, glob)]
+    return not hidden[0] or hidden[1]
 
 
 def _full_name(fs: Any, glob: str, path: str) -> str:
