@@ -41,6 +41,9 @@ def nested(batch: Batch, columns: Columns) -> dict[str, Any]:
         out[column.name] = torch.nested.nested_tensor_from_jagged(
             values, offsets, min_seqlen=int(own.min()), max_seqlen=int(own.max())
         )
+    if isinstance(mask := out.get("attention_mask"), torch.Tensor) and 0 in shared:
+        shown = np.cumsum(mask.values().numpy() != 0)
+        sizes[0] = np.diff(np.concatenate(([0], shown))[shared[0].numpy()])
     if sizes:
         put(out, lengths=columns.made("lengths", sizes[0] if len(sizes) == 1 else np.stack(sizes, axis=1)))
     return out
