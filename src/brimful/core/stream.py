@@ -53,9 +53,6 @@ class Stage(ABC, Generic[T_co]):
     flat: ClassVar[bool] = False
     """Whether one of a kind on another is one stage: a + b + c has the places of concat_datasets([a, b, c])."""
 
-    flat: ClassVar[bool] = False
-    """Whether those that follow one another have one place, as a + b + c, which is one stage."""
-
     makes_long_blocks: ClassVar[bool] = False
     """Whether a block of rows may become one of more than 4,096, which is cut before others have it."""
 

@@ -24,15 +24,6 @@ NOT_TRAINED_ON: Final = -100
 """The label of a token that asks for no prediction."""
 
 
-def is_labels(name: str) -> bool:
-    """Whether a column is one of labels by its name, in which -100 asks for nothing.
-
-    >>> [is_labels(name) for name in ("labels", "chosen_labels", "label_names")]
-    [True, True, False]
-    """
-    return name == LABELS or name.endswith(f"_{LABELS}")
-
-
 class Ragged(NamedTuple):
     """Row i is `values[offsets[i]:offsets[i + 1]]`; `offsets` is int32 or int64 (n + 1,) and need not begin at 0."""
 
