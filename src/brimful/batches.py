@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar, get_args
 
-from brimful.algebra import encoders_of, kind_of
 from brimful.core.ahead import Ahead
 from brimful.core.enumerate_items import EnumerateItems
-from brimful.core.errors import integer, logger, one_of, positive
+from brimful.core.errors import integer, logger, names_of, one_of, positive
 from brimful.core.iterator import ResumableIterator
 from brimful.core.map_items import MapItems
 from brimful.core.once import once, settings_of
 from brimful.core.repeat import Repeat
-from brimful.core.stream import Stage, num_streams, running, shown, substituted, upstreams
+from brimful.core.stream import Stage, running, shown
 from brimful.core.take_items import TakeItems
-from brimful.rows.ragged import LABELS
+from brimful.rows.blocks import Block, Sample
+from brimful.rows.encoder import Padding, paddings
+from brimful.rows.parallel import ExecutorType, Parallel
+from brimful.rows.ragged import LABELS, is_labels
 from brimful.steps.batch import Batch, Uneven
-from brimful.steps.counted import num_items
+from brimful.steps.batched import Batched, ShuffleBatches, check_shuffle
 from brimful.steps.dataloader import lightning_here, refuse_stacking
 from brimful.steps.distributed import world_size_here
-from brimful.steps.micro_batches import steps_of
+from brimful.steps.micro_batches import MicroBatches
+from brimful.steps.planners import BatchPlanner
 from brimful.steps.round_robin import RoundRobin
-from brimful.steps.sharded import Sharded
 from brimful.tensors.collated import Collated
-from brimful.tensors.layouts import ColumnRules, Padded
-from brimful.windows.planned import Planned
+from brimful.tensors.layouts import ByFunction, ColumnRules, Layout, PackedRows, layout_named
+from brimful.windows.window import windows_of
 
 if TYPE_CHECKING:
     import torch
@@ -47,10 +49,8 @@ class Batches:
     numbers stacked, anything else as a list; see `brimful.tensors` for nested, grouped and packed ones.
     """
 
-    planned: Stage[Batch]
     stage: Stage[Any]
     repeats: bool = False
-    rules: ColumnRules = field(default=ColumnRules(("input_ids",)), repr=False)
 
     def __iter__(self) -> Iterator[Any]:
         if lightning_here() is not None:
@@ -135,26 +135,14 @@ class Batches:
         positive("timeout_seconds", timeout_seconds)
         rank = None if rank is None else integer("rank", rank)
         world_size = None if world_size is None else integer("world_size", world_size, 1, "rank")
-        if isinstance(self.planned, RoundRobin):
-            sharded: Stage[Any] = replace(
-                self.planned,
-                sharded=True,
-                rank=rank,
-                world_size=world_size,
-                group=group,
-                uneven=uneven,
-                timeout_seconds=timeout_seconds,
-            )
-        else:
-            batched = self.planned.upstream if isinstance(self.planned, Sharded) else self.planned
-            windows = upstreams(batched)[0]
-            streamed = "" if isinstance(windows, Planned) else kind_of(windows)
-            sharded = Sharded(batched, rank, world_size, group, uneven, streamed, self.rules.follows(LABELS))
-        return replace(self, planned=sharded, stage=substituted(self.stage, self.planned, sharded))
+        how = {"rank": rank, "world_size": world_size, "group": group, "uneven": uneven}
+        return replace(self, stage=self.stage.sharded(**how, timeout_seconds=timeout_seconds))
 
     def plans(self, epoch: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch as integers: sample numbers, padded lengths. Of indexed data no row is touched."""
-        with running(self.planned, self.planned.start(integer("epoch", epoch))) as batches:
+        """The batches of an epoch as integers: sample numbers, padded lengths; after `take(n)` no more than n. Of indexed data no
+        row is touched."""
+        stage = self.stage.planned
+        with running(stage, stage.start(integer("epoch", epoch))) as batches:
             for batch, _ in batches:
                 yield batch
 
@@ -179,26 +167,24 @@ class Batches:
     @property
     def streams(self) -> int | None:
         """How many streams the data are read as; None where they are not."""
-        return num_streams(self.planned)
+        return self.stage.streams
 
     @property
     def micro_batches(self) -> int | None:
         """How many batches on each rank an optimizer step adds up the gradients of; None where nothing says."""
-        steps = steps_of(self.stage)
-        return None if steps is None else steps.number
+        return self.stage.micro_batches
 
     @property
     def sharded(self) -> bool:
         """Whether these are one rank's, by `shard`."""
-        planned = self.planned
-        return isinstance(planned, Sharded) or (isinstance(planned, RoundRobin) and planned.sharded)
+        return self.stage.is_sharded
 
     @once
     def _length(self) -> int:
-        length = num_items(self._endless)
+        length = self._endless.num_items()
         if length is None:
             raise TypeError(
-                f"the number of batches is not known: {_unknown(self.planned)} "
+                f"the number of batches is not known: {self._unknown} "
                 "(a DataLoader takes loader(), with batch_size=None)"
             )
         return length
@@ -257,13 +243,12 @@ class Batches:
 
     def _unpadded(self) -> Batches:
         """Batches whose lists are padded by what comes next."""
-        stage = self.stage
-        if not isinstance(stage, Collated) or not isinstance(stage.layout, Padded):
+        if (stage := self.stage.unpadded()) is None:
             raise ValueError(
                 "pad_on_device pads brimful's own padded batches as they arrive, so nothing may come between: no collate_fn, "
                 "other layout or pack, and map, take, enumerate and prefetch after to_device"
             )
-        return replace(self, stage=replace(stage, layout=replace(stage.layout, on_device=True)))
+        return replace(self, stage=stage)
 
     def shapes(self, epoch: int = 0) -> dict[tuple[int, ...], int]:
         """The shapes (rows, tokens) of an epoch's batches and how many have each, the most frequent first: what compilers see.
@@ -293,9 +278,15 @@ class Batches:
         """
         from brimful.tensors.explained import explained
 
-        column = self.rules.length_columns[0]
-        encoder = encoders_of(self.planned).get(column)
-        return explained(batch, column, lambda tokens: None if encoder is None else encoder.text(tokens))
+        column = self.stage.rules.length_columns[0]
+        made = self.stage.planned.tokenizers().get(column, ())
+        return explained(batch, column, lambda tokens: made[0].text(tokens) if len(made) == 1 else None)
+
+    @property
+    def _unknown(self) -> str:
+        """Why the number of batches is not known, in words."""
+        by = self.stage.planned.streamed_by
+        return f"the data set is streamed (by {by}); cache() it to know" if by else "the data set repeats without end"
 
     @property
     def _endless(self) -> Stage[Any]:
@@ -312,8 +303,127 @@ def _say_unsharded(world_size: int) -> None:
     )
 
 
-def _unknown(stage: Stage[Any]) -> str:
-    """Why the number of batches is not known, in words."""
-    windows = upstreams(stage.upstream if isinstance(stage, Sharded) else stage)[0]
-    words = "repeats without end" if isinstance(windows, Planned) else f"is {kind_of(windows)}; cache() it to know"
-    return f"the data set {words}"
+# -- how rows become batches: what every method that makes some takes ----------------------------------------------------
+
+
+class ColumnSettings(NamedTuple):
+    """Which columns there are in a batch; see `Dataset.batch`."""
+
+    length_column: str | tuple[str, str]
+    token_columns: Sequence[str] | None
+    pad_values: Mapping[str, float] | None
+    dtypes: Mapping[str, Any] | None
+
+
+class OrderSettings(NamedTuple):
+    """Which batches come, in which order; see `Dataset.batch`."""
+
+    drop_last: bool
+    shuffle_batches: ShuffleBatches
+    micro_batches: int | None
+    group: int
+    seed: int
+
+
+class FormSettings(NamedTuple):
+    """What a batch looks like; see `Dataset.batch`."""
+
+    layout: str
+    num_groups: int | None
+    pad_side: Literal["right", "left"] | None
+    collate_fn: Callable[[list[Sample]], Any] | None
+    max_workers: int
+    executor_type: ExecutorType
+    hf_flash_attention: bool = False
+
+
+def batches_of(
+    stage: Stage[Block],
+    repeats: bool,
+    planner: BatchPlanner,
+    window: int | Literal["auto", "steps"],
+    columns: ColumnSettings,
+    order: OrderSettings,
+    form: FormSettings,
+) -> Batches:
+    """Rows to batches: windows of them, each planned, each batch collated."""
+    parts = None if order.micro_batches is None else integer("micro_batches", order.micro_batches, 1, "batch")
+    planner = planner if parts is None else planner.divided(parts)
+    shuffle: ShuffleBatches = False if planner.in_order else check_shuffle(order.shuffle_batches)
+    shuffle = "stratified" if parts is not None and shuffle is True else shuffle
+    known = paddings(stage.tokenizers())
+    rules = _rules(known, columns)
+    rows, batches = _rows(window, parts)
+    windows = windows_of(
+        stage,
+        rows,
+        rules.length_columns,
+        required=planner.sizing is not None and not planner.in_order,
+        policy=planner.sizing,
+        batches=planner.rows_of(batches),
+        unmasked=rules.beside_tokens if planner.packs else (),
+    )
+    follows = rules.follows(LABELS)
+    planned: Stage[Batch] = Batched(windows, planner, order.drop_last, shuffle, order.group, order.seed, labels_follow=follows)
+    if stage.streams is not None:
+        planned = RoundRobin(planned, stage.streams)
+    if parts is not None:
+        planned = MicroBatches(planned, parts, follows)
+    tokens = known.get(rules.length_columns[0])
+    layout = _layout(form, planner, None if tokens is None else tokens.side)
+    return Batches(Collated(planned, rules, layout, planner.few_shapes, planner.verb), repeats)
+
+
+def _rules(known: Mapping[str, Padding], columns: ColumnSettings) -> ColumnRules:
+    lengths = names_of("length_column", columns.length_column)
+    tokens = None if columns.token_columns is None else names_of("token_columns", columns.token_columns)
+    if not lengths:
+        raise ValueError("length_column must name a column, or a pair of them (got none)")
+    given = columns.pad_values or {}
+    fills = {name: padding.id for name, padding in known.items() if padding.id is not None and not is_labels(name)}
+    dtypes = {name: str(dtype).removeprefix("torch.") for name, dtype in (columns.dtypes or {}).items()}  # torch.int32 too
+    explicit = tuple(dict.fromkeys((*(lengths if lengths != ("input_ids",) else ()), *given, *dtypes)))
+    return ColumnRules(lengths, tokens, fills | dict(given), dtypes, explicit)
+
+
+def _layout(form: FormSettings, planner: BatchPlanner, tokenizer_side: str | None) -> Layout:
+    """That of the tensors, or what a user's function makes instead."""
+    side = form.pad_side or tokenizer_side or "right"
+    one_of("pad_side", side, "right", "left")
+    parallel = Parallel(form.max_workers, form.executor_type, prefetch_factor=1)
+    if form.collate_fn is not None:
+        if form.layout not in ("padded", "packed") or form.num_groups is not None:
+            given = f"layout={form.layout!r}" if form.layout != "padded" else f"num_groups={form.num_groups}"
+            raise ValueError(f"collate_fn makes the batch, which leaves nothing for {given} to do; give one of the two")
+        return ByFunction(form.collate_fn, parallel)
+    if parallel != Parallel(prefetch_factor=1):
+        raise ValueError("max_workers and executor_type are for a collate_fn, of which there is none; see prefetch")
+    if form.layout == "packed":
+        return PackedRows(form.hf_flash_attention)
+    if form.layout == "grouped" and form.pad_side == "left":
+        raise ValueError("layout='grouped' pads on the right; leave pad_side out, or choose layout='padded'")
+    if form.layout == "grouped" and side == "left":
+        _say_right()
+    return layout_named(form.layout, side == "left", planner.shapes() is not None, form.num_groups, planner.rounded)
+
+
+@cache
+def _say_right() -> None:
+    """Once in a process."""
+    logger.warning(
+        "layout='grouped' pads on the right, though the tokenizer pads on the left; give pad_side='right' if that is meant, or "
+        "choose layout='padded'"
+    )
+
+
+def _rows(window: int | str, micro_batches: int | None) -> tuple[int, int | None]:
+    """How many rows are planned over, 0 where the policy says, and how many batches it then is to make of them, if so many."""
+    if window == "auto":
+        return 0, None
+    if window == "steps":
+        if micro_batches is None:
+            raise ValueError('window="steps" is that of two optimizer steps: say of how many batches, micro_batches=4')
+        return 0, 2 * micro_batches
+    if isinstance(window, str):
+        raise ValueError(f"window must be a number of rows, 'auto' or 'steps' (got {window!r})")
+    return integer("window", window, 1, "row"), None

@@ -3,34 +3,82 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from operator import index
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args, overload
 
+import numpy as np
 from numpy.typing import NDArray
 
-from brimful import algebra, batching, transforms
-from brimful.algebra import EngineName
-from brimful.core.errors import integer, names_of, positive
+from brimful.batches import Batches, ColumnSettings, FormSettings, OrderSettings, batches_of
+from brimful.core.errors import OnError, integer, names_of, one_of, positive
 from brimful.core.iterator import ResumableIterator
-from brimful.core.stream import Stage, num_streams, shown
-from brimful.rows.blocks import Block, Sample
+from brimful.core.repeat import Repeat
+from brimful.core.stream import BLOCK_ROWS, Stage, shown
+from brimful.index.concat import Concat as IndexConcat
+from brimful.index.filter import Filter as IndexFilter
+from brimful.index.indexed import SPAN, Indexed, Source
+from brimful.index.repeat import Repeat as IndexRepeat
+from brimful.index.sequence import CachedIndex, FromSequence
+from brimful.index.shuffle import Shuffle as IndexShuffle
+from brimful.index.skip import Skip as IndexSkip
+from brimful.index.some_rows import Sides
+from brimful.index.stride import Stride as IndexStride
+from brimful.index.take import Take as IndexTake
+from brimful.index.train_valid_split import TrainValidSplit as IndexTrainValidSplit
+from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
+from brimful.plan.rounded import Rounding
+from brimful.rows.add_bos_eos import AddBosEos
+from brimful.rows.blocks import Block, Sample, samples
+from brimful.rows.causal_labels import CausalLabels
+from brimful.rows.chat import Chat
 from brimful.rows.choice import Choice
+from brimful.rows.choose import Choose
 from brimful.rows.chunk import Chunk
+from brimful.rows.concat import Concat
 from brimful.rows.concat_chunk import ConcatChunk
+from brimful.rows.conversations import TrainOn
+from brimful.rows.encoders import chat_encoder_for, encoder_for
+from brimful.rows.engines import EngineName as TokenizerEngine
+from brimful.rows.ensure_bos_eos import EnsureBosEos, bos_eos_of
 from brimful.rows.enumerate import Enumerate
+from brimful.rows.filter import Filter
+from brimful.rows.filter_map import FilterMap
+from brimful.rows.flat_map import FlatMap
+from brimful.rows.map import Map
+from brimful.rows.map_blocks import MapBlocks
 from brimful.rows.pack_chunk import PackChunk
 from brimful.rows.pad import Pad
+from brimful.rows.parallel import ExecutorType, Parallel
 from brimful.rows.rebatch import Rebatch
+from brimful.rows.row_keys import RowKeys
 from brimful.rows.scan import Scan
-from brimful.rows.sides import Split
+from brimful.rows.sides import Side, Split
+from brimful.rows.skip import Skip
+from brimful.rows.stride import Stride
+from brimful.rows.take import Take
+from brimful.rows.tokenize import Tokenize
+from brimful.rows.tokenizer_by_name import loaded
+from brimful.rows.train_valid_split import TrainValidSplit
+from brimful.rows.unbatch import Unbatch
 from brimful.rows.window import Window
+from brimful.sources.spread import spread
+from brimful.steps.batched import ShuffleBatches
 from brimful.steps.dataloader import refuse_ragged
+from brimful.steps.planners import ByKey, ByPacking, ByPolicy
+from brimful.steps.round_robin import RoundRobin
+from brimful.store.hugging_face import hugging_face_of
+from brimful.store.index import stored
+from brimful.windows.shuffle import Shuffle
 
 if TYPE_CHECKING:
     from brimful.loader import Loader
+
+EngineName: TypeAlias = Literal["local", "ray"]
+"""What runs a chain: this process, or a Ray cluster."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +115,7 @@ class Dataset:
         >>> list(bf.from_sequence([{"x": 1}, {"x": 2}]).iter(it.state_dict()))
         [{'x': 2}]
         """
-        return ResumableIterator(algebra.sampled(self.stage, self.repeats), state_dict, allow)
+        return ResumableIterator(self._samples, state_dict, allow)
 
     def loader(self) -> Loader:
         """The samples as an IterableDataset of an epoch at a time, with state_dict, load_state_dict and set_epoch: see `Loader`.
@@ -83,49 +131,138 @@ class Dataset:
         """
         from brimful.loader import Loader, Samples
 
-        return Loader(Samples(algebra.sampled(self.stage, self.repeats), partial(len, self), num_streams(self.stage)))
+        return Loader(Samples(self._samples, partial(len, self), self.stage.streams))
 
     def __len__(self) -> int:
-        return algebra.count_of(self.stage, self.repeats)
+        raise TypeError(
+            f"the length of this data set is not known: it is {self.kind} (a DataLoader takes its loader())"
+        )
 
     def __bool__(self) -> bool:
         return True
 
-    def __getitem__(self, number: int) -> Sample:
-        """One sample of indexed data, in the order of its first epoch; any of them at once.
-
-        Price: of shuffled data 10 ms or so each time, as its shuffle window is put in order; all of them: iterate.
-
-        >>> import brimful as bf
-        >>> bf.from_sequence(["a", "b"], repeat=True).skip(10**12)[1]
-        {'text': 'b'}
-        """
-        return algebra.samples_at(self._endless, [number])[0]
-
-    def __getitems__(self, numbers: Sequence[int]) -> list[Sample]:
-        """Samples at once, for torch's DataLoader."""
-        found = algebra.samples_at(self._endless, numbers)
-        refuse_ragged(found)
-        return found
+    def __getitem__(self, number: Any) -> Any:
+        raise TypeError(f"the samples of this data set cannot be had by number: it is {self.kind}; cache it")
 
     def __add__(self, other: Dataset) -> Dataset:
-        return Dataset(algebra.concatenated(stages_of("concat_datasets", [self, other])))
+        return concatenated([self, other])
 
     def __repr__(self) -> str:
-        return f"Dataset({shown(self.stage)}{', repeat' if self.repeats else ''})"
+        return f"{type(self).__name__}({shown(self.stage)}{', repeat' if self.repeats else ''})"
 
     @property
     def kind(self) -> str:
         """Either "indexed" (any sample at once), or "streamed" and the stage that made it so."""
-        return algebra.kind_of(self.stage)
+        by = self.stage.streamed_by
+        return f"streamed (by {by})" if by else "indexed"
+
+    def stream(self) -> Dataset:
+        """The same samples as a stream: for methods that indexed data refuse.
+
+        >>> import brimful as bf
+        >>> mixed = bf.interleave_datasets([bf.from_sequence(["a", "b"]), bf.from_sequence(["c"])])
+        >>> list(mixed.stream().filter(lambda sample: sample["text"] != "a"))
+        [{'text': 'c'}, {'text': 'b'}]
+        """
+        return Dataset(self.stage, self.repeats)
 
     # -- samples ---------------------------------------------------------------------------------------------------------
 
-    map = transforms.map
-    filter = transforms.filter
-    filter_map = transforms.filter_map
-    flat_map = transforms.flat_map
-    map_blocks = transforms.map_blocks
+    def map(
+        self,
+        fn: Callable[..., Sample],
+        *,
+        seed: int | None = None,
+        on_error: OnError = "raise",
+        max_workers: int = 0,
+        executor_type: ExecutorType = "thread",
+        prefetch_factor: int = 10,
+    ) -> Dataset:
+        """`fn(sample)` in place of each sample; with a seed `fn(sample, rng)`, a numpy generator keyed by the row.
+
+        Token columns arrive as numpy arrays that `fn` may change. Where it raises, on_error="raise" names file and line;
+        "skip" leaves the sample out, counts it as `skipped` in `.stats` and logs file, line and error. The results are the
+        same, in the same order, however many workers there are. Price: Python, once a sample; `map_blocks` is the fast way.
+
+        Args:
+            seed: with one the function takes (sample, rng), a numpy generator keyed by the row: the same whatever the workers.
+            on_error: where the function raises: "raise" names file and line; "skip" leaves the sample out, counts and logs it.
+            max_workers: threads or processes that call it; 0: the caller's thread.
+            executor_type: "thread", for functions that wait or leave the interpreter's lock; "process", for those that compute in
+                Python: they are sent there by cloudpickle, and blocks as Arrow IPC. What a script defines may be used as it is.
+            prefetch_factor: for each worker so many parts of blocks are in the making, or ready, ahead of use.
+
+        >>> import brimful as bf
+        >>> list(bf.from_sequence([{"x": 1}]).map(lambda sample: {"y": sample["x"] + 1}))
+        [{'y': 2}]
+    """
+        parallel = Parallel(max_workers, executor_type, prefetch_factor)
+        return self._add(Map(self._keyed(seed), fn, seed is not None, _checked(on_error), parallel=parallel))
+
+    def filter(
+        self,
+        fn: Callable[..., bool],
+        *,
+        seed: int | None = None,
+        on_error: OnError = "raise",
+        max_workers: int = 0,
+        executor_type: ExecutorType = "thread",
+        prefetch_factor: int = 10,
+    ) -> Dataset:
+        """The samples for which `fn(sample)` is true; with a seed `fn(sample, rng)`, and streamed.
+
+        Price: Python, once a sample. Sources of indexed data stay indexed: when they are first used, in each process, all of
+        them are read and asked about; 8 bytes a sample kept. What was sliced or mixed before streams. The rest is as for `map`; what indexed data leave out is counted by the iterator that uses them first.
+    """
+        parallel = Parallel(max_workers, executor_type, prefetch_factor)
+        return self._add(Filter(self._keyed(seed), fn, seed is not None, _checked(on_error), parallel=parallel))
+
+    def filter_map(
+        self,
+        fn: Callable[..., Sample | None],
+        *,
+        seed: int | None = None,
+        on_error: OnError = "raise",
+        max_workers: int = 0,
+        executor_type: ExecutorType = "thread",
+        prefetch_factor: int = 10,
+    ) -> Dataset:
+        """`fn(sample)` in place of each sample, where it is not None; with a seed `fn(sample, rng)`.
+
+        The rest is as for `map`.
+    """
+        parallel = Parallel(max_workers, executor_type, prefetch_factor)
+        return self._add(FilterMap(self._keyed(seed), fn, seed is not None, _checked(on_error), parallel=parallel))
+
+    def flat_map(
+        self,
+        fn: Callable[..., Iterable[Sample]],
+        *,
+        seed: int | None = None,
+        on_error: OnError = "raise",
+        max_workers: int = 0,
+        executor_type: ExecutorType = "thread",
+        prefetch_factor: int = 10,
+    ) -> Dataset:
+        """All samples of `fn(sample)` in place of each; with a seed `fn(sample, rng)`. The rest is as for `map`."""
+        parallel = Parallel(max_workers, executor_type, prefetch_factor)
+        return self._add(FlatMap(self._keyed(seed), fn, seed is not None, _checked(on_error), parallel=parallel))
+
+    def map_blocks(
+        self,
+        fn: Callable[[Block], Block],
+        *,
+        max_workers: int = 0,
+        executor_type: ExecutorType = "thread",
+        prefetch_factor: int = 10,
+    ) -> Dataset:
+        """`fn(block)` in place of each pyarrow.RecordBatch of rows (1 to 4,096 of them): any columns, any number of rows.
+
+        `fn` must not depend on where blocks begin and end. Price: what `fn` costs; nothing a sample. Workers are as for `map`;
+        each is given whole blocks.
+    """
+        parallel = Parallel(max_workers, executor_type, prefetch_factor, shares=False)
+        return self._add(MapBlocks(self.stage, fn, parallel=parallel))
 
     def scan(self, fn: Callable[[Any, Sample], tuple[Any, Sample]], initial: Any) -> Dataset:
         """`fn(carry, sample)` gives (carry, sample), as of jax.lax.scan: a sample for each, and what the next call is handed.
@@ -161,11 +298,172 @@ class Dataset:
         """
         return self._add(Window(self.stage, width))
 
-    tokenize = transforms.tokenize
-    add_bos_eos = transforms.add_bos_eos
-    ensure_bos_eos = transforms.ensure_bos_eos
-    causal_labels = transforms.causal_labels
-    chat = transforms.chat
+    def tokenize(
+        self,
+        tokenizer: Any,
+        *,
+        column: str | Sequence[str] = "text",
+        output: str | Sequence[str] = "input_ids",
+        truncation: bool | str | None = None,
+        max_length: int | None = None,
+        add_special_tokens: bool = True,
+        remove_columns: str | Sequence[str] = (),
+        engine: TokenizerEngine = "auto",
+        outputs: str | Sequence[str] = (),
+        tokenizer_kwargs: Mapping[str, Any] | None = None,
+        max_workers: int = 1,
+        executor_type: ExecutorType = "thread",
+    ) -> Dataset:
+        """Adds the tokens of a text column, int32, whole blocks at a time, ahead of use.
+
+        Args:
+            tokenizer: a tokenizers.Tokenizer, a transformers tokenizer, a tiktoken.Encoding, a gigatoken.Tokenizer, or a callable
+                list[str] -> list[list[int]]; or the name of one, as on the command line: a tokenizer.json, a folder or a name for
+                transformers, tiktoken:NAME. It is never changed: threads work on clones. (What a gigatoken.Tokenizer gives is
+                what it says: there is no other to hold it against, and its memory grows with the words that it has seen.)
+            column: of text. Of several, as many as there are in `output`, each is tokenised by itself (an encoder's input and a
+                decoder's labels); of two with one output, pairs of texts make one row (a cross-encoder's): transformers'
+                `tokenizer(a, b)`; a callable gets two lists.
+            output: the column, or columns, of tokens.
+            truncation: True, or which text of a pair is cut: "longest_first" (what True means), "only_first", "only_second". None:
+                as the tokenizer is set, or to `max_length` where that is given. False: not at all.
+            max_length: tokens of a row at most, special ones included; without it that of a transformers tokenizer's model.
+            add_special_tokens: those that the tokenizer puts around texts (tiktoken: none).
+            remove_columns: leave these out: the text, once it is tokens.
+            engine: what makes the tokens; they are the tokenizer's own in any case, and so are states and stores. "auto": the fastest
+                that is known to give them: "gigatoken", where it is installed (the extra `fast`), for most byte-level and
+                SentencePiece-style BPE; "cache", which looks words up that it has seen and has only new ones tokenised, for most
+                others; else "tokenizer", as it is, which also makes pairs and `outputs`. The first two are held against the tokenizer
+                in the first 1,000 texts, and in one of 4,096 after that. `repr` and `.stats.engines` say which it is; name a faster
+                one, and the error says why it cannot.
+            outputs: what else the tokenizer says of each row, as columns: "token_type_ids", "attention_mask",
+                "special_tokens_mask", "offset_mapping" (of fast ones: of each token the first of its characters, and the one after
+                its last; in batches a list of lists); of a callable, what its dicts have.
+            tokenizer_kwargs: other keywords of a transformers call, of tiktoken's, of the callable. What would be passed over is
+                refused, and so is what rows have no place for (`return_overflowing_tokens`, `return_tensors`, padding).
+            max_workers: blocks tokenised at a time. A fast tokenizer uses all cores for one. 0: in the caller's thread.
+            executor_type: "process": for a slow tokenizer, in Python; see `map`.
+        Raises:
+            ValueError: it is something that the tokenizer cannot do: a callable, for one, must cut texts itself; an engine is named
+                that cannot stand in for it.
+            DataError: at a null, naming file and line.
+            StageError: (when iterated) what the tokenizer raised; an engine gave other tokens than it.
+        Price: the tokenizer's own speed; a tenth to a fifth of its time by the word cache, which keeps 10^6 words in 200 MB, less by
+            gigatoken; up to 3 max_workers blocks (of 4,096 rows or 1 MB) held.
+
+        >>> import brimful as bf
+        >>> def tokenizer(texts): return [list(text.encode()) for text in texts]
+        >>> pairs = bf.from_sequence([{"source": "ab", "target": "c"}])
+        >>> list(pairs.tokenize(tokenizer, column=("source", "target"), output=("input_ids", "labels"), remove_columns="source"))
+        [{'target': 'c', 'input_ids': array([97, 98], dtype=int32), 'labels': array([99], dtype=int32)}]
+    """
+        columns, made = names_of("column", column), names_of("output", output)
+        more, removed = names_of("outputs", outputs), names_of("remove_columns", remove_columns)
+        asked: dict[str, Any] = {"truncation": truncation, "max_length": max_length}
+        asked |= {"add_special_tokens": None if add_special_tokens else False}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        pairs = len(columns) == 2 and len(made) == 1
+        encoder = encoder_for(tokenizer, tokenizer_kwargs, asked, pairs=pairs, outputs=more, engine=engine)
+        parallel = Parallel(max_workers, executor_type, prefetch_factor=2, shares=executor_type == "process")
+        return self._add(Tokenize(self.stage, encoder, columns, made, more, removed, parallel=parallel))
+
+    def add_bos_eos(
+        self, bos_token_id: int | None, eos_token_id: int | None, *, target_column: str = "input_ids"
+    ) -> Dataset:
+        """Puts a token before and one after the tokens of each sample (None: nothing).
+
+        >>> import brimful as bf
+        >>> list(bf.from_sequence([{"input_ids": [5, 6]}]).add_bos_eos(1, None))[0]["input_ids"].tolist()
+        [1, 5, 6]
+    """
+        return self._add(AddBosEos(self.stage, bos_token_id, eos_token_id, target_column))
+
+    def ensure_bos_eos(self, tokenizer: Any, *, target_column: str = "input_ids") -> Dataset:
+        """The tokenizer's BOS before each sample that does not begin with it, and its EOS after each that does not end with it.
+
+        Each sample is looked at, whatever the tokenizer was told to add: done twice it adds nothing. A lone BOS gets an
+        EOS, an empty sample both. Where BOS and EOS are one id, a sample that neither begins nor ends with it gets one EOS,
+        and never a second. Of a tokenizer that has only one of the two, that one.
+
+        Raises:
+            TypeError, ValueError: the tokenizer does not name them, or has neither.
+    """
+        return self._add(EnsureBosEos(self.stage, *bos_eos_of(loaded(tokenizer)), target_column))
+
+    def causal_labels(self, *, target_column: str = "input_ids", shift: bool = False) -> Dataset:
+        """Adds `labels` for a model that predicts the next token, int32: the tokens, of which each sample's first is -100.
+
+        Models shift labels by one themselves, so nothing predicts a first token: as -100 it is not counted either, in
+        `num_items_in_batch` for one. Tokens that an `attention_mask` of the rows hides are -100 too.
+
+        Args:
+            shift: `shift_labels` instead, each where it is predicted: for samples that are cut across devices, where nobody can shift
+                by one. transformers' models take them by that name. Where there are `labels` (of `chat`), these are shifted.
+        Raises:
+            DataError: there are such labels already, or a mask of another length; with file and line.
+
+        >>> import brimful as bf
+        >>> data = bf.from_sequence([{"input_ids": [5, 6, 7]}])
+        >>> [list(data.causal_labels(shift=shift))[0][name].tolist() for shift, name in ((False, "labels"), (True, "shift_labels"))]
+        [[-100, 6, 7], [6, 7, -100]]
+    """
+        return self._add(CausalLabels(self.stage, target_column, shift))
+
+    def chat(
+        self,
+        tokenizer: Any,
+        *,
+        column: str = "messages",
+        train_on: TrainOn = "assistant",
+        on_error: OnError = "raise",
+        max_workers: int = 1,
+        executor_type: ExecutorType = "thread",
+    ) -> Dataset:
+        """Adds `input_ids` and `labels`, int32, of conversations, by the tokenizer's own chat template, ahead of use.
+
+        A conversation is a list of messages: {"role": "user", "content": ...}; a column `tools`, where there is one, holds lists of
+        JSON schemas. Rows of one type have the keys of all, so that a key whose value is null counts as left out; where that, or
+        the order of keys, must be kept, either may be JSON text. The template alone writes special tokens, BOS among them.
+
+        What the assistant says is what the template marks by {% generation %}; where it marks nothing, what a turn adds to the
+        messages before it and the prompt to answer them, to its last special token (white space after that is the template's). That
+        these begin the whole is held against it token by token: nothing is guessed.
+
+        Args:
+            tokenizer: of transformers, with a `chat_template`; or the name of one, as `tokenize` takes it.
+            column: of conversations.
+            train_on: what is a label, -100 being none: "assistant", all that it says; "last", its last message; "all" tokens. A first
+                token is never one, as nothing predicts it.
+            on_error: "raise" names file and line; "skip" leaves the row out, counts it as `skipped` in `.stats` and logs why.
+            max_workers, executor_type: see `tokenize`; "process" for many short conversations, as templates run in Python.
+        Raises:
+            TypeError, ValueError: the tokenizer is no such one.
+            DataError: (when run) what is no conversation; the assistant says nothing; its tokens cannot be told from others, as the
+                template writes a turn otherwise once more messages follow, or a token lies across a turn's border.
+            StageError: (when run) the template refuses a conversation.
+        Price: .1 to .3 ms a message for the template, and the tokenizer's own; without {% generation %} each turn that is trained on
+            is tokenized with all before it, twice.
+        Source: TRL and axolotl, whose usual labels these are.
+
+        >>> import brimful as bf
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> words = Tokenizer(models.WordLevel({"?": 0, "user": 1, "assistant": 2, "Hello": 3, "Hi": 4}, unk_token="?"))
+        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+        >>> tokenizer.chat_template = (
+        ...     "{% for one in messages %}{{ one.role + ' ' + one.content + ' ' }}{% endfor %}"
+        ...     "{% if add_generation_prompt %}assistant {% endif %}"
+        ... )
+        >>> talk = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
+        >>> sample = next(iter(bf.from_sequence([{"messages": talk}]).chat(tokenizer)))
+        >>> sample["input_ids"].tolist(), sample["labels"].tolist()
+        ([1, 3, 2, 4], [-100, -100, -100, 4])
+    """
+        one_of("train_on", train_on, *get_args(TrainOn))
+        parallel = Parallel(max_workers, executor_type, prefetch_factor=2, shares=executor_type == "process")
+        encoder = chat_encoder_for(tokenizer)
+        return self._add(Chat(self.stage, encoder, column, train_on, _checked(on_error), parallel=parallel))
 
     def chunk(
         self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",), drop_remainder: bool = True
@@ -220,11 +518,11 @@ class Dataset:
         >>> list(bf.from_sequence([{"id": 1, "text": "a"}]).select("text"))
         [{'text': 'a'}]
         """
-        return self._add(algebra.chosen(self.stage, Choice("select", names_of("select", names))))
+        return self._add(Choose(self.stage, Choice("select", names_of("select", names))))
 
     def drop(self, names: str | Sequence[str]) -> Dataset:
         """The samples without these columns."""
-        return self._add(algebra.chosen(self.stage, Choice("drop", names_of("drop", names))))
+        return self._add(Choose(self.stage, Choice("drop", names_of("drop", names))))
 
     def rename(self, names: Mapping[str, str]) -> Dataset:
         """The samples with other names for some columns: {old: new}.
@@ -233,14 +531,14 @@ class Dataset:
         >>> list(bf.from_sequence(["a"]).rename({"text": "prompt"}))
         [{'prompt': 'a'}]
         """
-        return self._add(algebra.chosen(self.stage, Choice("rename", tuple(names), tuple(names.values()))))
+        return self._add(Choose(self.stage, Choice("rename", tuple(names), tuple(names.values()))))
 
     def shuffle(self, buffer_size: int, *, seed: int = 42) -> Dataset:
         """The rows of each window of `buffer_size` in a random order, another one each epoch.
 
         Price: one and a half windows held, of indexed data as 8 bytes a sample; a resume reads the window again.
         """
-        return self._add(algebra.shuffled(self.stage, buffer_size, seed))
+        return self._add(Shuffle(self.stage, buffer_size, seed))
 
     def peek(self, n: int = 5) -> list[Sample]:
         """The first n samples, or all where there are fewer.
@@ -249,8 +547,8 @@ class Dataset:
         >>> bf.from_sequence(["a", "b", "c"]).peek(2)
         [{'text': 'a'}, {'text': 'b'}]
         """
-        with self.iter() as samples:
-            return list(islice(samples, integer("n", n, 0, "samples")))
+        with self.iter() as found:
+            return list(islice(found, integer("n", n, 0, "samples")))
 
     def take(self, n: int) -> Dataset:
         """The first n samples; of a repeating data set, over as many epochs as that needs.
@@ -258,15 +556,15 @@ class Dataset:
         Of several streams (`from_files(streams=...)`), which have no order of rows, it is refused, as `skip`, `stride` and
         `enumerate` are: see `peek`, `filter` and `Batches.take`.
         """
-        return Dataset(algebra.taken(self._endless, n))
+        return Dataset(Take(self._endless, n))
 
     def skip(self, n: int) -> Dataset:
         """All but the first n samples. Price: of indexed data nothing, else they are read."""
-        return Dataset(algebra.skipped(self._endless, n))
+        return Dataset(Skip(self._endless, n))
 
     def stride(self, interval: int, offset: int) -> Dataset:
         """Sample i where i mod `interval` == `offset`."""
-        return Dataset(algebra.strided(self._endless, interval, offset))
+        return Dataset(Stride(self._endless, interval, offset))
 
     def enumerate(self, *, count_column: str = "step") -> Dataset:
         """Adds the number of each sample in the stream, from 0, as a column; it goes on over epochs."""
@@ -294,8 +592,9 @@ class Dataset:
         >>> len(train), len(valid)
         (9486, 514)
         """
-        train, valid = algebra.split(self.stage, Split(valid_share, key, seed))
-        return Dataset(train, self.repeats), Dataset(valid, self.repeats)
+        how = Split(valid_share, key, seed)
+        train, valid = (self._add(TrainValidSplit(self.stage, how, side)) for side in get_args(Side))
+        return train, valid
 
     def cache(
         self,
@@ -305,7 +604,7 @@ class Dataset:
         timeout_seconds: float = 600.0,
         engine: EngineName = "local",
         ray_address: str | None = None,
-    ) -> Dataset:
+    ) -> IndexedDataset:
         """The samples of the first epoch, read once and kept, in stream order: an indexed data set.
 
         Args:
@@ -329,7 +628,15 @@ class Dataset:
             take what their type takes; and 4 bytes a row and list column.
         """
         timeout = positive("timeout_seconds", timeout_seconds)
-        return Dataset(algebra.cached(self.stage, path, version, timeout, engine, ray_address), self.repeats)
+        run = run_by(engine, self.stage, ray_address)
+        if path is not None:
+            kept = FromSequence(stored(self.stage, path, version, timeout, run, engine), shuffle=False, seed=0)
+            return IndexedDataset(kept, self.repeats)
+        if engine != "local":
+            raise ValueError(
+                f"engine={engine!r} writes a store, and a cache without path= lies in memory; name a folder"
+            )
+        return IndexedDataset(FromSequence(CachedIndex(self.stage), shuffle=False, seed=0), self.repeats)
 
     def to_hf(self, path: str | os.PathLike[str] | None = None) -> Any:
         """All samples as a `datasets.Dataset`, over one Arrow file that is written now and mapped into memory.
@@ -345,7 +652,11 @@ class Dataset:
             ModuleNotFoundError: `datasets` is not installed: `pip install 'brimful[hf]'`.
         Price: what the chain costs, and about 2 ns a byte; 30 MB held.
         """
-        return algebra.hugging_face(self.stage, self.repeats, path)
+        if self.repeats or self.stage.endless:
+            raise ValueError(
+                "this data set repeats without end, and to_hf writes all of it; take(n) says how much of it to write"
+            )
+        return hugging_face_of(self.stage, path)
 
     def lengths(self, column: str = "input_ids") -> NDArray[Any]:
         """The number of tokens of each sample, integers (n,), in the order of the data: of a store, memory-mapped.
@@ -360,23 +671,422 @@ class Dataset:
         >>> bf.from_sequence([{"input_ids": [1, 2]}, {"input_ids": [3]}]).lengths().tolist()
         [2, 1]
         """
-        return algebra.lengths_of(self.stage, column)
+        raise TypeError(f"the lengths of this data set are not known: it is {self.kind}; cache it")
 
     # -- batches ---------------------------------------------------------------------------------------------------------
 
-    batch = batching.batch
-    batch_by_tokens = batching.batch_by_tokens
-    batch_by = batching.batch_by
-    pack = batching.pack
+    def batch(
+        self,
+        size_or_policy: int | Policy,
+        *,
+        window: int | Literal["auto", "steps"] | None = None,
+        pad_to_multiple_of: int = 1,
+        buckets: Sequence[int] | None = None,
+        overlong: Overlong = "raise",
+        length_column: str | tuple[str, str] = "input_ids",
+        token_columns: Sequence[str] | None = None,
+        pad_values: Mapping[str, float] | None = None,
+        pad_side: Literal["right", "left"] | None = None,
+        layout: Literal["padded", "nested", "grouped"] = "padded",
+        num_groups: int | None = None,
+        dtypes: Mapping[str, Any] | None = None,
+        drop_last: bool = False,
+        shuffle_batches: ShuffleBatches = True,
+        micro_batches: int | None = None,
+        group: int = 1,
+        seed: int = 42,
+        collate_fn: Callable[[list[Sample]], Any] | None = None,
+        max_workers: int = 0,
+        executor_type: ExecutorType = "thread",
+    ) -> Batches:
+        """Batches of a fixed number of samples, or by a policy.
+
+        Args:
+            size_or_policy: an int: in arrival order, or with a window sorted by length inside it. A policy plans windows.
+            window: rows to plan over; "auto" (also None for a policy): as many as bring padding to about 1 %. Of streams they are
+                read before the first batch, 256 MB at most; a smaller number gives it sooner. "steps": those of two optimizer
+                steps of `micro_batches`, so that each has samples of nearly all lengths, for losses of samples; some 10 % padding.
+            pad_to_multiple_of: round each padded length up; a policy's limits hold for the rounded shape.
+            buckets: or pad each batch to the smallest of these lengths that holds it.
+            overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a
+                batch of its own). Counted in `.stats`.
+            length_column: the list column whose lengths are planned over, a pair of them for (source, target).
+            token_columns: lists that are cut, padded and packed with the first length column, and must be as long as it in every
+                row; by default those of attention_mask, token_type_ids, position_ids, special_tokens_mask and labels that there are.
+                Other lists of numbers are padded to their own longest.
+            pad_values: what padding holds, by column; by default -100 in `labels` and in columns whose name ends in `_labels`, in
+                others the tokenizer's own id, else 0.
+            pad_side: where padding goes, "right" or "left"; by default the tokenizer's own side, else right.
+            layout: "padded"; "nested": tensors of layout torch.jagged, which hold no padding; or "grouped": `groups` of like length
+                inside the batch, each padded on the right to its own longest (see `brimful.grouping`), for lengths that differ a
+                thousandfold. What makes no tensor (text, lists of lists) stays beside `groups`, as lists; which keys are in them, what
+                their dims are called and how a loss is taken says `help(brimful.tensors.grouped.grouped)`. A tokenizer's own padding
+                side is not looked at. The batch is planned as a padded one: its budget counts what that would hold, `.stats` what the
+                groups do.
+                Ranks may have different numbers of groups: see `Collection.apply` before you run FSDP on them.
+            num_groups: most groups in a batch, of layout "grouped"; by default 4.
+            dtypes: types other than int64 for integers and a column's own for the rest, by the names of what is in a batch:
+                {"input_ids": "int32", "attention_mask": "bool"}.
+            drop_last: leave out incomplete batches: of a fixed size, one a window; else the last cut of an epoch. Counted in `.stats`.
+            shuffle_batches: hand out a window's batches in a random order; "stratified": in one of which any k that follow one another
+                cover short and long alike (`plan.low_discrepancy_order` says how evenly), in each of the streams of from_files(streams=n)
+                and, as long as their windows keep pace, over all of them.
+            micro_batches: so many batches on each rank are one optimizer step, whose gradients the loop adds up. What the policy limits
+                (samples, tokens, cost, rows) is that of a step then, and dealt to its batches; the memory of a MemoryBudget, and what a
+                policy or function of one's own limits, is that of each batch. `shuffle_batches=True` means "stratified", so that a step
+                has samples of all lengths, as random batches do. Each batch carries `weight`, `is_filler`, `ends_step` (bool: now the
+                optimizer steps) and, where there are labels, `num_items_in_batch`, the labels of its whole step on all ranks, which
+                `bf.token_mean` divides by; of data whose labels no index knows, on several ranks, `num_items_on_rank` in its place;
+                neither where a collate_fn makes the labels, which `bf.token_mean` says how to count. The last step of an epoch may have
+                fewer batches; where epochs follow each other (data that repeat, loader(steps_per_epoch=...)) steps go on over their
+                ends. `take` a multiple of k, or the last step is cut. Of trainers it sets the accumulation of gradients:
+                docs/trainers.md.
+            group: keep so many batches of like cost next to each other when they are shuffled; the world size: equal work on all ranks.
+            seed: of that order.
+            collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of a layout. What it draws at
+                random (from Python's, numpy's and torch's generators, or some of its own) is keyed by the batch: the same whatever
+                runs ahead, on any number of ranks, and after a resume; the process's generators are afterwards as before. So it is
+                called as a batch is taken, also where `prefetch` or `to_device` run ahead, unless it has workers.
+            max_workers: batches for which it is called at once, ahead of use; 0: by the caller's thread.
+            executor_type: what calls it: "process" (which takes seconds to begin where the function needs torch); or "thread", where it
+                leaves the interpreter's lock and draws nothing at random.
+
+        >>> import brimful as bf
+        >>> samples = bf.from_sequence([{"input_ids": [1]}, {"input_ids": [2, 3]}, {"input_ids": [4]}])
+        >>> [batch["input_ids"].tolist() for batch in samples.batch(2)]
+        [[[1, 0], [2, 3]], [[4]]]
+    """
+        one_of("overlong", overlong, *get_args(Overlong))
+        if isinstance(size_or_policy, Policy):
+            policy, rows = size_or_policy, window or "auto"
+        elif hasattr(size_or_policy, "__index__"):
+            policy = FixedSize(size_or_policy, sort=window is not None)
+            rows = policy.n * max(1, 1024 // policy.n) if window is None else window
+        else:
+            raise TypeError(f"batch takes a number of samples or a policy (got {size_or_policy!r})")
+        planner = ByPolicy(policy, overlong, _rounding(pad_to_multiple_of, buckets))
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
+        order = OrderSettings(drop_last, shuffle_batches, micro_batches, group, seed)
+        form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type)
+        return batches_of(self.stage, self.repeats, planner, rows, columns, order, form)
+
+    def batch_by_tokens(
+        self,
+        max_tokens: int,
+        *,
+        window: int | Literal["auto", "steps"] = "auto",
+        pad_to_multiple_of: int = 1,
+        buckets: Sequence[int] | None = None,
+        overlong: Overlong = "raise",
+        length_column: str | tuple[str, str] = "input_ids",
+        token_columns: Sequence[str] | None = None,
+        pad_values: Mapping[str, float] | None = None,
+        pad_side: Literal["right", "left"] | None = None,
+        layout: Literal["padded", "nested", "grouped"] = "padded",
+        num_groups: int | None = None,
+        dtypes: Mapping[str, Any] | None = None,
+        drop_last: bool = False,
+        shuffle_batches: ShuffleBatches = True,
+        micro_batches: int | None = None,
+        group: int = 1,
+        seed: int = 42,
+        collate_fn: Callable[[list[Sample]], Any] | None = None,
+        max_workers: int = 0,
+        executor_type: ExecutorType = "thread",
+    ) -> Batches:
+        """Batches of at most `max_tokens` padded tokens: each window sorted by length and cut as full as that allows.
+
+        Args:
+            max_tokens: rows x padded length of a batch.
+            window: rows to plan over; "auto": as many as bring padding to about 1 %. Of streams they are read before the first
+                batch, 256 MB at most; a smaller number gives it sooner. "steps": as for `batch`.
+            pad_to_multiple_of: round each padded length up.
+            buckets: or pad each batch to the smallest of these lengths that holds it.
+            overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a
+                batch of its own). Counted in `.stats`.
+            the rest: as for `batch`.
+        Price: one and a half windows held and one made ahead; about 15 ns a token.
+        Source: infinibatch (sorted read-ahead), fairseq (token budgets).
+    """
+        one_of("overlong", overlong, *get_args(Overlong))
+        policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=_lengths(buckets))
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
+        order = OrderSettings(drop_last, shuffle_batches, micro_batches, group, seed)
+        form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type)
+        return batches_of(self.stage, self.repeats, ByPolicy(policy, overlong), window, columns, order, form)
+
+    def batch_by(
+        self,
+        batch_size: int | Callable[[Sample], int],
+        key: Callable[[Sample], Any],
+        *,
+        boundary_key: Callable[[Sample], Any] | None = None,
+        window: int = 10_000,
+        pad_to_multiple_of: int = 1,
+        buckets: Sequence[int] | None = None,
+        overlong: Literal["raise", "alone", "drop"] = "raise",
+        length_column: str | tuple[str, str] = "input_ids",
+        token_columns: Sequence[str] | None = None,
+        pad_values: Mapping[str, float] | None = None,
+        pad_side: Literal["right", "left"] | None = None,
+        layout: Literal["padded", "nested", "grouped"] = "padded",
+        num_groups: int | None = None,
+        dtypes: Mapping[str, Any] | None = None,
+        drop_last: bool = False,
+        shuffle_batches: ShuffleBatches = True,
+        micro_batches: int | None = None,
+        group: int = 1,
+        seed: int = 42,
+        collate_fn: Callable[[list[Sample]], Any] | None = None,
+        max_workers: int = 0,
+        executor_type: ExecutorType = "thread",
+    ) -> Batches:
+        """Batches by functions of the samples: each window sorted by `key`, largest first, and cut.
+
+        Args:
+            batch_size: samples a batch, or a function of the longest sample of the batch that says how many; where that is
+                less than 1, `overlong` says what becomes of the sample: "raise", "drop" or "alone".
+            key: what to sort by, usually the length.
+            boundary_key: a batch never spans two values of it.
+            window: rows to sort over.
+            pad_to_multiple_of: round each padded length up.
+            buckets: or pad each batch to the smallest of these lengths that holds it.
+            overlong: what becomes of a sample for which `batch_size` gives less than 1: "raise", "alone" (a batch of its own), or
+                "drop". Counted in `.stats`.
+            the rest: as for `batch`.
+        Price: Python, two or three calls a sample.
+        Source: infinibatch's BucketedReadaheadBatchIterator.
+    """
+        one_of("overlong", overlong, "raise", "alone", "drop")
+        window = integer("window", window, 1, "row")  # "auto" and "steps" are for policies, whose plans say how many
+        size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
+        planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
+        order = OrderSettings(drop_last, shuffle_batches, micro_batches, group, seed)
+        form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type)
+        return batches_of(self.stage, self.repeats, planner, window, columns, order, form)
+
+    def pack(
+        self,
+        row_length: int,
+        *,
+        rows: int = 1,
+        window: int | Literal["auto", "steps"] = "auto",
+        overlong: Literal["raise", "truncate", "drop", "split"] = "raise",
+        hf_flash_attention: bool = False,
+        length_column: str = "input_ids",
+        token_columns: Sequence[str] | None = None,
+        pad_values: Mapping[str, float] | None = None,
+        dtypes: Mapping[str, Any] | None = None,
+        drop_last: bool = False,
+        shuffle_batches: ShuffleBatches = True,
+        micro_batches: int | None = None,
+        group: int = 1,
+        seed: int = 42,
+        collate_fn: Callable[[list[Sample]], Any] | None = None,
+        max_workers: int = 0,
+        executor_type: ExecutorType = "thread",
+    ) -> Batches:
+        """Rows of exactly `row_length` tokens, filled with whole samples by best fit: next to nothing is padded.
+
+        Args:
+            row_length: tokens in a row.
+            rows: rows in a batch, in every one: those that a window's last batch lacks are padding.
+            window: samples to plan over; "auto": what fills 250 rows, where .3 % is wasted, or 100 x `rows` where those are more
+                (of streams 256 MB at most).
+            overlong: what becomes of a sample longer than a row: "raise", "truncate", "drop", or "split" (cut into pieces).
+            hf_flash_attention: name the boundaries as transformers' flash attention does alone, not cu_seqlens and max_seqlen too.
+            the rest: as for `batch`.
+        Shapes: `input_ids`, `labels`, `position_ids`, `segment_ids` (rows, row_length) int64; `cu_seqlens` (n + 1,) int32;
+            `max_seqlen` int. Labels are not shifted: models do it; the first one of each sample is -100. `model(**batch)` of a
+            causal model of transformers keeps the samples apart as it is; BERT and its like see both ways, and need
+            `bf.attention.padding_free(batch, causal=False)`. See `brimful.tensors.packed.packed`.
+        Source: best-fit decreasing in a window; no bin stays open from one to the next.
+
+        >>> import brimful as bf
+        >>> samples = bf.from_sequence([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6]}])
+        >>> next(iter(samples.pack(4)))["input_ids"].tolist()
+        [[1, 2, 3, 6]]
+    """
+        one_of("overlong", overlong, "raise", "truncate", "drop", "split")
+        planner = ByPacking(Packed(row_length), integer("rows", rows, 1, "row"), overlong, bool(shuffle_batches))
+        columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
+        order = OrderSettings(drop_last, shuffle_batches, micro_batches, group, seed)
+        form = FormSettings("packed", None, None, collate_fn, max_workers, executor_type, hf_flash_attention)
+        return batches_of(self.stage, self.repeats, planner, window, columns, order, form)
 
     # -- within ----------------------------------------------------------------------------------------------------------
 
     @property
     def _endless(self) -> Stage[Block]:
-        return algebra.endless(self.stage) if self.repeats else self.stage
+        return Repeat(self.stage) if self.repeats else self.stage
+
+    @property
+    def _samples(self) -> Stage[Sample]:
+        """Rows as samples; of several streams, a block's worth of them ahead of use in all."""
+        streams = self.stage.streams
+        if streams is None:
+            return Unbatch(Repeat(self.stage) if self.repeats else self.stage)
+        turns = RoundRobin(Unbatch(self.stage), streams, ahead=max(1, BLOCK_ROWS // streams))
+        return Repeat(turns) if self.repeats else turns
+
+    def _keyed(self, seed: int | None) -> Stage[Block]:
+        """The rows, each with a key to draw random numbers by where there is a seed."""
+        return self.stage if seed is None else RowKeys(self.stage, seed)
 
     def _add(self, stage: Stage[Block]) -> Dataset:
         return Dataset(Rebatch(stage) if stage.makes_long_blocks else stage, self.repeats)
+
+
+@dataclass(frozen=True)
+class IndexedDataset(Dataset):
+    """Samples of which any can be had at once: a data set with `len`, `ds[i]` and `ds[a:b]`.
+
+    >>> import brimful as bf
+    >>> dataset = bf.from_sequence(["a", "b", "c"])
+    >>> len(dataset), dataset[-1], dataset[1:].peek()
+    (3, {'text': 'c'}, [{'text': 'b'}, {'text': 'c'}])
+    """
+
+    stage: Indexed
+
+    def __len__(self) -> int:
+        count = None if self.repeats else self.stage.count
+        if count is None:
+            raise TypeError(
+                "the length of this data set is not known: it is indexed and repeats without end (a DataLoader takes its "
+                "loader())"
+            )
+        return count
+
+    @overload
+    def __getitem__(self, number: int) -> Sample: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> IndexedDataset: ...
+
+    def __getitem__(self, number: int | slice) -> Sample | IndexedDataset:
+        """One sample of indexed data, in the order of its first epoch; any of them at once; a slice is a data set.
+
+        Price: of shuffled data 10 ms or so each time, as its shuffle window is put in order; all of them: iterate.
+
+        >>> import brimful as bf
+        >>> bf.from_sequence(["a", "b"], repeat=True).skip(10**12)[1]
+        {'text': 'b'}
+        """
+        if not isinstance(number, slice):
+            return self._at([number])[0]
+        first, last, step = number.indices(len(self))
+        if step < 1:
+            raise ValueError(f"a slice of a data set goes forward (got a step of {step})")
+        return self.take(last).skip(first).stride(step, 0)
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Sample]:
+        """Samples at once, for torch's DataLoader."""
+        found = self._at(numbers)
+        refuse_ragged(found)
+        return found
+
+    def filter(
+        self,
+        fn: Callable[..., bool],
+        *,
+        seed: int | None = None,
+        on_error: OnError = "raise",
+        max_workers: int = 0,
+        executor_type: ExecutorType = "thread",
+        prefetch_factor: int = 10,
+    ) -> IndexedDataset:
+        if seed is not None:
+            raise ValueError("filter with a seed may keep other samples in each epoch: say stream().filter(...)")
+        parallel = Parallel(max_workers, executor_type, prefetch_factor)
+        some_of = partial(IndexFilter, fn=fn, on_error=_checked(on_error), parallel=parallel)
+        return self._selected("filter", some_of)
+
+    def select(self, names: str | Sequence[str]) -> IndexedDataset:
+        return self._with(self.stage.chosen(Choice("select", names_of("select", names))))
+
+    def drop(self, names: str | Sequence[str]) -> IndexedDataset:
+        return self._with(self.stage.chosen(Choice("drop", names_of("drop", names))))
+
+    def rename(self, names: Mapping[str, str]) -> IndexedDataset:
+        return self._with(self.stage.chosen(Choice("rename", tuple(names), tuple(names.values()))))
+
+    def shuffle(self, buffer_size: int, *, seed: int = 42) -> IndexedDataset:
+        return self._with(IndexShuffle(self.stage, buffer_size, seed))
+
+    def take(self, n: int) -> IndexedDataset:
+        return IndexedDataset(IndexTake(self._endless, n))
+
+    def skip(self, n: int) -> IndexedDataset:
+        return IndexedDataset(IndexSkip(self._endless, n))
+
+    def stride(self, interval: int, offset: int) -> IndexedDataset:
+        return IndexedDataset(IndexStride(self._endless, interval, offset))
+
+    def train_valid_split(
+        self, valid_share: float, *, key: str | None = None, seed: int = 42
+    ) -> tuple[IndexedDataset, IndexedDataset]:
+        how = Split(valid_share, key, seed)
+        known: dict[int, Sides] = {}  # found by one pass for both sides
+
+        def one(side: Side, source: Source) -> Indexed:
+            sides = known.setdefault(id(source), Sides(source.index, how))
+            return IndexTrainValidSplit(source, sides, side)
+
+        train, valid = (self._selected("train_valid_split", partial(one, side)) for side in get_args(Side))
+        return train, valid
+
+    def lengths(self, column: str = "input_ids") -> NDArray[Any]:
+        stage = self.stage
+        if stage.count == 0:  # which has no columns either
+            return np.zeros(0, dtype=np.int64)
+        if stage.count is None:
+            raise TypeError("the lengths of this data set are not known: it repeats without end; take some of it")
+        rows, count = stage.unshuffled()
+        if rows is np.arange:
+            return stage.index.lengths((column,), required=True)
+        spans = range(0, count, SPAN)  # the row numbers of all at once would take more than their lengths
+        return np.concatenate(
+            [stage.index.lengths_at(rows(first, min(first + SPAN, count)), (column,), required=True) for first in spans]
+        )
+
+    @property
+    def _endless(self) -> Indexed:
+        return IndexRepeat(self.stage) if self.repeats else self.stage
+
+    def _with(self, stage: Indexed) -> IndexedDataset:
+        return IndexedDataset(stage, self.repeats)
+
+    def _selected(self, verb: str, some_of: Callable[[Source], Indexed]) -> IndexedDataset:
+        found = self.stage.selected(some_of)
+        if found is None:
+            raise ValueError(
+                f"{verb} cannot keep {self!r} indexed: what is left of a mixture or a slice may differ from epoch to epoch. "
+                f"Say {verb} before it, or stream().{verb}(...)"
+            )
+        return self._with(found)
+
+    def _at(self, numbers: Iterable[int]) -> list[Sample]:
+        """Samples by number, in the order given."""
+        stage = self._endless
+        rows, count = stage.order(0), stage.count
+        found = [np.zeros(0, np.int64)]
+        for number in numbers:
+            place = index(number)
+            if place < 0 and count is not None:
+                place += count
+            if place < 0 or (count is not None and place >= count):
+                raise IndexError(
+                    f"there is no sample {number:,} in a data set of {'no end' if count is None else f'{count:,}'}"
+                )
+            found.append(rows(place, place + 1))
+        return samples(stage.index.take(np.concatenate(found)))
+
+
+def dataset_of(stage: Stage[Block], repeats: bool = False) -> Dataset:
+    """A data set of a chain: an indexed one where the chain is."""
+    return Dataset(stage, repeats) if stage.streamed_by else IndexedDataset(cast(Indexed, stage), repeats)
 
 
 def stages_of(caller: str, datasets: Sequence[Dataset], *, once: bool = False) -> tuple[Stage[Block], ...]:
@@ -391,8 +1101,53 @@ def stages_of(caller: str, datasets: Sequence[Dataset], *, once: bool = False) -
     return tuple(dataset.stage if once else dataset._endless for dataset in given)
 
 
+def concatenated(datasets: Sequence[Dataset]) -> Dataset:
+    """One stage for a + b + c too: several in each other would be as deep as there are data sets."""
+    stages = stages_of("concat_datasets", datasets)
+    for number, stage in enumerate(stages[:-1]):
+        if stage.endless:
+            raise ValueError(
+                f"data set {number} repeats without end, so that none after it is reached; repeat only the last"
+            )
+    parts = tuple(part for stage in stages for part in (stage.below if stage.flat else (stage,)))
+    if any(part.streamed_by for part in parts):
+        return Dataset(Concat(parts))
+    return IndexedDataset(IndexConcat(cast(tuple[Indexed, ...], parts)))
+
+
+def run_by(engine: EngineName, stage: Stage[Block], ray_address: str | None) -> Stage[Block]:
+    """A chain as an engine runs it: the same rows in the same order.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    one_of("engine", engine, *get_args(EngineName))
+    if engine == "ray":
+        return spread(stage, ray_address)
+    if ray_address is not None:
+        raise ValueError(f"ray_address={ray_address!r} is for engine='ray' (got engine={engine!r})")
+    return stage
+
+
+def _checked(on_error: OnError) -> OnError:
+    one_of("on_error", on_error, *get_args(OnError))
+    return on_error
+
+
 def _targets(names: str | Sequence[str]) -> tuple[str, ...]:
     columns = names_of("target_columns", names)
     if not columns:
         raise ValueError("target_columns must name at least one column (got none)")
     return columns
+
+
+def _lengths(buckets: Any) -> tuple[int, ...] | None:
+    if buckets is not None and not isinstance(buckets, Iterable):
+        raise TypeError(f"buckets takes lengths (got {buckets!r}); bf.optimal_buckets finds the best ones")
+    return None if buckets is None else tuple(buckets)
+
+
+def _rounding(pad_to_multiple_of: int, buckets: Sequence[int] | None) -> Rounding | None:
+    """None where nothing is rounded."""
+    rounding = Rounding(pad_to_multiple_of=pad_to_multiple_of, buckets=_lengths(buckets))
+    return None if rounding == Rounding() else rounding

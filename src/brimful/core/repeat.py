@@ -22,6 +22,14 @@ class Repeat(Stage[T]):
     """
 
     upstream: Stage[T]
+    endless = True
+
+    @property
+    def planned(self) -> Stage[Any]:
+        return self.over(self.upstream.planned)
+
+    def num_items(self, most: int | None = None) -> int | None:
+        return most
 
     def start(self, epoch: int) -> State:
         flowing = self.upstream.over_epochs

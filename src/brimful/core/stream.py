@@ -16,16 +16,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from math import isfinite
 from numbers import Real
 from operator import attrgetter
-from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from brimful.core import random
-from brimful.core.errors import StateError
+from brimful.core.errors import StateError, name_of
 from brimful.core.once import once, settings_of
 
 T = TypeVar("T")
@@ -45,6 +43,9 @@ class Stage(ABC, Generic[T_co]):
 
     Each input item leads to at least one output item, if need be with 0 rows, so that states advance under a filter
     that drops everything. Upstream items are read through `running`, which closes them with the reader.
+
+    Whatever somebody else wants to know about a chain is a method here, which asks upstream; a stage that knows better
+    overrides it. So nobody but a stage looks at what kind of stage it is.
     """
 
     transparent: ClassVar[bool] = False
@@ -64,15 +65,6 @@ class Stage(ABC, Generic[T_co]):
     """Whether each item follows from one of upstream and how many came before: ends of epochs mean nothing to it. So are all
     that are `by_row` or `transparent`."""
 
-    @once
-    def over_epochs(self) -> Stage[T_co] | None:
-        """The chain as it runs over epochs without an end, where its items may reach over their seams: then what repeats stands
-        below. None: all of it ends with an epoch, and begins again."""
-        if not (self.itemwise or self.by_row or self.transparent):
-            return None
-        flowing = upstreams(self)[0].over_epochs
-        return None if flowing is None else cast(Stage[T_co], dataclasses.replace(cast(Any, self), upstream=flowing))
-
     @abstractmethod
     def start(self, epoch: int) -> State:
         """The state before the first item of an epoch."""
@@ -84,6 +76,8 @@ class Stage(ABC, Generic[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         return settings_of(self)
 
+    # -- what it is, and what it reads from --------------------------------------------------------------------------------
+
     @property
     def verb(self) -> str:
         """What users write for it; "" where it only serves what they wrote: messages then speak of the stage below."""
@@ -93,6 +87,165 @@ class Stage(ABC, Generic[T_co]):
     def label(self) -> str:
         """What it is shown as: the verb, and what it found out for itself."""
         return self.verb
+
+    @property
+    def below(self) -> tuple[Stage[Any], ...]:
+        """The stages that it reads from: its fields that are stages, or tuples of them."""
+        values = [getattr(self, field.name) for field in dataclasses.fields(cast(Any, self))]
+        several = [value if isinstance(value, tuple) else (value,) for value in values]
+        return tuple(value for group in several for value in group if isinstance(value, Stage))
+
+    def over(self, *stages: Stage[Any]) -> Self:
+        """The same stage, which reads from others: as many as `below` has, in that order."""
+        given = iter(stages)
+        changes: dict[str, Any] = {}
+        for field in dataclasses.fields(cast(Any, self)):
+            value = getattr(self, field.name)
+            if isinstance(value, Stage):
+                changes[field.name] = next(given)
+            elif isinstance(value, tuple) and any(isinstance(one, Stage) for one in value):
+                changes[field.name] = tuple(next(given) for _ in value)
+        return cast(Self, dataclasses.replace(cast(Any, self), **changes))
+
+    # -- questions: by default, what the stages below answer ---------------------------------------------------------------
+
+    @once
+    def over_epochs(self) -> Stage[T_co] | None:
+        """The chain as it runs over epochs without an end, where its items may reach over their seams: then what repeats stands
+        below. None: all of it ends with an epoch, and begins again."""
+        if not (self.itemwise or self.by_row or self.transparent):
+            return None
+        flowing = self.below[0].over_epochs
+        return None if flowing is None else self.over(flowing)
+
+    @property
+    def endless(self) -> bool:
+        """Whether it has no end, as far as the description says it: nothing is read."""
+        return any(one.endless for one in self.below)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether rows that are bad are left out somewhere (on_error="skip")."""
+        return getattr(self, "on_error", "raise") == "skip" or any(one.leaves_out for one in self.below)
+
+    @property
+    def streamed_by(self) -> str:
+        """The first verb after which samples cannot be had by number; "" where they can."""
+        return next((by for one in self.below if (by := one.streamed_by)), self.verb)
+
+    @property
+    def streams(self) -> int | None:
+        """Into how many streams it divides its data; None where it does not.
+
+        Raises:
+            ValueError: the sources of a mixture differ in that.
+        """
+        counts = {one.streams: None for one in self.below}
+        if len(counts) > 1:
+            raise ValueError(
+                f"the data sets of {named(self)} must have equally many streams (got "
+                f"{', '.join(str(one.streams) for one in self.below)}); give each the same from_files(streams=...)"
+            )
+        return next(iter(counts), None)
+
+    def stream(self, number: int, count: int) -> Stage[T_co]:
+        """The chain that gives stream `number` of `count`: its sources give a part, and what draws random numbers has a seed of
+        its own.
+
+        Raises:
+            ValueError: it is a source that gives no part.
+        """
+        if not self.below:
+            raise ValueError(
+                f"{named(self)} cannot be read as {count} streams, as from_files(streams={count}) can: each stream would read "
+                "all of it"
+            )
+        return self.over(*(one.stream(number, count) for one in self.below))
+
+    def tokenizers(self) -> dict[str, tuple[Any, ...]]:
+        """The tokenizers that made the columns, or what is known of them, by column: each once."""
+        found: dict[str, tuple[Any, ...]] = {}
+        for one in self.below:
+            for name, made in one.tokenizers().items():
+                known = found.setdefault(name, made)
+                prints = {each.fingerprint() for each in known} if known is not made else set()
+                found[name] = (*known, *(each for each in made if prints and each.fingerprint() not in prints))
+        return found
+
+    def functions(self) -> list[str]:
+        """The functions of the user's that it calls, which no header holds by value, each with its verb: `map(clean)`."""
+        values = [getattr(self, field.name) for field in dataclasses.fields(cast(Any, self))]
+        own = [f"{self.verb}({name_of(getattr(value, 'func', value))})" for value in values if is_function(value)]
+        return [*(each for one in self.below for each in one.functions()), *own]
+
+    def num_items(self, most: int | None = None) -> int | None:
+        """How many items an epoch has, where that is known without reading: counted up to `most`."""
+        return self.below[0].num_items(most) if self.below else None
+
+    # of batches
+
+    @property
+    def planned(self) -> Stage[Any]:
+        """What plans the batches, while they are still integers."""
+        return self.below[0].planned
+
+    def sharded(self, **how: Any) -> Stage[T_co]:
+        """The batches of one data-parallel rank."""
+        return self.over(self.below[0].sharded(**how))
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether they are one rank's."""
+        return any(one.is_sharded for one in self.below)
+
+    @property
+    def num_ranks(self) -> int:
+        """How many data-parallel ranks share the batches of a step."""
+        return self.below[0].num_ranks if self.below else 1
+
+    @property
+    def micro_batches(self) -> int | None:
+        """How many batches an optimizer step has; None where nothing says."""
+        return self.below[0].micro_batches if self.below else None
+
+    def shapes(self) -> list[tuple[int, ...]] | None:
+        """The few shapes (rows, tokens) that all batches have; None where these are not known before they come."""
+        return self.below[0].shapes() if self.below else None
+
+    @property
+    def rules(self) -> Any:
+        """What becomes of each column."""
+        return self.below[0].rules
+
+    def unpadded(self) -> Stage[Any] | None:
+        """The same batches, padded by what comes next; None where that cannot be."""
+        return None
+
+    def rehearsed(self, batches: Callable[[Any], Stage[Any]]) -> Stage[Any]:
+        """The chain with other batches in place of those that collating makes: `batches(that stage)`. Nothing is sent ahead."""
+        return self.over(self.below[0].rehearsed(batches))
+
+    def settings(self) -> dict[str, Any]:
+        """The parameters that change the order of the data, by the names that users write, as plain JSON."""
+        fields = (field for field in dataclasses.fields(cast(Any, self)) if not field.metadata.get("runtime"))
+        values = {
+            field.name: getattr(self, field.name) for field in fields if field.name not in ("upstream", "upstreams")
+        }
+        return {name: described(value) for name, value in values.items()}
+
+    def header(self) -> list[Any]:
+        """What a state is held against: the stages from the source on, each a dict of its verb and its settings.
+
+        Those of a stage without a verb are settings of the one that it serves, the next above.
+        """
+        below = [one.header() for one in self.below]
+        served: dict[str, Any] = {}
+        if len(below) == 1 and below[0] and "verb" not in below[0][-1]:
+            served = below[0].pop()
+        own = served | self.settings() | ({"datasets": below} if len(below) > 1 else {})
+        if self.verb:
+            own = {"verb": self.verb} | own
+        return [*(below[0] if len(below) == 1 else ()), *([own] if own else [])]
 
 
 _WORDS: Final = re.compile("(?<!^)(?=[A-Z])")
@@ -116,15 +269,21 @@ def runtime(default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"runtime": True})
 
 
-def describe(value: Any) -> Any:
-    """A stage, or a setting of one, as plain JSON: every setting by value, less those marked `runtime`.
+def is_function(value: Any) -> bool:
+    """Whether a setting is a function of the user's, or something else that is called and has no value to compare."""
+    held = isinstance(value, Stage) or dataclasses.is_dataclass(value) or hasattr(value, "fingerprint")
+    return callable(value) and not held
 
-    An object with a method `fingerprint()` stands as what that returns; a function stands as its name; a number that JSON
-    does not know (nan, inf) as a string.
+
+def described(value: Any) -> Any:
+    """A setting of a stage as plain JSON: a dataclass by its fields, less those marked `runtime`.
+
+    An object with a method `fingerprint()` stands as what that returns, a function as {"function": "module:qualified.name"}, a
+    number that JSON does not know (nan, inf) as a string.
 
     >>> from brimful.plan import TokenBudget
-    >>> describe(TokenBudget(512))["max_tokens"]
-    512
+    >>> described(TokenBudget(512))["max_tokens"], described(described)
+    (512, {'function': 'brimful.core.stream:described'})
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -134,31 +293,34 @@ def describe(value: Any) -> Any:
         number = float(value)
         return number if isfinite(number) else str(number)
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [describe(item) for item in (sorted(value) if isinstance(value, (set, frozenset)) else value)]
+        return [described(item) for item in (sorted(value) if isinstance(value, (set, frozenset)) else value)]
     if isinstance(value, dict):
-        return {str(name): describe(item) for name, item in value.items()}
+        return {str(name): described(item) for name, item in value.items()}
     if hasattr(value, "fingerprint"):
         return value.fingerprint()
-    if isinstance(value, Stage) and not value.verb:
-        return describe(upstreams(value)[0])
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         compared = [field for field in dataclasses.fields(value) if not field.metadata.get("runtime")]
-        kind = getattr(value, "verb", type(value).__name__)
-        return {"type": kind} | {field.name: describe(getattr(value, field.name)) for field in compared}
-    return str(getattr(value, "__name__", type(value).__name__))
+        return {"type": type(value).__name__} | {
+            field.name: described(getattr(value, field.name)) for field in compared
+        }
+    if callable(value):
+        fn = getattr(value, "func", value)
+        return {"function": f"{getattr(fn, '__module__', '') or ''}:{getattr(fn, '__qualname__', type(fn).__qualname__)}"}
+    return type(value).__name__
 
 
 _REMEDIES: Final = {
     "urls": "a shard was added, taken away, renamed, put elsewhere in the list, or edited so that its size changed (a state has "
     "the digest of all names and sizes, not each of them): go on with those that saved it, or with these all the same by "
     "allow={'urls'}",
+    "functions": "go on with the function that saved it, or with this one all the same by allow={'functions'}",
     "fixed_weights": "a place in a mixture of indexed data is counted with its weights, which allow={'weights'} cannot change: "
     "end the epoch with those that saved it, and begin the next with others, or mix streamed data",
 }
 """What to do where a setting differs, by its name."""
 
 
-_ALLOWED: Final = ("urls", "weights")
+_ALLOWED: Final = ("functions", "urls", "weights")
 """The settings in which a state may differ, where the caller says so."""
 
 
@@ -170,8 +332,17 @@ def allowed(names: Collection[str]) -> frozenset[str]:
     """
     found = frozenset((names,) if isinstance(names, str) else names)
     for name in sorted(found - {*_ALLOWED}, key=str):
-        raise ValueError(f"allow takes the names {' and '.join(map(repr, _ALLOWED))} (got {name!r})")
+        raise ValueError(f"allow takes the names {', '.join(map(repr, _ALLOWED))} (got {name!r})")
     return found
+
+
+class Difference(NamedTuple):
+    """A setting in which two headers differ: its name with the verb, its kind among those with a remedy, and both values."""
+
+    name: str
+    kind: str
+    saved: str
+    ours: str
 
 
 def check_header(saved: Any, ours: Any, allow: frozenset[str] = frozenset()) -> None:
@@ -180,43 +351,59 @@ def check_header(saved: Any, ours: Any, allow: frozenset[str] = frozenset()) -> 
     Raises:
         StateError: at the first difference, except at settings named in `allow`.
     """
-    difference = header_difference(saved, ours, allow)
-    if difference is not None:
-        name, then, now = difference
-        remedy = _REMEDIES.get(name.rpartition(".")[2].partition("[")[0], "use the pipeline that saved it")
+    found = header_difference(saved, ours, allow)
+    if found is not None:
+        remedy = _REMEDIES.get(found.kind, "use the pipeline that saved it")
         raise StateError(
-            f"this state belongs to another pipeline: {name} was {then} when it was saved and is {now} here; {remedy}"
+            f"this state belongs to another pipeline: {found.name} was {found.saved} when it was saved and is {found.ours} "
+            f"here; {remedy}"
         )
 
 
 def header_difference(
-    saved: Any, ours: Any, allow: frozenset[str] = frozenset(), path: str = ""
-) -> tuple[str, str, str] | None:
-    """The first setting in which two headers differ, and both its values; None where they are equal.
+    saved: Any, ours: Any, allow: frozenset[str] = frozenset(), path: str = "", kind: str = ""
+) -> Difference | None:
+    """The first setting in which two headers differ; None where they are equal.
 
-    >>> header_difference({"type": "take", "n": 1}, {"type": "take", "n": 2})
-    ('take.n', '1', '2')
+    >>> header_difference([{"verb": "take", "n": 1}], [{"verb": "take", "n": 2}])
+    Difference(name='take.n', kind='n', saved='1', ours='2')
     """
-    if isinstance(saved, dict) and isinstance(ours, dict) and saved.get("type") == ours.get("type"):
-        inside = f"{path}." if path and not path.endswith(".") else path
-        here = f"{inside}{ours['type']}." if ours.get("type") else inside
-        pairs = (
-            (saved.get(name), ours.get(name), here if name == "upstream" else f"{here}{name}")
-            for name in [*ours, *(name for name in saved if name not in ours)]
-            if name not in allow
-        )
-        if {"shards", "digest"} <= ours.keys() & saved.keys():  # neither says much without the other
-            return None if saved == ours else (path, _brief(saved), _brief(ours))
-    elif isinstance(saved, list) and isinstance(ours, list) and len(saved) == len(ours):
-        pairs = ((one, other, f"{path}[{number}]") for number, (one, other) in enumerate(zip(saved, ours)))
+    if saved == ours:
+        return None
+    here = Difference(path or "pipeline", kind, _brief(saved), _brief(ours))
+    if isinstance(saved, list) and isinstance(ours, list) and len(saved) == len(ours):
+        named_by_verb = all(isinstance(one, dict) and "verb" in one for one in (*saved, *ours))
+        pairs = [
+            (one, other, path if named_by_verb else f"{path}[{number}]", kind)
+            for number, (one, other) in enumerate(zip(saved, ours))
+        ]
+    elif isinstance(saved, dict) and isinstance(ours, dict):
+        if {"function"} == saved.keys() == ours.keys():
+            return None if "functions" in allow or _same_function(saved, ours) else here._replace(kind="functions")
+        if any(saved.get(name) != ours.get(name) for name in ("verb", "type")) or {"shards", "digest"} <= ours.keys():
+            return here  # of a digest neither part says much without the other
+        inside = f"{path}." if path else ""
+        owner = f"{inside}{ours['verb']}." if "verb" in ours else inside
+        names = [name for name in (*ours, *(name for name in saved if name not in ours)) if name not in allow]
+        pairs = [(saved.get(name), ours.get(name), f"{owner}{name}", name) for name in names]
     else:
-        return None if saved == ours else (path.rstrip(".") or "pipeline", _brief(saved), _brief(ours))
-    return next(filter(None, (header_difference(one, other, allow, name) for one, other, name in pairs)), None)
+        return here
+    return next(
+        filter(None, (header_difference(one, other, allow, name, own) for one, other, name, own in pairs)), None
+    )
+
+
+def _same_function(saved: dict[str, Any], ours: dict[str, Any]) -> bool:
+    """Whether two names are of one function: the module of what a script defines depends on how it was started."""
+    (one, first), (other, second) = (str(header["function"]).split(":", 1) for header in (saved, ours))
+    return first == second and (one == other or "__main__" in (one, other))
 
 
 def _brief(value: Any) -> str:
-    if isinstance(value, dict) and "type" in value:
-        return str(value["type"])
+    if isinstance(value, list) and value and all(isinstance(one, dict) and "verb" in one for one in value):
+        return " > ".join(str(one["verb"]) for one in value)
+    if isinstance(value, dict) and (name := value.get("verb") or value.get("type") or value.get("function")):
+        return str(name)
     if isinstance(value, dict) and "shards" in value:
         return f"{value['shards']:,} shard{'s' * (value['shards'] != 1)} with the digest {value['digest']}"
     return repr(value)
@@ -227,33 +414,19 @@ def place(stage: Stage[Any]) -> int:
 
     Part of the key of every random choice, so that two stages with one seed differ.
     """
-    return max((_places(below, False) for below in upstreams(stage)), default=0)
+    return max((_places(below, False) for below in stage.below), default=0)
 
 
 def _places(stage: Stage[Any], below_flat: bool) -> int:
     """How many places a stage and those below it have; `below_flat`: the stage that it serves is flat."""
     own = not stage.transparent and not (stage.flat and below_flat)
     flat = below_flat if stage.transparent else stage.flat
-    return own + max((_places(below, flat) for below in upstreams(stage)), default=0)
-
-
-def upstreams(stage: Stage[Any]) -> list[Stage[Any]]:
-    """The stages that a stage reads from: its fields that are stages, or tuples of them."""
-    values = [getattr(stage, field.name) for field in dataclasses.fields(cast(Any, stage))]
-    several = [value if isinstance(value, tuple) else (value,) for value in values]
-    return [value for group in several for value in group if isinstance(value, Stage)]
-
-
-def all_stages(stage: Stage[Any]) -> Iterator[Stage[Any]]:
-    """A stage, and those that it reads through, from itself down."""
-    yield stage
-    for below in upstreams(stage):
-        yield from all_stages(below)
+    return own + max((_places(below, flat) for below in stage.below), default=0)
 
 
 def chain(stage: Stage[Any], name: Callable[[Stage[Any]], str] = attrgetter("verb")) -> list[str]:
     """What users wrote for the stages that a stage reads through, from its source on; branches in brackets."""
-    below = upstreams(stage)
+    below = stage.below
     names = chain(below[0], name) if len(below) == 1 else []
     if len(below) > 1:
         names = [f"({' | '.join(' > '.join(chain(one, name)) for one in below)})"]
@@ -267,25 +440,7 @@ def shown(stage: Stage[Any]) -> str:
 
 def named(stage: Stage[Any]) -> str:
     """What users wrote for a stage, or for the one that it serves."""
-    return stage.verb or named(upstreams(stage)[0])
-
-
-def num_streams(stage: Stage[Any]) -> int | None:
-    """Into how many streams a chain divides its data; None where it does not.
-
-    Raises:
-        ValueError: the sources of a mixture differ in that.
-    """
-    below = upstreams(stage)
-    if not below:
-        return getattr(stage, "streams", None)
-    counts = [num_streams(one) for one in below]
-    if len(set(counts)) > 1:
-        raise ValueError(
-            f"the data sets of {named(stage)} must have equally many streams (got {', '.join(map(str, counts))}); "
-            "give each the same from_files(streams=...)"
-        )
-    return counts[0]
+    return stage.verb or named(stage.below[0])
 
 
 def refuse_streams(stage: Stage[Any], method: str, does: str = "counts") -> None:
@@ -296,7 +451,7 @@ def refuse_streams(stage: Stage[Any], method: str, does: str = "counts") -> None
     Raises:
         ValueError: naming the method and the ways out.
     """
-    count = num_streams(stage)
+    count = stage.streams
     if count is not None and count > 1:
         instead = "count batches instead (Batches.take, Batches.enumerate), filter the rows by what is in them, or "
         raise ValueError(
@@ -313,39 +468,6 @@ class Lane(NamedTuple):
     seed: int
 
 
-class Divisible(Protocol):
-    """A source that can be read as several streams."""
-
-    def part(self, stream: int, num_streams: int) -> Stage[Any]:
-        """What it gives in one of them."""
-
-
-def stream_of(stage: Stage[T], stream: int, count: int) -> Stage[T]:
-    """The chain of stages that gives stream `stream` of the `count` that a chain divides its data into: its sources give a
-    part, and what draws random numbers has a seed of its own."""
-    if not upstreams(stage):
-        if not hasattr(stage, "part"):
-            raise ValueError(
-                f"{named(stage)} cannot be read as {count} streams, as from_files(streams={count}) can: each stream would read "
-                "all of it"
-            )
-        return cast(Divisible, stage).part(stream, count)
-    changes: dict[str, Any] = {}
-    for field in dataclasses.fields(cast(Any, stage)):
-        value = getattr(stage, field.name)
-        if isinstance(value, Stage):
-            changes[field.name] = stream_of(value, stream, count)
-        elif isinstance(value, tuple) and any(isinstance(one, Stage) for one in value):
-            changes[field.name] = tuple(stream_of(one, stream, count) for one in value)
-        elif field.name == "seed":
-            changes["seed"] = random.key(value, stream)
-        elif field.name == "lane":
-            changes["lane"] = Lane(stream, count, cast(Any, stage).seed)
-        elif field.name == "types":
-            changes["types"] = partial(getattr, stage, "schema")  # a stream has the columns of the whole
-    return cast(Stage[T], dataclasses.replace(cast(Any, stage), **changes))
-
-
 def share(count: int, stream: int, count_of_streams: int) -> int:
     """How many of the first `count` items are a stream's where an item of each is taken in turn.
 
@@ -353,12 +475,3 @@ def share(count: int, stream: int, count_of_streams: int) -> int:
     [3, 2, 2]
     """
     return (count + count_of_streams - 1 - stream) // count_of_streams
-
-
-def substituted(stage: Stage[Any], old: Stage[Any], new: Stage[Any]) -> Stage[Any]:
-    """A chain of stages with one of them replaced."""
-    if stage is old:
-        return new
-    (below,) = upstreams(stage)
-    replaced: Stage[Any] = dataclasses.replace(cast(Any, stage), upstream=substituted(below, old, new))
-    return replaced

@@ -22,6 +22,17 @@ class TakeItems(Stage[Any]):
     def __post_init__(self) -> None:
         settle(self, "n", 0, "batches")
 
+    @property
+    def endless(self) -> bool:
+        return False
+
+    @property
+    def planned(self) -> Stage[Any]:
+        return self.over(self.upstream.planned)
+
+    def num_items(self, most: int | None = None) -> int | None:
+        return self.upstream.num_items(self.n if most is None else min(self.n, most))
+
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0] if self.n else END
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from brimful.core.once import once
 from brimful.index.index import Index
-from brimful.index.indexed import Indexed, RowNumbers
+from brimful.index.indexed import Indexed, RowNumbers, Source
 from brimful.index.several import joined
 
 
@@ -38,6 +39,10 @@ class Concat(Indexed):
 
     def order(self, epoch: int) -> RowNumbers:
         return self._in_turn([upstream.order(epoch) for upstream in self.upstreams], self._starts)
+
+    def selected(self, some_of: Callable[[Source], Indexed]) -> Indexed | None:
+        parts = [one.selected(some_of) for one in self.upstreams]
+        return None if None in parts else self.over(*(part for part in parts if part is not None))
 
     def unshuffled(self) -> tuple[RowNumbers, int]:
         orders, counts = zip(*(upstream.unshuffled() for upstream in self.upstreams))

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from brimful.core.errors import OnError, name_of
+from brimful.core.errors import OnError
 from brimful.core.once import once
-from brimful.core.stream import describe, runtime
+from brimful.core.stream import described, runtime
 from brimful.index.index import Index
 from brimful.index.indexed import RowNumbers, Source
 from brimful.index.some_rows import FilteredIndex
@@ -38,6 +38,6 @@ class Filter(Source):
     def ordered(self, index: Index, epoch: int) -> RowNumbers:
         return self.upstream.ordered(index, epoch)
 
-    def fingerprint(self) -> dict[str, Any]:
-        kept = {"kept": self.count, "crc32": self.index.crc32, "on_error": self.on_error}
-        return {"type": self.verb, "upstream": describe(self.upstream), "fn": name_of(self.fn), **kept}
+    def settings(self) -> dict[str, Any]:
+        kept = {"kept": self.count, "crc32": self.index.crc32}
+        return {"fn": described(self.fn), "on_error": self.on_error, **kept}

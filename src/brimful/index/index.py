@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from brimful.core.once import once, settings_of
 from brimful.core.stream import BLOCK_ROWS
 from brimful.rows.blocks import Block, visible
-from brimful.rows.encoder import Padding
 from brimful.rows.ragged import EMPTY, LABELS, array_of, is_ragged, ragged, token_counts, trained_on
 
 
@@ -69,10 +68,13 @@ class Index(ABC):
         """The same samples, perhaps without other columns than these, where that saves reading them."""
         return self
 
-    @property
-    def padding(self) -> Mapping[str, Padding]:
-        """What the tokenizers that made the samples say of padding, by column."""
+    def tokenizers(self) -> dict[str, tuple[Any, ...]]:
+        """What is known of the tokenizers that made the samples, by column; see `Stage.tokenizers`."""
         return {}
+
+    def functions(self) -> list[str]:
+        """The functions of the user's that made the samples; see `Stage.functions`."""
+        return []
 
     @property
     def knows_labels(self) -> bool:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Generator
-from typing import Final, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brimful.core.fruitless import passed
+from brimful.core.once import once
 from brimful.core.stream import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
 from brimful.index.index import Index
+from brimful.index.some_columns import ChosenIndex
 from brimful.rows.blocks import Block
+from brimful.rows.choice import Choice
 from brimful.rows.ragged import EMPTY
 
 RowNumbers: TypeAlias = Callable[[int, int], NDArray[np.int64]]
@@ -52,6 +56,19 @@ class Indexed(Stage[Block]):
 
         Of data without an end: those of one epoch of what repeats, else of the first 2^20 places.
         """
+
+    @property
+    def streamed_by(self) -> str:
+        return ""
+
+    def chosen(self, choice: Choice) -> Indexed:
+        """The samples with the columns of a choice: below what leaves these as they are, so that `selected` still finds a
+        source."""
+        return Choose(self, choice)
+
+    def selected(self, some_of: Callable[[Source], Indexed]) -> Indexed | None:
+        """Some of the rows, by a pass over each source; None where what is left may differ from epoch to epoch."""
+        return None
 
     def start(self, epoch: int) -> State:
         return [epoch, 0]
@@ -108,6 +125,77 @@ class Source(Indexed):
 
     def unshuffled(self) -> tuple[RowNumbers, int]:
         return np.arange, self.count
+
+    def chosen(self, choice: Choice) -> Indexed:
+        return ChooseSource(self, choice)
+
+    def selected(self, some_of: Callable[[Source], Indexed]) -> Indexed:
+        return some_of(self)
+
+
+@dataclass(frozen=True)
+class ChooseSource(Source):
+    """The samples of a source with the columns of a choice."""
+
+    transparent = True
+
+    upstream: Source
+    choice: Choice
+
+    @property
+    def verb(self) -> str:
+        return self.choice.verb
+
+    @once
+    def index(self) -> Index:
+        return ChosenIndex(self.upstream.index, self.choice)
+
+    @property
+    def in_index_order(self) -> bool:
+        return self.upstream.in_index_order
+
+    def ordered(self, index: Index, epoch: int) -> RowNumbers:
+        return self.upstream.ordered(index, epoch)
+
+    def tokenizers(self) -> dict[str, tuple[Any, ...]]:
+        return self.choice.renamed(self.upstream.tokenizers())
+
+    def settings(self) -> dict[str, Any]:
+        return self.choice.settings()
+
+
+@dataclass(frozen=True)
+class Choose(Indexed):
+    """The samples of data that are joined or mixed, with the columns of a choice."""
+
+    transparent = True
+
+    upstream: Indexed
+    choice: Choice
+
+    @property
+    def verb(self) -> str:
+        return self.choice.verb
+
+    @once
+    def index(self) -> Index:
+        return ChosenIndex(self.upstream.index, self.choice)
+
+    @property
+    def count(self) -> int | None:
+        return self.upstream.count
+
+    def order(self, epoch: int) -> RowNumbers:
+        return self.upstream.order(epoch)
+
+    def unshuffled(self) -> tuple[RowNumbers, int]:
+        return self.upstream.unshuffled()
+
+    def tokenizers(self) -> dict[str, tuple[Any, ...]]:
+        return self.choice.renamed(self.upstream.tokenizers())
+
+    def settings(self) -> dict[str, Any]:
+        return self.choice.settings()
 
 
 def over_epochs(stage: Indexed, epoch: int) -> RowNumbers:

@@ -39,6 +39,10 @@ class Interleave(Indexed):
         check(len(self.upstreams), self.fixed_weights, self.stop)
 
     @property
+    def endless(self) -> bool:
+        return (all if self.stop == "first" else any)(one.endless for one in self.upstreams)
+
+    @property
     def index(self) -> Index:
         return self._joined[0]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from brimful.core.errors import logger
 from brimful.core.once import once
 from brimful.index.index import Index
+from brimful.rows.choice import Choice
 from brimful.index.indexed import Indexed, RowNumbers, over_epochs
 
 
@@ -16,9 +17,14 @@ class Repeat(Indexed):
 
     upstream: Indexed
 
+    endless = True
+
     @property
     def index(self) -> Index:
         return self.upstream.index
+
+    def chosen(self, choice: Choice) -> Indexed:
+        return self.over(self.upstream.chosen(choice))
 
     @once
     def count(self) -> int | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,12 +13,11 @@ from numpy.typing import NDArray
 from brimful.core import random
 from brimful.core.errors import ORIGIN, origins, settle
 from brimful.core.once import once
-from brimful.core.stream import BLOCK_ROWS, Stage, describe, place, running
+from brimful.core.stream import BLOCK_ROWS, Stage, place, running
 from brimful.index.index import BlockIndex, Index, RowSet
 from brimful.index.indexed import RowNumbers, Source
 from brimful.index.order import Order
 from brimful.rows.blocks import Block
-from brimful.rows.encoder import Padding
 from brimful.rows.ragged import concat, fingerprint, with_column
 from brimful.sources.hugging_face import rows_of, stored
 from brimful.sources.iterable import drawn, numbered
@@ -55,11 +53,12 @@ class CachedIndex(BlockIndex):
     made_by = "cache"
 
     upstream: Stage[Block]
-    upstream_padding: Mapping[str, Padding] = field(default_factory=dict)
 
-    @property
-    def padding(self) -> Mapping[str, Padding]:
-        return self.upstream_padding
+    def tokenizers(self) -> dict[str, tuple[Any, ...]]:
+        return self.upstream.tokenizers()
+
+    def functions(self) -> list[str]:
+        return self.upstream.functions()
 
     @once
     def block(self) -> Block:
@@ -67,7 +66,7 @@ class CachedIndex(BlockIndex):
             return concat(block for block, _ in items)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"cached": describe(self.upstream), "crc32": fingerprint(self.block)}
+        return {"of": self.upstream.header(), "crc32": fingerprint(self.block)}
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,15 @@ class FromSequence(Source):
     @property
     def index(self) -> Index:
         return self.rows
+
+    def tokenizers(self) -> dict[str, tuple[Any, ...]]:
+        return self.rows.tokenizers()
+
+    def functions(self) -> list[str]:
+        return self.rows.functions()
+
+    def settings(self) -> dict[str, Any]:
+        return {**self.rows.fingerprint(), "shuffle": self.shuffle, "seed": self.seed}
 
     @property
     def in_index_order(self) -> bool:

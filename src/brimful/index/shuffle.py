@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,8 @@ from brimful.core import random
 from brimful.core.errors import settle
 from brimful.core.stream import place
 from brimful.index.index import Index
-from brimful.index.indexed import Indexed, RowNumbers
+from brimful.rows.choice import Choice
+from brimful.index.indexed import Indexed, RowNumbers, Source
 from brimful.plan.window import rest_rows
 
 
@@ -34,6 +36,9 @@ class Shuffle(Indexed):
     @property
     def index(self) -> Index:
         return self.upstream.index
+
+    def chosen(self, choice: Choice) -> Indexed:
+        return self.over(self.upstream.chosen(choice))
 
     @property
     def count(self) -> int | None:
@@ -65,6 +70,10 @@ class Shuffle(Indexed):
             return np.concatenate(pieces)
 
         return rows
+
+    def selected(self, some_of: Callable[[Source], Indexed]) -> Indexed | None:
+        below = self.upstream.selected(some_of)
+        return None if below is None else self.over(below)
 
     def unshuffled(self) -> tuple[RowNumbers, int]:
         return self.upstream.unshuffled()

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.index.index import Index
+from brimful.rows.choice import Choice
 from brimful.index.indexed import SPAN, Indexed, RowNumbers
 
 
@@ -26,6 +27,13 @@ class Slice(Indexed):
     @property
     def index(self) -> Index:
         return self.upstream.index
+
+    def chosen(self, choice: Choice) -> Indexed:
+        return self.over(self.upstream.chosen(choice))
+
+    @property
+    def endless(self) -> bool:
+        return self.places[1] is None and self.upstream.endless
 
     @property
     def count(self) -> int | None:

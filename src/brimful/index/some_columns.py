@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 
 from brimful.core.errors import DataError
 from brimful.core.once import once
-from brimful.core.stream import describe
 from brimful.index.index import Index, RowSet
 from brimful.rows.blocks import Block
 from brimful.rows.choice import Choice
-from brimful.rows.encoder import Padding
 from brimful.rows.ragged import LABELS
 
 
@@ -39,10 +37,6 @@ class ChosenIndex(Index):
     @once
     def schema(self) -> pa.Schema:
         return pa.schema([self.base.schema.field(old).with_name(name) for name, old in self.kept.items()])
-
-    @property
-    def padding(self) -> Mapping[str, Padding]:
-        return self.choice.renamed(self.base.padding)
 
     def __len__(self) -> int:
         return len(self.base)
@@ -76,7 +70,7 @@ class ChosenIndex(Index):
         self.below.expect(sets)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"base": self.base.fingerprint(), "choice": describe(self.choice)}
+        return {"base": self.base.fingerprint(), "choice": self.choice.settings()}
 
     def _old(self, columns: Sequence[str], required: bool) -> list[str]:
         if required and (missing := [name for name in columns if name not in self.kept]):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from brimful.core.errors import OnError, logger, name_of
 from brimful.core.once import once, settings_of
-from brimful.core.stream import BLOCK_ROWS, describe
+from brimful.core.stream import BLOCK_ROWS, described
 from brimful.index.index import Index, RowSet
 from brimful.rows.blocks import Block, tried
 from brimful.rows.parallel import SERIAL, Parallel
@@ -150,7 +150,7 @@ class SideIndex(SelectedIndex):
 
     def fingerprint(self) -> dict[str, Any]:
         kept = {"kept": len(self), "crc32": self.crc32}
-        return {"base": self.base.fingerprint(), "split": describe(self.sides.split), "side": self.side, **kept}
+        return {"base": self.base.fingerprint(), "split": described(self.sides.split), "side": self.side, **kept}
 
 
 def _blocks(base: Index) -> Iterator[tuple[int, Block]]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from brimful.core.once import once
-from brimful.core.stream import describe
 from brimful.index.index import Index
 from brimful.index.indexed import RowNumbers, Source
 from brimful.index.some_rows import SideIndex, Sides
@@ -32,7 +31,5 @@ class TrainValidSplit(Source):
     def ordered(self, index: Index, epoch: int) -> RowNumbers:
         return self.upstream.ordered(index, epoch)
 
-    def fingerprint(self) -> dict[str, Any]:
-        kept = {"kept": self.count, "crc32": self.index.crc32}
-        split = {"split": describe(self.sides.split), "side": self.side}
-        return {"type": self.verb, "upstream": describe(self.upstream), **split, **kept}
+    def settings(self) -> dict[str, Any]:
+        return {**vars(self.sides.split), "side": self.side, "kept": self.count, "crc32": self.index.crc32}

@@ -45,6 +45,11 @@ class StaticShapes:
         """The longest bucket, in tokens."""
         return self.buckets[-1]
 
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """All shapes that there are, (rows, tokens)."""
+        return [(self.max_tokens // bucket, bucket) for bucket in self.buckets]
+
     def plan(self, lengths: ArrayLike) -> Plan:
         """Batches of full shapes; the last may have copies in it."""
         plan = TokenBudget(self.max_tokens, buckets=self.buckets).plan(one_length(lengths, "StaticShapes"))

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from brimful.core.errors import DataError, OnError, StageError, skipped, where
-from brimful.core.stream import describe
 from brimful.rows.blocks import Block
 from brimful.rows.conversations import Labelled, Rendered, TrainOn, labelled, rendered, templates_of
 from brimful.rows.encoder_kinds import TransformersEncoder
@@ -39,17 +38,18 @@ class Chat(BlockFunction):
     on_error: OnError = "raise"
     output: tuple[str] = (TOKENS,)
 
-    def fingerprint(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         template = "\n".join(templates_of(self.encoder.tokenizer))
         return {
-            "type": self.verb,
-            "upstream": describe(self.upstream),
-            "encoder": describe(self.encoder),
+            "tokenizer": self.encoder.fingerprint(),
             "chat_template": hashlib.sha256(template.encode()).hexdigest()[:16],
             "column": self.column,
             "train_on": self.train_on,
             "on_error": self.on_error,
         }
+
+    def tokenizers(self) -> dict[str, tuple[Any, ...]]:
+        return self.upstream.tokenizers() | dict.fromkeys(self.output, (self.encoder,))
 
     @property
     def called_as(self) -> str:

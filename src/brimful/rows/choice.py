@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from brimful.core.errors import HIDDEN, DataError, names_of, where
 from brimful.rows.blocks import Block
@@ -33,6 +33,10 @@ class Choice:
             raise ValueError("select must name at least one column (got none)")
         if hidden := [name for name in (*self.names, *self.new) if name.startswith(HIDDEN)]:
             raise ValueError(f"{self.verb}: {hidden[0]!r} begins as brimful's own columns do")
+
+    def settings(self) -> dict[str, Any]:
+        """What a user wrote."""
+        return {"names": dict(zip(self.names, self.new)) if self.verb == "rename" else list(self.names)}
 
     def of(self, names: Sequence[str], place: str) -> dict[str, str]:
         """The columns that are kept of some, in their order: what each was called, by what it is called.

@@ -22,5 +22,11 @@ class Choose(Blockwise):
     def verb(self) -> str:
         return self.choice.verb
 
+    def tokenizers(self) -> dict[str, tuple[Any, ...]]:
+        return self.choice.renamed(self.upstream.tokenizers())
+
+    def settings(self) -> dict[str, Any]:
+        return self.choice.settings()
+
     def apply(self, block: Block) -> Block:
         return self.choice.apply(block)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -30,6 +30,37 @@ class Padding(NamedTuple):
 
     id: int | None
     side: str
+
+
+@dataclass(frozen=True)
+class StoredTokenizer:
+    """What a store says of the tokenizer that made one of its columns."""
+
+    padding: Padding
+    num_ids = 0
+
+    def fingerprint(self) -> str:
+        return str(self.padding)
+
+    def text(self, tokens: Sequence[int]) -> str | None:
+        """None: nobody knows the tokenizer any longer."""
+        return None
+
+
+def paddings(tokenizers: Mapping[str, tuple[Any, ...]]) -> dict[str, Padding]:
+    """What tokenizers say of padding, by the columns that they made.
+
+    Raises:
+        ValueError: two of them, for one column, say two things.
+    """
+    found: dict[str, Padding] = {}
+    for name, made in tokenizers.items():
+        for padding in (one.padding for one in made if one.padding is not None):
+            if found.setdefault(name, padding) != padding:
+                raise ValueError(
+                    f"the tokenizers of column {name!r} pad by {found[name]} and by {padding}: say pad_values and pad_side"
+                )
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +94,15 @@ class Encoder(ABC):
     @abstractmethod
     def words(self) -> str:
         """What a person would know it by."""
+
+    @property
+    def num_ids(self) -> int:
+        """How many token ids there are; 0 where the tokenizer does not say."""
+        return 0
+
+    def functions(self) -> list[str]:
+        """The user's function that makes the tokens, if it is one."""
+        return []
 
     def parts(self) -> Parts | str:
         """What engines are made of; or why none but the tokenizer itself can make its tokens."""

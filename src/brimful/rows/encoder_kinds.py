@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 from tokenizers import Tokenizer, models
 
 from brimful.core.once import once
-from brimful.core.stream import describe
+from brimful.core.stream import described
 from brimful.rows import compiled, cuttable
 from brimful.rows.encoder import OFFSETS, Encoder, Texts
 from brimful.rows.engines import Parts
@@ -108,6 +108,10 @@ class FastEncoder(Encoder):
     def depends_on(self) -> tuple[Any, ...]:
         return self._prepared, self.add_special_tokens, self.split_special_tokens
 
+    @property
+    def num_ids(self) -> int:
+        return max(Tokenizer.from_str(self.serialized).get_vocab().values(), default=-1) + 1
+
     def words(self) -> str:
         with self._tokenizer() as made:
             size = f"{type(made.model).__name__} of {made.get_vocab_size():,} tokens"
@@ -157,7 +161,11 @@ class TransformersEncoder(Encoder):
             for name, value in tokenizer.init_kwargs.items()
             if isinstance(value, (bool, int, float, str)) and not name.endswith(("_file", "_path"))
         }
-        return type(tokenizer).__name__, rules, sorted(settings.items()), describe(self.kwargs)
+        return type(tokenizer).__name__, rules, sorted(settings.items()), described(self.kwargs)
+
+    @property
+    def num_ids(self) -> int:
+        return max(self.tokenizer.get_vocab().values(), default=-1) + 1
 
     def words(self) -> str:
         return f"{type(self.tokenizer).__name__} of {len(self.tokenizer):,} tokens{_called(self.kwargs)}"
@@ -205,7 +213,11 @@ class TiktokenEncoder(Encoder):
         tokenizer = self.tokenizer  # tiktoken's README builds on these three
         ranks, special = sorted(tokenizer._mergeable_ranks.items()), sorted(tokenizer._special_tokens.items())
         cut = () if self.max_length is None else (self.max_length,)
-        return tokenizer._pat_str, ranks, special, describe(self.kwargs), *cut
+        return tokenizer._pat_str, ranks, special, described(self.kwargs), *cut
+
+    @property
+    def num_ids(self) -> int:
+        return int(self.tokenizer.n_vocab)
 
     def words(self) -> str:
         cut = "" if self.max_length is None else f", cut to {self.max_length:,}"
@@ -228,7 +240,10 @@ class CallableEncoder(Encoder):
         return [rows if name == OFFSETS else _integers(rows) for name, rows in zip(("input_ids", *outputs), found)]
 
     def depends_on(self) -> tuple[Any, ...]:
-        return self.words(), describe(self.kwargs)
+        return self.words(), described(self.kwargs)
+
+    def functions(self) -> list[str]:
+        return [f"tokenize({self.words()})"]
 
     def words(self) -> str:
         return getattr(self.fn, "__name__", type(self.fn).__name__)

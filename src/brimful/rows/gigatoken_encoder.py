@@ -42,6 +42,10 @@ class GigatokenEncoder(Encoder):
         rules = compiled.json_of(tokenizer) or (tokenizer.vocab, tokenizer.merges)
         return repr(tokenizer), rules, self.max_length
 
+    @property
+    def num_ids(self) -> int:
+        return int(self.tokenizer.vocab_size)
+
     def words(self) -> str:
         cut = "" if self.max_length is None else f", cut to {self.max_length:,}"
         return f"gigatoken of {self.tokenizer.vocab_size:,} tokens{cut}"

@@ -45,6 +45,10 @@ class Interleave(Typed):
     def __post_init__(self) -> None:
         check(len(self.upstreams), self.weights, self.stop)
 
+    @property
+    def endless(self) -> bool:
+        return (all if self.stop == "first" else any)(one.endless for one in self.upstreams)
+
     def start(self, epoch: int) -> State:
         return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, 0] for upstream in self.upstreams], ""]
 

@@ -16,7 +16,7 @@ from brimful.rows.ragged import array_of, with_column
 class RowKeys(Stage[Block]):
     """Adds a hidden column of random 64-bit keys. State: [epoch, upstream's state, the next row's number]."""
 
-    verb = "seed"
+    verb = ""
     itemwise = True
 
     upstream: Stage[Block]
@@ -24,6 +24,9 @@ class RowKeys(Stage[Block]):
 
     def __post_init__(self) -> None:
         settle(self, "seed", None)
+
+    def stream(self, number: int, count: int) -> RowKeys:
+        return RowKeys(self.upstream.stream(number, count), random.key(self.seed, number))
 
     def start(self, epoch: int) -> State:
         return [epoch, self.upstream.start(epoch), 0]

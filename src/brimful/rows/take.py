@@ -21,6 +21,10 @@ class Take(Stage[Block]):
         refuse_streams(self.upstream, "take")
         settle(self, "n", 0, "samples")
 
+    @property
+    def endless(self) -> bool:
+        return False
+
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0] if self.n else END
 

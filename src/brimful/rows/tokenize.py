@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from brimful.core.errors import HIDDEN, DataError, StageError, where
-from brimful.core.stream import describe
 from brimful.rows.blocks import Block
 from brimful.rows.encoder import Encoder, Texts
 from brimful.rows.engines import EngineError
@@ -34,20 +33,20 @@ class Tokenize(BlockFunction):
     outputs: tuple[str, ...] = ()
     remove_columns: tuple[str, ...] = ()
 
-    def fingerprint(self) -> dict[str, Any]:
-        """One name stands by itself, and what was not asked for not at all, as in states and stores of before there was more."""
-        names = {"column": self.column, "output": self.output}
-        one = {setting: name[0] if len(name) == 1 else [*name] for setting, name in names.items()}
-        asked = {
-            setting: [*getattr(self, setting)] for setting in ("outputs", "remove_columns") if getattr(self, setting)
-        }
+    def settings(self) -> dict[str, Any]:
         return {
-            "type": self.verb,
-            "upstream": describe(self.upstream),
-            "encoder": describe(self.encoder),
-            **one,
-            **asked,
+            "tokenizer": self.encoder.fingerprint(),
+            "column": [*self.column],
+            "output": [*self.output],
+            "outputs": [*self.outputs],
+            "remove_columns": [*self.remove_columns],
         }
+
+    def tokenizers(self) -> dict[str, tuple[Any, ...]]:
+        return self.upstream.tokenizers() | dict.fromkeys(self.output, (self.encoder,))
+
+    def functions(self) -> list[str]:
+        return [*self.upstream.functions(), *self.encoder.functions()]
 
     @property
     def called_as(self) -> str:

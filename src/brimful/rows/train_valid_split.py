@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from brimful.rows.blocks import Block
 from brimful.rows.blockwise import Blockwise
@@ -16,6 +17,9 @@ class TrainValidSplit(Blockwise):
 
     split: Split
     side: Side
+
+    def settings(self) -> dict[str, Any]:
+        return {**vars(self.split), "side": self.side}
 
     def apply(self, block: Block) -> Block:
         return block.filter(array_of(self.split.valid(block) == (self.side == "valid")))

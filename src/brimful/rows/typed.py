@@ -7,8 +7,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from brimful.core.errors import TALLY, DataError, OnError, StageError, Tally, name_of, skipped, where
 from brimful.core.fruitless import Waiting
 from brimful.core.once import once
-from brimful.core.stream import END, Stage, State, running
+from brimful.core.stream import END, Stage, State, running, runtime
 from brimful.rows.blocks import KEY, Block, visible, with_origin
 from brimful.rows.gathered import gathered
 from brimful.rows.parallel import NOTHING, SERIAL, Called, Made, Parallel, joined
@@ -43,6 +44,10 @@ class Typed(Stage[Block]):
         context = copy_context()
         context.run(TALLY.set, Tally())
         return context.run(self.first_types)
+
+    def stream(self, number: int, count: int) -> Self:
+        """A stream has the columns of the whole."""
+        return replace(self.over(*(one.stream(number, count) for one in self.below)), types=partial(getattr, self, "schema"))
 
     @abstractmethod
     def first_types(self) -> pa.Schema:
@@ -218,7 +223,7 @@ class SampleFunction(ByBlock[Results]):
     by_row = True
 
     fn: Callable[..., Any]
-    seeded: bool
+    seeded: bool = runtime()
     on_error: OnError = "raise"
 
     def count(self, given: Results) -> int:

@@ -55,7 +55,7 @@ class FromFiles(Stage[Block]):
     seed: int = 42
     on_error: OnError = "raise"
     streams: int | None = None
-    stream: int | None = runtime(None)
+    number: int | None = runtime(None)
 
     def __post_init__(self) -> None:
         if self.streams is not None:
@@ -133,20 +133,20 @@ class FromFiles(Stage[Block]):
         order = np.arange(len(self.urls.listed))
         if self.shuffle_shards:
             order = random.permutation(len(order), random.key(self.seed, place(self), epoch))
-        return order if self.stream is None else order[self.stream :: self.streams]
+        return order if self.number is None else order[self.number :: self.streams]
 
-    def part(self, stream: int, num_streams: int) -> FromFiles:
-        """Every `num_streams`-th shard of each epoch's order; the schema is that of the first shard of all."""
-        if num_streams > len(self.urls.listed):
+    def stream(self, number: int, count: int) -> FromFiles:
+        """Every `count`-th shard of each epoch's order; the schema is that of the first shard of all."""
+        if count > len(self.urls.listed):
             raise ValueError(
-                f"{len(self.urls.listed):,} shards cannot be read as streams={num_streams:,}: each needs one at least"
+                f"{len(self.urls.listed):,} shards cannot be read as streams={count:,}: each needs one at least"
             )
         return replace(
             self,
-            stream=stream,
+            number=number,
             schema=self._schema if self._inferring else None,
             n_active_shards=min(
-                self.n_active_shards, share(len(self.urls.listed), stream, num_streams)
+                self.n_active_shards, share(len(self.urls.listed), number, count)
             ),  # longer blocks
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -18,6 +19,7 @@ from brimful.plan import low_discrepancy_order
 from brimful.rows.blocks import check_replay
 from brimful.steps.batch import Batch
 from brimful.steps.planners import BatchPlanner
+from brimful.steps.sharded import Sharded
 from brimful.windows.window import Window
 
 ShuffleBatches = Literal[True, False, "stratified"]
@@ -44,7 +46,7 @@ class Batched(Stage[Batch]):
     state before the window, batches of it handed on, its crc32].
     """
 
-    verb = "batch"
+    verb = ""
 
     upstream: Stage[Window]
     planner: BatchPlanner
@@ -53,10 +55,37 @@ class Batched(Stage[Batch]):
     group: int
     seed: int
     lane: Lane | None = runtime(None)
+    labels_follow: int | None = runtime(None)
 
     def __post_init__(self) -> None:
         settle(self, "group", 1, "batch")
         settle(self, "seed", None)
+
+    def settings(self) -> dict[str, Any]:
+        order = {"drop_last": self.drop_last, "shuffle_batches": self.shuffle_batches, "group": self.group}
+        return {**self.planner.settings(), **order, "seed": self.seed}
+
+    def stream(self, number: int, count: int) -> Batched:
+        own = self.over(self.upstream.stream(number, count))
+        return replace(own, seed=random.key(self.seed, number), lane=Lane(number, count, self.seed))
+
+    def num_items(self, most: int | None = None) -> int | None:
+        """Price: that of planning an epoch, of indexed data; None of others."""
+        if self.upstream.streamed_by or self.upstream.endless:
+            return None
+        with running(self, self.start(0)) as batches:
+            return sum(1 for _ in islice(batches, most))
+
+    def sharded(self, *, timeout_seconds: float, **how: Any) -> Sharded:
+        """Whose ranks wait for nobody."""
+        return Sharded(self, **how, streamed=self.streamed_by, labels_follow=self.labels_follow)
+
+    def shapes(self) -> list[tuple[int, ...]] | None:
+        return self.planner.shapes()
+
+    @property
+    def planned(self) -> Stage[Batch]:
+        return self
 
     @once
     def over_epochs(self) -> Stage[Batch] | None:

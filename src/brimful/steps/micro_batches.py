@@ -9,8 +9,8 @@ from typing import Any
 
 from brimful.core.errors import settle
 from brimful.core.once import once
-from brimful.core.repeat import Repeat, endless
-from brimful.core.stream import Stage, State, all_stages, running, runtime
+from brimful.core.repeat import endless
+from brimful.core.stream import Stage, State, running, runtime
 from brimful.steps.batch import Batch, NumLabels
 from brimful.steps.labels import added, counted, read, step_labels
 
@@ -25,7 +25,7 @@ class MicroBatches(Stage[Batch]):
     upstream's}. With another number of batches or ranks than were saved a step begins there.
     """
 
-    verb = "micro_batches"
+    verb = ""
 
     upstream: Stage[Batch]
     number: int = runtime()
@@ -39,12 +39,15 @@ class MicroBatches(Stage[Batch]):
         """Steps go on over the ends of epochs, as the loops do that count to so many."""
         return replace(self, upstream=endless(self.upstream))
 
+    @property
+    def micro_batches(self) -> int:
+        return self.number
+
     def start(self, epoch: int) -> State:
         return self.upstream.start(epoch)
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
-        below = self.upstream.upstream if isinstance(self.upstream, Repeat) else self.upstream
-        size = [self.number, getattr(below, "num_ranks", 1)]
+        size = [self.number, self.upstream.num_ranks]
         left, labels = self.number, None
         if is_inside(at):
             *saved, to_come, known = at["step"]
@@ -72,11 +75,6 @@ class MicroBatches(Stage[Batch]):
         windows = groupby(step, lambda batch: batch.window)
         known = [batch for _, own in windows for batch in counted([*own], self.labels_follow)]
         return added([batch.num_labels or read(batch, self.labels_follow) for batch in known])
-
-
-def steps_of(stage: Stage[Any]) -> MicroBatches | None:
-    """The stage of a chain that says which batches are one optimizer step, if one does."""
-    return next((one for one in all_stages(stage) if isinstance(one, MicroBatches)), None)
 
 
 def is_inside(state: State) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brimful.core import random
 from brimful.core.errors import DataError, count, require, where
-from brimful.core.stream import runtime
+from brimful.core.stream import described, runtime
 from brimful.plan import (
     FixedSize,
     Overlong,
@@ -20,7 +20,6 @@ from brimful.plan import (
     Packed,
     Plan,
     Policy,
-    StaticShapes,
     divided,
     plan_with,
     split_long,
@@ -32,16 +31,51 @@ from brimful.steps.batch import Batch, Pieces
 from brimful.windows.window import Window
 
 
+PACKED_ROWS: Final = 250
+"""That a window of packed rows fills at least, where its size is chosen for the user."""
+
+
 class BatchPlanner(ABC):
     """Plans a window. `key` is that of its random choices; `first` says that nothing of the window has been handed on:
     then what is left out or cut is counted in `.stats`."""
 
-    verb = ""  # of a header: what it plans by says enough
+    verb = "batch"
+
+    def shapes(self) -> list[tuple[int, ...]] | None:
+        """The few shapes (rows, tokens) of all batches; None where nobody knows them before a plan."""
+        return None
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """What a user wrote, as plain JSON."""
+
+    packs = False
+    """Whether several samples lie in a row."""
 
     @property
     def in_order(self) -> bool:
         """Whether batches have the samples in arrival order."""
         return False
+
+    @property
+    def sizing(self) -> Policy | None:
+        """The policy by which an automatic window is sized; None where windows have a given size."""
+        return None
+
+    def rows_of(self, batches: int | None) -> int | None:
+        """How many rows a window holds that is made into so many batches; None: as many as padding needs."""
+        return batches
+
+    @property
+    def rounded(self) -> Any:
+        """What rounds padded lengths up, if anything does."""
+        return None
+
+    @property
+    def few_shapes(self) -> bool:
+        """Whether the user wants so few shapes that a compiler can keep up."""
+        buckets, multiple = (getattr(self.rounded, name, None) for name in ("buckets", "pad_to_multiple_of"))
+        return buckets is not None or (multiple or 1) > 1
 
     @abstractmethod
     def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
@@ -69,12 +103,27 @@ class ByPolicy(BatchPlanner):
     def in_order(self) -> bool:
         return isinstance(self.policy, FixedSize) and not self.policy.sort
 
+    @property
+    def sizing(self) -> Policy:
+        return self.policy
+
+    @property
+    def rounded(self) -> Any:
+        return self.rounding or self.policy
+
+    def shapes(self) -> list[tuple[int, ...]] | None:
+        shapes: list[tuple[int, ...]] | None = getattr(self.policy, "shapes", None)
+        return shapes
+
+    def settings(self) -> dict[str, Any]:
+        return {"policy": described(self.policy), "overlong": self.overlong, **_rounding(self.rounding)}
+
     def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
         policy = self.policy if self.rounding is None else Rounded(self.policy, self.rounding)
         plan = _placed(window, policy, self.overlong, first, self.parts)
         lengths = plan.padded_lengths.tolist()
         padded = [tuple(length) for length in lengths] if plan.padded_lengths.ndim > 1 else lengths
-        static = isinstance(self.policy, StaticShapes)
+        static = self.shapes() is not None
         found = zip(plan.batches, padded, plan.padded_sizes.tolist(), strict=True)
         return [Batch(window, *batch, static=static) for batch in found]
 
@@ -98,6 +147,22 @@ class ByPacking(BatchPlanner):
 
     def __post_init__(self) -> None:
         require("rows", self.num_rows, 1, "row")
+
+    verb = "pack"
+    packs = True
+
+    @property
+    def sizing(self) -> Policy:
+        return self.policy
+
+    def rows_of(self, batches: int | None) -> int:
+        return max(PACKED_ROWS, 100 * self.num_rows) if batches is None else batches * self.num_rows
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [(self.num_rows, self.policy.row_length)]
+
+    def settings(self) -> dict[str, Any]:
+        return {**described(self.policy), "rows": self.num_rows, "overlong": self.overlong}
 
     def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
         row_length = self.policy.row_length
@@ -142,6 +207,16 @@ class ByKey(BatchPlanner):
     boundary_key: Callable[[Sample], Any] | None
     overlong: Literal["raise", "alone", "drop"] = "raise"
     rounding: Rounding | None = None
+
+    verb = "batch_by"
+
+    @property
+    def rounded(self) -> Any:
+        return self.rounding
+
+    def settings(self) -> dict[str, Any]:
+        functions = {name: described(getattr(self, name)) for name in ("batch_size", "key", "boundary_key")}
+        return {**functions, "overlong": self.overlong, **_rounding(self.rounding)}
 
     def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
         block = window.take(np.arange(len(window)))
@@ -213,3 +288,7 @@ def _full(batches: Sequence[Batch], size: int | None, last: bool) -> NDArray[np.
     elif last and len(batches):
         full[-1] = False
     return full
+
+
+def _rounding(rounding: Rounding | None) -> dict[str, Any]:
+    return {} if rounding is None else {name: described(value) for name, value in vars(rounding).items()}

@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast, get_args
 
 from brimful.core.background import Channel, close_together
 from brimful.core.errors import DataError, StateError, one_of, settle
-from brimful.core.stream import END, Stage, State, chain, describe, running, runtime, stream_of
+from brimful.core.stream import END, Stage, State, chain, running, runtime
 from brimful.steps.agreement import AHEAD_ROUNDS, Agreement, store_of
 from brimful.steps.batch import Uneven, filler
 from brimful.steps.distributed import Rank, resolve
@@ -33,11 +33,11 @@ class RoundRobin(Stage[T]):
     union of all ranks' is good for every world size that divides `streams`.
     """
 
-    verb = "streams"
+    verb = ""
 
     upstream: Stage[T]
-    streams: int
-    sharded: bool = runtime(False)
+    num_streams: int = runtime()
+    is_sharded: bool = runtime(False)
     rank: int | None = runtime(None)
     world_size: int | None = runtime(None)
     group: Any = runtime(None)
@@ -46,24 +46,24 @@ class RoundRobin(Stage[T]):
     ahead: int = runtime(1)
 
     def __post_init__(self) -> None:
-        settle(self, "streams", 1, "stream")
+        settle(self, "num_streams", 1, "stream", "streams")
         one_of("uneven", self.uneven, *get_args(Uneven))
 
     def start(self, epoch: int) -> State:
-        starts = {str(stream): self._stream(stream).start(epoch) for stream in range(self.streams)}
+        starts = {str(stream): self._stream(stream).start(epoch) for stream in range(self.num_streams)}
         return {"epoch": epoch, "next": 0, "streams": starts}
 
     def items(self, at: State) -> Generator[tuple[T, State], None, None]:
-        rank, world_size = resolve(self.rank, self.world_size, self.group) if self.sharded else Rank(0, 1)
-        if self.streams % world_size:
+        rank, world_size = resolve(self.rank, self.world_size, self.group) if self.is_sharded else Rank(0, 1)
+        if self.num_streams % world_size:
             raise ValueError(
-                f"{self.streams} streams cannot be shared out evenly by {world_size} ranks: choose from_files(streams=...) "
+                f"{self.num_streams} streams cannot be shared out evenly by {world_size} ranks: choose from_files(streams=...) "
                 "so that every world size divides it"
             )
-        own = range((at["next"] + rank) % world_size, self.streams, world_size)
+        own = range((at["next"] + rank) % world_size, self.num_streams, world_size)
         if missing := [str(stream) for stream in own if str(stream) not in at["streams"]]:
             raise StateError(
-                f"this state has the streams {', '.join(at['streams'])} of {self.streams}, but rank {rank} of {world_size} "
+                f"this state has the streams {', '.join(at['streams'])} of {self.num_streams}, but rank {rank} of {world_size} "
                 f"also reads {', '.join(missing)}: it is the state of one rank; join those of all with bf.merge_states"
             )
         wrap = world_size > 1 and self.uneven == "wrap"
@@ -79,18 +79,31 @@ class RoundRobin(Stage[T]):
         finally:
             close_together([one.channel for one in readers.values() if one.channel is not None])
 
+    def stream(self, number: int, count: int) -> Stage[T]:
+        raise AssertionError("streams are taken in turn once")
+
+    def num_items(self, most: int | None = None) -> int | None:
+        return None
+
+    @property
+    def planned(self) -> Stage[T]:
+        return self
+
+    def sharded(self, **how: Any) -> RoundRobin[T]:
+        return replace(self, is_sharded=True, **how)
+
     @property
     def num_ranks(self) -> int:
-        return resolve(self.rank, self.world_size, self.group).world_size if self.sharded else 1
+        return resolve(self.rank, self.world_size, self.group).world_size if self.is_sharded else 1
 
     def _stream(self, stream: int) -> Stage[T]:
-        return stream_of(self.upstream, stream, self.streams)
+        return self.upstream.stream(stream, self.num_streams)
 
     def _alone(self, at: State, readers: dict[int, StreamReader[T]]) -> Generator[tuple[T, State], None, None]:
         entries = {stream: END if began_again(entry) else entry for stream, entry in at["streams"].items()}
         place = at["next"]
         while any(entry != END for entry in entries.values()):
-            stream = place % self.streams
+            stream = place % self.num_streams
             place += 1
             taken = readers[stream].take()
             entries[str(stream)] = taken.entry
@@ -108,7 +121,7 @@ class RoundRobin(Stage[T]):
                 "before iterating, or give shard(group=...) a torch.distributed.Store that they share"
             )
         name = " > ".join(chain(self))
-        header, begins = describe(self) | {"uneven": self.uneven}, {"epoch": at["epoch"], "next": at["next"]}
+        header, begins = {"of": self.header()} | {"uneven": self.uneven}, {"epoch": at["epoch"], "next": at["next"]}
         agreement = Agreement(store, *rank, name, header, begins, self.timeout_seconds)
         rounds = Channel(lambda: self._rounds(at["next"], readers, agreement), 1, "streams")
         with closing(rounds), closing(agreement):
@@ -116,7 +129,7 @@ class RoundRobin(Stage[T]):
             held: dict[int, Taken[T]] = {}  # by their places
             entries = {str(stream): at["streams"][str(stream)] for stream in readers}
             place = at["next"]
-            end = place - place % self.streams  # of the rounds that go on, as far as they are known
+            end = place - place % self.num_streams  # of the rounds that go on, as far as they are known
             spare: Any = None  # what fillers are made of: the same one whether the run began here or was resumed
             over = False
             while True:
@@ -127,13 +140,13 @@ class RoundRobin(Stage[T]):
                     over = taken is None
                     if taken is not None:
                         held |= {end + stream: one for stream, one in taken.items()}
-                        end += self.streams
+                        end += self.num_streams
                 if place >= end or (self.uneven == "drop" and end < place + rank.world_size):
                     return
                 one = held.pop(mine, None)
                 place += rank.world_size
                 if one is not None:
-                    entries[str(mine % self.streams)] = one.entry
+                    entries[str(mine % self.num_streams)] = one.entry
                 if one is not None and one.item is not None:
                     spare = one.item if spare is None and at["next"] == 0 else spare
                     item = self._weighed(one.item)
@@ -146,7 +159,7 @@ class RoundRobin(Stage[T]):
         self, place: int, readers: dict[int, StreamReader[T]], agreement: Agreement
     ) -> Generator[dict[int, Taken[T]], None, None]:
         """What this rank has of each round that goes on: by stream, from the place of the next step on."""
-        first, done = divmod(place, self.streams)
+        first, done = divmod(place, self.num_streams)
         held: deque[tuple[int, dict[int, Taken[T]]]] = deque()
         failure: Exception | None = None
         over = False
@@ -175,7 +188,7 @@ class RoundRobin(Stage[T]):
                     if failure is not None:
                         raise failure from error
                     raise
-                over = total == 0 or (total < self.streams and self.uneven in ("drop", "error"))
+                over = total == 0 or (total < self.num_streams and self.uneven in ("drop", "error"))
                 if over:
                     return self._check_end(total)
                 yield round_
@@ -186,13 +199,13 @@ class RoundRobin(Stage[T]):
         """Where the epoch ends before a round in which `total` streams have an item: whether it may."""
         if total and self.uneven == "error":
             raise DataError(
-                f"{self.streams - total} of {self.streams} streams have ended before the others; choose uneven='pad', "
+                f"{self.num_streams - total} of {self.num_streams} streams have ended before the others; choose uneven='pad', "
                 "'drop' or 'wrap'"
             )
 
     def _any_item(self, epoch: int, own: list[int]) -> T:
         """The first item of the epoch of some stream, one of this rank's where they have one."""
-        for stream in sorted(range(self.streams), key=lambda stream: stream not in own):
+        for stream in sorted(range(self.num_streams), key=lambda stream: stream not in own):
             stage = self._stream(stream)
             with running(stage, stage.start(epoch)) as items:
                 for item, _ in items:
@@ -200,7 +213,7 @@ class RoundRobin(Stage[T]):
         raise AssertionError("an epoch that goes on has an item")
 
     def _weighed(self, item: T) -> T:
-        return cast(T, replace(cast(Any, item), weight=1.0)) if self.sharded else item
+        return cast(T, replace(cast(Any, item), weight=1.0)) if self.is_sharded else item
 
 
 class Taken(NamedTuple, Generic[T]):

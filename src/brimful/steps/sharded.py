@@ -43,7 +43,7 @@ class Sharded(Stage[Batch]):
         rank, world_size = resolve(self.rank, self.world_size, self.group)
         if world_size > 1 and self.streamed:
             raise ValueError(
-                f"{self.streamed} data cannot be shared out among {world_size} ranks: each would read and tokenise all of "
+                f"streamed (by {self.streamed}) data cannot be shared out among {world_size} ranks: each would read and tokenise all of "
                 "it; give from_files(streams=...), or make a token store of it with cache(path)"
             )
         with running(self.upstream, at) as items:
@@ -68,9 +68,23 @@ class Sharded(Stage[Batch]):
                 own = replace(batch, weight=float(real), num_labels=step_labels(step), last=False)
                 yield own, END if missing else after
 
-    def num_steps(self, num_batches: int) -> int:
-        """How many batches this rank has of an epoch of `num_batches`."""
-        return num_batches // self.num_ranks if self.uneven == "drop" else -(-num_batches // self.num_ranks)
+    is_sharded = True
+
+    def sharded(self, **how: Any) -> Stage[Batch]:
+        return self.upstream.sharded(**how)
+
+    @property
+    def planned(self) -> Stage[Batch]:
+        return self
+
+    def num_items(self, most: int | None = None) -> int | None:
+        ranks = self.num_ranks
+        batches = self.upstream.num_items(None if most is None else most * ranks)
+        return None if batches is None else batches // ranks if self.uneven == "drop" else -(-batches // ranks)
+
+    def header(self) -> list[Any]:
+        """A rank's state is that of all, and of one process alone."""
+        return self.upstream.header()
 
     @property
     def num_ranks(self) -> int:

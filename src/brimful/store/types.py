@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from tokenizers import Tokenizer
 
 from brimful.core.errors import DataError, where
 from brimful.core.stream import Stage
 from brimful.rows.blocks import Block, visible
-from brimful.rows.encoder import Encoder
-from brimful.rows.encoder_kinds import FastEncoder, TiktokenEncoder, TransformersEncoder
-from brimful.rows.gigatoken_encoder import GigatokenEncoder
 from brimful.rows.ragged import array_of, is_ragged, numpy_of, offsets_of
-from brimful.store.pipeline import all_below
 
 _NO_CAST = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
 
 
 def vocabularies(stage: Stage[Any]) -> dict[str, int]:
-    """The number of token ids of each column that a chain tokenises, where its tokenizer says it."""
-    found: dict[str, int] = {}
-    for output, size in _vocabularies(stage):
-        found[output] = max(size, found.get(output, 0))
-    return found
-
-
-def _vocabularies(stage: Stage[Any]) -> Iterator[tuple[str, int]]:
-    for below in all_below(stage):
-        yield from _vocabularies(below)
-    encoder = getattr(stage, "encoder", None)
-    if isinstance(encoder, Encoder) and (size := _num_ids(encoder)):
-        yield from ((name, size) for name in vars(stage)["output"])
-
-
-def _num_ids(encoder: Encoder) -> int:
-    if isinstance(encoder, FastEncoder):
-        return max(Tokenizer.from_str(encoder.serialized).get_vocab().values(), default=-1) + 1
-    if isinstance(encoder, TransformersEncoder):
-        return max(encoder.tokenizer.get_vocab().values(), default=-1) + 1
-    if isinstance(encoder, TiktokenEncoder):
-        return int(encoder.tokenizer.n_vocab)
-    if isinstance(encoder, GigatokenEncoder):
-        return int(encoder.tokenizer.vocab_size)
-    return 0
+    """The number of token ids of each column that a chain tokenises, where its tokenizers say it."""
+    found = {name: max(one.num_ids for one in made) for name, made in stage.tokenizers().items()}
+    return {name: size for name, size in found.items() if size}
 
 
 def stored_schema(block: Block, num_ids: Mapping[str, int]) -> pa.Schema:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from brimful.core.errors import TALLY, DataError, StateError, Tally, where
 from brimful.core.stream import END, Stage, State, running
 from brimful.rows.blocks import Block, visible
-from brimful.rows.encoder import Padding
+from brimful.rows.encoder import paddings
 from brimful.rows.gathered import bytes_in
 from brimful.rows.ragged import concat, is_ragged
 from brimful.store.journal import Journal
@@ -44,7 +44,6 @@ def write_store(
     path: str | os.PathLike[str],
     *,
     version: str | None = None,
-    padding: Mapping[str, Padding] | None = None,
     timeout_seconds: float = 600.0,
     report: Report | None = None,
     run: Stage[Block] | None = None,
@@ -55,7 +54,6 @@ def write_store(
     Args:
         path: a local folder: new, empty, or with what an interrupted call has left, which is gone on with.
         version: of the functions of the user's in the chain.
-        padding: what the tokenizers of the chain say of it, by column.
         timeout_seconds: how long to wait for another writer that makes no progress.
         report: is told of the rows written.
         run: gives the rows in the place of `stage`; in blocks of its own, which the files do not show.
@@ -78,7 +76,7 @@ def write_store(
                     folder,
                     pipeline,
                     vocabularies(stage),
-                    {name: one._asdict() for name, one in (padding or {}).items()},
+                    {name: one._asdict() for name, one in paddings(stage.tokenizers()).items()},
                     report,
                 ).write(run or stage, engine)
             for left in (*folder.glob("*.part"), folder / JOURNAL, folder / LOCK):

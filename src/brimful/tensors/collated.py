@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -31,13 +31,24 @@ class Collated(Stage[Any]):
     `few_shapes` says that the user wants so few shapes that a compiler can keep up: then `.stats` warns of too many.
     """
 
-    verb = "columns"
     itemwise = True
 
     upstream: Stage[Batch]
     rules: ColumnRules
     layout: Layout = runtime()
     few_shapes: bool = runtime(False)
+    verb: str = runtime("batch")
+
+    def settings(self) -> dict[str, Any]:
+        tokens = self.rules.token_columns
+        return {"token_columns": tokens and [*tokens], "pad_values": dict(self.rules.pad_values)}
+
+    def rehearsed(self, batches: Callable[[Any], Stage[Any]]) -> Stage[Any]:
+        return batches(self)
+
+    def unpadded(self) -> Stage[Any] | None:
+        layout = self.layout.unpadded()
+        return None if layout is None else replace(self, layout=layout)
 
     def start(self, epoch: int) -> State:
         return self.upstream.start(epoch)

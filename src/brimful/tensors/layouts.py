@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -118,6 +118,10 @@ class Layout(ABC):
         slots = batch.padded_size * sum(batch.widths) if columns.given else 0
         return (batch.padded_size, *batch.widths), slots
 
+    def unpadded(self) -> Layout | None:
+        """The same, padded where it arrives; None where that cannot be."""
+        return None
+
     def num_labels(self, known: NumLabels, columns: Columns) -> int | None:
         """How many labels of a step are trained on; None where only somebody else knows."""
         return known.given
@@ -136,6 +140,9 @@ class Padded(Layout):
     left: bool = False
     weighted: bool = False
     on_device: bool = False
+
+    def unpadded(self) -> Layout:
+        return replace(self, on_device=True)
 
     def item(self, batch: Batch, columns: Columns) -> Any:
         from brimful.tensors.padded import padded
@@ -188,6 +195,10 @@ class PackedRows(Layout):
 
         return packed(batch, columns, self.hf_flash_attention)
 
+    def unpadded(self) -> Layout | None:
+        """The same, padded where it arrives; None where that cannot be."""
+        return None
+
     def num_labels(self, known: NumLabels, columns: Columns) -> int:
         """The first of each piece is left out."""
         return known.given - known.firsts
@@ -220,6 +231,10 @@ class ByFunction(Layout):
             return
         with closing(self.parallel.results(collate, rows, collate.called_as, shared=True)) as results:
             yield from ((item, one) for _, item, one in results)
+
+    def unpadded(self) -> Layout | None:
+        """The same, padded where it arrives; None where that cannot be."""
+        return None
 
     def num_labels(self, known: NumLabels, columns: Columns) -> int | None:
         """Those of the samples; where these have none, the function alone knows how many it makes."""

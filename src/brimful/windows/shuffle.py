@@ -6,32 +6,44 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from brimful.core import random
+from brimful.core.ahead import Ahead
 from brimful.core.errors import settle
+from brimful.core.once import once
 from brimful.core.stream import BLOCK_ROWS, END, Stage, State, place, running
 from brimful.rows.blocks import Block, check_replay
+from brimful.windows.buffered import Buffered
 from brimful.windows.window import Window
 
 
 @dataclass(frozen=True)
 class Shuffle(Stage[Block]):
-    """The rows of each window in a random order.
+    """The rows of each window of `buffer_size` in a random order, the next window read ahead of use.
 
     State: [windows' state before the window, rows of it handed on, its crc32]. A resume reads the window again.
     """
 
-    upstream: Stage[Window]
+    upstream: Stage[Block]
+    buffer_size: int
     seed: int
 
     def __post_init__(self) -> None:
+        settle(self, "buffer_size", 1, "sample")
         settle(self, "seed", None)
 
+    def stream(self, number: int, count: int) -> Shuffle:
+        return Shuffle(self.upstream.stream(number, count), self.buffer_size, random.key(self.seed, number))
+
+    @once
+    def windows(self) -> Stage[Window]:
+        return Ahead(Buffered(self.upstream, self.buffer_size), 1, "window")
+
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0, 0]
+        return [self.windows.start(epoch), 0, 0]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         before, done, crc = at
-        here = place(self)
-        with running(self.upstream, before) as windows:
+        here = place(self) + 1  # windows are a stage of their own
+        with running(self.windows, before) as windows:
             for window, after in windows:
                 if done:
                     check_replay(self.upstream, window.crc32, crc, f"window {window.number}")

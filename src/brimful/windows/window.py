@@ -100,7 +100,7 @@ class Window:
 class Windowed(Stage[Window]):
     """What cuts rows into windows of `size`; 0: what `policy` needs for 1 % padding, or for `batches` of them, judged once."""
 
-    verb = "window"
+    verb = ""
 
     upstream: Stage[Any]
     size: int
@@ -111,6 +111,9 @@ class Windowed(Stage[Window]):
 
     def __post_init__(self) -> None:
         settle(self, "size", 0, "rows", "window")
+
+    def settings(self) -> dict[str, Any]:
+        return {"window": self.size or "auto", "length_column": [*self.length_columns]}
 
 
 def auto_rows(policy: Policy, lengths: NDArray[np.int64], batches: int | None = None) -> int:
