@@ -232,12 +232,13 @@ def windows_of(
     required: bool = False,
     policy: Policy | None = None,
     batches: int | None = None,
+    unmasked: tuple[str, ...] = (),
 ) -> Stage[Window]:
     """Windows of `size` rows (0: what the policy needs, or so many batches): of indexed data as they stand, of a stream one ahead
     of use."""
     if isinstance(stage, Indexed):
-        return Planned(stage, size, columns, required, policy, batches)
-    return Ahead(Buffered(stage, size, columns, required, policy, batches), 1, "window")
+        return Planned(stage, size, columns, required, policy, batches, unmasked)
+    return Ahead(Buffered(stage, size, columns, required, policy, batches, unmasked), 1, "window")
 
 
 # -- what is known of it ---------------------------------------------------------------------------------------------------

@@ -148,7 +148,8 @@ def pack(
     hf_flash_attention: bool = False,
     **options: Unpack[PackOptions],
 ) -> Batches:
-    """Rows of exactly `row_length` tokens, filled with whole samples by best fit: next to nothing is padded.
+    """Rows of exactly `row_length` tokens, filled with whole samples by best fit: next to nothing is padded. Tokens that an
+    `attention_mask` of the samples hides are left out, with what stands beside them in token columns.
 
     Args:
         row_length: tokens in a row.
@@ -285,6 +286,7 @@ def packed_batches(
         required=True,
         policy=planner.policy,
         batches=batches and batches * planner.num_rows,
+        unmasked=rules.beside_tokens,
     )
     batched = Batched(windows, planner, drop_last, shuffle, group, seed)
     layout = _layout(PackedRows(hf_flash_attention), collate_fn, max_workers, executor_type)
