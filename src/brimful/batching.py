@@ -162,6 +162,7 @@ def pack(
         `max_seqlen` int. Labels are not shifted: models do it; the first one of each sample is -100. `model(**batch)` of a
         causal model of transformers keeps the samples apart as it is; BERT and its like see both ways, and need
         `bf.attention.padding_free(batch, causal=False)`. See `brimful.tensors.packed.packed`.
+    Price: where there is an `attention_mask`, it is read for the lengths, about 5 ns a token; of indexed data on every rank.
     Source: best-fit decreasing in a window; no bin stays open from one to the next.
 
     >>> import brimful as bf
