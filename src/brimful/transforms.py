@@ -162,8 +162,7 @@ def tokenize(
             that cannot stand in for it.
         DataError: at a null, naming file and line.
         StageError: (when iterated) what the tokenizer raised; an engine gave other tokens than it.
-    What `max_length` cuts off is counted in `.stats`: texts under `truncated`, tokens under `dropped_tokens`. What a callable cuts
-    off is not.
+    `.stats` counts what `max_length` cuts off: texts under `truncated`, tokens under `dropped_tokens`; not what a callable does.
     Price: the tokenizer's own speed; a tenth to a fifth of its time by the word cache, which keeps 10^6 words in 200 MB, less by
         gigatoken; up to 3 max_workers blocks (of 4,096 rows or 1 MB) held.
 
