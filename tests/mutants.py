@@ -959,13 +959,6 @@ MUTANTS = [
         of("rows/test_unmasked", "test_rows_that_are_padded_are_packed_without_their_padding"),
     ),
     Mutant(
-        "labels under a mask are counted as if they were seen",
-        "index/unmasked.py",
-        "            if len(cut):\n",
-        "            if False:\n",
-        of("rows/test_unmasked", "test_of_a_store_and_of_a_table_too[True]"),
-    ),
-    Mutant(
         "the token after a hidden one is trained on",
         "rows/causal_labels.py",
         "hidden[1:] |= hidden[:-1].copy()",

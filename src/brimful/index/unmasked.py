@@ -11,9 +11,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.once import once
-from brimful.index.index import Index, label_counts
+from brimful.index.index import Index
 from brimful.rows.blocks import Block
-from brimful.rows.ragged import LABELS, MASK, array_of
+from brimful.rows.ragged import MASK, array_of
 from brimful.rows.unmasked import num_hidden, unmasked
 
 
@@ -21,8 +21,7 @@ from brimful.rows.unmasked import num_hidden, unmasked
 class UnmaskedIndex(Index):
     """The rows of `base` without the values that `attention_mask`, one of `columns`, hides in these.
 
-    Price: where there is a mask, its rows are read for their lengths too, about 5 ns a token; labels of rows with hidden tokens
-    are counted one by one.
+    Price: where there is a mask, it is read for the lengths too, about 5 ns a token.
     """
 
     base: Index
@@ -57,13 +56,9 @@ class UnmaskedIndex(Index):
         return self.base.knows_labels
 
     def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        counts = self.base.num_labels_at(numbers)
-        if self._masks is not None and len(numbers):
-            cut = np.flatnonzero(num_hidden(*self._masks.locate(numbers)))
-            if len(cut):
-                labelled = UnmaskedIndex(self.base.only([MASK, LABELS]), self.columns)
-                counts[:, cut] = label_counts([labelled.take(numbers[cut])])
-        return counts
+        return self.base.num_labels_at(
+            numbers
+        )  # those of rows with hidden tokens are looked at, as of all that are cut
 
     def fingerprint(self) -> Any:
         return self.base.fingerprint()
