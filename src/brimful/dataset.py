@@ -394,7 +394,8 @@ class Dataset:
         """Adds `labels` for a model that predicts the next token, int32: the tokens, of which each sample's first is -100.
 
         Models shift labels by one themselves, so nothing predicts a first token: as -100 it is not counted either, in
-        `num_items_in_batch` for one. Tokens that an `attention_mask` of the rows hides are -100 too.
+        `num_items_in_batch` for one. Tokens that an `attention_mask` of the rows hides are -100 too, and so is one that
+        follows a hidden one, which would predict it.
 
         Args:
             shift: `shift_labels` instead, each where it is predicted: for samples that are cut across devices, where nobody can shift

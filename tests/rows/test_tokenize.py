@@ -230,3 +230,58 @@ def test_resume_is_exact_at_every_sample() -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(ValueError, match=r"^max_workers must be at least 0 \(got -1\)$"):
         bf.from_sequence(["a"]).tokenize(letters, max_workers=-1)
+
+
+KINDS: dict[str, Any] = {
+    "tokenizers": make.wordpiece,
+    "bert": make.bert,
+    "bert, left": lambda: make.bert(truncation_side="left"),
+    "gpt2": make.gpt2,
+    "llama": make.llama,
+    "byt5": make.byt5,
+    "tiktoken": make.tiktoken_bytes,
+}
+CUT: list[dict[str, Any]] = [
+    {},
+    {"engine": "tokenizer"},
+    {"engine": "cache"},
+    {"add_special_tokens": False},
+    {"outputs": "attention_mask"},
+    {"tokenizer_kwargs": {"return_attention_mask": False}},
+]
+
+
+@pytest.mark.parametrize("settings", CUT, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_cut_off_is_counted_whatever_makes_the_tokens(kind: str, settings: dict[str, Any]) -> None:
+    rows = [{"text": "the quick dog " * (row % 9)} for row in range(60)]
+    own = {name: value for name, value in settings.items() if name == "add_special_tokens"}
+    whole = [len(tokens) for tokens in ids(bf.from_sequence(rows).tokenize(KINDS[kind](), **own))]
+    for most in (7, max(whole)):
+        try:
+            data = bf.from_sequence(rows).tokenize(KINDS[kind](), max_length=most, **settings)
+        except ValueError as error:
+            pytest.skip(str(error))
+        with data.iter() as it:
+            kept = [len(sample["input_ids"]) for sample in it]
+            assert kept == [min(count, most) for count in whole]
+            cut = [count - most for count in whole if count > most]
+            assert (it.stats.truncated, it.stats.dropped_tokens) == (len(cut), sum(cut))
+
+
+@pytest.mark.parametrize("truncation", ["longest_first", "only_first", "only_second"])
+def test_what_is_cut_off_pairs_is_counted(truncation: str) -> None:
+    rows = [{"a": "the dog " * (1 + row % 5), "b": "the dog " * (1 + row % 6)} for row in range(60)]
+    both: Any = {"column": ("a", "b")}
+    whole = [len(tokens) for tokens in ids(bf.from_sequence(rows).tokenize(make.bert(), **both))]
+    for kwargs in ({}, {"tokenizer_kwargs": {"return_attention_mask": False}}):
+        with (
+            bf.from_sequence(rows)
+            .tokenize(make.bert(), max_length=17, truncation=truncation, **both, **kwargs)
+            .iter() as it
+        ):
+            kept = [len(sample["input_ids"]) for sample in it]
+            found = it.stats.truncated, it.stats.dropped_tokens
+        cut = [count - left for count, left in zip(whole, kept, strict=True) if left < count]
+        assert cut
+        assert found == (len(cut), sum(cut))

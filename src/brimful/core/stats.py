@@ -38,9 +38,9 @@ class Stats(Mapping[str, Any]):
     consumer waited for `seconds_waited` (`seconds_to_first` for the first item), whose share is `stall_share`: what lies between
     two calls is the consumer's, pauses too. `skipped` records (on_error="skip"), of these such as
     take along all that follows in their shard `skipped_shards` (a damaged archive, other columns), `dropped` samples,
-    `truncated` samples, samples left `alone` in a batch of their own and `dropped_tokens` are counted where they happen,
-    which is up to a window ahead of the consumer; so are `engines`, an attribute alone: how many texts each engine of `tokenize`
-    made the tokens of, by its name.
+    `truncated` samples (texts that `tokenize` cuts too), samples left `alone` in a batch of their own and `dropped_tokens` are
+    counted where they happen, which is up to a window ahead of the consumer; so are `engines`, an attribute alone: how many
+    texts each engine of `tokenize` made the tokens of, by its name.
 
     Where few shapes were asked for (buckets, static shapes, a multiple), more than torch.compile compiles are logged as a
     warning, once an iterator.

@@ -17,7 +17,7 @@ from brimful.rows import compiled, cuttable
 from brimful.rows.encoder import OFFSETS, Encoder, Texts
 from brimful.rows.engines import Parts
 from brimful.rows.fast import batched, twin
-from brimful.rows.framed import Frame, frame_of
+from brimful.rows.framed import Frame, cut_off, cut_rows, frame_of
 from brimful.rows.ragged import Ragged, flat
 
 
@@ -79,7 +79,24 @@ class FastEncoder(Encoder):
     def _encodings(self, texts: Texts, offsets: bool = False) -> list[Any]:
         with self._tokenizer() as made:
             encode = made.encode_batch if offsets else made.encode_batch_fast  # which is that without offsets
-            return list(encode(texts, add_special_tokens=self.add_special_tokens))
+            encodings = list(encode(texts, add_special_tokens=self.add_special_tokens))
+            if self.truncation is not None:
+                pairs = bool(texts) and isinstance(texts[0], tuple)
+                added = made.num_special_tokens_to_add(pairs) if self.add_special_tokens else 0
+                self._count_cut(texts, encodings, added)
+            return encodings
+
+    def _count_cut(self, texts: Texts, encodings: list[Any], added: int) -> None:
+        """Counts what truncation left out of rows, to each of which so many special tokens are added."""
+        most = cast("dict[str, Any]", self.truncation)["max_length"]
+        full = [(row, one.overflowing) for row, one in enumerate(encodings) if len(one) == most]
+        cut = [(row, rest) for row, rest in full if rest]
+        if cut and isinstance(texts[0], tuple):  # what is left over of one text comes with each piece of the other one
+            with self._tokenizer(cut=False) as whole:
+                found = whole.encode_batch_fast([texts[row] for row, _ in cut], add_special_tokens=False)
+            cut_off([len(one) + added - most for one in found])
+        else:
+            cut_off([sum(map(len, rest)) - added * len(rest) for _, rest in cut])
 
     def text(self, tokens: Sequence[int]) -> str | None:
         with self._tokenizer() as made:
@@ -131,10 +148,15 @@ class FastEncoder(Encoder):
 
 @dataclass(frozen=True, eq=False)
 class TransformersEncoder(Encoder):
-    """A `transformers` tokenizer called as it is: a slow one, or a fast one with keywords of its own."""
+    """A `transformers` tokenizer called as it is: a slow one, or a fast one with keywords of its own.
+
+    Args:
+        max_length: to which the keywords cut rows, if they do. Those of this length are tokenized once more, uncut, for `.stats`.
+    """
 
     tokenizer: Any
     kwargs: dict[str, Any]
+    max_length: int | None = None
 
     def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
         return self.encode_with(texts, ())[0]
@@ -142,7 +164,13 @@ class TransformersEncoder(Encoder):
     def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
         wanted = {f"return_{_ASKED.get(name, name)}": True for name in outputs if name in OUTPUTS}
         with self.lent() as made:
-            return _named(made(*_sides(texts), **self.kwargs | wanted), outputs)
+            found = _named(made(*_sides(texts), **self.kwargs | wanted), outputs)
+            if self.max_length is not None:
+                full = [text for text, ids in zip(texts, found[0]) if len(ids) == self.max_length]
+                uncut = {"truncation": False, "max_length": _NO_LIMIT}
+                whole = _named(made(*_sides(cast(Texts, full)), **self.kwargs | uncut), ()) if full else [[]]
+                cut_off([len(ids) - self.max_length for ids in whole[0] if len(ids) > self.max_length])
+            return found
 
     def lent(self) -> AbstractContextManager[Any]:
         """The tokenizer, for one thread alone."""
@@ -185,7 +213,7 @@ class TiktokenEncoder(Encoder):
     def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
         encode = self.tokenizer.encode_batch if self.kwargs else self.tokenizer.encode_ordinary_batch
         rows = cast(Iterable[Sequence[int]], encode(texts, num_threads=os.cpu_count() or 1, **self.kwargs))
-        return rows if self.max_length is None else [row[: self.max_length] for row in rows]
+        return cut_rows(rows, self.max_length)
 
     def parts(self) -> Parts | str:
         if self.kwargs:
@@ -257,6 +285,7 @@ def _integers(rows: Iterable[Sequence[int]]) -> list[Sequence[int]]:
     return found
 
 
+_NO_LIMIT: Final = 1 << 30
 OUTPUTS: Final = {
     "input_ids": "ids",
     "attention_mask": "attention_mask",

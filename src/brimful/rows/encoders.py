@@ -98,8 +98,8 @@ def encoder_for(
         _refuse_not_served(tokenizer, settings, outputs, itself)
         called = settings.keys() - _FAST or set(outputs) - OUTPUTS.keys() or itself
         if not isinstance(backend, Tokenizer) or called:
-            _truncated(settings, limit, 1, pairs)
-            return TransformersEncoder(copy.deepcopy(tokenizer), settings, padding=padding, engine=engine)
+            most = _truncated(settings, limit, 1, pairs)[0]
+            return TransformersEncoder(copy.deepcopy(tokenizer), settings, most, padding=padding, engine=engine)
         split = tokenizer.split_special_tokens
         return _fast(backend, settings, None, tokenizer.truncation_side, limit, split, padding, pairs, engine)
     if hasattr(tokenizer, "encode_ordinary_batch"):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from brimful.core import random
 from brimful.core.background import RUN, Workers
+from brimful.core.errors import tallied
 from brimful.core.once import once
 from brimful.rows import compiled
 from brimful.rows.framed import Frame
@@ -140,7 +141,7 @@ class Engine:
         if seen >= AUDITED_TEXTS:
             tokens = self._taken[1](texts)
             if len(rows := _some(texts)):
-                own = flat(self.own(texts.take(array_of(rows)).to_pylist()), len(rows))
+                own, _ = tallied(lambda: flat(self.own(texts.take(array_of(rows)).to_pylist()), len(rows)))
                 self._compare(tokens, rows, own)
             return tokens, lambda: None
         rows, worth = _first(texts, AUDITED_TEXTS - seen)
@@ -192,7 +193,8 @@ class Engine:
             if under_way is not None:
                 turn = max(1, len(some))
                 under_way.put(None)
-            own = [tokens for first in range(0, len(some), turn) for tokens in self.own(some[first : first + turn])]
+            parts = [tallied(self.own, some[first : first + turn])[0] for first in range(0, len(some), turn)]
+            own = [*itertools.chain.from_iterable(parts)]
             self._compare(made.result(), rows, flat(own, len(rows)))
         except BaseException:
             _SEEN.pop(key, None)  # they do not count

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from brimful.core.errors import count
 from brimful.rows.ragged import Ragged, gather, surround
 
 
@@ -34,12 +36,32 @@ class Frame:
         """
         counts = tokens.lengths
         if self.most is not None and counts.max(initial=0) > self.most:
+            cut_off(counts[counts > self.most] - self.most)
             kept = np.minimum(counts, self.most).astype(np.int64, copy=False)
             starts = tokens.offsets[:-1] + (counts - kept) * self.left
             tokens = gather(tokens.values, starts, kept)
         for before, after in zip_longest(reversed(self.before), self.after):
             tokens = surround(tokens, before, after)
         return tokens
+
+
+def cut_off(tokens: Sequence[int] | NDArray[np.int64]) -> None:
+    """Counts texts that a tokenizer's truncation cuts, and how many tokens of each are left out."""
+    count(
+        "truncated",
+        len(tokens),
+        f"tokenize: {len(tokens):,} texts of a block are longer than max_length, and cut to it",
+    )
+    count("dropped_tokens", int(sum(tokens)))
+
+
+def cut_rows(rows: Iterable[Sequence[int]], most: int | None) -> Iterable[Sequence[int]]:
+    """Rows of tokens, of each the first `most`; what is cut off is counted."""
+    if most is None:
+        return rows
+    rows = list(rows)
+    cut_off([len(row) - most for row in rows if len(row) > most])
+    return [row[:most] for row in rows]
 
 
 def frame_of(

@@ -11,7 +11,7 @@ import pyarrow as pa
 from brimful.rows import compiled
 from brimful.rows.encoder import Encoder, Texts
 from brimful.rows.engines import EngineName
-from brimful.rows.framed import Frame
+from brimful.rows.framed import Frame, cut_rows
 from brimful.rows.ragged import Ragged
 
 
@@ -26,8 +26,7 @@ class GigatokenEncoder(Encoder):
     max_length: int | None = None
 
     def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
-        rows = cast("list[list[int]]", self.tokenizer.encode_batch_list(texts))
-        return rows if self.max_length is None else [row[: self.max_length] for row in rows]
+        return cut_rows(cast("list[list[int]]", self.tokenizer.encode_batch_list(texts)), self.max_length)
 
     def itself(self, texts: pa.Array) -> Ragged:
         texts.validate(full=True)

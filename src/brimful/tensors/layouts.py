@@ -89,7 +89,12 @@ class ColumnRules:
         """
         if name in self.length_columns:
             return self.length_columns.index(name)
-        return 0 if name in (TOKEN_COLUMNS if self.token_columns is None else self.token_columns) else None
+        return 0 if name in self.beside_tokens else None
+
+    @property
+    def beside_tokens(self) -> tuple[str, ...]:
+        """The first length column and the lists that are cut, padded and packed with it, as far as there are such."""
+        return self.length_columns[0], *(TOKEN_COLUMNS if self.token_columns is None else self.token_columns)
 
 
 class Collating(NamedTuple):

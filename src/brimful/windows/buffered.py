@@ -18,6 +18,7 @@ from brimful.core.stream import BLOCK_ROWS, END, Stage, State, running
 from brimful.plan.window import rest_rows, window_ends
 from brimful.rows.blocks import Block, check_replay, visible
 from brimful.rows.ragged import EMPTY, concat, fingerprint, token_counts
+from brimful.rows.unmasked import unmasked
 from brimful.windows.window import Window, Windowed, auto_rows
 
 AUTO_BYTES: Final = 256 << 20
@@ -63,10 +64,11 @@ class Buffered(Windowed):
                 if not rows:
                     return
                 if not size:
-                    size = self._resolve(concat(one.rest for one in held).slice(0, BLOCK_ROWS))
+                    block = concat(one.rest for one in held).slice(0, BLOCK_ROWS)
+                    size = self._resolve(unmasked(block, self.unmasked))
                     continue
                 count = window_ends(rows, size)
-                window = self._window(epoch, number, concat(_pop(held, count)))
+                window = self._window(epoch, number, unmasked(concat(_pop(held, count)), self.unmasked))
                 rows -= count
                 number += 1
                 if rows:

@@ -15,6 +15,8 @@ from brimful.core.once import once
 from brimful.core.stream import END, Stage, State
 from brimful.index.indexed import Indexed
 from brimful.index.repeat import Repeat
+from brimful.index.index import Index
+from brimful.index.unmasked import UnmaskedIndex
 from brimful.plan.window import window_ends
 from brimful.windows.window import Window, Windowed, auto_rows
 
@@ -41,7 +43,7 @@ class Planned(Windowed):
 
     def items(self, at: State) -> Generator[tuple[Window, State], None, None]:
         epoch, number, size = at
-        index, count = self.upstream.index, self.upstream.count
+        index, count = self._index, self.upstream.count
         if count == 0:
             return
         rows = self.upstream.order(epoch)
@@ -66,8 +68,12 @@ class Planned(Windowed):
             first = last
 
     def _lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        lengths = self.upstream.index.lengths_at(numbers, self.length_columns, self.lengths_required)
+        lengths = self._index.lengths_at(numbers, self.length_columns, self.lengths_required)
         return np.asarray(lengths, dtype=np.int64)
+
+    @once
+    def _index(self) -> Index:
+        return UnmaskedIndex(self.upstream.index, self.unmasked) if self.unmasked else self.upstream.index
 
     @once
     def _judged(self) -> int:

@@ -98,7 +98,10 @@ class Window:
 
 @dataclass(frozen=True)
 class Windowed(Stage[Window]):
-    """What cuts rows into windows of `size`; 0: what `policy` needs for 1 % padding, or for `batches` of them, judged once."""
+    """What cuts rows into windows of `size`; 0: what `policy` needs for 1 % padding, or for `batches` of them, judged once.
+
+    `unmasked`: columns without the tokens that `attention_mask`, one of them, hides.
+    """
 
     verb = ""
 
@@ -108,6 +111,7 @@ class Windowed(Stage[Window]):
     lengths_required: bool = False
     policy: Policy | None = runtime(None)
     batches: int | None = runtime(None)
+    unmasked: tuple[str, ...] = runtime(())
 
     def __post_init__(self) -> None:
         settle(self, "size", 0, "rows", "window")
