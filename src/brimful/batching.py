@@ -24,8 +24,8 @@ from brimful.tensors.layouts import ByFunction, ColumnRules, Layout, PackedRows,
 from brimful.tensors.options import BatchOptions, PackOptions
 
 P = TypeVar("P", bound=BatchPlanner)
-PACKED_ROWS: Final = 250
-"""That a window of packed rows fills at least, where its size is chosen for the user."""
+PACKED_BATCHES: Final = 250
+"""That a window of packed rows fills, where its size is chosen for the user: half of one, on average, is empty rows."""
 
 
 class HasStage(Protocol):
@@ -155,8 +155,7 @@ def pack(
     Args:
         row_length: tokens in a row.
         rows: rows in a batch, in every one: those that a window's last batch lacks are padding.
-        window: samples to plan over; "auto": what fills 250 rows, where .3 % is wasted, or 100 x `rows` where those are more
-            (of streams 256 MB at most).
+        window: samples to plan over; "auto": what fills 250 batches, where .2 to .5 % is wasted; of streams 256 MB at most.
         overlong: what becomes of a sample longer than a row: "raise", "truncate", "drop", or "split" (cut into pieces).
         hf_flash_attention: name the boundaries as transformers' flash attention does alone, not cu_seqlens and max_seqlen too.
         options: see PackOptions.
@@ -280,7 +279,7 @@ def packed_batches(
     planner, shuffle, micro_batches = _of_steps(planner, shuffle_batches, micro_batches)
     rules = _rules(stage, length_column, token_columns, pad_values, dtypes)
     rows, batches = _rows(window, micro_batches)
-    filled = max(PACKED_ROWS, 100 * planner.num_rows) if batches is None else batches * planner.num_rows
+    filled = (batches or PACKED_BATCHES) * planner.num_rows
     windows = windows_of(stage, rows, rules.length_columns, required=True, policy=planner.policy, batches=filled)
     batched = Batched(windows, planner, drop_last, shuffle, group, seed)
     layout = _layout(PackedRows(hf_flash_attention), collate_fn, max_workers, executor_type)
