@@ -1009,9 +1009,9 @@ MUTANTS = [
     ),
     Mutant(
         "a step ends with each epoch of data that repeat",
-        "batches.py",
-        "if steps is None or any(",
-        "if True or any(",
+        "steps/micro_batches.py",
+        "return replace(self, upstream=endless(self.upstream))",
+        "return None",
         of("steps/test_micro_batches", "test_steps_of_data_that_repeat_go_on_over_the_ends_of_epochs"),
     ),
     Mutant(
@@ -1020,6 +1020,41 @@ MUTANTS = [
         "self.upstream.upstream if isinstance(self.upstream, Repeat) else self.upstream",
         "self.upstream",
         of("steps/test_micro_batches", "test_ranks_of_streams_that_repeat_count_their_own_labels"),
+    ),
+    Mutant(
+        "batches are cut where an epoch ends",
+        "steps/batched.py",
+        "return None if windows is None else replace(self, upstream=windows)",
+        "return None",
+        of("core/test_repeat", "test_batches_in_arrival_order_flow_over_the_seams_of_epochs"),
+    ),
+    Mutant(
+        "windows that sort mix two epochs",
+        "steps/batched.py",
+        "if self.planner.in_order and not self.shuffle_batches else None",
+        "if True else None",
+        of("core/test_repeat", "test_what_sorts_packs_or_shuffles_stays_inside_an_epoch"),
+    ),
+    Mutant(
+        "chunks are cut where an epoch ends",
+        "rows/carried.py",
+        "return replace(self, upstream=endless(self.upstream))",
+        "return None",
+        of("core/test_repeat", "test_chunks_flow_over_the_seams_of_epochs"),
+    ),
+    Mutant(
+        "a window's last packed batch has fewer rows",
+        "steps/planners.py",
+        "row_length, self.num_rows, lie",
+        "row_length, len(rows), lie",
+        of("steps/test_batched", "test_every_packed_batch_has_as_many_rows_as_were_asked_for"),
+    ),
+    Mutant(
+        "a filler of packed batches has one row",
+        "steps/planners.py",
+        "lie, static=True",
+        "lie, static=False",
+        of("steps/test_batched", "test_fillers_of_packed_batches_have_the_shape_of_all"),
     ),
     # -- streams that ranks share out
     Mutant(

@@ -479,7 +479,8 @@ class Dataset:
         return self._add(Chunk(self.stage, chunk_length, _targets(target_columns), drop_remainder))
 
     def concat_chunk(self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",)) -> Dataset:
-        """All samples end to end, cut; the tail of an epoch that fills no chunk is dropped and counted.
+        """All samples end to end, cut; the tail of the data that fills no chunk is dropped and counted. In data that repeat the
+        next epoch fills it, unless a window that sorts, packs or shuffles reads the chunks.
 
         >>> import brimful as bf
         >>> samples = bf.from_sequence([{"input_ids": [0, 1, 2]}, {"input_ids": [3, 4]}])

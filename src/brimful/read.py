@@ -55,7 +55,8 @@ def from_files(
         schema: the columns' types, of every column that `columns` does not leave out; else those of the first shard in list order
             that has rows, as it says itself (parquet, arrow) or as its first 1,000 rows show. Later rows are cast or are errors;
             a column that they lack is null (in CSV an error).
-        repeat: run the whole chain again and again, with the next epoch.
+        repeat: run the whole chain again and again, with the next epoch. Batches and chunks in arrival order (`batch(n)` without
+            a window, `concat_chunk`, `pack_chunk`) fill up over the seams of epochs; windows that sort, pack or shuffle do not.
         shuffle_shards: another order of the shards each epoch.
         n_active_shards: shards read at once, a row of each in turn; 1: file after file.
         n_standby_shards: shards opened ahead.
@@ -145,7 +146,8 @@ def from_store(
     Args:
         path: a folder.
         columns: take these alone.
-        repeat: run the whole chain again and again, with the next epoch.
+        repeat: run the whole chain again and again, with the next epoch. Batches and chunks in arrival order (`batch(n)` without
+            a window, `concat_chunk`, `pack_chunk`) fill up over the seams of epochs; windows that sort, pack or shuffle do not.
         shuffle: another order each epoch: of runs of 64 rows, and of the rows of each 131,072.
         seed: of that order.
         storage_options: for fsspec.

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from tests.samples import counted, shard, tokens
+from tests.samples import counted, ids, shard, tokens
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=9), max_size=6), st.integers(1, 5))
@@ -30,9 +30,10 @@ def test_chunks_go_over_the_ends_of_blocks() -> None:
     assert [len(chunk) for chunk in chunks] == [1_000] * 3
 
 
-def test_each_epoch_begins_a_chunk_anew() -> None:
-    data = bf.from_sequence([{"input_ids": [1, 2, 3]}], repeat=True).concat_chunk(2).take(3)
-    assert [sample["input_ids"].tolist() for sample in data] == [[1, 2]] * 3
+def test_an_epoch_fills_the_chunk_that_the_one_before_began() -> None:
+    data = bf.from_sequence([{"input_ids": [1, 2, 3]}], repeat=True).concat_chunk(2)
+    assert ids(data.take(4)) == [[1, 2], [3, 1], [2, 3], [1, 2]]
+    assert ids(data.shuffle(4).take(2)) == [[1, 2]] * 2, "what is shuffled is of one epoch"
 
 
 def test_a_chunk_comes_from_where_it_begins(tmp_path: Path) -> None:

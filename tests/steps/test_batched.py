@@ -118,8 +118,8 @@ def test_fillers_of_packed_batches_have_the_shape_of_all() -> None:
     assert int((filler["segment_ids"] > 0).any(1).sum()) == 1
 
 
-def test_an_automatic_window_of_packed_rows_fills_a_hundred_batches() -> None:
+def test_an_automatic_window_of_packed_rows_fills_250_batches() -> None:
     rows = [{"input_ids": [1] * 50}] * 20_000
-    for each, windows in ((1, {500}), (2, {500}), (8, {1_600})):
+    for each, windows in ((1, {500}), (2, {1_000}), (8, {4_000})):
         sizes = [len(batch.window) for batch in bf.from_sequence(rows).pack(100, rows=each).plans()]
         assert {*sizes[: len(sizes) // 2]} == windows

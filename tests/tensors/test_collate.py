@@ -78,6 +78,8 @@ def packed_by_loop(rows: Rows, batch: Batch) -> dict[str, Any]:
             cu_seqlens.append(place)
         if piece + 1 == len(batch) or packs.rows[piece + 1] != row:
             close(row)
+    for row in range(int(packs.rows[-1]) + 1, size):
+        close(row)
     return {
         "input_ids": ids,
         "labels": labels,

@@ -15,7 +15,7 @@ from brimful.rows.ragged import EMPTY, list_array, ragged
 
 @dataclass(frozen=True)
 class ConcatChunk(Carried):
-    """Cuts the stream of tokens; the tail of an epoch that fills no chunk is dropped and counted."""
+    """Cuts the stream of tokens; the tail of it that fills no chunk is dropped and counted."""
 
     makes_long_blocks = True
 
