@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
 from brimful.algebra import encoders_of, kind_of
@@ -17,7 +18,7 @@ from brimful.core.lessons import learner_of
 from brimful.core.map_items import MapItems
 from brimful.core.once import once, settings_of
 from brimful.core.repeat import Repeat
-from brimful.core.stream import Stage, all_stages, num_streams, running, shown, substituted, upstreams
+from brimful.core.stream import Stage, all_stages, check_depth, num_streams, running, shown, substituted, upstreams
 from brimful.core.take_items import TakeItems
 from brimful.rows.ragged import LABELS
 from brimful.steps.batch import Batch, Uneven
@@ -52,6 +53,9 @@ class Batches:
     stage: Stage[Any]
     repeats: bool = False
     rules: ColumnRules = field(default=ColumnRules(("input_ids",)), repr=False)
+
+    def __post_init__(self) -> None:
+        check_depth(self.stage)
 
     def __iter__(self) -> Iterator[Any]:
         if lightning_here() is not None:
@@ -162,8 +166,14 @@ class Batches:
         return replace(self, planned=sharded, stage=substituted(self.stage, self.planned, sharded))
 
     def plans(self, epoch: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch as integers: sample numbers, padded lengths. Of indexed data no row is touched."""
-        with running(self.planned, self.planned.start(integer("epoch", epoch))) as batches:
+        """The batches of an epoch as integers: sample numbers, padded lengths; after `take(n)` no more than n. Of indexed data no
+        row is touched."""
+        made = list(takewhile(lambda one: type(one) is not type(self.planned), all_stages(self.stage)))
+        stage: Stage[Any] = upstreams(made[-1])[0]
+        for one in reversed(made):
+            if isinstance(one, TakeItems | Repeat):
+                stage = replace(one, upstream=stage)
+        with running(stage, stage.start(integer("epoch", epoch))) as batches:
             for batch, _ in batches:
                 yield batch
 

@@ -15,7 +15,7 @@ from brimful import algebra, batching, transforms
 from brimful.algebra import EngineName
 from brimful.core.errors import integer, names_of, positive
 from brimful.core.iterator import ResumableIterator
-from brimful.core.stream import Stage, num_streams, shown
+from brimful.core.stream import Stage, check_depth, num_streams, shown
 from brimful.rows.blocks import Block, Sample
 from brimful.rows.choice import Choice
 from brimful.rows.chunk import Chunk
@@ -45,6 +45,9 @@ class Dataset:
 
     stage: Stage[Block]
     repeats: bool = False
+
+    def __post_init__(self) -> None:
+        check_depth(self.stage)
 
     def __iter__(self) -> Iterator[Sample]:
         return self.iter()

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import brimful as bf
 from brimful.core.errors import StateError
 from brimful.core.iterator import ResumableIterator
+from brimful.core.states import sealed
 from brimful.plan import OverlongError
 from tests.effort import examples
 
@@ -222,7 +223,7 @@ def test_a_plan_that_is_not_what_it_was_is_refused() -> None:
         next(it)
         state = it.state_dict()
     window, done, crc, plan = state["position"]
-    state["position"] = [window, done, crc, plan ^ 1]
+    state |= sealed(state["header"], [window, done, crc, plan ^ 1])
     with (
         rows().batch(budget(), window=WINDOW).iter(state) as it,
         pytest.raises(StateError, match=f"plans window 0 otherwise .* {plan ^ 1:08x} then, {plan:08x} now"),

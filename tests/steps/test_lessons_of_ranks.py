@@ -335,8 +335,7 @@ def test_ranks_that_know_different_things_are_refused() -> None:
     first, second = Ranks(data(window=6), 2), Ranks(data(window=6), 2, nothing)
     first.run(steps=6)
     second.run(steps=6)
-    position = first.states[0]["position"]
-    other = second.states[1] | {"position": position}
+    other = second.states[1] | {name: first.states[0][name] for name in ("position", "crc32")}
     ranks = Ranks(data(window=6), 2)
     ranks.run([first.states[0], other])
     found = {type(error): str(error) for error in ranks.errors.values()}

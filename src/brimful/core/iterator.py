@@ -19,7 +19,7 @@ from brimful.core.errors import TALLY, BrokenError, StateError, Tally
 from brimful.core.later import AHEAD, HANDED_ON, Later
 from brimful.core.lessons import Known, Lessons, learner_of
 from brimful.core.plans import PLANS
-from brimful.core.states import check_form
+from brimful.core.states import check_form, position_of, sealed
 from brimful.core.stats import Stats
 from brimful.core.stream import END, VERSION, Stage, State, allowed, check_header, describe
 
@@ -117,8 +117,13 @@ class ResumableIterator(Iterator[T], Generic[T]):
     def state_dict(self) -> dict[str, Any]:
         """The place after the last item taken, as plain JSON that the caller may keep or change."""
         position, known = self._place
-        state = copy.deepcopy({"version": VERSION, "header": self._header, "position": position})
+        state = sealed(self._header, position)
         return state if known is None else state | {"lessons": self._taught.to_json(known)}
+
+    @property
+    def position(self) -> State:
+        """The stage's own state after the last item taken, to be kept as it is."""
+        return copy.deepcopy(self._place[0])
 
     def learn(self, batch: Any, peak_bytes: float) -> None:
         """Tells what a batch took, to a policy that learns: `MemoryBudget(..., learn=True)`.
@@ -288,12 +293,13 @@ class ResumableIterator(Iterator[T], Generic[T]):
         return None
 
     def _position(self, state_dict: dict[str, Any], allow: frozenset[str]) -> State:
-        check_form(state_dict, "header", "position", version=VERSION, perhaps={"lessons"})
+        check_form(state_dict, "header", "position", "crc32", version=VERSION, perhaps={"lessons"})
+        position = position_of(state_dict)
         check_header(state_dict["header"], self._header, allow)
         if ("lessons" in state_dict) != (self._lessons is not None):
             has = "lessons" if "lessons" in state_dict else "no lessons"
             raise StateError(f"this state has {has}, unlike those of this pipeline; use it as it was saved")
-        return copy.deepcopy(state_dict["position"])
+        return position
 
     def _learning(self) -> Lessons | None:
         """What lessons are told to; None where no policy learns."""

@@ -37,7 +37,7 @@ END: Final = "end"
 
 BLOCK_ROWS: Final = 4096
 BLOCK_BYTES: Final = 1 << 20
-VERSION: Final = 3
+VERSION: Final = 4
 
 
 class Stage(ABC, Generic[T_co]):
@@ -49,9 +49,6 @@ class Stage(ABC, Generic[T_co]):
 
     transparent: ClassVar[bool] = False
     """Whether the stage changes neither the order nor states (reading ahead, other columns): places pass it over."""
-
-    flat: ClassVar[bool] = False
-    """Whether one of a kind on another is one stage: a + b + c has the places of concat_datasets([a, b, c])."""
 
     flat: ClassVar[bool] = False
     """Whether those that follow one another have one place, as a + b + c, which is one stage."""
@@ -232,6 +229,27 @@ def upstreams(stage: Stage[Any]) -> list[Stage[Any]]:
     values = [getattr(stage, field.name) for field in dataclasses.fields(cast(Any, stage))]
     several = [value if isinstance(value, tuple) else (value,) for value in values]
     return [value for group in several for value in group if isinstance(value, Stage)]
+
+
+MOST_STAGES: Final = 64
+"""In one chain. Each takes up to 10 of the 1,000 calls that Python nests."""
+
+
+def check_depth(stage: Stage[Any]) -> None:
+    """Refuses a chain of more stages than Python could run.
+
+    Raises:
+        ValueError: with both numbers.
+    """
+    if (depth := _depth(stage)) > MOST_STAGES:
+        raise ValueError(
+            f"{named(stage)} makes a chain of {depth:,} stages, and one may have {MOST_STAGES}; put what several functions do "
+            "into one"
+        )
+
+
+def _depth(stage: Stage[Any]) -> int:
+    return 1 + max(map(_depth, upstreams(stage)), default=0)
 
 
 def all_stages(stage: Stage[Any]) -> Iterator[Stage[Any]]:
