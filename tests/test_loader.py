@@ -233,7 +233,9 @@ def test_workers_are_refused_rather_than_given_everything() -> None:
 
 
 def test_a_foreign_state_is_refused() -> None:
-    message = r"a loader's state is a dict of epoch and iterator \(got a dict of version, header, position, crc32\); what an iterator"
+    message = (
+        r"a loader's state is a dict of epoch and iterator \(got a dict of version, header, position, crc32\); what an"
+    )
     with pytest.raises(StateError, match=message):
         make().load_state_dict(make().batches.iter().state_dict())
 

@@ -50,13 +50,18 @@ class Forward:
                 return True
         return False
 
+    @property
+    def too_long(self) -> bool:
+        """Whether more is held than a line may have."""
+        return len(self.data) > LINE_BYTES
+
     def refuse_line(self) -> None:
         """Refuses a line that has gone on for too long.
 
         Raises:
             DataError: with the byte where it begins.
         """
-        if len(self.data) > LINE_BYTES:
+        if self.too_long:
             raise DataError(
                 f"no line ends within {LINE_BYTES:,} bytes of byte {self.offset:,}; the shard is damaged, or must be cut into "
                 "shorter lines"

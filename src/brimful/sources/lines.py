@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.sources.bytes import Bytes
-from brimful.sources.forward import LINE_BYTES, Forward
+from brimful.sources.forward import Forward
 from brimful.sources.reader import Parsed, Reader, Wanted
 
 BUFFER_BYTES: Final = 1 << 18
@@ -63,10 +63,10 @@ class LineReader:
             if len(ahead.data) >= self._size and ahead.data.find(b"\n", seen) >= 0:
                 self._size = BUFFER_BYTES * max(1, MOST_BUFFERS * WHOLE_BUFFERS // max(WHOLE_BUFFERS, len(_OPEN)))
                 return self._cut(ahead.data.rfind(b"\n") + 1)
-            if len(ahead.data) > LINE_BYTES:
+            if ahead.too_long:
                 break
             seen = len(ahead.data)
-        if ahead.error is not None or len(ahead.data) > LINE_BYTES:
+        if ahead.error is not None or ahead.too_long:
             whole = ahead.data.rfind(b"\n") + 1
             if whole:
                 return self._cut(whole)
