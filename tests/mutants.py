@@ -443,10 +443,31 @@ MUTANTS = [
         of("index/test_choose_order", "test_a_choice_of_columns_leaves_the_order_alone"),
     ),
     Mutant(
+        "a damaged position is taken",
+        "core/states.py",
+        "if saved != now:",
+        "if saved is None:",
+        of("core/test_states", "test_a_damaged_state_is_refused_in_words"),
+    ),
+    Mutant(
+        "a line may be of any length",
+        "sources/forward.py",
+        "return len(self.data) > LINE_BYTES",
+        "return False",
+        of("test_hostile", "test_a_line_without_an_end_is_refused"),
+    ),
+    Mutant(
+        "plans go on after take",
+        "batches.py",
+        "isinstance(one, TakeItems | Repeat)",
+        "isinstance(one, Repeat)",
+        of("test_hostile", "test_plans_and_shapes_are_those_of_the_batches_that_are_taken"),
+    ),
+    Mutant(
         "a state dict shares its lists with the iterator",
         "core/iterator.py",
-        'copy.deepcopy({"version": VERSION, "header": self._header, "position": self._state})',
-        '{"version": VERSION, "header": self._header, "position": self._state}',
+        "return sealed(self._header, self._state)",
+        'return sealed(self._header, self._state) | {"header": self._header}',
         of("core/test_iterator", "test_one_state_restored_twice_gives_the_same_and_stays_as_it_is"),
     ),
     Mutant(

@@ -15,7 +15,7 @@ from brimful.core.iterator import ResumableIterator
 from brimful.core.map_items import MapItems
 from brimful.core.once import once, settings_of
 from brimful.core.repeat import Repeat
-from brimful.core.stream import Stage, running, shown
+from brimful.core.stream import Stage, check_depth, running, shown
 from brimful.core.take_items import TakeItems
 from brimful.rows.blocks import Block, Sample
 from brimful.rows.encoder import Padding, paddings
@@ -51,6 +51,9 @@ class Batches:
 
     stage: Stage[Any]
     repeats: bool = False
+
+    def __post_init__(self) -> None:
+        check_depth(self.stage)
 
     def __iter__(self) -> Iterator[Any]:
         if lightning_here() is not None:

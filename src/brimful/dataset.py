@@ -17,7 +17,7 @@ from brimful.batches import Batches, ColumnSettings, FormSettings, OrderSettings
 from brimful.core.errors import OnError, integer, names_of, one_of, positive
 from brimful.core.iterator import ResumableIterator
 from brimful.core.repeat import Repeat
-from brimful.core.stream import BLOCK_ROWS, Stage, shown
+from brimful.core.stream import BLOCK_ROWS, Stage, check_depth, shown
 from brimful.index.concat import Concat as IndexConcat
 from brimful.index.filter import Filter as IndexFilter
 from brimful.index.indexed import SPAN, Indexed, Source
@@ -93,6 +93,9 @@ class Dataset:
 
     stage: Stage[Block]
     repeats: bool = False
+
+    def __post_init__(self) -> None:
+        check_depth(self.stage)
 
     def __iter__(self) -> Iterator[Sample]:
         return self.iter()

@@ -269,11 +269,11 @@ def test_settings_may_be_numpy_numbers() -> None:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ([], r"a state is a dict of version, header and position, as state_dict\(\) returns it \(got list\)"),
-        ({"position": 1}, r"a state is a dict of version, header and position, .* \(got \['position'\]\)"),
+        ([], r"a state is a dict of version, header, position and crc32, as state_dict\(\) returns it \(got list\)"),
+        ({"position": 1}, r"a state is a dict of version, header, position and crc32, .* \(got \['position'\]\)"),
         (
             {"version": 99, "header": None, "position": 1},
-            "this state has version 99, but this release .* reads version 3",
+            "this state has version 99, but this release .* reads version 4",
         ),
     ],
 )

@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 import brimful as bf
+from brimful.core.states import sealed
 from brimful.index.index import Index
 from brimful.index.sequence import FromSequence
 from brimful.rows.blocks import Block
@@ -72,7 +73,7 @@ def test_in_the_middle_of_a_billion_samples(way: str) -> None:
     it.close()
     window = state["position"][0]
     window[1], window[2] = 3_000, window[2] or 20_000  # far into the epoch
-    state["position"] = [window, 0, 0]
+    state = sealed(state["header"], [window, 0, 0])
     it = batches.iter(state)
     taken = [next(it)["id"].tolist() for _ in range(3)]
     state = it.state_dict()

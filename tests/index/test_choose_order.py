@@ -38,9 +38,9 @@ CHAINS: dict[str, Callable[[Source, Columns], Any]] = {
         5
     ),
     "of a concatenation": lambda new, c: c(new(rows(20)) + new(rows(20, 50))).shuffle(5),
-    "of a part of a concatenation": lambda new, c: (
-        c(new(rows(9)) + new(rows(9, 50))) + c(new(rows(9, 70)))
-    ).shuffle(5),
+    "of a part of a concatenation": lambda new, c: (c(new(rows(9)) + new(rows(9, 50))) + c(new(rows(9, 70)))).shuffle(
+        5
+    ),
     "of a split": lambda new, c: c(new(rows(40)).shuffle(9).train_valid_split(0.4, key="id")[0]).shuffle(5),
     "before a split": lambda new, c: c(new(rows(40)).shuffle(9)).train_valid_split(0.4, key="id")[0].shuffle(5),
     "before a filter": lambda new, c: c(new(rows(40)).shuffle(9)).filter(odd).shuffle(5),

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from brimful.cli.saved import write_whole
+from brimful.core.whole import write_whole
 
 
 def digest(batch: Mapping[str, Any]) -> str:

@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Replaces a file at once: after a crash it holds the old content or the new, never a part.
-
-    Price: one fsync.
-    """
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+from brimful.core.whole import write_whole
 
 
 def save_json(path: Path, value: Any) -> None:
@@ -43,4 +28,4 @@ def load_json(path: Path) -> Any:
 
 def is_state(value: Any) -> bool:
     """Whether a value looks like what `state_dict()` returns."""
-    return isinstance(value, Mapping) and value.keys() == {"version", "header", "position"}
+    return isinstance(value, Mapping) and value.keys() - {"crc32"} == {"version", "header", "position"}

@@ -33,21 +33,25 @@ def show(
             raise ValueError(
                 f"{file} holds no state: neither a dict of version, header and position nor one of those under a name"
             )
-    console = stdout()
     for name, value in saved.items() if not is_state(saved) else ():
         if isinstance(value, bool | int | float | str):
-            console.print(f"{name:9} {value}", markup=False)
+            _say(f"{name:9} {value}")
     if state is None:
-        console.print(f"position  the start of epoch {epoch}", markup=False)
+        _say(f"position  the start of epoch {epoch}")
         return
-    console.print(f"version   {state['version']}", markup=False)
-    console.print("pipeline", markup=False)
+    _say(f"version   {state['version']}")
+    _say("pipeline")
     for depth, line in _stages(state["header"], 0):
-        console.print(f"{'  ' * depth}  {line}", markup=False, soft_wrap=True)
+        _say(f"{'  ' * depth}  {line}")
     position = json.dumps(state["position"], separators=(",", ":"))
-    words = "the end: nothing follows" if state["position"] == END else position
-    console.print(f"position  {words}", markup=False, soft_wrap=True)
-    console.print(f"size      {len(json.dumps(state)):,} bytes, {len(position):,} of them the position", markup=False)
+    _say(f"position  {'the end: nothing follows' if state['position'] == END else position}")
+    _say(f"size      {len(json.dumps(state)):,} bytes, {len(position):,} of them the position")
+
+
+def _say(line: str) -> None:
+    """Prints a line; what a terminal would obey in it is shown as Python writes it."""
+    shown = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
+    stdout().print(shown, markup=False, soft_wrap=True)
 
 
 def _loaded(file: Path) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from brimful import Batches, from_files
 from brimful.cli.digests import digest
-from brimful.cli.saved import write_whole
+from brimful.core.whole import write_whole
 
 WIDTH: Final = 64
 MAX_LENGTH: Final = 256

@@ -17,7 +17,7 @@ from brimful.core.allocator import keep_what_is_freed
 from brimful.core.background import JOIN_SECONDS, RUN, Running, check_process, close_all, stop_all
 from brimful.core.errors import TALLY, BrokenError, Tally
 from brimful.core.later import AHEAD, HANDED_ON, Later
-from brimful.core.states import check_form
+from brimful.core.states import check_form, position_of, sealed
 from brimful.core.stats import Stats
 from brimful.core.stream import END, VERSION, Stage, State, allowed, check_header, describe
 
@@ -101,7 +101,12 @@ class ResumableIterator(Iterator[T], Generic[T]):
 
     def state_dict(self) -> dict[str, Any]:
         """The place after the last item taken, as plain JSON that the caller may keep or change."""
-        return copy.deepcopy({"version": VERSION, "header": self._header, "position": self._state})
+        return sealed(self._header, self._state)
+
+    @property
+    def position(self) -> State:
+        """The stage's own state after the last item taken, to be kept as it is."""
+        return copy.deepcopy(self._state)
 
     @property
     def over(self) -> bool:
@@ -188,9 +193,10 @@ class ResumableIterator(Iterator[T], Generic[T]):
         return None
 
     def _position(self, state_dict: dict[str, Any], allow: frozenset[str]) -> State:
-        check_form(state_dict, "header", "position", version=VERSION)
+        check_form(state_dict, "header", "position", "crc32", version=VERSION)
+        position = position_of(state_dict)
         check_header(state_dict["header"], self._header, allow)
-        return copy.deepcopy(state_dict["position"])
+        return position
 
 
 _ITERATORS: Final[WeakSet[ResumableIterator[Any]]] = WeakSet()

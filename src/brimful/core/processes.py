@@ -259,6 +259,7 @@ class Records(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._said: list[tuple[int, str]] = []
+        self._propagates = logger.propagate
 
     def __enter__(self) -> Records:
         logger.addHandler(self)
@@ -267,7 +268,7 @@ class Records(logging.Handler):
 
     def __exit__(self, *exc: object) -> None:
         logger.removeHandler(self)
-        logger.propagate = True
+        logger.propagate = self._propagates
 
     def emit(self, record: logging.LogRecord) -> None:
         self._said.append((record.levelno, record.getMessage()))

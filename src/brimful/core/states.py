@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final, cast
+from zlib import crc32
 
-from brimful.core.errors import StateError
-from brimful.core.stream import State
+from brimful.core.errors import StateError, integer
+from brimful.core.stream import VERSION, State
 
 
 def merge_states(states: Sequence[State]) -> State:
@@ -59,6 +61,48 @@ def _differ(path: str, one: State, other: State, number: int) -> None:
     )
 
 
+def sealed(header: Any, position: State) -> dict[str, Any]:
+    """A state, of its own parts: with a checksum of header and position, and of the entries of streams, which ranks save apart,
+    one each.
+
+    >>> state = sealed({"type": "streams"}, {"next": 2, "streams": {"1": "end"}})
+    >>> state["position"]["streams"]["1"][0], position_of(state)
+    ('end', {'next': 2, 'streams': {'1': 'end'}})
+    """
+    rest, entries = _without_streams(position)
+    checksum = _checksum([header, rest])
+    marked = {stream: [entry, _checksum([checksum, stream, entry])] for stream, entry in entries.items()}
+    state = {"version": VERSION, "header": header, "position": _with_streams(rest, marked), "crc32": checksum}
+    return cast(dict[str, Any], json.loads(json.dumps(state)))
+
+
+def position_of(state: dict[str, Any]) -> State:
+    """The position that `sealed` was given, of this state or of several that were merged.
+
+    Raises:
+        StateError: it is not what was saved.
+    """
+    try:
+        rest, marked = _without_streams(state["position"])
+        checksum = _checksum([state["header"], rest])
+        found = {"its position": (state["crc32"], checksum)} | {
+            f"stream {stream}": (mark, _checksum([checksum, stream, entry])) for stream, (entry, mark) in marked.items()
+        }
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StateError(f"this state is damaged: its position has another form ({error}); {_DAMAGED}") from error
+    for what, (saved, now) in found.items():
+        if saved != now:
+            raise StateError(f"this state is damaged: {what} has the checksum {now}, not {saved!r:.40}; {_DAMAGED}")
+    return copy.deepcopy(_with_streams(rest, {stream: entry for stream, (entry, _) in marked.items()}))
+
+
+_DAMAGED: Final = "it was edited, or not written whole; go on with another checkpoint"
+
+
+def _checksum(value: Any) -> int:
+    return crc32(json.dumps(value, sort_keys=True).encode())
+
+
 def as_text(epoch: int, state: State | None, streams: int | None) -> dict[str, Any]:
     """A loader's state: an epoch, and an iterator's state in it as text; an entry by itself for each of the streams.
 
@@ -91,14 +135,15 @@ def from_text(saved: Any) -> tuple[int, State | None]:
         raise StateError(
             f"a loader's state is a dict of epoch and iterator (got {got}); what an iterator gave is for Batches.iter"
         )
-    if not saved["iterator"]:
-        return saved["epoch"], None
     try:
+        epoch = integer("epoch", saved["epoch"])
+        if not saved["iterator"]:
+            return epoch, None
         state = json.loads(saved["iterator"])
         entries = {stream: json.loads(entry) for stream, entry in saved.get("streams", {}).items() if entry}
-    except (TypeError, ValueError) as error:
-        raise StateError(f"this loader's state is damaged: {error} in {saved['iterator']!r:.80}") from None
-    return saved["epoch"], state | {"position": _with_streams(state["position"], entries)}
+        return epoch, state | {"position": _with_streams(state["position"], entries)}
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise StateError(f"this loader's state is damaged: {error} in {saved['iterator']!r:.80}; {_DAMAGED}") from None
 
 
 def check_form(state: Any, *names: str, version: int, what: str = "a state") -> None:
@@ -112,14 +157,14 @@ def check_form(state: Any, *names: str, version: int, what: str = "a state") -> 
     Traceback (most recent call last):
     brimful.core.errors.StateError: a state is a dict of version, header and place, as state_dict() returns it (got list)
     """
+    if isinstance(state, dict) and state.get("version", version) != version:
+        raise StateError(
+            f"this state has version {state['version']!r}, but this release of brimful reads version {version}"
+        )
     if not isinstance(state, dict) or state.keys() != {"version", *names}:
         got = list(state) if isinstance(state, dict) else type(state).__name__
         *others, last = ("version", *names)
         raise StateError(f"{what} is a dict of {', '.join(others)} and {last}, as state_dict() returns it (got {got})")
-    if state["version"] != version:
-        raise StateError(
-            f"this state has version {state['version']!r}, but this release of brimful reads version {version}"
-        )
 
 
 def restored_elsewhere(what: str, restored: int, told: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any, Final, NamedTuple, Protocol
 
 from brimful.core.errors import Tally, logger
@@ -136,7 +136,8 @@ class Stats(Mapping[str, Any]):
         """Counts one item: a batch where one was made for it, else a sample."""
         if not self._tally.made:
             self.samples += 1
-            self.tokens += len(item.get("input_ids", ())) if isinstance(item, Mapping) else 0
+            tokens = item.get("input_ids") if isinstance(item, Mapping) else None
+            self.tokens += len(tokens) if isinstance(tokens, Sized) else 0
             return
         made: Made = self._tally.made.popleft()
         self.batches += 1

@@ -35,7 +35,7 @@ END: Final = "end"
 
 BLOCK_ROWS: Final = 4096
 BLOCK_BYTES: Final = 1 << 20
-VERSION: Final = 3
+VERSION: Final = 4
 
 
 class Stage(ABC, Generic[T_co]):
@@ -441,6 +441,27 @@ def shown(stage: Stage[Any]) -> str:
 def named(stage: Stage[Any]) -> str:
     """What users wrote for a stage, or for the one that it serves."""
     return stage.verb or named(stage.below[0])
+
+
+MOST_STAGES: Final = 64
+"""In one chain. Each takes up to 10 of the 1,000 calls that Python nests."""
+
+
+def check_depth(stage: Stage[Any]) -> None:
+    """Refuses a chain of more stages than Python could run.
+
+    Raises:
+        ValueError: with both numbers.
+    """
+    if (depth := _depth(stage)) > MOST_STAGES:
+        raise ValueError(
+            f"{named(stage)} makes a chain of {depth:,} stages, and one may have {MOST_STAGES}; put what several functions do "
+            "into one"
+        )
+
+
+def _depth(stage: Stage[Any]) -> int:
+    return 1 + max(map(_depth, stage.below), default=0)
 
 
 def refuse_streams(stage: Stage[Any], method: str, does: str = "counts") -> None:

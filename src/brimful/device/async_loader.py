@@ -124,13 +124,13 @@ class AsyncLoader:
         if self._used is not None and self._used.ahead:
             self._go_back(self._used.state)
         self._running = self._last = running = ResumableIterator(self._stage, None, ())
-        self._began = running.state_dict()["position"]
+        self._began = running.position
         try:
             with running:
                 for number, batch in enumerate(running):
                     if self._used is not None:
                         self._used = self._used if number else self._used.anew(self.began)
-                        self._used.took(running.state_dict()["position"])
+                        self._used.took(running.position)
                     yield batch
             if self._running is running:
                 self._running = None
@@ -191,7 +191,7 @@ class AsyncLoader:
 
     def _state(self) -> Any:
         """The state after the last batch that was handed out; a number of batches where the loader has none."""
-        return Loaded(self.loader).start(0) if self._running is None else self._running.state_dict()["position"]
+        return Loaded(self.loader).start(0) if self._running is None else self._running.position
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a state, also one of the loader itself, at the next iteration."""

@@ -82,7 +82,9 @@ class Indexed(Stage[Block]):
         rows = self.order(epoch)
         numbers = np.zeros(0, dtype=np.int64)
         while done != count:
-            last = done + min(BLOCK_ROWS, max(FIRST_ROWS, done))  # by the place alone, so that a resume has the same blocks
+            last = done + min(
+                BLOCK_ROWS, max(FIRST_ROWS, done)
+            )  # by the place alone, so that a resume has the same blocks
             last = last if count is None else min(last, count)
             numbers = np.concatenate((numbers, rows(done + len(numbers), last)))
             size = self._block_rows(numbers)

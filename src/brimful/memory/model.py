@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from brimful.core.errors import finite, integer, positive
 from brimful.core.once import once, settings_of
+from brimful.core.whole import write_whole
 from brimful.memory.growth import Floats, coefficients, per_sample, pieces_of, terms, triangle
 from brimful.memory.margin import Margin
 from brimful.plan.memory import Length
@@ -162,9 +163,7 @@ class MemoryModel:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the model as JSON, all or nothing."""
-        part = Path(f"{os.fspath(path)}.part")
-        part.write_text(json.dumps(self.to_json(), indent=1) + "\n", "utf-8")
-        os.replace(part, path)
+        write_whole(Path(path), json.dumps(self.to_json(), indent=1).encode() + b"\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> MemoryModel:

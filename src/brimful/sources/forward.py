@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from brimful.core.errors import StateError
+from brimful.core.errors import DataError, StateError
 from brimful.sources.bytes import READ_BYTES, Bytes
 
+LINE_BYTES: Final = 1 << 28
+"""A line is not longer: of 3 GB of zeros, which compress to 3 MB, all would be held to find its end."""
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
@@ -47,6 +49,23 @@ class Forward:
                 self.data += more[skipped:]
                 return True
         return False
+
+    @property
+    def too_long(self) -> bool:
+        """Whether more is held than a line may have."""
+        return len(self.data) > LINE_BYTES
+
+    def refuse_line(self) -> None:
+        """Refuses a line that has gone on for too long.
+
+        Raises:
+            DataError: with the byte where it begins.
+        """
+        if self.too_long:
+            raise DataError(
+                f"no line ends within {LINE_BYTES:,} bytes of byte {self.offset:,}; the shard is damaged, or must be cut into "
+                "shorter lines"
+            )
 
     def cut(self, size: int) -> bytes:
         """The first bytes of the data, which these then no longer have."""

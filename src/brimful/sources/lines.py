@@ -52,7 +52,7 @@ class LineReader:
 
         Raises:
             StateError: no line begins at the offset.
-            DataError: what was read does not decompress, or has changed.
+            DataError: what was read does not decompress, or has changed; a line of more than 256 MB.
             Exception: what the store raised.
         """
         if not self._begun:
@@ -63,11 +63,15 @@ class LineReader:
             if len(ahead.data) >= self._size and ahead.data.find(b"\n", seen) >= 0:
                 self._size = BUFFER_BYTES * max(1, MOST_BUFFERS * WHOLE_BUFFERS // max(WHOLE_BUFFERS, len(_OPEN)))
                 return self._cut(ahead.data.rfind(b"\n") + 1)
+            if ahead.too_long:
+                break
             seen = len(ahead.data)
-        if ahead.error is not None:
+        if ahead.error is not None or ahead.too_long:
             whole = ahead.data.rfind(b"\n") + 1
             if whole:
                 return self._cut(whole)
+            ahead.refuse_line()
+        if ahead.error is not None:
             raise ahead.error
         return self._cut(len(ahead.data)) if ahead.data else None
 

@@ -128,6 +128,7 @@ class RecordReader:
                 return Records(ahead.offset, data[:line], np.array([line]), why)
             if all_read and ahead.error is not None:
                 raise ahead.error
+            ahead.refuse_line()
             size *= 2
 
 
@@ -204,7 +205,7 @@ def _first_line(data: bytes, last: bool) -> int:
 
 
 def _short_enough(data: bytes, ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The records before the first that is too long. (One line may be of any length.)"""
+    """The records before the first that is too long. (One line may be longer.)"""
     for number in np.flatnonzero(np.diff(ends, prepend=0) > RECORD_BYTES).tolist():
         text = data[int(ends[number - 1]) if number else 0 : int(ends[number])]
         if _first_line(text, last=True) < len(text):

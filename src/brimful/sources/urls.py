@@ -6,9 +6,10 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import chain, product, takewhile
+from math import prod
 from typing import Any, Final, NamedTuple
 
 import fsspec
@@ -20,6 +21,8 @@ from brimful.sources.compressed import COMPRESSIONS, Decompressed
 from brimful.sources.objects import Objects
 
 _BRACES: Final = re.compile(r"\{([^{}]*)\}")
+MOST_NAMES: Final = 1_000_000
+"""For which the braces of one pattern stand."""
 _MAGIC: Final = frozenset("*?[{")
 
 
@@ -183,21 +186,34 @@ def _full_name(fs: Any, glob: str, path: str) -> str:
 def expand_braces(name: str) -> Iterator[str]:
     """Braces expanded as a shell does: ranges of numbers, zero-padded, and alternatives.
 
+    Raises:
+        ValueError: they stand for more than a million names.
+
     >>> list(expand_braces("s3://bucket/{00..02}.{a,b}"))[:3]
     ['s3://bucket/00.a', 's3://bucket/00.b', 's3://bucket/01.a']
     """
+    texts, groups = [], []
+    at = 0
     for match in _BRACES.finditer(name):
-        first, dots, last = match[1].partition("..")
-        if dots and first.isdigit() and last.isdigit():
-            width = len(first) if first.startswith("0") else 0
-            step = 1 if int(last) >= int(first) else -1
-            parts = [str(number).zfill(width) for number in range(int(first), int(last) + step, step)]
-        elif "," in match[1]:
-            parts = match[1].split(",")
-        else:
-            continue
-        for part in parts:
-            for tail in expand_braces(name[match.end() :]):
-                yield name[: match.start()] + part + tail
-        return
-    yield name
+        if found := _alternatives(match[1]):
+            texts.append(name[at : match.start()])
+            groups.append(found)
+            at = match.end()
+    count = prod(len(values) for values, _ in groups)
+    if count > MOST_NAMES:
+        raise ValueError(
+            f"the braces of {name!r} stand for {count:,} names, and may stand for {MOST_NAMES:,}; correct them, or say * in "
+            "their place"
+        )
+    for chosen in product(*([form.format(value) for value in values] for values, form in groups)):
+        yield "".join(chain.from_iterable(zip(texts, chosen))) + name[at:]
+
+
+def _alternatives(inside: str) -> tuple[Sequence[Any], str] | None:
+    """What stands between braces, and how each of it is written; None where it is no list and no range."""
+    first, dots, last = inside.partition("..")
+    if dots and first.isdigit() and last.isdigit():
+        step = 1 if int(last) >= int(first) else -1
+        width = len(first) if first.startswith("0") else 0
+        return range(int(first), int(last) + step, step), f"{{:0{width}}}" if width else "{}"
+    return (inside.split(","), "{}") if "," in inside else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 import threading
 from collections.abc import Generator, Iterator
@@ -16,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from brimful.core.errors import TALLY, DataError, StateError, Tally, integer, logger, one_of
 from brimful.core.once import once
-from brimful.core.states import check_form, restored_elsewhere
+from brimful.core.states import check_form, position_of, restored_elsewhere, sealed
 from brimful.core.stream import VERSION, Stage, State, check_header, describe, running
 from brimful.index.lengths import LengthIndex
 from brimful.index.sequence import FromSequence
@@ -199,7 +198,7 @@ class BatchSampler:
             place = run.place
         else:
             place = run.place_of_the_loop()
-        return copy.deepcopy({"version": VERSION, "header": self._header, "position": [run.epoch, place]})
+        return sealed(self._header, [run.epoch, place])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a state at the next iteration; where its epoch has nothing left, with the next epoch.
@@ -208,9 +207,9 @@ class BatchSampler:
             StateError: the state is of other lengths, another policy, seed ...; the message names both sides.
         Price: a shuffle and one window's plan.
         """
-        check_form(state_dict, "header", "position", version=VERSION)
+        check_form(state_dict, "header", "position", "crc32", version=VERSION)
+        epoch, place = position_of(state_dict)
         check_header(state_dict["header"], self._header)
-        epoch, place = copy.deepcopy(state_dict["position"])
         ended = next(self._run(self._shard, place), None) is None
         self._epoch, self._restored = epoch + ended, (epoch, place)
         self._running = self._repeated = None

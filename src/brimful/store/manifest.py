@@ -18,7 +18,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from brimful.core.errors import DataError, StateError
@@ -37,6 +37,12 @@ class SideFile:
     name: str
     bytes: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        if self.name in ("", "..") or "\\" in self.name or self.name != PurePosixPath(self.name).name:
+            raise DataError(
+                f"{MANIFEST} names the file {self.name!r}, which does not lie in the folder of the store; the store is damaged"
+            )
 
 
 @dataclass(frozen=True)
