@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from brimful.core.background import KEEPER, Running
 from brimful.core.errors import StateError, integer
 from brimful.core.iterator import ResumableIterator
 from brimful.core.states import as_text, from_text, restored_elsewhere
@@ -79,6 +81,7 @@ class Loader(IterableDataset[Any]):
         self._used: Used | None = None  # where a trainer says how many batches it has used
         self._began: dict[str, Any] | None = None  # the state at the start of the loop that began last
         self._looping: object = None  # that loop, until it ends
+        self._kept: Running | None = None  # the workers of all epochs
         self._reader: str | None = None  # who takes its batches before the training loop wants them
 
     def __iter__(self) -> Iterator[Any]:
@@ -164,7 +167,13 @@ class Loader(IterableDataset[Any]):
 
     def _begun(self, state: dict[str, Any] | None) -> ResumableIterator[Any]:
         """A run from a state of its own, or of the epoch from its start, with what was learnt."""
-        return self.batches.iter(state, epoch=self.epoch, lessons=self._learnt() if state is None else None)
+        if self._kept is None or self._kept.process != os.getpid():
+            self._kept = Running.kept_by(self)
+        before = KEEPER.set(self._kept)
+        try:
+            return self.batches.iter(state, epoch=self.epoch, lessons=self._learnt() if state is None else None)
+        finally:
+            KEEPER.reset(before)
 
     def __len__(self) -> int:
         return len(self.batches) if self.steps_per_epoch is None else self.steps_per_epoch
@@ -184,6 +193,7 @@ class Loader(IterableDataset[Any]):
             "_loaded": False,
             "_used": None,
             "_looping": None,
+            "_kept": None,
         }
 
     @property
