@@ -100,7 +100,7 @@ def test_streams_share_their_processes_and_resume_exactly(tmp_path: Path) -> Non
         state = json.loads(json.dumps(it.state_dict()))
         assert plain(begun) + plain(it) == whole
     assert plain(processes.iter(state)) == whole[3:]
-    assert len(list(notes.iterdir())) == 1 + 2 + 2 + 2, "here, for the types, and in each of two runs, for four streams"
+    assert len(list(notes.iterdir())) == 1 + 2 + 2, "here, and in each of two runs, for four streams and for the types"
 
 
 def pids(items: Any) -> set[int]:
