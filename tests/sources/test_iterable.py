@@ -92,7 +92,9 @@ def test_a_function_that_gives_a_generator_that_has_begun_is_refused() -> None:
     once = ({"n": number} for number in range(3))
     data = bf.from_iterable(lambda: once)
     assert numbers(data) == [0, 1, 2]
-    message = r"generator more than once, as each epoch and each resume do; have the function make a new one at each call"
+    message = (
+        r"generator more than once, as each epoch and each resume do; have the function make a new one at each call"
+    )
     with pytest.raises(TypeError, match=message):
         list(data)
 
