@@ -235,9 +235,9 @@ MUTANTS = [
     ),
     Mutant(
         "the pieces of a long block are not counted",
-        "rows/rebatch.py",
-        "if ended else [before, done, crc]",
-        "if ended else [before, 0, crc]",
+        "rows/gathered.py",
+        "yield block.slice(done - rows, rows), [before, done, crc, number]",
+        "yield block.slice(done - rows, rows), [before, 0, crc, number]",
         law("rows.Rebatch"),
     ),
     Mutant(
@@ -658,11 +658,25 @@ MUTANTS = [
         of("index/test_algebra", "test_a_concatenation_has_the_columns_of_all_in_every_row"),
     ),
     Mutant(
-        "the types of results are looked for in the first rows of each block",
+        "a function is called for whole blocks from the first one on",
+        "rows/gathered.py",
+        "while block.num_rows - done > 2 * (rows := rows_at(number)):",
+        "while block.num_rows - done > 2 * (rows := 2_048):",
+        of("rows/test_calls", "test_a_first_sample_takes_32_calls_and_a_resume_no_more"),
+    ),
+    Mutant(
+        "32 results tell the types also where a column is null in them",
         "rows/typed.py",
-        "for first in range(0, max(block.num_rows, 1), step):",
-        "for first in range(0, 1, step):",
-        of("rows/test_filter_map", "test_types_are_those_of_the_first_thousand_results_of_whichever_rows"),
+        "if wanted <= count < SAMPLE_ROWS and not",
+        "if False and not",
+        of("rows/test_calls", "test_types_that_are_not_told_by_32_results_take_up_to_1000"),
+    ),
+    Mutant(
+        "the processes of a loader end with each epoch",
+        "core/iterator.py",
+        "Running(KEEPER.get())",
+        "Running()",
+        of("rows/test_parallel", "test_processes_live_as_long_as_a_loader"),
     ),
     Mutant(
         "what a scan carries is saved as it was before the block",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from brimful.core.background import KEEPER, Running
 from brimful.core.errors import StateError, integer
 from brimful.core.iterator import ResumableIterator
 from brimful.core.states import as_text, from_text, restored_elsewhere
@@ -72,6 +74,7 @@ class Loader(IterableDataset[Any]):
         self._used: Used | None = None  # where a trainer says how many batches it has used
         self._began: dict[str, Any] | None = None  # the state at the start of the loop that began last
         self._looping: object = None  # that loop, until it ends
+        self._kept: Running | None = None  # the workers of all epochs
         self._reader: str | None = None  # who takes its batches before the training loop wants them
 
     def __iter__(self) -> Iterator[Any]:
@@ -155,6 +158,16 @@ class Loader(IterableDataset[Any]):
         if self._used is not None:
             self._used = self._used.anew(self._began)
 
+    def _begun(self, state: dict[str, Any] | None) -> ResumableIterator[Any]:
+        """A run from a state of its own, or of the epoch from its start."""
+        if self._kept is None or self._kept.process != os.getpid():
+            self._kept = Running.kept_by(self)
+        before = KEEPER.set(self._kept)
+        try:
+            return self.batches.iter(state, epoch=self.epoch)
+        finally:
+            KEEPER.reset(before)
+
     def __len__(self) -> int:
         return len(self.batches) if self.steps_per_epoch is None else self.steps_per_epoch
 
@@ -172,6 +185,7 @@ class Loader(IterableDataset[Any]):
             "_loaded": False,
             "_used": None,
             "_looping": None,
+            "_kept": None,
         }
 
     @property

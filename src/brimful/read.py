@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -167,15 +167,26 @@ def from_store(
     )
 
 
-def from_iterable(iterable: Iterable[Sample | str], *, repeat: bool = False) -> Dataset:
+def from_iterable(
+    iterable: Iterable[Sample | str] | Callable[[], Iterable[Sample | str]], *, repeat: bool = False
+) -> Dataset:
     """The samples of anything that can be iterated over again and gives the same ones each time.
+
+    A generator function is called once an epoch, without arguments, and once at a resume. It is called once more for the types
+    (32 rows, or up to 1,000 while a column is null or absent in them) where a run begins in a later epoch.
 
     A `datasets.IterableDataset` is read by Arrow tables where it has them (files; rows that were not made by a function of
     Python's), whatever its format.
 
     Raises:
-        TypeError: a data frame, or a dict: these iterate over the names of their columns.
+        TypeError: a data frame, or a dict: these iterate over the names of their columns; a generator, or another iterator,
+            that can be read once only.
     State: a count. Price: a resume iterates over what it skips; of tables it makes no rows.
+
+    >>> def generate():
+    ...     yield from ({"text": word} for word in ("one", "two"))
+    >>> list(from_iterable(generate))
+    [{'text': 'one'}, {'text': 'two'}]
     """
     refuse_frames(iterable)
     if gives_tables(iterable):

@@ -29,11 +29,8 @@ def test_rows_have_the_target_columns_alone() -> None:
 
 def test_many_chunks_of_one_sample_come_in_blocks_that_a_resume_can_begin_at() -> None:
     data = tokens(range(10_000))
-    assert [block.num_rows for block, _ in data.chunk(1).stage.items(data.chunk(1).stage.start(0))] == [
-        4096,
-        4096,
-        1808,
-    ]
+    sizes = [block.num_rows for block, _ in data.chunk(1).stage.items(data.chunk(1).stage.start(0))]
+    assert (sizes[0], max(sizes), sum(sizes)) == (16, 3_856, 10_000)
     assert_exact_resume(lambda: tokens(range(10_000)).chunk(1), max_resumes=5, epochs=(0,))
 
 

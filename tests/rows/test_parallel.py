@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import json
 import logging
 import multiprocessing
@@ -10,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -97,7 +100,59 @@ def test_streams_share_their_processes_and_resume_exactly(tmp_path: Path) -> Non
         state = json.loads(json.dumps(it.state_dict()))
         assert plain(begun) + plain(it) == whole
     assert plain(processes.iter(state)) == whole[3:]
-    assert len(list(notes.iterdir())) == 1 + 2 + 2 + 2, "here, for the types, and in each of two runs, for four streams"
+    assert len(list(notes.iterdir())) == 1 + 2 + 2, "here, and in each of two runs, for four streams and for the types"
+
+
+def pids(items: Any) -> set[int]:
+    return {item["pid"] for item in items}
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def in_processes(**how: Any) -> bf.Dataset:
+    data = bf.from_sequence([{"x": number} for number in range(4)], **how)
+    return data.map(lambda row: {"pid": os.getpid()}, max_workers=1, executor_type="process")
+
+
+def test_processes_live_as_long_as_an_iterator_that_repeats() -> None:
+    with in_processes(repeat=True).iter() as it:
+        (pid,) = pids(next(it) for _ in range(20))
+        assert alive(pid)
+    assert not alive(pid)
+
+
+def test_processes_live_as_long_as_a_loader() -> None:
+    loader = in_processes().loader()
+    (pid,) = pids(item for _ in range(3) for item in loader)
+    next(iter(loader))  # a loop that is left
+    assert pids(loader) == {pid}
+    assert pids(copy.copy(loader)).isdisjoint({pid}), "a copy has its own"
+    assert alive(pid)
+    del loader
+    gc.collect()
+    assert not alive(pid)
+
+
+def test_a_loader_goes_on_with_another_process_where_one_died() -> None:
+
+    def die(row: dict[str, Any]) -> dict[str, Any]:
+        if not note.exists():
+            note.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return row
+
+    with tempfile.TemporaryDirectory() as folder:
+        note = Path(folder) / "note"
+        loader = numbered(4).map(die, max_workers=1, executor_type="process").loader()
+        with pytest.raises(bf.StageError, match="has died"):
+            list(loader)
+        assert len(list(loader)) == 4
 
 
 def test_the_law_holds_of_four_streams_in_processes(tmp_path: Path) -> None:

@@ -44,7 +44,9 @@ def test_arrays_and_tensors_become_columns(tmp_path: Path) -> None:
 
 
 def test_resume_at_every_row_is_exact_whatever_the_rows_of_one_read_have(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"a": 1}] * 260 + [{"a": 2.5, "b": "x"}] * 10 + [{"b": "y"}] * 10
+    rows: list[dict[str, Any]] = (
+        [{"a": 1, "b": "w"}] + [{"a": 1}] * 260 + [{"a": 2.5, "b": "x"}] * 10 + [{"b": "y"}] * 10
+    )
     urls = [write(tmp_path / f"{number}.dat", rows) for number in range(3)]
     assert_exact_resume(lambda: bf.from_files(urls, format=values, n_active_shards=2), max_resumes=12)
     assert {tuple(sample) for sample in bf.from_files(urls, format=values)} == {("a", "b")}

@@ -51,11 +51,63 @@ def test_resume_is_exact_at_every_sample_and_skips_without_a_look() -> None:
 
 def test_an_iterator_that_can_be_used_once_is_refused() -> None:
     message = (
-        r"^from_iterable needs an object that can be iterated more than once, such as a list or a class with __iter__ "
-        r"\(got generator, which is its own iterator\)$"
+        r"^from_iterable cannot iterate over this generator more than once, as each epoch and each resume do; "
+        r"pass the function that makes it, from_iterable\(generate\), or pass an object with __iter__, such as a list$"
     )
     with pytest.raises(TypeError, match=message):
-        list(bf.from_iterable({"n": number} for number in range(3)))
+        bf.from_iterable({"n": number} for number in range(3))
+
+
+def test_a_generator_function_is_called_once_an_epoch() -> None:
+    calls: list[int] = []
+
+    def generate() -> Iterator[Any]:
+        calls.append(len(calls))
+        yield from ({"n": number} for number in range(100))
+
+    assert numbers(bf.from_iterable(generate, repeat=True).take(250)) == [number % 100 for number in range(250)]
+    assert calls == [0, 1, 2]
+    assert_exact_resume(lambda: bf.from_iterable(generate), max_resumes=5)
+
+
+def test_a_resume_calls_a_generator_function_once_and_passes_over_what_was_taken() -> None:
+    given: list[int] = []
+
+    def generate() -> Iterator[Any]:
+        for number in range(1_000):
+            given.append(number)
+            yield {"n": number}
+
+    with bf.from_iterable(generate).iter() as it:
+        assert next(it) == {"n": 0}
+        assert len(given) <= 33, "its types are told by 32"
+        state = [next(it) and it.state_dict() for _ in range(300)][-1]
+    given.clear()
+    assert next(bf.from_iterable(generate).iter(state)) == {"n": 301}
+    assert given == list(range(given[-1] + 1))
+    assert len(given) <= 301 + 128
+
+
+def test_a_function_that_gives_a_generator_that_has_begun_is_refused() -> None:
+    once = ({"n": number} for number in range(3))
+    data = bf.from_iterable(lambda: once)
+    assert numbers(data) == [0, 1, 2]
+    message = (
+        r"generator more than once, as each epoch and each resume do; have the function make a new one at each call"
+    )
+    with pytest.raises(TypeError, match=message):
+        list(data)
+
+
+def test_a_row_after_the_first_32_decides_no_type_unless_a_column_is_null_or_absent() -> None:
+    late = [{"n": 1}] * 40 + [{"n": 0.5}]
+    with pytest.raises(
+        bf.StageError, match=r"^from_iterable failed at row 40: column 'n' is int64 by the schema but double here"
+    ):
+        list(bf.from_iterable(late))
+    assert list(bf.from_iterable([{"n": None}] * 40 + [{"n": 0.5}]))[40] == {"n": 0.5}
+    assert list(bf.from_iterable([{"n": [{"a": []}]}] * 40 + [{"n": [{"a": ["b"]}]}]))[40] == {"n": [{"a": ["b"]}]}
+    assert list(bf.from_iterable([{"m": 1, "n": 2}, {"m": 1}, *late]))[42] == {"m": None, "n": 0.5}
 
 
 def test_an_error_of_the_iterable_comes_after_the_samples_before_it() -> None:
@@ -85,5 +137,5 @@ def test_an_iterable_that_has_become_shorter_is_refused() -> None:
     it = bf.from_iterable(Counting(600)).iter()
     for _ in range(500):
         next(it)
-    with pytest.raises(bf.StateError, match=r"^the iterable has 100 samples, but this state was saved after 256$"):
+    with pytest.raises(bf.StateError, match=r"^the iterable has 100 samples, but this state was saved after 384$"):
         list(bf.from_iterable(Counting(100)).iter(it.state_dict()))

@@ -22,7 +22,7 @@ from contextvars import ContextVar, copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar
-from weakref import ref
+from weakref import finalize, ref
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -47,10 +47,25 @@ class Stoppable(Protocol):
 
 
 class Running(set["ref[Stoppable]"]):
-    """What runs for an iterator; `pools`: what its streams share, by what made it."""
+    """What runs for an iterator, or for a loader.
 
-    def __init__(self) -> None:
+    Args:
+        keeper: of the loader that the iterator runs for: workers end with it.
+
+    `pools`: what streams and epochs share, by what made it.
+    """
+
+    def __init__(self, keeper: Running | None = None) -> None:
+        self.keeper = keeper
+        self.process = os.getpid()
         self.pools: dict[int, Any] = {}
+
+    @staticmethod
+    def kept_by(owner: object) -> Running:
+        """One that is closed when `owner` has gone, by the process that made it."""
+        kept = Running()
+        finalize(owner, _close_here, kept).atexit = False  # by then all has been stopped
+        return kept
 
 
 _running: Final = Running()
@@ -58,9 +73,13 @@ RUN: ContextVar[Running | None] = ContextVar("brimful_run", default=None)
 """What runs for the iterator whose code this is, in whatever thread; None outside, and where several iterators share it."""
 
 
-def belongs(one: Stoppable) -> None:
-    """Has `one` stopped with the iterator that it runs for, and before the interpreter waits for its threads."""
-    for known in (_running, RUN.get()):
+KEEPER: ContextVar[Running | None] = ContextVar("brimful_keeper", default=None)
+"""What keeps the workers of an iterator that is made now; None where it does so itself."""
+
+
+def belongs(one: Stoppable, run: Running | None = None) -> None:
+    """Has `one` stopped with `run`, or the iterator that it runs for, and before the interpreter waits for its threads."""
+    for known in (_running, RUN.get() if run is None else run):
         if known is not None:
             known.add(ref(one, known.discard))
 
@@ -78,6 +97,11 @@ def close_all(running: Running) -> None:
     _join(stop_all(running))
     running.clear()
     running.pools.clear()
+
+
+def _close_here(kept: Running) -> None:
+    if kept.process == os.getpid():
+        close_all(kept)
 
 
 def check_process(process: int) -> None:
@@ -237,7 +261,7 @@ class Workers:
         self._process = os.getpid()
         _running.add(ref(self, _running.discard))
 
-    def submit(self, fn: Callable[..., R], *args: Any) -> Future[R]:
+    def submit(self, fn: Callable[..., R], *args: Any) -> Outcome[R]:
         check_process(self._process)
         context = copy_context()
         if self._shared:
@@ -268,10 +292,10 @@ class Workers:
         for _ in range(self._number):
             self._tasks.put(None)
 
-    def belong(self) -> None:
-        """Has them stopped with the iterator for which they run."""
-        self._shared = False
-        belongs(self)
+    def belong(self, run: Running | None = None) -> None:
+        """Has them stopped with `run`, or the iterator for which they run."""
+        self._shared = run is not None and run is not RUN.get()
+        belongs(self, run)
 
     def __enter__(self) -> Workers:
         self.belong()

@@ -14,12 +14,12 @@ from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 from weakref import WeakSet
 
 from brimful.core.allocator import keep_what_is_freed
-from brimful.core.background import JOIN_SECONDS, RUN, Running, check_process, close_all, stop_all
+from brimful.core.background import JOIN_SECONDS, KEEPER, RUN, Running, check_process, close_all, stop_all
 from brimful.core.errors import TALLY, BrokenError, Tally
 from brimful.core.later import AHEAD, HANDED_ON, Later
 from brimful.core.states import check_form, position_of, sealed
 from brimful.core.stats import Stats
-from brimful.core.stream import END, VERSION, Stage, State, allowed, check_header, describe
+from brimful.core.stream import END, VERSION, Stage, State, allowed, check_header
 
 T = TypeVar("T")
 
@@ -42,19 +42,20 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self._process = os.getpid()
         different = allowed(allow)
         self._items: Generator[tuple[T, State], None, None] | None = None
-        self._running = Running()  # below it, in threads
+        self._running = Running(KEEPER.get())  # below it, in threads
         self._error: Exception | None = None
         self._closed = False
         tally = Tally()
         self._context = copy_context()
         self._context.run(TALLY.set, tally)  # before the first use: of indexed data a filter counts what it leaves out
         self._context.run(RUN.set, self._running)
+        self._context.run(KEEPER.set, None)
         self._context.run(AHEAD.set, AHEAD.get() and HANDED_ON.get())  # else whoever takes its items is the consumer
         self._context.run(HANDED_ON.set, False)
         self.stats = Stats(tally)
         self._stage = stage
         try:
-            self._header = self._context.run(describe, stage)
+            self._header = self._context.run(stage.header)
             if state_dict is None:
                 self._state = self._context.run(stage.start, epoch)
             else:

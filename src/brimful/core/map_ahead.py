@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from brimful.core.background import Workers
+from brimful.core.background import Outcome, Workers, belongs
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -21,7 +21,7 @@ def map_ahead(
     An error of `items` is raised after the results of what came before it.
     """
     failure: Exception | None = None
-    pending: deque[tuple[Future[R], Any]] = deque()
+    pending: deque[tuple[Outcome[R], Any]] = deque()
     try:
         while True:
             try:
@@ -31,7 +31,9 @@ def map_ahead(
             except Exception as error:
                 failure = error
                 break
-            pending.append((workers.submit(fn, item), state))
+            future = workers.submit(fn, item)
+            belongs(future)  # the workers may go on for others when this has been closed
+            pending.append((future, state))
             del item
             if len(pending) >= ahead:
                 yield _settled(pending.popleft())

@@ -124,6 +124,7 @@ class Remote(Generic[R]):
         except DiedError:
             if self._stopped:
                 raise Stopped from None
+            del self._local.child  # the next call has another one
             raise
         result: R = reply.settled()
         return result

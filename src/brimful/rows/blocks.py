@@ -134,10 +134,13 @@ def from_samples(rows: Sequence[Sample]) -> Block:
     return pa.RecordBatch.from_arrays(columns, list(names))
 
 
-def cut(block: Block) -> Iterator[Block]:
-    """A block in pieces of at most 4,096 rows."""
-    for first in range(0, block.num_rows, BLOCK_ROWS):
-        yield block.slice(first, BLOCK_ROWS)
+def rows_at(number: int) -> int:
+    """How many rows are made at a time where so many came before: half as many, as a power of two from 16 to 2,048.
+
+    >>> [rows_at(number) for number in (0, 32, 64, 200, 10_000)]
+    [16, 16, 32, 64, 2048]
+    """
+    return max(1, min(max(16, 1 << number.bit_length() >> 2), BLOCK_ROWS // 2))
 
 
 def call(stage: str, fn: Callable[..., Any], block: Block) -> Iterator[Any]:

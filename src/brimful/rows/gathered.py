@@ -1,22 +1,24 @@
-"""Small blocks joined before they cost more than their rows do."""
+"""Blocks of the right size: small ones joined before they cost more than their rows do, long ones cut."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import closing
 from typing import Final
 
 import pyarrow as pa
 
-from brimful.core.stream import BLOCK_BYTES, BLOCK_ROWS, Stage, State, running
-from brimful.rows.blocks import Block, visible
-from brimful.rows.ragged import concat, has_offsets, offsets_in
+from brimful.core.stream import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, running
+from brimful.rows.blocks import Block, check_replay, rows_at, visible
+from brimful.rows.ragged import concat, fingerprint, has_offsets, offsets_in
 
-GATHERED_ROWS: Final = 128
-"""A row in a block of so many costs a stage up to twice what it costs in one of 4,096; alone, 10 to 100 times as much."""
+GATHERED_ROWS: Final = 32
+"""A row in a block of so many costs a stage a few times what it costs in one of 4,096; alone, 10 to 100 times as much. With more,
+a first sample would wait for all that a user's function makes of them."""
 
 
 def gathered(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], None, None]:
-    """The blocks of `stage` that follow `at`, neighbours joined up to 128 rows or 1 MB; larger ones as they are.
+    """The blocks of `stage` that follow `at`, neighbours joined up to 32 rows or 1 MB; larger ones as they are.
 
     Where they are joined depends on `at` alone. A block without rows ends what it follows: where rows are rare nobody waits
     for more of them, and states advance. An error is raised after the rows before it.
@@ -45,6 +47,36 @@ def gathered(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], N
             raise
         if held:
             yield concat(held), state
+
+
+def resized(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], None, None]:
+    """As `gathered`, and long blocks cut: the first at 16 rows, later ones at 32, 64 and so on up to 4,096. So a function that is
+    slow gives the first row soon.
+
+    Where they are cut depends on how many rows came before. A block is cut only where it has twice as many rows as it may: so
+    blocks that a stage below has cut already stay whole.
+
+    State: [upstream's state before the block, rows of it given, its crc32 if there are any, rows given in all].
+    """
+    before, done, saved, number = at
+    with closing(gathered(stage, before)) as items:
+        for block, after in items:
+            crc = fingerprint(block) if done or block.num_rows > 2 * rows_at(number) else 0
+            if done:
+                check_replay(stage, crc, saved, f"{done:,} rows into a block")
+            while block.num_rows - done > 2 * (rows := rows_at(number)):
+                done, number = done + rows, number + rows
+                yield block.slice(done - rows, rows), [before, done, crc, number]
+            number += block.num_rows - done
+            yield block.slice(done) if done else block, END if after == END else [after, 0, 0, number]
+            before, done = after, 0
+        if done:
+            check_replay(stage, 0, saved, "a block that is gone")
+
+
+def resized_start(stage: Stage[Block], epoch: int) -> State:
+    """The state before the first block of an epoch."""
+    return [stage.start(epoch), 0, 0, 0]
 
 
 def bytes_in(array: pa.Array, width: Callable[[pa.DataType], int] = lambda kind: 8) -> int:

@@ -13,7 +13,7 @@ from brimful.core.errors import StageError, name_of, where
 from brimful.rows.blocks import Block, visible, with_origin
 from brimful.rows.plain import without_extensions
 from brimful.rows.ragged import EMPTY
-from brimful.rows.schema import fitted, named, settled
+from brimful.rows.schema import complete, fitted, named, settled
 from brimful.rows.typed import ByBlock
 
 
@@ -47,12 +47,12 @@ class MapBlocks(ByBlock[Block]):
     def count(self, given: Block) -> int:
         return int(given.num_rows)
 
-    def types_of(self, given: Sequence[Block]) -> pa.Schema:
-        schema = pa.schema([])
+    def types_of(self, given: Sequence[Block]) -> tuple[pa.Schema, bool]:
+        blocks, schema = list(filter(self.count, given)), pa.schema([])
         with suppress(pa.ArrowException):  # what goes with none before it is found when it is held against these
-            for block in filter(self.count, given):
+            for block in blocks:
                 schema = pa.unify_schemas([schema, block.schema.remove_metadata()], promote_options="permissive")
-        return settled(schema)
+        return settled(schema), complete(schema, (block.schema.names for block in blocks))
 
     def call(self, block: Block) -> Block:
         try:

@@ -14,7 +14,7 @@ from brimful.core.map_ahead import map_ahead
 from brimful.core.processes import DiedError, Remote, UnsentError
 from brimful.core.stream import Stage, State
 from brimful.rows.blocks import Block
-from brimful.rows.gathered import gathered
+from brimful.rows.gathered import resized, resized_start
 from brimful.rows.ragged import concat
 
 T = TypeVar("T")
@@ -71,8 +71,8 @@ class Parallel:
         prefetch_factor: for each worker so many parts are ready, or in the making, before they are asked for.
         shares: whether a block is cut into as many parts as there are workers.
 
-    Price: (prefetch_factor + 1) blocks of 4,096 rows or 1 MB held. A process takes .4 s to begin, and 80 MB; a call of it 150 us,
-    and what its samples and results cost to pickle.
+    Price: (prefetch_factor + 1) blocks of 4,096 rows or 1 MB held. A process takes .4 s to begin, once for an
+    iterator or a loader, and 80 MB; a call of it 150 us, and what its samples and results cost to pickle.
     """
 
     max_workers: int = 0
@@ -98,8 +98,8 @@ class Parallel:
     ) -> Generator[Called[Made], None, None]:
         """What `fn(part, *more())` gives for the parts of each block that has a row, in order.
 
-        A function that goes to other processes is pickled, with what it needs. `shared`: the streams of an iterator have the
-        same workers, which end with it.
+        A function that goes to other processes is pickled, with what it needs. `shared`: the streams and epochs of an
+        iterator, and the epochs of a loader, have the same workers, which end with it.
         """
         parts = self._parts(items) if self.max_workers else ((block, (True, after)) for block, after in items)
         with closing(self.results(fn, parts, name, more, shared=shared)) as results:
@@ -138,31 +138,23 @@ class Parallel:
 
     @contextmanager
     def _workers(self, fn: Callable[..., Any], name: str, shared: bool) -> Iterator[_Pool]:
-        """Workers for as long as they are used; of a run they are in `pools` until the first of its streams has ended."""
+        """Workers for as long as they are used; shared ones for as long as the iterator, or the loader that it runs for."""
         run = RUN.get() if shared else None
         if run is None:
             pool = self._pool(fn, name)
             with pool.workers:
                 yield pool
             return
-        pools, own = run.pools, object()
-        while True:
-            pool = pools.get(id(self)) or pools.setdefault(id(self), self._pool(fn, name))
-            pool.users.add(own)
-            if pools.get(id(self)) is pool:
-                break
-            pool.leave(own)  # whose last user has just left
-        try:
-            yield pool
-        finally:
-            pools.pop(id(self), None)
-            pool.leave(own)
+        keeper = run if run.keeper is None else run.keeper
+        kept: _Pool | None = keeper.pools.get(id(self))
+        if kept is None:
+            kept = keeper.pools.setdefault(id(self), self._pool(fn, name))
+            kept.workers.belong(keeper)
+        yield kept
 
     def _pool(self, fn: Callable[..., Any], name: str) -> _Pool:
         remote = Remote(fn, name) if self.executor_type == "process" else None
-        workers = Workers(self.max_workers, name.partition("(")[0], remote)
-        workers.belong()
-        return _Pool(workers, remote, set())
+        return _Pool(self, Workers(self.max_workers, name.partition("(")[0], remote), remote)
 
     def _parts(self, items: Iterator[tuple[Block, State]]) -> Iterator[tuple[Block, tuple[bool, State]]]:
         for block, after in items:
@@ -172,16 +164,11 @@ class Parallel:
 
 
 class _Pool(NamedTuple):
-    """Threads, the function in the processes that they ask, and who uses them. (No lock: a Ctrl-C would leave it locked.)"""
+    """Threads, and the function in the processes that they ask. (No lock: a Ctrl-C would leave it locked.)"""
 
+    of: Parallel  # whose id is no other's as long as this is here
     workers: Workers
     remote: Remote[Any] | None
-    users: set[object]
-
-    def leave(self, user: object) -> None:
-        self.users.discard(user)
-        if not self.users:
-            self.workers.close()
 
 
 SERIAL: Final = Parallel()
@@ -203,8 +190,8 @@ NOTHING: Final = cast(Stage[Block], None)
 
 @dataclass(frozen=True)
 class BlockFunction(Stage[Block]):
-    """Abstract: a block in, a block out, by a function that may take long; the state is passed on. Blocks without rows are
-    passed on as they are."""
+    """Abstract: a block in, a block out, by a function that may take long. Blocks without rows are passed on as they
+    are. State: see `resized`."""
 
     by_row = True
 
@@ -212,13 +199,13 @@ class BlockFunction(Stage[Block]):
     parallel: Parallel = field(default=SERIAL, kw_only=True, metadata={"runtime": True})
 
     def start(self, epoch: int) -> State:
-        return self.upstream.start(epoch)
+        return resized_start(self.upstream, epoch)
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         alone = replace(self, upstream=NOTHING)
         fn = alone.apply if self.parallel.executor_type == "process" else alone.begin
         with (
-            closing(gathered(self.upstream, at)) as items,
+            closing(resized(self.upstream, at)) as items,
             closing(self.parallel.called(fn, items, self.called_as, shared=True)) as calls,
         ):
             yield from joined((_done(one), one.last, one.after) for one in calls)

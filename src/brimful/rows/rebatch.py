@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from brimful.core.stream import BLOCK_ROWS, END, Stage, State, running
-from brimful.rows.blocks import Block, check_replay, cut
-from brimful.rows.ragged import (
-    fingerprint,
-)
+from brimful.core.stream import Stage, State
+from brimful.rows.blocks import Block
+from brimful.rows.gathered import resized, resized_start
 
 
 @dataclass(frozen=True)
 class Rebatch(Stage[Block]):
-    """Cuts long blocks (what a stage that makes many rows of one may yield) at 4,096 rows.
-
-    State: [upstream's state before the block, rows of it handed on, its crc32].
-    """
+    """Cuts long blocks (a stage that makes many rows of one may yield them); see `resized`."""
 
     verb = ""
     by_row = True
@@ -25,19 +20,7 @@ class Rebatch(Stage[Block]):
     upstream: Stage[Block]
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0, 0]
+        return resized_start(self.upstream, epoch)
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        before, done, saved = at
-        with running(self.upstream, before) as items:
-            for block, after in items:
-                crc = fingerprint(block) if done or block.num_rows > BLOCK_ROWS else 0
-                if done:
-                    check_replay(self.upstream, crc, saved, f"{done:,} rows into a block")
-                for piece in cut(block.slice(done)) if block.num_rows else (block,):
-                    done += piece.num_rows
-                    ended = done >= block.num_rows
-                    yield piece, (END if after == END else [after, 0, 0]) if ended else [before, done, crc]
-                before, done = after, 0
-            if done:
-                check_replay(self.upstream, 0, saved, "a block that is gone")
+        yield from resized(self.upstream, at)

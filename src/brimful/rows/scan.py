@@ -14,9 +14,9 @@ import pyarrow as pa
 from brimful.core.errors import StageError, name_of, where
 from brimful.core.stream import END, State, refuse_streams
 from brimful.rows.blocks import Block, samples
-from brimful.rows.gathered import gathered
+from brimful.rows.gathered import resized, resized_start
 from brimful.rows.parallel import Called
-from brimful.rows.typed import ByFunction, Fitted, Results, block_of_results, pieces, types_of_results
+from brimful.rows.typed import ByFunction, Fitted, Results, block_of_results, types_of_results
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class Scan(ByFunction[Results]):
             raise TypeError(f"scan carries plain JSON from row to row: {error}") from None
 
     def begin(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), self.initial]
+        return [resized_start(self.upstream, epoch), self.initial]
 
     def calls(
-        self, at: State, schema: Callable[[], pa.Schema | None], most: int | None = None
+        self, at: State, schema: Callable[[], pa.Schema | None]
     ) -> Generator[Called[Results | Fitted], None, None]:
         before, carry = at[0], _plain(at[1], "carry")
-        with closing(gathered(self.upstream, before)) as items:
-            for block, after in pieces(items, most):
+        with closing(resized(self.upstream, before)) as items:
+            for block, after in items:
                 given = []
                 for row, sample in enumerate(samples(block)):
                     carry, made = self._called(block, row, carry, sample)
@@ -57,7 +57,7 @@ class Scan(ByFunction[Results]):
     def count(self, given: Results) -> int:
         return len(given.samples)
 
-    def types_of(self, given: Sequence[Results]) -> pa.Schema:
+    def types_of(self, given: Sequence[Results]) -> tuple[pa.Schema, bool]:
         return types_of_results(given)
 
     def block_of(self, block: Block, given: Results, schema: pa.Schema) -> Block:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import base64
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +23,8 @@ from brimful.core.errors import DataError
 from brimful.rows.ragged import list_array, numpy_of
 
 SAMPLE_ROWS: Final = 1000
+FIRST_ROWS: Final = 32
+"""Of what a function makes, which may take long, so many rows tell the types if no column is null or absent in them."""
 OF_FILES: Final = "say its type in schema=, or leave the column out with columns="
 UNKNOWN: Final = "name it in schema=, or leave the column out with columns="
 UNFIT: Final = (pa.ArrowException, OverflowError, UnicodeEncodeError)
@@ -194,6 +196,39 @@ def named(kind: pa.DataType) -> str:
 # -- the types of first rows ---------------------------------------------------------------------------------------------
 
 
+def types_of(rows: Sequence[Mapping[str, Any]]) -> tuple[pa.Schema, bool]:
+    """The schema of the first rows, as `infer` has it, and whether they tell all of it: every row has every column, and no
+    column is null in all of them."""
+    found = _inferred(rows, list(dict.fromkeys(name for row in rows for name in row)))
+    return settled(found), complete(found, rows)
+
+
+def complete(schema: pa.Schema, rows: Iterable[Collection[str]]) -> bool:
+    """Whether each of some rows, or blocks, has all columns of a schema, and each column a type."""
+    return not any(_untyped(field.type) for field in schema) and all(len(row) == len(schema) for row in rows)
+
+
+def _untyped(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_untyped(one.type) for one in kind)
+    return bool(pa.types.is_null(kind)) or (_is_list(kind) and _untyped(kind.value_type))
+
+
+def first_rows(rows: Iterator[Any]) -> list[Any]:
+    """The rows that tell the types of all: the first 32, or up to 1,000 while a column is null or absent in them. What is no row
+    (an error) tells nothing."""
+    held: list[Any] = []
+    while more := list(islice(rows, min(len(held) or FIRST_ROWS, SAMPLE_ROWS - len(held)))):
+        held += more
+        if types_of(samples_in(held))[1]:
+            break
+    return held
+
+
+def samples_in(found: Iterable[Any]) -> list[Mapping[str, Any]]:
+    return [one for one in found if isinstance(one, Mapping)]
+
+
 def infer(rows: Sequence[Mapping[str, Any]], columns: tuple[str, ...] | None = None, where: str = "") -> pa.Schema:
     """The schema of the first rows: every key that occurs in them (or `columns`), numbers widened.
 
@@ -210,7 +245,11 @@ def infer(rows: Sequence[Mapping[str, Any]], columns: tuple[str, ...] | None = N
                 f"there is no column {name!r} in the first {len(rows):,} rows ({where}; "
                 f"keys: {', '.join(names)}); correct columns=, or say its type in schema="
             )
-    return settled(pa.schema([(name, _common([row.get(name) for row in rows])) for name in columns or names]))
+    return settled(_inferred(rows, columns or names))
+
+
+def _inferred(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> pa.Schema:
+    return pa.schema([(name, _common([row.get(name) for row in rows])) for name in names])
 
 
 def _common(values: list[Any]) -> pa.DataType:

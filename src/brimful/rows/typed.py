@@ -20,10 +20,21 @@ from brimful.core.fruitless import Waiting
 from brimful.core.once import once
 from brimful.core.stream import END, Stage, State, running, runtime
 from brimful.rows.blocks import KEY, Block, visible, with_origin
-from brimful.rows.gathered import gathered
+from brimful.rows.gathered import resized, resized_start
 from brimful.rows.parallel import NOTHING, SERIAL, Called, Made, Parallel, joined
 from brimful.rows.ragged import EMPTY
-from brimful.rows.schema import OF_RESULTS, SAMPLE_ROWS, as_text, fitted, fitting, from_text, infer, misfit, united
+from brimful.rows.schema import (
+    FIRST_ROWS,
+    OF_RESULTS,
+    SAMPLE_ROWS,
+    as_text,
+    fitted,
+    fitting,
+    from_text,
+    misfit,
+    types_of,
+    united,
+)
 
 
 @dataclass(frozen=True)
@@ -56,16 +67,18 @@ class Typed(Stage[Block]):
 
 @dataclass(frozen=True)
 class ByFunction(Typed, Generic[Made]):
-    """Abstract: what a user's function makes of each block, held against the types of its first 1,000 results.
+    """Abstract: what a user's function makes of each block, held against the types of its first 32 results, or up to 1,000
+    while a column of them is null or absent.
 
-    State: [upstream's state, the types as text]. Price: a run from the start of epoch 0 holds the first 1,000 results till
-    their types are known; one that begins elsewhere, of a later epoch or in a stream, has the function called for them.
+    State: [upstream's state, the types as text]. Price: a run from the start of epoch 0 holds the first results till their
+    types are known. A run of a later epoch, or of a stream, has the function called for them; a resume does not.
     """
 
     upstream: Stage[Block]
 
     def start(self, epoch: int) -> State:
-        return [self.begin(epoch), ""]
+        known = vars(self).get("schema")
+        return [self.begin(epoch), as_text(known) if known else ""]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         before, text = at
@@ -74,10 +87,10 @@ class ByFunction(Typed, Generic[Made]):
         if schema is None and not first:
             schema = self.schema
         with closing(self.calls(before, lambda: schema or None)) as calls:
-            held = _Held[Made]([], None)
+            held = _Held[Made]([], None, schema)
             if not schema:  # not known, or epoch 0 has no result: those of this run
                 held = self._first(calls)
-                schema = self.types_of(_there(held.calls))
+                schema = held.schema
                 if schema:
                     vars(self).setdefault("schema", schema)
             text = text or (as_text(schema) if schema else "")
@@ -86,12 +99,11 @@ class ByFunction(Typed, Generic[Made]):
                 yield out, END if after == END else [after, text]
 
     def first_types(self) -> pa.Schema:
-        with closing(self.calls(self.begin(0), lambda: None, SAMPLE_ROWS)) as calls:
+        with closing(self.calls(self.begin(0), lambda: None)) as calls:
             held = self._first(calls)
-            schema = self.types_of(_there(held.calls))
-            if held.error is not None and not schema.names:
+            if held.error is not None and not held.schema.names:
                 raise held.error
-            return schema
+            return held.schema
 
     def _fitted(self, one: Called[Made | Fitted], schema: pa.Schema) -> Block:
         if one.made is None:
@@ -99,41 +111,38 @@ class ByFunction(Typed, Generic[Made]):
         return one.made.block if isinstance(one.made, Fitted) else self.block_of(one.block, one.made, schema)
 
     def _first(self, calls: Iterator[Called[Made | Fitted]]) -> _Held[Made]:
-        """What the first 1,000 results came with; an error that came after them is raised in its turn."""
+        """What came with the results that tell the types; an error that came after them is raised in its turn."""
         items: list[Called[Made | Fitted]] = []
-        count, waiting = 0, Waiting()
+        count, wanted, waiting = 0, FIRST_ROWS, Waiting()
+        failure = None
         try:
-            while count < SAMPLE_ROWS and (one := next(calls, None)) is not None:
+            while count < wanted and (one := next(calls, None)) is not None:
                 items.append(one)
                 own = sum(map(self.count, _there([one])))
                 waiting.got(own)
                 count += own
+                if wanted <= count < SAMPLE_ROWS and not self.types_of(_there(items))[1]:
+                    wanted = min(2 * count, SAMPLE_ROWS)
         except Exception as error:
-            return _Held(items, error)
-        return _Held(items, None)
+            failure = error
+        return _Held(items, failure, self.types_of(_there(items))[0])
 
     @abstractmethod
     def begin(self, epoch: int) -> State:
         """The place before the first block of an epoch."""
 
     @abstractmethod
-    def calls(
-        self, at: State, schema: Callable[[], pa.Schema | None], most: int | None = None
-    ) -> Generator[Called[Made | Fitted], None, None]:
-        """What the function gives for the blocks that follow a place, and the place after each.
-
-        Args:
-            schema: what it may be fitted to, as soon as that is known.
-            most: rows that the function is called for at a time, where the places after them are of no use.
-        """
+    def calls(self, at: State, schema: Callable[[], pa.Schema | None]) -> Generator[Called[Made | Fitted], None, None]:
+        """What the function gives for the blocks that follow a place, and the place after each; `schema`: what it may be fitted
+        to, as soon as that is known."""
 
     @abstractmethod
     def count(self, given: Made) -> int:
         """How many results that are."""
 
     @abstractmethod
-    def types_of(self, given: Sequence[Made]) -> pa.Schema:
-        """The types of the first 1,000 results among these."""
+    def types_of(self, given: Sequence[Made]) -> tuple[pa.Schema, bool]:
+        """The types of these results, and whether they tell those of all columns; see `schema.types_of`."""
 
     @abstractmethod
     def block_of(self, block: Block, given: Made, schema: pa.Schema) -> Block:
@@ -147,10 +156,11 @@ class Fitted(NamedTuple):
 
 
 class _Held(NamedTuple, Generic[Made]):
-    """What a function gave, not yet handed on, and the error that came after it."""
+    """What a function gave, not yet handed on, the error that came after it, and the types."""
 
     calls: list[Called[Made | Fitted]]
     error: Exception | None
+    schema: pa.Schema
 
 
 def _all(held: _Held[Made], calls: Iterator[Called[Made | Fitted]]) -> Iterator[Called[Made | Fitted]]:
@@ -171,19 +181,13 @@ class ByBlock(ByFunction[Made]):
     parallel: Parallel = field(default=SERIAL, kw_only=True, metadata={"runtime": True})
 
     def begin(self, epoch: int) -> State:
-        return self.upstream.start(epoch)
+        return resized_start(self.upstream, epoch)
 
-    def calls(
-        self, at: State, schema: Callable[[], pa.Schema | None], most: int | None = None
-    ) -> Generator[Called[Made | Fitted], None, None]:
+    def calls(self, at: State, schema: Callable[[], pa.Schema | None]) -> Generator[Called[Made | Fitted], None, None]:
         alone = replace(self, upstream=NOTHING, types=None)
         with (
-            closing(gathered(self.upstream, at)) as items,
-            closing(
-                self.parallel.called(
-                    alone.made, pieces(items, most), self.called_as, lambda: (schema(),), shared=most is None
-                )
-            ) as calls,
+            closing(resized(self.upstream, at)) as items,
+            closing(self.parallel.called(alone.made, items, self.called_as, lambda: (schema(),), shared=True)) as calls,
         ):
             yield from calls
 
@@ -199,14 +203,6 @@ class ByBlock(ByFunction[Made]):
     @abstractmethod
     def call(self, block: Block) -> Made:
         """What the function gives for a block that has a row."""
-
-
-def pieces(items: Iterator[tuple[Block, State]], most: int | None) -> Iterator[tuple[Block, State]]:
-    """Blocks as they are, or in pieces of at most so many rows, each with the state after the block."""
-    for block, after in items:
-        step = most or max(block.num_rows, 1)
-        for first in range(0, max(block.num_rows, 1), step):
-            yield block.slice(first, step), after
 
 
 class Results(NamedTuple):
@@ -229,7 +225,7 @@ class SampleFunction(ByBlock[Results]):
     def count(self, given: Results) -> int:
         return len(given.samples)
 
-    def types_of(self, given: Sequence[Results]) -> pa.Schema:
+    def types_of(self, given: Sequence[Results]) -> tuple[pa.Schema, bool]:
         return types_of_results(given)
 
     def block_of(self, block: Block, given: Results, schema: pa.Schema) -> Block:
@@ -240,10 +236,9 @@ class SampleFunction(ByBlock[Results]):
         return f"{self.verb}({name_of(self.fn)})"
 
 
-def types_of_results(given: Sequence[Results]) -> pa.Schema:
-    """The types of the first 1,000 samples among these."""
-    samples = (sample for results in given for sample in results.samples if _is_sample(sample))
-    return infer(list(islice(samples, SAMPLE_ROWS)))
+def types_of_results(given: Sequence[Results]) -> tuple[pa.Schema, bool]:
+    """See `ByFunction.types_of`."""
+    return types_of([sample for results in given for sample in results.samples if _is_sample(sample)])
 
 
 def block_of_results(called: str, block: Block, given: Results, schema: pa.Schema, on_error: OnError) -> Block:

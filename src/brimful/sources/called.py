@@ -14,8 +14,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.core.errors import StageError, StateError, name_of
-from brimful.rows.blocks import Sample, as_sample
-from brimful.rows.schema import SAMPLE_ROWS, block_of, infer, misfit
+from brimful.rows.blocks import Sample, as_sample, rows_at
+from brimful.rows.schema import block_of, first_rows, infer, misfit
 from brimful.sources.bytes import READ_BYTES, Bytes
 from brimful.sources.format import Format
 from brimful.sources.reader import Parsed, Reader, Wanted
@@ -39,7 +39,7 @@ class Called(Format):
         pass
 
     def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
-        rows = list(islice(self._good_rows(file), SAMPLE_ROWS))
+        rows = first_rows(self._good_rows(file))
         return infer(rows, columns, where) if rows else None
 
     def open(self, file: Bytes, wanted: Wanted) -> Reader:
@@ -58,7 +58,7 @@ class Called(Format):
 class CalledRows(Reader):
     """Holds the function's rows against the schema. A resume reads what it skips. Position: [row, row].
 
-    Price: Python, once a row; 256 rows are read at a time.
+    Price: Python, once a row; up to 256 rows are read at a time.
     """
 
     unit = "row"
@@ -75,7 +75,7 @@ class CalledRows(Reader):
             if self._rows is None:
                 self._rows = self._begin()
             if self._error is None:
-                for row in islice(self._rows, ROWS):
+                for row in islice(self._rows, min(rows_at(self.at[-1]), ROWS)):
                     rows.append(row)
         except StateError:
             raise

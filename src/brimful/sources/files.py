@@ -18,7 +18,7 @@ from brimful.core.background import Workers
 from brimful.core.errors import DataError, OnError, StateError, settle
 from brimful.core.once import once
 from brimful.core.stream import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, place, runtime, share
-from brimful.rows.blocks import Block
+from brimful.rows.blocks import Block, rows_at
 from brimful.rows.ragged import EMPTY
 from brimful.rows.schema import infer, named
 from brimful.sources.called import Called, ShardFunction
@@ -107,7 +107,7 @@ class FromFiles(Stage[Block]):
         empty = True
         rotation = Rotation(opened, len(order), begun, positions, self.n_active_shards, num_standby)
         with closing(rotation):
-            while ready := rotation.fill(*self._share(len(order) - begun + len(positions))):
+            while ready := rotation.fill(*self._share(len(order) - begun + len(positions), begun, positions)):
                 empty = False
                 block = rotation.take(ready)
                 begun, positions = rotation.begun, rotation.positions
@@ -116,11 +116,12 @@ class FromFiles(Stage[Block]):
         if empty:
             yield EMPTY, END
 
-    def _share(self, shards: int) -> tuple[int, int]:
+    def _share(self, shards: int, begun: int, positions: list[list[int]]) -> tuple[int, int]:
         """Rows and bytes that each open shard gives to a block, where so many are left: where a block ends depends on the state
-        before it alone."""
+        before it alone. Blocks are small before the first shard has ended, as a shard may be read by a user's function."""
         active = max(1, min(self.n_active_shards, shards))
-        return max(1, BLOCK_ROWS // active), BLOCK_BYTES // active
+        read = sum(at[-1] for at in positions) if begun == len(positions) else BLOCK_ROWS
+        return max(1, min(2 * rows_at(read), BLOCK_ROWS) // active), BLOCK_BYTES // active
 
     def _more(self, rotation: Rotation) -> bool:
         """Whether a row follows. An error that follows is something that follows: the next turn raises it."""

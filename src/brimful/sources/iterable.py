@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from inspect import GEN_CREATED, getgeneratorstate
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -12,9 +13,9 @@ import pyarrow as pa
 
 from brimful.core.errors import ORIGIN, StageError, StateError, origins
 from brimful.core.stream import END, State, runtime
-from brimful.rows.blocks import Block, Sample, as_sample, from_samples
+from brimful.rows.blocks import Block, Sample, as_sample, from_samples, rows_at
 from brimful.rows.ragged import EMPTY, with_column
-from brimful.rows.schema import OF_RESULTS, SAMPLE_ROWS, as_text, fitting, from_text, infer, misfit
+from brimful.rows.schema import OF_RESULTS, as_text, first_rows, fitting, from_text, infer, misfit, samples_in
 from brimful.rows.typed import Typed
 
 ROWS: Final = 256
@@ -22,12 +23,16 @@ ROWS: Final = 256
 
 @dataclass(frozen=True)
 class FromIterable(Typed):
-    """The samples of an iterable, in the types of its first 1,000.
+    """The samples of an iterable, in the types of its first 32, or up to 1,000 while a column is null or absent.
 
     State: [epoch, rows handed on, the types as text]; a resume iterates over those rows again.
     """
 
-    iterable: Iterable[Sample | str] = runtime()
+    iterable: Iterable[Sample | str] | Callable[[], Iterable[Sample | str]] = runtime()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.iterable, Iterator):
+            raise _one_shot(self.iterable, "pass the function that makes it, from_iterable(generate), or")
 
     def start(self, epoch: int) -> State:
         return [epoch, 0, ""]
@@ -41,8 +46,8 @@ class FromIterable(Typed):
         samples = drawn(rows, "from_iterable", done)
         schema = from_text(text) if text else vars(self).get("schema")
         if schema is None and epoch == done == 0:
-            held = list(islice(samples, SAMPLE_ROWS))
-            schema = vars(self).setdefault("schema", _types(held))
+            held = first_rows(samples)
+            schema = vars(self).setdefault("schema", infer(samples_in(held)))
             samples = chain(held, samples)
         elif schema is None:
             schema = self.schema
@@ -51,7 +56,7 @@ class FromIterable(Typed):
         if not following:
             yield EMPTY, END
         while following and not isinstance(following[0], Exception):
-            piece = [*following, *islice(samples, ROWS - 1)]
+            piece = [*following, *islice(samples, min(rows_at(done), ROWS) - 1)]
             following = [piece.pop()] if isinstance(piece[-1], Exception) else list(islice(samples, 1))
             block = numbered(piece, "from_iterable", done, schema)
             done += block.num_rows
@@ -60,20 +65,22 @@ class FromIterable(Typed):
             raise failure
 
     def first_types(self) -> pa.Schema:
-        return _types(islice(drawn(self._begin(), "from_iterable", 0), SAMPLE_ROWS))
+        return infer(samples_in(first_rows(drawn(self._begin(), "from_iterable", 0))))
 
     def _begin(self) -> Iterator[Any]:
-        rows = iter(self.iterable)
-        if rows is self.iterable:
-            raise TypeError(
-                "from_iterable needs an object that can be iterated more than once, such as a list or a class with "
-                f"__iter__ (got {type(rows).__name__}, which is its own iterator)"
-            )
+        if isinstance(self.iterable, Iterable):
+            return iter(self.iterable)
+        rows = iter(self.iterable())
+        if isinstance(rows, Generator) and getgeneratorstate(rows) != GEN_CREATED:
+            raise _one_shot(rows, "have the function make a new one at each call, or")
         return rows
 
 
-def _types(samples: Iterable[Any]) -> pa.Schema:
-    return infer([sample for sample in samples if not isinstance(sample, Exception)])
+def _one_shot(rows: Any, remedy: str) -> TypeError:
+    return TypeError(
+        f"from_iterable cannot iterate over this {type(rows).__name__} more than once, as each epoch and each resume do; "
+        f"{remedy} pass an object with __iter__, such as a list"
+    )
 
 
 def drawn(rows: Iterable[Any], source: str, number: int) -> Iterator[Any]:
