@@ -618,7 +618,7 @@ MUTANTS = [
     Mutant(
         "a joined row has the columns of its own part alone",
         "index/several.py",
-        "blocks.append(conformed(block, self.schema))",
+        "blocks.append(conformed(block, self.schema, self.what, self.numbers[part]))",
         "blocks.append(block)",
         of("index/test_algebra", "test_a_concatenation_has_the_columns_of_all_in_every_row"),
     ),
