@@ -96,10 +96,10 @@ def test_a_value_that_the_common_type_does_not_have_is_an_error_with_words(
         return data if indexed else data.map_blocks(lambda block: block)
 
     fine = value if not isinstance(value, int) else 7
-    data = join([of(other, None), of(whole, fine if isinstance(fine, int) else [7], value)])
+    data = join([of(other, None, None), of(whole, fine if isinstance(fine, int) else [7], value)])
     message = (
-        rf"^{join.__name__}: column 'c' is {re.escape(str(whole))} in data set 1 and {re.escape(common)} with the others, which has "
-        r"no such value: .+ \(sequence, row 1\); convert it \(map\), or rename or drop it in one of them$"
+        rf"^{join.__name__}: column 'c' is {re.escape(str(whole))} in data set 1 and {re.escape(common)} with the others, "
+        r"which has no such value: .+ \(sequence, row 1\); convert it \(map\), or rename or drop it in one of them$"
     )
     with pytest.raises(bf.DataError, match=message):
         list(data)

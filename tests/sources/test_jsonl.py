@@ -171,7 +171,7 @@ def test_rows_without_any_key_are_rows() -> None:
     [
         (pa.int32(), b'{"a": 5}', 5),
         (pa.float32(), b'{"a": 0.5}', 0.5),
-        (pa.float64(), b'{"a": 99999999999999999999}', 1e20),
+        (pa.float64(), b'{"a": 1e20}', 1e20),
         (pa.large_string(), b'{"a": "x"}', "x"),
         (pa.binary(), b'{"a": "x"}', b"x"),
         (pa.list_(pa.uint8()), b'{"a": [255]}', [255]),

@@ -397,7 +397,8 @@ def first_misfit(block: pa.RecordBatch, schema: pa.Schema) -> tuple[str, int]:
         return True
 
     column = next(column for name in block.schema.names if not fits(column := block.select([name])))
-    row = next((row for row in range(block.num_rows) if not fits(column.slice(row, 1))), 0)
+    every = range(block.num_rows)  # a slice would share with others what lies inside of a list
+    row = next((row for row in every if not fits(column.take(pa.array([row])))), 0)
     return column.schema.names[0], row
 
 
