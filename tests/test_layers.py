@@ -21,7 +21,7 @@ SHARED = {  # what the stages of a room are made of; a stage does not import ano
     "rows": {
         "beside", "blocks", "blockwise", "bos_eos", "carried", "choice", "compiled", "conversations", "cursor", "cuttable",
         "encoder", "encoder_kinds", "encoders", "engines", "framed", "gathered", "gigatoken_encoder", "hashes", "parallel",
-        "pieces", "ragged", "schema", "sides", "tokenizer_by_name", "typed", "word_cache",
+        "pieces", "plain", "ragged", "schema", "sides", "tokenizer_by_name", "typed", "word_cache",
     },
     "index": {
         "index", "indexed", "lengths", "order", "sequence", "several", "side_by_side", "slice", "some_columns", "some_rows",

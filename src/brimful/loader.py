@@ -110,7 +110,7 @@ class Loader(IterableDataset[Any]):
         over = False
         while not over:
             restored = self._restored
-            self._running = self._last = running = self.batches.iter(restored, epoch=self.epoch)
+            self._running = self._last = running = self._begun(restored)
             self._restored = None
             over = restored is None  # else it may have nothing left: then the next epoch begins
             ended = False
@@ -136,7 +136,7 @@ class Loader(IterableDataset[Any]):
         self._loaded = False
         self._begins()
         if self._running is None:
-            self._running = self.batches.iter(self._place(), epoch=self.epoch)
+            self._running = self._begun(self._place())
             self._restored = self._left = None
         self._loop = loop = object()
         self._last = running = self._running

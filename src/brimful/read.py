@@ -50,7 +50,8 @@ def from_files(
         format: "jsonl", "text" (a row {"text": line} each), "csv" or "tsv" (a header, then records), "cbor" (maps; the extra
             `cbor`), of each shard by its extension where "auto", below .gz .zst .bz2 .lz4 .xz; "parquet" (.parquet, .pq) or
             "arrow" (.arrow, .ipc, .feather: files and streams, Hugging Face's among them); or a function of the open file that
-            yields samples (then a resume reads what it skips).
+            yields samples (then a resume reads what it skips). Dictionaries, views, runs and extensions become what they store
+            (`uuid`: 16 bytes; `bool8`: bool), here and in all other sources.
         columns: take these alone; of parquet and arrow, the others are not read.
         schema: the columns' types, of every column that `columns` does not leave out; else those of the first shard in list order
             that has rows, as it says itself (parquet, arrow) or as its first 1,000 rows show. Later rows are cast or are errors;

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import brimful as bf
@@ -73,3 +75,41 @@ def test_columns_of_data_that_are_empty_in_epoch_0_are_not_lost() -> None:
         match=r"^there is a column 'x' \(iterable, row 0\), and no data set had one in epoch 0, where this",
     ):
         [list(beside) for _ in range(2)]
+
+
+@pytest.mark.parametrize("join", [bf.concat_datasets, bf.interleave_datasets])
+@pytest.mark.parametrize("indexed", [True, False])
+@pytest.mark.parametrize(
+    ("whole", "other", "value", "common"),
+    [
+        (pa.int64(), pa.float64(), 9007199254740993, "double"),
+        (pa.timestamp("s"), pa.timestamp("ns"), 10**11, "timestamp[ns]"),
+        (pa.list_(pa.int64()), pa.list_(pa.float64()), [9007199254740993], "list<item: double>"),
+    ],
+    ids=str,
+)
+def test_a_value_that_the_common_type_does_not_have_is_an_error_with_words(
+    join: Any, indexed: bool, whole: pa.DataType, other: pa.DataType, value: Any, common: str
+) -> None:
+    def of(kind: pa.DataType, *values: Any) -> bf.Dataset:
+        data = bf.from_sequence(pa.table({"c": pa.array(values, kind)}))
+        return data if indexed else data.map_blocks(lambda block: block)
+
+    fine = value if not isinstance(value, int) else 7
+    data = join([of(other, None, None), of(whole, fine if isinstance(fine, int) else [7], value)])
+    message = (
+        rf"^{join.__name__}: column 'c' is {re.escape(str(whole))} in data set 1 and {re.escape(common)} with the others, "
+        r"which has no such value: .+ \(sequence, row 1\); convert it \(map\), or rename or drop it in one of them$"
+    )
+    with pytest.raises(bf.DataError, match=message):
+        list(data)
+
+
+def test_nulls_without_a_type_join_any_column() -> None:
+    arrays = pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.int64(), (1,)), pa.array([[1]], pa.list_(pa.int64(), 1))
+    )
+    data = bf.concat_datasets(
+        [bf.from_sequence(pa.table({"c": pa.nulls(1)})), bf.from_sequence(pa.table({"c": arrays}))]
+    )
+    assert [row["c"] if row["c"] is None else row["c"].tolist() for row in data] == [None, [1]]

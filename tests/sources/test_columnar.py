@@ -330,9 +330,14 @@ def test_two_columns_of_a_name_are_refused_unless_left_out(tmp_path: Path, kind:
     assert rows_of(bf.from_files(url, columns=["b"])) == [{"b": 3}]
 
 
-def test_a_type_that_nothing_is_made_of_is_refused_by_name(tmp_path: Path) -> None:
-    runs = pa.StructArray.from_arrays([pc.run_end_encode(pa.array([5, 5]))], ["x"])
-    url = write_table(tmp_path / "a.arrow", pa.table({"odd": runs, "id": [1, 2]}))
+def test_a_type_that_nothing_is_made_of_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_plain(array: pa.Array, kind: pa.DataType) -> pa.Array:
+        if pa.types.is_struct(kind):  # as a later Arrow may have one
+            raise NotImplementedError
+        return array
+
+    monkeypatch.setattr("brimful.sources.columns.as_plain", as_plain)
+    url = write_table(tmp_path / "a.arrow", pa.table({"odd": [{"x": 1}, {"x": 2}], "id": [1, 2]}))
     message = r"^shard a\.arrow, row 1: column 'odd' is struct<.*>, which cannot be read; leave it out by columns=$"
     with pytest.raises(bf.DataError, match=message):
         list(bf.from_files(url))

@@ -463,3 +463,16 @@ def test_an_edited_shard_is_refused_where_no_line_begins() -> None:
             outcome(CSV, b"a,b\n1,x\r\n2,y\n", AB, at=at)
     with pytest.raises(bf.StateError, match=r"^shard x, line 3: no line begins at byte 4"):
         outcome(CSV, b"", AB, at=(4, 2))
+
+
+@pytest.mark.parametrize(("kind", "bad"), [(pa.float64(), "9007199254740993"), (pa.float32(), "-16777217")])
+def test_an_integer_that_a_float_would_round_is_refused_with_its_line(
+    tmp_path: Path, kind: pa.DataType, bad: str
+) -> None:
+    url = write(tmp_path / "a.csv", f"x,id\n16777216,0\n1e30,1\ninf,2\n{bad},3\n0.5,4\n".encode())
+    schema = {"x": kind, "id": pa.int64()}
+    assert [row["id"] for row in bf.from_files(url, schema=schema, on_error="skip")] == [0, 1, 2, 4]
+    with pytest.raises(
+        bf.DataError, match=rf"^shard a.csv, line 5: column 'x' is {kind} by the schema but '{bad}' here"
+    ):
+        list(bf.from_files(url, schema=schema))

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import brimful as bf
 from brimful.core.errors import DataError
 from brimful.rows.schema import infer
 from brimful.sources.jsonl import JsonLines, decode
 from brimful.sources.lines import Lines
+from tests.shards import write
 
 ADD = "name it in schema=, or leave the column out with columns="
 INT, FLOAT, TEXT = pa.int64(), pa.float64(), pa.string()
@@ -167,7 +171,7 @@ def test_rows_without_any_key_are_rows() -> None:
     [
         (pa.int32(), b'{"a": 5}', 5),
         (pa.float32(), b'{"a": 0.5}', 0.5),
-        (pa.float64(), b'{"a": 99999999999999999999}', 1e20),
+        (pa.float64(), b'{"a": 1e20}', 1e20),
         (pa.large_string(), b'{"a": "x"}', "x"),
         (pa.binary(), b'{"a": "x"}', b"x"),
         (pa.list_(pa.uint8()), b'{"a": [255]}', [255]),
@@ -199,3 +203,34 @@ def test_a_column_that_must_not_be_null_refuses_a_null() -> None:
 def test_what_is_no_object_is_a_data_error(line: bytes) -> None:
     with pytest.raises(DataError):
         decode(line)
+
+
+F32 = pa.float32()
+
+
+@pytest.mark.parametrize(
+    ("kind", "fine", "bad"),
+    [
+        (pa.float64(), ["9007199254740992", "1e300", "-0.5"], "9007199254740993"),
+        (F32, ["16777216", "3e38"], "-16777217"),
+        (pa.list_(pa.float64()), ["[1, 9007199254740992]"], "[1, 9007199254740993]"),
+        (pa.list_(F32), ["[0.5, 16777216]"], "[0.5, 16777217]"),
+        (pa.struct({"b": pa.list_(pa.float64())}), ['{"b": [0.5, 1e300]}'], '{"b": [9007199254740993]}'),
+    ],
+)
+def test_an_integer_that_a_float_would_round_is_refused_with_its_line(
+    tmp_path: Path, kind: pa.DataType, fine: list[str], bad: str
+) -> None:
+    values = [*fine, bad, fine[0]]
+    url = write(
+        tmp_path / "a.jsonl", "".join(f'{{"x": {value}, "id": {id}}}\n' for id, value in enumerate(values)).encode()
+    )
+    schema = {"x": kind, "id": pa.int64()}
+    skipping = bf.from_files(url, schema=schema, on_error="skip")
+    assert [row["id"] for row in skipping] == [*range(len(fine)), len(fine) + 1]
+    here = f"the integer {bad}, which it would round," if pa.types.is_floating(kind) else ".*"
+    message = rf"^shard a.jsonl, line {len(fine) + 1}: column 'x' is {re.escape(str(kind))} by the schema but {here} here; say"
+    with pytest.raises(bf.DataError, match=message):
+        list(bf.from_files(url, schema=schema))
+    with pytest.raises(bf.DataError, match=message):
+        list(bf.from_files(url, schema=schema, columns=["x"]))

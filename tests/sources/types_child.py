@@ -53,6 +53,8 @@ def _columns() -> Iterator[tuple[str, pa.Array]]:
     yield "dictionary", pa.array(texts).dictionary_encode()
     yield "runs", pc.run_end_encode(pa.array(sorted(NUMBERS)))
     yield "runs of text", pc.run_end_encode(pa.array(sorted(texts)))
+    for values in (pa.array(texts).dictionary_encode(), pa.array(texts, pa.string_view()), pa.array([[1]] * ROWS)):
+        yield f"runs of {values.type}", pa.RunEndEncodedArray.from_arrays(range(1, ROWS + 1), values)
     yield "bool8", pa.ExtensionArray.from_storage(pa.bool8(), pa.array(flags).cast(pa.int8()))
     uuids = pa.array([bytes([number] * 16) for number in NUMBERS], pa.binary(16))
     yield "uuid", pa.ExtensionArray.from_storage(pa.uuid(), uuids)

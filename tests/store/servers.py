@@ -63,10 +63,10 @@ class Handler(SimpleHTTPRequestHandler):
         tags = {"ETag": tag} if server.tags and not (server.tags == "HEAD" and body) else {}
         if server.packed and body:
             return self._say(206, gzip.compress(content), body, {"Content-Encoding": "gzip", **tags})
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        asked = self._asked()
         if asked is None or not server.ranges:
             return self._say(200, content, body, tags)
-        first, last = int(asked[1]), min(int(asked[2]), len(content) - 1)
+        first, last = asked[0], min(asked[1], len(content) - 1)
         if first > last:
             return self._say(416, b"")
         if fault == "other range" and first >= 100:
@@ -82,11 +82,21 @@ class Handler(SimpleHTTPRequestHandler):
         self.close_connection = True
 
     def _begin(self, path: Path) -> None:
-        self.send_response(206 if self.server.ranges else 200)
-        self.send_header("Content-Length", str(path.stat().st_size))
+        """The first bytes of what was asked for, under headers that promise all of it."""
+        content = path.read_bytes()
+        asked = self._asked() if self.server.ranges else None
+        first, last = asked or (0, len(content) - 1)
+        self.send_response(206 if asked else 200)
+        self.send_header("Content-Length", str(last + 1 - first))
+        if asked:
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
         self.end_headers()
-        self.wfile.write(path.read_bytes()[:1_000])
+        self.wfile.write(content[first : min(last, first + 1_000)])
         self.wfile.flush()
+
+    def _asked(self) -> tuple[int, int] | None:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        return (int(asked[1]), int(asked[2])) if asked else None
 
     def _reset(self, path: Path) -> None:
         """Breaks off in the middle of what was promised."""

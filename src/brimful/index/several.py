@@ -85,7 +85,7 @@ class JoinedIndex(Index):
                 block, rows = block.take(array_of(rows)), np.arange(len(rows))
             out[at] = rows + start
             start += block.num_rows
-            blocks.append(conformed(block, self.schema))
+            blocks.append(conformed(block, self.schema, self.what, self.numbers[part]))
         return concat(blocks), out
 
     @once

@@ -38,7 +38,7 @@ class Concat(Typed):
                 before = self.upstreams[which].start(epoch)
             with running(self.upstreams[which], before) as items:
                 for block, after in items:
-                    out = conformed(block, schema) if block.num_rows else block
+                    out = conformed(block, schema, self.verb, which) if block.num_rows else block
                     if after != END:
                         yield out, [epoch, which, after, text]
                     elif which + 1 < len(self.upstreams):

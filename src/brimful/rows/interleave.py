@@ -139,13 +139,15 @@ class _Source:
 
 def _serve(sources: list[_Source], column: str | None, schema: pa.Schema) -> Block:
     """The next rows in their order, up to where a source without a row at hand is due."""
-    alive = [source for source in sources if not source.left_out]
+    numbers, alive = zip(*((number, source) for number, source in enumerate(sources) if not source.left_out))
     at_hand = [source.at_hand(column) for source in alive]
     owners = stratified([one.served for one in alive], at_hand, [one.weight for one in alive])[:BLOCK_ROWS]
     counts = np.bincount(owners, minlength=len(alive)).tolist()
     sizes = [rows if isinstance(given, int) else int(given[:rows].sum()) for given, rows in zip(at_hand, counts)]
     served = [source.take(*share) for source, *share in zip(alive, counts, sizes, strict=True)]
-    block = concat([conformed(rows, schema) for rows in served if rows.num_rows])
+    block = concat(
+        conformed(rows, schema, "interleave_datasets", number) for number, rows in zip(numbers, served) if rows.num_rows
+    )
     places = np.empty(len(owners), dtype=np.int64)
     places[np.argsort(owners, kind="stable")] = np.arange(len(owners))
     return block.take(array_of(places))

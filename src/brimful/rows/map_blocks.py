@@ -13,7 +13,7 @@ from brimful.core.errors import StageError, name_of, where
 from brimful.rows.blocks import Block, visible, with_origin
 from brimful.rows.plain import without_extensions
 from brimful.rows.ragged import EMPTY
-from brimful.rows.schema import complete, fitted, named, settled
+from brimful.rows.schema import complete, first_misfit, fitted, named, settled
 from brimful.rows.typed import ByBlock
 
 
@@ -37,10 +37,11 @@ class MapBlocks(ByBlock[Block]):
         try:
             out = fitted(out, schema)
         except pa.ArrowException:
-            name, kind = next((field.name, field.type) for field in out.schema if not _fits(out, field, schema))
-            wanted = named(schema.field(name).type)
+            name, _ = first_misfit(out, schema)
+            wanted, found = (named(one.field(name).type) for one in (schema, out.schema))
             raise self._error(
-                block, f"column {name!r} is {wanted} in its first rows but {named(kind)} here; return one type always"
+                block,
+                f"column {name!r} is {wanted} in its first rows but {found} here; return one type always",
             ) from None
         return with_origin(out, block, np.arange(block.num_rows)) if out.num_rows == block.num_rows else out
 
@@ -69,11 +70,3 @@ class MapBlocks(ByBlock[Block]):
 
     def _error(self, block: Block, message: str) -> StageError:
         return StageError(f"{self.called_as} failed in the block from {where(block, 0)} on: {message}")
-
-
-def _fits(block: Block, field: pa.Field, schema: pa.Schema) -> bool:
-    try:
-        fitted(block.select([field.name]), pa.schema([schema.field(field.name)]))
-    except pa.ArrowException:
-        return False
-    return True

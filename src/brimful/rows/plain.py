@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brimful.rows.ragged import list_array, null_in, numpy_of, offsets_in, offsets_of
+from brimful.rows.ragged import array_of, list_array, null_in, numpy_of, offsets_in, offsets_of
 
 _TESTS: Final[Any] = pa.types
 _VIEWS: Final = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
@@ -67,7 +67,8 @@ def as_plain(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if isinstance(array, pa.ExtensionArray):
         return as_plain(array.storage, kind)
     if _TESTS.is_run_end_encoded(own):
-        return as_plain(pc.run_end_decode(array), kind)
+        which = np.searchsorted(numpy_of(array.run_ends), array.offset + np.arange(len(array)), side="right")
+        return as_plain(array.values, kind).take(array_of(which))
     if _TESTS.is_dictionary(own):
         return pa.DictionaryArray.from_arrays(array.indices, as_plain(array.dictionary, kind)).dictionary_decode()
     if not _is_peculiar(own):

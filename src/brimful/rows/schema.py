@@ -138,6 +138,8 @@ def _tensors(arrays: Sequence[NDArray[Any] | None], shape: tuple[int, ...]) -> p
 def _cast(array: pa.Array, kind: pa.DataType | None) -> pa.Array:
     if kind is None or array.type == kind:
         return array
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), kind)
     if isinstance(kind, pa.FixedShapeTensorType):
         if not isinstance(array.type, pa.FixedShapeTensorType) or array.type.shape != kind.shape:
             raise pa.ArrowTypeError(f"{named(array.type)} is not {named(kind)}")
@@ -418,7 +420,44 @@ def _unfit(name: str, value: Any, kind: pa.DataType, remedy: str) -> str | None:
         fits = len(as_column([value], kind)) == 1
     except UNFIT:
         fits = False
-    return None if fits else f"column {name!r} is {named(kind)} by the schema but {_type_of(value)} here; {remedy}"
+    rounded = type(value) is int and pa.types.is_floating(kind)
+    here = f"the integer {value}, which it would round," if rounded else _type_of(value)
+    return None if fits else f"column {name!r} is {named(kind)} by the schema but {here} here; {remedy}"
+
+
+def first_misfit(block: pa.RecordBatch, schema: pa.Schema) -> tuple[str, int]:
+    """The column and the row of the first value of a block that cannot be `fitted`."""
+
+    def fits(part: pa.RecordBatch) -> bool:
+        try:
+            fitted(part, schema)
+        except pa.ArrowException:
+            return False
+        return True
+
+    column = next(column for name in block.schema.names if not fits(column := block.select([name])))
+    every = range(block.num_rows)  # a slice would share with others what lies inside of a list
+    row = next((row for row in every if not fits(column.take(pa.array([row])))), 0)
+    return column.schema.names[0], row
+
+
+def may_be_rounded(array: pa.Array) -> bool:
+    """Whether there are floats so large that they may be what became of integers between them."""
+    kind = array.type
+    if _is_list(kind):
+        return may_be_rounded(array.flatten())
+    if pa.types.is_struct(kind):
+        return any(map(may_be_rounded, array.flatten()))
+    if not pa.types.is_floating(kind):
+        return False
+    values = numpy_of(array.drop_null())
+    return bool((np.abs(values) >= 2 ** (np.finfo(values.dtype).nmant + 1)).any())
+
+
+def has_floats(kind: pa.DataType) -> bool:
+    """Whether a type is of floats, or has some inside."""
+    inner = (kind.field(number).type for number in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind)) or any(map(has_floats, inner))
 
 
 def _loses(own: pa.DataType, kind: pa.DataType) -> bool:

@@ -28,10 +28,13 @@ from brimful.rows.schema import (
     OF_RESULTS,
     SAMPLE_ROWS,
     as_text,
+    first_misfit,
     fitted,
     fitting,
     from_text,
+    infer,
     misfit,
+    named,
     types_of,
     united,
 )
@@ -305,11 +308,13 @@ def _schema_of(stage: Stage[Block]) -> pa.Schema:
     return pa.schema([])
 
 
-def conformed(block: Block, schema: pa.Schema) -> Block:
-    """A block in the columns and types of a schema, with its origins; as it is where epoch 0 had no row to tell them.
+def conformed(block: Block, schema: pa.Schema, what: str, number: int) -> Block:
+    """A block of the data set of a number in the columns and types of all that are joined by `what`, with its origins; as it is
+    where epoch 0 had no row to tell them.
 
     Raises:
-        DataError: it has a column that the schema does not have: its data set had no row in epoch 0.
+        DataError: it has a column that the schema does not have: its data set had no row in epoch 0; or a value that has no like
+            in the type that its column has in all of them.
     """
     rows = visible(block)
     if not schema.names or (rows.schema.equals(schema) and KEY not in block.schema.names):
@@ -319,4 +324,12 @@ def conformed(block: Block, schema: pa.Schema) -> Block:
             f"there is a column {unknown[0]!r} ({where(block, 0)}), and no data set had one in epoch 0, where this one had no "
             "row; begin it with a row, or drop the column"
         )
-    return with_origin(fitted(rows, schema), block, np.arange(block.num_rows))
+    try:
+        return with_origin(fitted(rows, schema), block, np.arange(block.num_rows))
+    except pa.ArrowException as error:
+        name, row = first_misfit(rows, schema)
+        own, common = named(rows.schema.field(name).type), named(schema.field(name).type)
+        raise DataError(
+            f"{what}: column {name!r} is {own} in data set {number} and {common} with the others, which has no such value: "
+            f"{error} ({where(block, row)}); convert it (map), or rename or drop it in one of them"
+        ) from error

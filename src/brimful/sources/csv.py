@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from brimful.core.errors import DataError
 from brimful.rows.blocks import Block
-from brimful.rows.schema import OF_FILES, SAMPLE_ROWS, UNKNOWN, block_of, named
+from brimful.rows.schema import OF_FILES, SAMPLE_ROWS, UNKNOWN, block_of, may_be_rounded, named
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format
 from brimful.sources.halved import halved
@@ -28,6 +28,7 @@ NULLS: Final = ("", "NA", "N/A", "null", "NULL")
 """Of every type but text. (Arrow's own list has more; "nan" is a number.)"""
 _NO_NUMBER: Final = r"^\s*(\+|-?0[0-9xX])"
 """Reads as a number, and was none to whoever wrote it: +49, 007, 0x1f."""
+_INTEGER: Final = r"^-?[0-9]+$"
 _TOO_LONG: Final = r"^\s*-?[0-9]{16,}\s*$"
 """Digits of which a float would drop some."""
 _SHOWN: Final = 40
@@ -225,15 +226,15 @@ class RecordRows:
         return _read(data, self.names, wanted, {field.name: field.type for field in self.schema}, self.delimiter)
 
     def _beyond(self, table: pa.Table, data: bytes) -> bool:
-        """Whether Arrow made a number infinite, as it does without a word with one beyond its type."""
-        floats = [field.name for field in self.schema if pa.types.is_floating(field.type)]
-        if not any(pc.any(pc.is_inf(table.column(name))).as_py() for name in floats):
+        """Whether Arrow made a number infinite, or rounded an integer, as it does without a word."""
+        floats = [field for field in self.schema if pa.types.is_floating(field.type)]
+        odd = [field for field in floats if may_be_rounded(table.column(field.name).combine_chunks())]
+        if not odd:
             return False
-        texts = _read(data, self.names, floats, dict.fromkeys(floats, pa.string()), self.delimiter)
-        meant = [pc.match_substring(texts.column(name), "inf", ignore_case=True) for name in floats]
-        return any(
-            pc.any(pc.and_not(pc.is_inf(table.column(name)), is_meant)).as_py() for name, is_meant in zip(floats, meant)
+        texts = _read(
+            data, self.names, [field.name for field in odd], {field.name: pa.string() for field in odd}, self.delimiter
         )
+        return any(_changed(table.column(field.name), texts.column(field.name)) for field in odd)
 
     def _miscounted(self, text: bytes) -> str | None:
         """What is wrong with how many fields a record has, if something is."""
@@ -254,6 +255,20 @@ class RecordRows:
             if alone._block(b'"' + value.replace(b'"', b'""') + b'"', 1) is None:
                 return _unfit(field, value)
         return "Arrow does not take this record"
+
+
+def _changed(numbers: pa.ChunkedArray, texts: pa.ChunkedArray) -> bool:
+    """Whether floats are not what their texts say."""
+    meant = pc.match_substring(texts, "inf", ignore_case=True)
+    if pc.any(pc.and_not(pc.is_inf(numbers), meant)).as_py():
+        return True
+    texts = pc.utf8_trim_whitespace(texts)
+    integers = texts.filter(pc.match_substring_regex(texts, _INTEGER))
+    try:
+        integers.cast(pa.int64()).cast(numbers.type)
+    except pa.ArrowInvalid:
+        return True
+    return False
 
 
 def _unfit(field: pa.Field, value: bytes) -> str:

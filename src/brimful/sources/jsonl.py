@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from brimful.core.errors import DataError
 from brimful.rows.blocks import Block, Sample
-from brimful.rows.schema import SAMPLE_ROWS, block_of, infer, misfit, unknown_key
+from brimful.rows.schema import SAMPLE_ROWS, block_of, has_floats, infer, may_be_rounded, misfit, unknown_key
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format
 from brimful.sources.halved import halved
@@ -25,6 +26,8 @@ from brimful.sources.lines import LineReader, Lines, ParsedLines
 from brimful.sources.reader import Parsed, Reader, Wanted
 
 _SPACE: Final = b" \t\r\n"
+_LONG: Final = re.compile(rb"\d{8}")
+"""Shorter integers are exact in all floats that JSON gives."""
 _REFUSED: Final = (pa.ArrowException, ValueError, OverflowError)
 
 
@@ -80,14 +83,13 @@ class JsonLines:
         filled = _objects(lines)
         if filled is not None and not self._may_lose_keys:
             block = self._block(lines.data, len(filled))
-            if block is not None:
+            if block is not None and not any(map(may_be_rounded, block.columns)):
                 return Parsed(block, filled, [])
         return self._halved({number: text for number, line in enumerate(lines.split()) if (text := line.strip(_SPACE))})
 
     def _halved(self, texts: dict[int, bytes]) -> Parsed:
         """The rows of some lines, by their numbers."""
-        errors = self._lost_keys(texts) if self._may_lose_keys else {}
-        return halved(texts, self.schema, self._joined, self._reason, errors)
+        return halved(texts, self.schema, self._joined, self._reason, self._losing(texts))
 
     def _joined(self, texts: Sequence[bytes]) -> Block | None:
         whole = all(text.startswith(b"{") and text.endswith(b"}") for text in texts)
@@ -132,15 +134,19 @@ class JsonLines:
         """Whether keys may be left out of objects inside of columns too, where Arrow leaves out what it does not know."""
         return not self.closed and any(_has_keys(field.type) for field in self.schema)
 
-    def _lost_keys(self, texts: dict[int, bytes]) -> dict[int, str]:
-        lost = {}
+    def _losing(self, texts: dict[int, bytes]) -> dict[int, str]:
+        """Why lines are bad of which Arrow would leave out a key, or round an integer, without a word."""
+        errors = {}
+        floats = pa.schema([field for field in self.schema if has_floats(field.type)])
         for number, text in texts.items():
+            if not (self._may_lose_keys or (floats.names and _LONG.search(text))):
+                continue
             with suppress(DataError):
                 row = decode(text)
-                found = (unknown_key(field.name, row.get(field.name), field.type) for field in self.schema)
-                if message := next(filter(None, found), None):
-                    lost[number] = message
-        return lost
+                lost = (unknown_key(field.name, row.get(field.name), field.type) for field in self.schema)
+                if message := next(filter(None, lost if self._may_lose_keys else ()), misfit(row, floats, False)):
+                    errors[number] = message
+        return errors
 
 
 def _has_keys(kind: pa.DataType) -> bool:
