@@ -22,7 +22,7 @@ from brimful.core.take_items import TakeItems
 from brimful.rows.ragged import LABELS
 from brimful.steps.batch import Batch, Uneven
 from brimful.steps.counted import num_items
-from brimful.steps.dataloader import lightning_here, refuse_stacking
+from brimful.steps.dataloader import FOR_TRAINER, lightning_here, refuse_stacking
 from brimful.steps.distributed import world_size_here
 from brimful.steps.micro_batches import steps_of
 from brimful.steps.round_robin import RoundRobin
@@ -176,7 +176,7 @@ class Batches:
     def __getitem__(self, number: Any) -> NoReturn:
         raise TypeError(
             "batches cannot be had by number: loop over them; a DataLoader takes batches.loader() with batch_size=None, or the "
-            "samples with batch_sampler=bf.BatchSampler(lengths, policy)"
+            f"samples with batch_sampler=bf.BatchSampler(lengths, policy). {FOR_TRAINER}"
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -213,7 +213,7 @@ class Batches:
         if length is None:
             raise TypeError(
                 f"the number of batches is not known: {_unknown(self.planned)} "
-                "(a DataLoader takes loader(), with batch_size=None)"
+                f"(a DataLoader takes loader(), with batch_size=None). {FOR_TRAINER}"
             )
         return length
 

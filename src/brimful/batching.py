@@ -158,9 +158,10 @@ def pack(
         hf_flash_attention: name the boundaries as transformers' flash attention does alone, not cu_seqlens and max_seqlen too.
         options: see PackOptions.
     Shapes: `input_ids`, `labels`, `position_ids`, `segment_ids` (rows, row_length) int64; `cu_seqlens` (n + 1,) int32;
-        `max_seqlen` int. Labels are not shifted: models do it; the first one of each sample is -100. `model(**batch)` of a
-        causal model of transformers keeps the samples apart as it is; BERT and its like see both ways, and need
-        `bf.attention.padding_free(batch, causal=False)`. See `brimful.tensors.packed.packed`.
+        `max_seqlen` int. Labels are not shifted: models do it; the first one of each sample is -100. A model must look at
+        the positions or the boundaries to keep the samples of a row apart. Llama, Qwen and many other causal models of
+        transformers do; GPT-OSS, OPT, Falcon, Mamba and others do not, and mix the samples in silence. BERT and its like see
+        both ways, and need `bf.attention.padding_free(batch, causal=False)`. See `brimful.tensors.packed.packed`.
     Source: best-fit decreasing in a window; no bin stays open from one to the next.
 
     >>> import brimful as bf

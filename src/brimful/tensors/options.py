@@ -37,7 +37,7 @@ class BatchOptions(_Options, total=False):
     pad_side: where padding goes, "right" or "left"; by default the tokenizer's own side, else right.
     layout: "padded"; "nested": tensors of layout torch.jagged, which hold no padding; or "grouped": `groups` of like length
         inside the batch, each padded on the right to its own longest (see `brimful.grouping`), for lengths that differ a
-        thousandfold. What makes no tensor (text, lists of lists) stays beside `groups`, as lists; which keys are in them, what
+        thousandfold. What makes no tensor (text) stays beside `groups`, as lists; which keys are in them, what
         their dims are called and how a loss is taken says `help(brimful.tensors.grouped.grouped)`. A tokenizer's own padding
         side is not looked at. The batch is planned as a padded one: its budget counts what that would hold, `.stats` what the
         groups do.
