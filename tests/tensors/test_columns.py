@@ -345,7 +345,8 @@ def test_arrays_with_a_ragged_dimension_are_an_error_whatever_lies_beside_a_row(
         batches = WAYS[way](KINDS_OF_DATA[name](rows), 2)
         message = (
             r"column 'frames' holds arrays with a ragged dimension \(list<.*list<.*>; .* row 0\), and batches do not serve "
-            r"them\. Leave it out \(drop, select\), make lists of numbers or arrays of one shape of it \(map\), or give a collate_fn"
+            r"them\. Leave it out \(drop, select\), make lists of numbers or arrays of one shape of it \(map\), or give "
+            "a collate_fn"
         )
         with pytest.raises(bf.DataError, match=message):
             next(iter(batches))

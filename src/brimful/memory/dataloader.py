@@ -85,7 +85,7 @@ def build_dynamic_batch_dataloader(
     """
     batch_size = integer("batch_size", batch_size, 1, "text")
     limit = integer("max_input_token_length", max_input_token_length, 1, "token")
-    num_workers = integer("num_workers", num_workers)
+    num_workers, seed = integer("num_workers", num_workers), integer("seed", seed)
     model = _model(memory_model)
     options: dict[str, Any] = {"risk": threshold, "start": batch_start_range, "end": batch_end_range, "steps": steps}
     FirstBatchSizes(model, batch_size, 1, **options)  # checks, before the texts are tokenised
@@ -104,9 +104,7 @@ def build_dynamic_batch_dataloader(
     learns = (
         memory_model is not None and hasattr(model, "refined") and model.unit == "bytes" and torch.cuda.is_available()
     )
-    batches = DynamicBatches(
-        order, padded, sizes, integer("seed", seed) if shuffle else None, StepPeaks() if learns else None
-    )
+    batches = DynamicBatches(order, padded, sizes, seed if shuffle else None, StepPeaks() if learns else None)
     return DynamicBatchDataLoader(Texts(texts), batches, tokenized, num_workers, truncated)
 
 
