@@ -23,7 +23,7 @@ from brimful.rows.parallel import ExecutorType, Parallel
 from brimful.rows.ragged import LABELS, is_labels
 from brimful.steps.batch import Batch, Uneven
 from brimful.steps.batched import Batched, ShuffleBatches, check_shuffle
-from brimful.steps.dataloader import lightning_here, refuse_stacking
+from brimful.steps.dataloader import FOR_TRAINER, lightning_here, refuse_stacking
 from brimful.steps.distributed import world_size_here
 from brimful.steps.micro_batches import MicroBatches
 from brimful.steps.planners import BatchPlanner
@@ -158,7 +158,7 @@ class Batches:
     def __getitem__(self, number: Any) -> NoReturn:
         raise TypeError(
             "batches cannot be had by number: loop over them; a DataLoader takes batches.loader() with batch_size=None, or the "
-            "samples with batch_sampler=bf.BatchSampler(lengths, policy)"
+            f"samples with batch_sampler=bf.BatchSampler(lengths, policy). {FOR_TRAINER}"
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class Batches:
         if length is None:
             raise TypeError(
                 f"the number of batches is not known: {self._unknown} "
-                "(a DataLoader takes loader(), with batch_size=None)"
+                f"(a DataLoader takes loader(), with batch_size=None). {FOR_TRAINER}"
             )
         return length
 

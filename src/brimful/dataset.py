@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from operator import index
@@ -198,7 +198,7 @@ class Dataset:
         >>> import brimful as bf
         >>> list(bf.from_sequence([{"x": 1}]).map(lambda sample: {"y": sample["x"] + 1}))
         [{'y': 2}]
-    """
+        """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
         return self._add(Map(self._keyed(seed), fn, seed is not None, _checked(on_error), parallel=parallel))
 
@@ -216,7 +216,7 @@ class Dataset:
 
         Price: Python, once a sample. Sources of indexed data stay indexed: when they are first used, in each process, all of
         them are read and asked about; 8 bytes a sample kept. What was sliced or mixed before streams. The rest is as for `map`; what indexed data leave out is counted by the iterator that uses them first.
-    """
+        """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
         return self._add(Filter(self._keyed(seed), fn, seed is not None, _checked(on_error), parallel=parallel))
 
@@ -233,7 +233,7 @@ class Dataset:
         """`fn(sample)` in place of each sample, where it is not None; with a seed `fn(sample, rng)`.
 
         The rest is as for `map`.
-    """
+        """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
         return self._add(FilterMap(self._keyed(seed), fn, seed is not None, _checked(on_error), parallel=parallel))
 
@@ -263,7 +263,7 @@ class Dataset:
 
         `fn` must not depend on where blocks begin and end. Price: what `fn` costs; nothing a sample. Workers are as for `map`;
         each is given whole blocks.
-    """
+        """
         parallel = Parallel(max_workers, executor_type, prefetch_factor, shares=False)
         return self._add(MapBlocks(self.stage, fn, parallel=parallel))
 
@@ -351,6 +351,8 @@ class Dataset:
                 that cannot stand in for it.
             DataError: at a null, naming file and line.
             StageError: (when iterated) what the tokenizer raised; an engine gave other tokens than it.
+        `.stats` counts what `max_length` cuts off: texts under `truncated`, tokens under `dropped_tokens`; not what a callable
+        does.
         Price: the tokenizer's own speed; a tenth to a fifth of its time by the word cache, which keeps 10^6 words in 200 MB, less by
             gigatoken; up to 3 max_workers blocks (of 4,096 rows or 1 MB) held.
 
@@ -359,7 +361,7 @@ class Dataset:
         >>> pairs = bf.from_sequence([{"source": "ab", "target": "c"}])
         >>> list(pairs.tokenize(tokenizer, column=("source", "target"), output=("input_ids", "labels"), remove_columns="source"))
         [{'target': 'c', 'input_ids': array([97, 98], dtype=int32), 'labels': array([99], dtype=int32)}]
-    """
+        """
         columns, made = names_of("column", column), names_of("output", output)
         more, removed = names_of("outputs", outputs), names_of("remove_columns", remove_columns)
         asked: dict[str, Any] = {"truncation": truncation, "max_length": max_length}
@@ -378,7 +380,7 @@ class Dataset:
         >>> import brimful as bf
         >>> list(bf.from_sequence([{"input_ids": [5, 6]}]).add_bos_eos(1, None))[0]["input_ids"].tolist()
         [1, 5, 6]
-    """
+        """
         return self._add(AddBosEos(self.stage, bos_token_id, eos_token_id, target_column))
 
     def ensure_bos_eos(self, tokenizer: Any, *, target_column: str = "input_ids") -> Dataset:
@@ -390,7 +392,7 @@ class Dataset:
 
         Raises:
             TypeError, ValueError: the tokenizer does not name them, or has neither.
-    """
+        """
         return self._add(EnsureBosEos(self.stage, *bos_eos_of(loaded(tokenizer)), target_column))
 
     def causal_labels(self, *, target_column: str = "input_ids", shift: bool = False) -> Dataset:
@@ -410,7 +412,7 @@ class Dataset:
         >>> data = bf.from_sequence([{"input_ids": [5, 6, 7]}])
         >>> [list(data.causal_labels(shift=shift))[0][name].tolist() for shift, name in ((False, "labels"), (True, "shift_labels"))]
         [[-100, 6, 7], [6, 7, -100]]
-    """
+        """
         return self._add(CausalLabels(self.stage, target_column, shift))
 
     def chat(
@@ -463,7 +465,7 @@ class Dataset:
         >>> sample = next(iter(bf.from_sequence([{"messages": talk}]).chat(tokenizer)))
         >>> sample["input_ids"].tolist(), sample["labels"].tolist()
         ([1, 3, 2, 4], [-100, -100, -100, 4])
-    """
+        """
         one_of("train_on", train_on, *get_args(TrainOn))
         parallel = Parallel(max_workers, executor_type, prefetch_factor=2, shares=executor_type == "process")
         encoder = chat_encoder_for(tokenizer)
@@ -760,7 +762,7 @@ class Dataset:
         >>> samples = bf.from_sequence([{"input_ids": [1]}, {"input_ids": [2, 3]}, {"input_ids": [4]}])
         >>> [batch["input_ids"].tolist() for batch in samples.batch(2)]
         [[[1, 0], [2, 3]], [[4]]]
-    """
+        """
         one_of("overlong", overlong, *get_args(Overlong))
         if isinstance(size_or_policy, Policy):
             policy, rows = size_or_policy, window or "auto"
@@ -812,7 +814,7 @@ class Dataset:
             the rest: as for `batch`.
         Price: one and a half windows held and one made ahead; about 15 ns a token.
         Source: infinibatch (sorted read-ahead), fairseq (token budgets).
-    """
+        """
         one_of("overlong", overlong, *get_args(Overlong))
         policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=_lengths(buckets))
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
@@ -861,7 +863,7 @@ class Dataset:
             the rest: as for `batch`.
         Price: Python, two or three calls a sample.
         Source: infinibatch's BucketedReadaheadBatchIterator.
-    """
+        """
         one_of("overlong", overlong, "raise", "alone", "drop")
         window = integer("window", window, 1, "row")  # "auto" and "steps" are for policies, whose plans say how many
         size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
@@ -892,7 +894,8 @@ class Dataset:
         max_workers: int = 0,
         executor_type: ExecutorType = "thread",
     ) -> Batches:
-        """Rows of exactly `row_length` tokens, filled with whole samples by best fit: next to nothing is padded.
+        """Rows of exactly `row_length` tokens, filled with whole samples by best fit: next to nothing is padded. Tokens that an
+        `attention_mask` of the samples hides are left out, with what stands beside them in token columns.
 
         Args:
             row_length: tokens in a row.
@@ -903,16 +906,18 @@ class Dataset:
             hf_flash_attention: name the boundaries as transformers' flash attention does alone, not cu_seqlens and max_seqlen too.
             the rest: as for `batch`.
         Shapes: `input_ids`, `labels`, `position_ids`, `segment_ids` (rows, row_length) int64; `cu_seqlens` (n + 1,) int32;
-            `max_seqlen` int. Labels are not shifted: models do it; the first one of each sample is -100. `model(**batch)` of a
-            causal model of transformers keeps the samples apart as it is; BERT and its like see both ways, and need
-            `bf.attention.padding_free(batch, causal=False)`. See `brimful.tensors.packed.packed`.
+            `max_seqlen` int. Labels are not shifted: models do it; the first one of each sample is -100. A model must look at the
+            positions or the boundaries to keep the samples of a row apart. Llama, Qwen and many other causal models of
+            transformers do; GPT-OSS, OPT, Falcon, Mamba and others do not, and mix the samples in silence. BERT and its like see
+            both ways, and need `bf.attention.padding_free(batch, causal=False)`. See `brimful.tensors.packed.packed`.
+        Price: where there is an `attention_mask`, it is read for the lengths, about 5 ns a token; of indexed data on every rank.
         Source: best-fit decreasing in a window; no bin stays open from one to the next.
 
         >>> import brimful as bf
         >>> samples = bf.from_sequence([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6]}])
         >>> next(iter(samples.pack(4)))["input_ids"].tolist()
         [[1, 2, 3, 6]]
-    """
+        """
         one_of("overlong", overlong, "raise", "truncate", "drop", "split")
         planner = ByPacking(Packed(row_length), integer("rows", rows, 1, "row"), overlong, bool(shuffle_batches))
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)

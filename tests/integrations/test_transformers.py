@@ -19,7 +19,15 @@ pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from transformers import (
+    BartConfig,
+    BartForCausalLM,
+    BertConfig,
+    BertLMHeadModel,
     DataCollatorForLanguageModeling,
+    MambaConfig,
+    MambaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     T5Config,
@@ -28,9 +36,11 @@ from transformers import (
     TrainerCallback,
     set_seed,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from brimful.integrations.transformers import trainer_class
 from brimful.integrations.transformers.data import SKIPPED, Reader, own_share
+from brimful.integrations.transformers.settings import MIXES_PACKED
 from tests.forks import Launch, forks_of
 from tests.integrations.trainers import (
     bert,
@@ -436,8 +446,18 @@ def test_what_repeats_is_trained_by_epochs_of_the_data(tmp_path: Path) -> None:
     assert trainer.seen == run(tmp_path, indexed(), num_train_epochs=1, save_strategy="no").seen
     endless = bf.from_iterable(rows(23), repeat=True).batch(4).prefetch(1)
     assert len(run(tmp_path, endless, max_steps=8, save_strategy="no").seen) == 8
-    with pytest.raises(ValueError, match=r"train_dataset has no end, .* give max_steps"):
-        run(tmp_path, endless)
+    parts = [bf.from_iterable(rows(5), repeat=True), bf.from_iterable(rows(5, seed=1), repeat=True)]
+    joined = bf.from_sequence(rows(5)) + bf.from_sequence(rows(5), repeat=True)
+    mixed = [bf.interleave_datasets(parts, stop=stop).batch(4) for stop in ("first", "all", "all_repeat")]
+    for data in (endless, joined.batch(4), *mixed, mixed[0].loader(), mixed[0].map(dict)):
+        with pytest.raises(ValueError, match=r"train_dataset has no end, .* give max_steps"):
+            run(tmp_path, data)
+        with pytest.raises(ValueError, match=r"eval_dataset repeats without end, .* give it batches.take\(n\)"):
+            trainer_class(Trainer)(model=llama(), args=settings(tmp_path), eval_dataset=data)
+    for data in (mixed[0], mixed[0].loader()):
+        assert len(run(tmp_path, data, max_steps=2, save_strategy="no").seen) == 2
+    for data in (mixed[0].take(3), bf.interleave_datasets(parts).take(12).batch(4)):
+        assert len(run(tmp_path, data, num_train_epochs=1, save_strategy="no").seen) == 3
 
 
 def test_the_keys_are_those_that_forward_takes(tmp_path: Path) -> None:
@@ -625,3 +645,65 @@ def test_batches_that_are_made_for_steps_of_several_set_the_accumulation(tmp_pat
     words = r"optimizer steps of 2 \(micro_batches=2\), .* over 3 .* say gradient_accumulation_steps=2, or .* micro_batches=3"
     with pytest.raises(ValueError, match=words):
         trainer_class(Trainer)(model=llama(), args=other, train_dataset=batches)
+
+
+# -- models and trainers that are not served
+
+
+def packed() -> bf.Batches:
+    return bf.from_sequence(rows(8)).pack(16, rows=2)
+
+
+SMALL = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+MIXES: dict[str, Any] = {
+    "opt": lambda: OPTForCausalLM(OPTConfig(**SMALL, ffn_dim=16, word_embed_proj_dim=16)),
+    "mamba": lambda: MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1)),
+    "bart": lambda: BartForCausalLM(BartConfig(vocab_size=32, d_model=16, decoder_layers=1, decoder_attention_heads=2)),
+    "bert": lambda: BertLMHeadModel(BertConfig(**SMALL, intermediate_size=16, is_decoder=True)),
+    "t5": lambda: T5ForConditionalGeneration(T5Config(vocab_size=32, d_model=16, d_ff=16, d_kv=8, num_layers=1)),
+}
+
+
+@pytest.mark.parametrize("kind", MIXES)
+def test_packed_batches_are_refused_for_models_that_mix_their_samples(kind: str, tmp_path: Path) -> None:
+    model, make = MIXES[kind](), trainer_class(Trainer)
+    message = (
+        rf"is packed, and in a model of type '{kind}' the samples of a packed row see each other\. Give it padded batches: "
+        r"data\.batch_by_tokens\(\.\.\.\)"
+    )
+    for data in (packed(), packed().loader(), packed().map(dict).prefetch(1)):
+        for name in ("train_dataset", "eval_dataset"):
+            with pytest.raises(ValueError, match=f"{name} {message}"):
+                make(model=model, args=settings(tmp_path), **{name: data})
+    with pytest.raises(ValueError, match=message):
+        make(model=model, args=settings(tmp_path)).evaluate(packed())
+    make(model=model, args=settings(tmp_path), train_dataset=indexed(), eval_dataset=indexed())
+
+
+def test_the_types_of_models_that_mix_packed_samples_are_known_to_transformers(tmp_path: Path) -> None:
+    assert set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) >= MIXES_PACKED
+    assert len(run(tmp_path, packed(), max_steps=1, save_strategy="no").seen) == 1, "llama is served"
+
+
+def test_trls_other_trainers_are_refused_by_name() -> None:
+    trl = pytest.importorskip("trl")
+    for base in (trl.DPOTrainer, type("Mine", (trl.RewardTrainer,), {})):
+        name = {trl.DPOTrainer: "DPOTrainer"}.get(base, "RewardTrainer")
+        message = (
+            rf"^trainer_class does not serve TRL's {name}, which makes batches of its own columns and takes none that are made "
+            rf"already: of TRL's it serves SFTTrainer\. Give {name} itself samples, data\.to_hf\(\)"
+        )
+        with pytest.raises(TypeError, match=message):
+            trainer_class(base)
+    assert issubclass(trainer_class(type("Mine", (trl.SFTTrainer,), {})), trl.SFTTrainer)
+
+
+@pytest.mark.parametrize("kind", ["batches", "stream", "loader", "loader of a stream", "evaluated", "evaluated loader"])
+def test_a_plain_trainer_hears_of_trainer_class(kind: str, tmp_path: Path) -> None:
+    stream = bf.from_iterable(rows(23)).batch(4)
+    given: Any = {"batches": indexed(), "stream": stream, "loader of a stream": stream.loader(), "evaluated": indexed()}
+    trainer = Trainer(
+        model=llama(), args=settings(tmp_path, max_steps=1), train_dataset=given.get(kind, indexed().loader())
+    )
+    with pytest.raises(TypeError, match=r"Hugging Face's Trainer takes batches by .*\.trainer_class\(Trainer\)$"):
+        trainer.evaluate(trainer.train_dataset) if "evaluated" in kind else trainer.train()

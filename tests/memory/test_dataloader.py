@@ -54,7 +54,11 @@ def test_the_signature_is_the_published_one() -> None:
         *[("batch_start_range", 1.0), ("batch_end_range", 6.0), ("steps", 50)],
     ]
     named = [(one.name, one.kind.description) for one in parameters if one.kind is not one.POSITIONAL_OR_KEYWORD]
-    assert named == [("memory_model", "keyword-only"), ("tokenizer_kwargs", "variadic keyword")]
+    assert named == [
+        ("seed", "keyword-only"),
+        ("memory_model", "keyword-only"),
+        ("tokenizer_kwargs", "variadic keyword"),
+    ]
 
 
 @pytest.mark.parametrize("make", MAKES)
@@ -107,14 +111,14 @@ def test_the_longest_come_first_and_sizes_follow_the_model(tmp_path: Path) -> No
 
 def test_shuffled_are_the_built_batches_in_another_order_each_epoch() -> None:
     plain = texts_of(build(memory_model=MODEL))
-    torch.manual_seed(3)
     loader = build(shuffle=True, memory_model=MODEL)
     first, second = texts_of(loader), texts_of(loader)
     assert sorted(first) == sorted(second) == sorted(plain)
     assert first != plain
     assert first != second
-    torch.manual_seed(3)
-    assert texts_of(loader) == first
+    again = build(shuffle=True, memory_model=MODEL, seed=42)
+    assert [texts_of(again), texts_of(again)] == [first, second], "whatever torch has drawn"
+    assert texts_of(build(shuffle=True, memory_model=MODEL, seed=7)) not in (first, second)
 
 
 @pytest.mark.parametrize("make", MAKES)
@@ -199,6 +203,17 @@ def always_wide(texts: list[str], **options: Any) -> Any:
             TypeError,
             r"^padding is not for tokenizer_kwargs: batches are padded to their longest",
         ),
+        *(
+            (
+                {name: 0.5},
+                TypeError,
+                rf"^{name} is no keyword of build_dynamic_batch_dataloader, and .* names none of that name \(it names text, "
+                r".*add_special_tokens, .*\)\. A keyword that it takes unnamed is for functools\.partial",
+            )
+            for name in ("thresold", "shuffle_seed")
+        ),
+        ({"tokenizer": lambda texts, **settings: {}, "add_special_tokens": True}, TypeError, r"\(it names texts\)"),
+        ({"seed": 0.5}, TypeError, r"^seed must be"),
         ({"max_length": 9}, TypeError, r"^max_length is not for tokenizer_kwargs"),
         ({"pad_to_multiple_of": 7}, ValueError, r"must be a multiple of pad_to_multiple_of=7 \(got 16\)"),
         (
@@ -342,7 +357,7 @@ def learning_loader(num_workers: int, shuffle: bool = False) -> tuple[DynamicBat
     lengths = tokenized.lengths(texts).clip(max=64)
     order, measured = longest_first(lengths), Measured()
     sizes = FirstBatchSizes(MODEL, 4, int(lengths.max()), risk=0.1)
-    batches = DynamicBatches(order, lengths[order], sizes, shuffle, measured)  # type: ignore[arg-type]
+    batches = DynamicBatches(order, lengths[order], sizes, 42 if shuffle else None, measured)  # type: ignore[arg-type]
     return DynamicBatchDataLoader(Texts(texts), batches, tokenized, num_workers, 0), measured
 
 

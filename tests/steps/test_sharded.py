@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed import HashStore
 
 import brimful as bf
 from brimful.batches import _say_unsharded
@@ -466,4 +468,35 @@ def test_a_collate_fn_that_returns_a_dict_has_the_count_of_its_samples() -> None
     for batches in (data.batch(4, collate_fn=collate), data.pack(17, rows=2, overlong="split", collate_fn=collate)):
         for step in zip(*(batches.shard(rank, 3) for rank in range(3)), strict=True):
             check_count(list(step))
-    assert isinstance(next(iter(data.batch(4, collate_fn=list).shard(0, 3))), list)
+    assert isinstance(next(iter(data.batch(4, collate_fn=list).shard(0, 3, uneven="drop"))), list)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_fillers_that_nothing_can_mark_are_refused_on_every_rank(streamed: bool, ahead: bool, tmp_path: Path) -> None:
+    """Nine rows on two ranks had the last one twice. A rank alone has no filler, and other choices make none."""
+    for shard in range(2):
+        (tmp_path / f"{shard}.jsonl").write_text('{"input_ids": [1]}\n' * (4 + shard))
+    files = bf.from_files(str(tmp_path / "*.jsonl"), streams=2)
+    data = files if streamed else bf.from_sequence([{"input_ids": [1]}] * 9)
+    batches = data.batch(1, collate_fn=lambda samples: [len(samples)])
+    batches = batches.prefetch(2) if ahead else batches
+
+    def counts(world_size: int, uneven: Any) -> list[Any]:
+        store = HashStore()
+
+        def taken(rank: int) -> Any:
+            try:
+                return len(list(batches.shard(rank, world_size, group=store, uneven=uneven)))
+            except TypeError as error:
+                return str(error)
+
+        with ThreadPoolExecutor(world_size) as threads:
+            return list(threads.map(taken, range(world_size)))
+
+    refused = (
+        "collate_fn returned a list, and shard(uneven='pad') marks a filler in a dict. Return a dict, or say "
+        "uneven='drop', which leaves out a step without a batch for each rank"
+    )
+    assert counts(2, "pad") == [refused] * 2
+    assert (counts(2, "drop"), counts(2, "wrap"), counts(1, "pad")) == ([4, 4], [5, 5], [9])

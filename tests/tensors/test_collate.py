@@ -120,7 +120,7 @@ def table(lengths: list[int], names: tuple[str, ...] = COLUMNS) -> Rows:
             "score": number / 4,
             "good": number % 2 == 0,
             "text": f"sample {number}",
-            "nested": [[number], [number, number]],
+            "nested": [[str(number)], ["a", "b"]],
         }
         rows.append({"id": number} | {name: row[name] for name in ("input_ids", *names)})
     return rows

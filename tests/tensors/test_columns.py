@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -328,3 +329,59 @@ def test_every_column_of_labels_is_padded_with_minus_100(stored: bool, tmp_path:
     assert sorted(grouped["groups"].groups[0]["chosen_labels"].tolist()) == [[4, 5], [6, -100]]
     (own,) = data.batch(2, length_column="chosen_labels", pad_values={"chosen_labels": 3})
     assert own["chosen_labels"].tolist() == [[4, 5], [6, 3]]
+
+
+# -- arrays --------------------------------------------------------------------------------------------------------------
+
+FRAMES = [np.ones((length, 2), np.float32) for length in (2, 2, 3)]
+
+
+@pytest.mark.parametrize("name", ["in memory", "mapped", "an iterable", "cached"])
+@pytest.mark.parametrize("way", ["tokens", "arrival", "nested", "grouped", "packed", "static"])
+def test_arrays_with_a_ragged_dimension_are_an_error_whatever_lies_beside_a_row(name: str, way: str) -> None:
+    """They were nested lists of float64, of which equally long ones elsewhere made a tensor."""
+    for values in (FRAMES, [frame.tolist() for frame in FRAMES], [[[1, 2]], [[3, 4]], [[5, 6]]]):
+        rows = [{"input_ids": [1], "frames": frames} for frames in values]
+        batches = WAYS[way](KINDS_OF_DATA[name](rows), 2)
+        message = (
+            r"column 'frames' holds arrays with a ragged dimension \(list<.*list<.*>; .* row 0\), and batches do not serve "
+            r"them\. Leave it out \(drop, select\), make lists of numbers or arrays of one shape of it \(map\), or give "
+            "a collate_fn"
+        )
+        with pytest.raises(bf.DataError, match=message):
+            next(iter(batches))
+
+
+def test_lists_in_lists_that_are_no_numbers_stay_lists_and_a_function_gets_arrays() -> None:
+    data = bf.from_sequence([{"input_ids": [1], "words": [["a"], []], "frames": frames} for frames in FRAMES])
+    (batch,) = data.drop("frames").batch(3)
+    assert batch["words"] == [[["a"], []]] * 3
+    (batch,) = data.batch(3, collate_fn=lambda samples: [len(sample["frames"]) for sample in samples])
+    assert batch == [2, 2, 3]
+
+
+def test_arrays_of_one_shape_by_their_type_are_stacked_and_a_null_in_one_is_an_error() -> None:
+    kinds = pa.schema([("input_ids", pa.list_(pa.int32())), ("box", pa.list_(pa.list_(pa.float32(), 2), 2))])
+
+    def data(*boxes: Any) -> bf.Dataset:
+        return bf.from_sequence(pa.Table.from_pylist([{"input_ids": [1], "box": box} for box in boxes], schema=kinds))
+
+    boxes = [[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]]
+    for batches in (data(*boxes).batch(2), data(*boxes).pack(2), data(*boxes).batch(2, layout="nested")):
+        (batch,) = batches
+        assert (batch["box"].dtype, batch["box"].tolist()) == (torch.float32, boxes)
+    for null, words in ((None, "is null"), ([None, [1, 2]], "has a null"), ([[1, None], [1, 2]], "has a null")):
+        with pytest.raises(bf.DataError, match=rf"column 'box' {words}.* \(sequence, row 1\), and becomes a tensor"):
+            next(iter(data(boxes[0], null).batch(2)))
+
+
+@pytest.mark.parametrize("kind", ["in memory", "an iterable", "stored"])
+def test_a_missing_input_ids_names_the_columns_and_the_ways_out(kind: str, tmp_path: Any) -> None:
+    rows = [{"tokens": [1, 2], "text": "a"}]
+    data = bf.from_sequence(rows).cache(tmp_path) if kind == "stored" else KINDS_OF_DATA[kind](rows)
+    message = r"'input_ids' .*tokens.*; tokenize\(\) makes it of text\. Where tokens stand in another column, rename\(\) it, or "
+    for make in (lambda: data.pack(8), lambda: data.batch_by_tokens(8), lambda: data.select("tokens").pack(8)):
+        with pytest.raises(bf.DataError, match=message + "name it in length_column="):
+            next(iter(make()))
+    assert next(iter(data.rename({"tokens": "input_ids"}).pack(8)))["input_ids"].shape == (1, 8)
+    assert next(iter(data.pack(8, length_column="tokens")))["tokens"].shape == (1, 8)

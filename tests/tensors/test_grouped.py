@@ -169,10 +169,10 @@ def test_text_alone_makes_no_groups() -> None:
         next(iter(bf.from_sequence([{"text": "a"}]).batch(1, layout="grouped")))
 
 
-def test_lists_of_lists_stay_beside_the_groups() -> None:
-    data = bf.from_sequence([{"input_ids": [1] * n, "pos": [[0.0, 0.0, 1.0]] * n} for n in (3, 1)])
+def test_lists_of_text_stay_beside_the_groups() -> None:
+    data = bf.from_sequence([{"input_ids": [1] * n, "words": [["a", "b"]] * n} for n in (3, 1)])
     (batch,) = data.batch(2, layout="grouped")
-    assert batch["pos"] == [[[0.0, 0.0, 1.0]] * n for n in (3, 1)]
+    assert batch["words"] == [[["a", "b"]] * n for n in (3, 1)]
     assert batch["groups"].keys() == ["input_ids", "attention_mask", "lengths"]
 
 

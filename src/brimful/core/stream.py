@@ -305,7 +305,9 @@ def described(value: Any) -> Any:
         }
     if callable(value):
         fn = getattr(value, "func", value)
-        return {"function": f"{getattr(fn, '__module__', '') or ''}:{getattr(fn, '__qualname__', type(fn).__qualname__)}"}
+        return {
+            "function": f"{getattr(fn, '__module__', '') or ''}:{getattr(fn, '__qualname__', type(fn).__qualname__)}"
+        }
     return type(value).__name__
 
 

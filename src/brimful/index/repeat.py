@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from brimful.core.errors import logger
 from brimful.core.once import once
 from brimful.index.index import Index
-from brimful.rows.choice import Choice
 from brimful.index.indexed import Indexed, RowNumbers, over_epochs
+from brimful.rows.choice import Choice
 
 
 @dataclass(frozen=True)

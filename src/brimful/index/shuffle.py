@@ -12,9 +12,9 @@ from brimful.core import random
 from brimful.core.errors import settle
 from brimful.core.stream import place
 from brimful.index.index import Index
-from brimful.rows.choice import Choice
 from brimful.index.indexed import Indexed, RowNumbers, Source
 from brimful.plan.window import rest_rows
+from brimful.rows.choice import Choice
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from brimful.core.once import once
 from brimful.index.index import Index
 from brimful.rows.beside import beside, require_distinct
 from brimful.rows.blocks import Block, visible
-from brimful.rows.ragged import LABELS
+from brimful.rows.ragged import LABELS, REMEDIES
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +67,7 @@ class ZippedIndex(Index):
             if required:
                 raise DataError(
                     f"there is no column {missing[0]!r} (columns: {', '.join(self.schema.names)}; zip_datasets)"
+                    f"{REMEDIES.get(missing[0], '')}"
                 )
             return np.zeros(len(numbers), dtype=np.int64)
         if not columns:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.index.index import Index
-from brimful.rows.choice import Choice
 from brimful.index.indexed import SPAN, Indexed, RowNumbers
+from brimful.rows.choice import Choice
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from brimful.core.once import once
 from brimful.index.index import Index, RowSet
 from brimful.rows.blocks import Block
 from brimful.rows.choice import Choice
-from brimful.rows.ragged import LABELS
+from brimful.rows.ragged import LABELS, REMEDIES
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,5 +74,8 @@ class ChosenIndex(Index):
 
     def _old(self, columns: Sequence[str], required: bool) -> list[str]:
         if required and (missing := [name for name in columns if name not in self.kept]):
-            raise DataError(f"there is no column {missing[0]!r} (columns: {', '.join(self.kept)}; {self.choice.verb})")
+            raise DataError(
+                f"there is no column {missing[0]!r} (columns: {', '.join(self.kept)}; {self.choice.verb})"
+                f"{REMEDIES.get(missing[0], '')}"
+            )
         return [self.kept.get(name, "") for name in columns]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from brimful.core.errors import integer, logger, name_of
+from brimful.core.random import key, permutation
 from brimful.memory.device import StepPeaks
 from brimful.memory.first_batch import FirstBatchSizes, cut_lazily
 from brimful.memory.model import MemoryModel
@@ -39,6 +41,7 @@ def build_dynamic_batch_dataloader(
     batch_end_range: float = 6.0,
     steps: int = 50,
     *,
+    seed: int = 42,
     memory_model: PeakModel | str | os.PathLike[str] | None = None,
     **tokenizer_kwargs: Any,
 ) -> DynamicBatchDataLoader:
@@ -54,15 +57,16 @@ def build_dynamic_batch_dataloader(
         batch_size: samples of the first batch: so many of the longest texts must fit.
         max_input_token_length: to which longer texts are cut, in tokens; how many, a warning and the loader's `truncated` say.
         threshold: the share of full batches that may exceed .9 of the first one's peak.
-        shuffle: the order of the batches is drawn anew for each epoch, by torch's generator.
+        shuffle: the order of the batches is drawn anew for each epoch, from `seed` and the epoch's number.
         num_workers: processes that tokenise and pad, as DataLoader's, begun as torch begins them: by fork on Linux before
             Python 3.14, for which a script needs no main guard.
         batch_start_range, batch_end_range, steps: later batches have the largest of `steps` sizes, evenly from the one to the
             other times `batch_size` and rounded down, whose bound is within; where none is, `batch_size`, or the smallest
             where that is less.
+        seed: of that order.
         memory_model: a `MemoryModel`, or the file that `brimful memory fit` wrote; None: `MemoryModel.pretrained()`, which
             knows `generate` alone. One in bytes learns: see `DynamicBatchDataLoader`.
-        tokenizer_kwargs: for the tokenizer, as add_special_tokens or pad_to_multiple_of.
+        tokenizer_kwargs: keywords that the tokenizer's call names, as add_special_tokens or pad_to_multiple_of.
     Raises:
         TypeError, ValueError: settings or texts that are none, a text without tokens, a tokenizer that cannot pad.
     Price: all texts are tokenised twice, here for their lengths and in the workers for what is in them; 8 bytes a text held.
@@ -81,7 +85,7 @@ def build_dynamic_batch_dataloader(
     """
     batch_size = integer("batch_size", batch_size, 1, "text")
     limit = integer("max_input_token_length", max_input_token_length, 1, "token")
-    num_workers = integer("num_workers", num_workers)
+    num_workers, seed = integer("num_workers", num_workers), integer("seed", seed)
     model = _model(memory_model)
     options: dict[str, Any] = {"risk": threshold, "start": batch_start_range, "end": batch_end_range, "steps": steps}
     FirstBatchSizes(model, batch_size, 1, **options)  # checks, before the texts are tokenised
@@ -100,7 +104,7 @@ def build_dynamic_batch_dataloader(
     learns = (
         memory_model is not None and hasattr(model, "refined") and model.unit == "bytes" and torch.cuda.is_available()
     )
-    batches = DynamicBatches(order, padded, sizes, shuffle, StepPeaks() if learns else None)
+    batches = DynamicBatches(order, padded, sizes, seed if shuffle else None, StepPeaks() if learns else None)
     return DynamicBatchDataLoader(Texts(texts), batches, tokenized, num_workers, truncated)
 
 
@@ -152,21 +156,23 @@ class DynamicBatches:
         order: numbers of the texts, longest first, (n,).
         padded: the lengths that they are padded to, in that order, (n,).
         sizes: by which batches are cut; replaced as peaks are learnt.
+        seed: of their order, which each iteration draws anew; None: longest first.
         peaks: measures them; None: nothing is learnt.
     """
 
     def __init__(
-        self, order: IntArray, padded: IntArray, sizes: FirstBatchSizes, shuffle: bool, peaks: StepPeaks | None
+        self, order: IntArray, padded: IntArray, sizes: FirstBatchSizes, seed: int | None, peaks: StepPeaks | None
     ) -> None:
         self.sizes, self.peaks = sizes, peaks
-        self._order, self._padded, self._shuffle = order, padded, shuffle
+        self._order, self._padded, self._seed, self._epoch = order, padded, seed, 0
         self._count: int | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
         parts: Iterable[slice] = cut_lazily(self._padded, lambda: self.sizes)
-        if self._shuffle:
+        if self._seed is not None:
             built = list(parts)
-            parts = [built[number] for number in torch.randperm(len(built)).tolist()]
+            parts = [built[number] for number in permutation(len(built), key(self._seed, self._epoch)).tolist()]
+            self._epoch += 1
         for part in parts:
             yield self._order[part].tolist()
 
@@ -217,6 +223,16 @@ class Tokenized:
             raise TypeError(
                 f"{set_here[0]} is not for tokenizer_kwargs: batches are padded to their longest text, and texts cut to "
                 "max_input_token_length, as tensors of torch"
+            )
+        named = [
+            name
+            for name, one in inspect.signature(self.tokenizer).parameters.items()
+            if one.kind is not one.VAR_KEYWORD
+        ]
+        if unknown := [name for name in self.options if name not in named]:
+            raise TypeError(
+                f"{unknown[0]} is no keyword of build_dynamic_batch_dataloader, and {name_of(self.tokenizer)} names none of that "
+                f"name (it names {', '.join(named)}). A keyword that it takes unnamed is for functools.partial"
             )
         if self.max_length % self.multiple:
             raise ValueError(

@@ -22,6 +22,10 @@ SHIFTED: Final = "shift_labels"
 MASK: Final = "attention_mask"
 NOT_TRAINED_ON: Final = -100
 """The label of a token that asks for no prediction."""
+REMEDIES: Final = {
+    "input_ids": "; tokenize() makes it of text. Where tokens stand in another column, rename() it, or name it in length_column="
+}
+"""What to do where a column is missing."""
 
 
 class Ragged(NamedTuple):
@@ -52,8 +56,12 @@ def is_labels(name: str) -> bool:
 
 def is_ragged(kind: pa.DataType) -> bool:
     """Whether a column is a list of numbers (or of booleans), or of nothing at all: all lists of a block were empty."""
-    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return bool(lists and (pa.types.is_primitive(kind.value_type) or pa.types.is_null(kind.value_type)))
+    return is_list(kind) and bool(pa.types.is_primitive(kind.value_type) or pa.types.is_null(kind.value_type))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column is lists, of whatever."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def ragged(block: pa.RecordBatch, column: str) -> Ragged:
@@ -62,7 +70,7 @@ def ragged(block: pa.RecordBatch, column: str) -> Ragged:
     Raises:
         DataError: where the column is missing, is no list of numbers, or has a null.
     """
-    array = column_of(block, column, remedy="; tokenize() makes it of text" if column == "input_ids" else "")
+    array = column_of(block, column, remedy=REMEDIES.get(column, ""))
     if not is_ragged(array.type):
         raise DataError(f"column {column!r} must be a list of numbers (got {array.type}; {where(block, 0)})")
     if array.null_count:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from brimful.core.errors import DataError
-from brimful.rows.ragged import list_array, numpy_of
+from brimful.rows.ragged import is_list, list_array, numpy_of
 
 SAMPLE_ROWS: Final = 1000
 FIRST_ROWS: Final = 32
@@ -102,7 +102,7 @@ def _mixed(values: Iterable[Any], kind: pa.DataType) -> bool:
         return str in set(map(type, there))
     if pa.types.is_floating(kind):
         return not {bool, np.bool_}.isdisjoint(map(type, there))
-    if _is_list(kind):
+    if is_list(kind):
         return _may_mix(kind) and _mixed(chain.from_iterable(there), kind.value_type)
     if pa.types.is_struct(kind):
         return any(_may_mix(one.type) and _mixed((value.get(one.name) for value in there), one.type) for one in kind)
@@ -112,7 +112,7 @@ def _mixed(values: Iterable[Any], kind: pa.DataType) -> bool:
 def _may_mix(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return any(_may_mix(one.type) for one in kind)
-    return _may_mix(kind.value_type) if _is_list(kind) else pa.types.is_binary(kind) or pa.types.is_floating(kind)
+    return _may_mix(kind.value_type) if is_list(kind) else pa.types.is_binary(kind) or pa.types.is_floating(kind)
 
 
 def _lists(arrays: Sequence[NDArray[Any] | None], kind: pa.DataType | None) -> pa.Array:
@@ -121,7 +121,7 @@ def _lists(arrays: Sequence[NDArray[Any] | None], kind: pa.DataType | None) -> p
     there = [array for array in arrays if array is not None]
     if len({array.dtype.kind == "b" for array in there if len(array)}) > 1:
         raise pa.ArrowTypeError("bool is no number")
-    if kind is not None and _is_list(kind) and len({array.dtype for array in there}) > 1:  # numpy would widen them all
+    if kind is not None and is_list(kind) and len({array.dtype for array in there}) > 1:  # numpy would widen them all
         there = [numpy_of(_cast(pa.array(array), kind.value_type)) for array in there]
     return list_array(np.concatenate(there), offsets, null)
 
@@ -152,7 +152,7 @@ def _cast(array: pa.Array, kind: pa.DataType | None) -> pa.Array:
 def _checked(array: pa.Array, made: pa.Array) -> pa.Array:
     """What a cast made, which may have no number beyond its type: Arrow makes them infinite without a word."""
     before, after = array, made
-    while _is_list(after.type) and _is_list(before.type):
+    while is_list(after.type) and is_list(before.type):
         before, after = before.flatten(), after.flatten()
     floats = pa.types.is_floating(after.type) and pa.types.is_floating(before.type)
     if floats and pc.sum(pc.is_inf(after)).as_py() != pc.sum(pc.is_inf(before)).as_py():
@@ -164,7 +164,7 @@ def _alike(one: pa.DataType, other: pa.DataType) -> bool:
     """Whether a cast changes how a value is written down, not what it is: a number is no string."""
     if one == other or pa.types.is_null(one):
         return True
-    if _is_list(one) and _is_list(other):
+    if is_list(one) and is_list(other):
         return _alike(one.value_type, other.value_type)
     if pa.types.is_struct(one) and pa.types.is_struct(other):
         return all(_alike(field.type, other.field(field.name).type) for field in one if _has(other, field.name))
@@ -178,10 +178,6 @@ def _alike(one: pa.DataType, other: pa.DataType) -> bool:
 
 def _has(kind: pa.DataType | pa.Schema, name: str) -> bool:
     return bool(kind.get_field_index(name) >= 0)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def named(kind: pa.DataType) -> str:
@@ -275,7 +271,7 @@ def _common(values: list[Any]) -> pa.DataType:
 def settled(schema: pa.Schema) -> pa.Schema:
     """A schema in which lists that never held a value are lists of integers."""
     for place, field in enumerate(schema):
-        if _is_list(field.type) and pa.types.is_null(field.type.value_type):
+        if is_list(field.type) and pa.types.is_null(field.type.value_type):
             schema = schema.set(place, field.with_type(pa.list_(pa.int64())))
     return schema
 

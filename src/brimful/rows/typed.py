@@ -8,7 +8,6 @@ from contextlib import closing, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from typing import Any, Generic, NamedTuple, Self
 
 import numpy as np
@@ -32,7 +31,6 @@ from brimful.rows.schema import (
     fitted,
     fitting,
     from_text,
-    infer,
     misfit,
     named,
     types_of,
@@ -61,7 +59,9 @@ class Typed(Stage[Block]):
 
     def stream(self, number: int, count: int) -> Self:
         """A stream has the columns of the whole."""
-        return replace(self.over(*(one.stream(number, count) for one in self.below)), types=partial(getattr, self, "schema"))
+        return replace(
+            self.over(*(one.stream(number, count) for one in self.below)), types=partial(getattr, self, "schema")
+        )
 
     @abstractmethod
     def first_types(self) -> pa.Schema:

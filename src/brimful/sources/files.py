@@ -146,9 +146,7 @@ class FromFiles(Stage[Block]):
             self,
             number=number,
             schema=self._schema if self._inferring else None,
-            n_active_shards=min(
-                self.n_active_shards, share(len(self.urls.listed), number, count)
-            ),  # longer blocks
+            n_active_shards=min(self.n_active_shards, share(len(self.urls.listed), number, count)),  # longer blocks
         )
 
     def elsewhere(self) -> FromFiles:

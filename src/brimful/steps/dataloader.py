@@ -12,8 +12,7 @@ _FETCHING: Final = "torch.utils.data._utils.fetch"
 """The module of torch in whose frames a DataLoader asks for samples, by an object that knows what becomes of them."""
 CALLBACK: Final = "brimful.integrations.lightning"
 """Where the class of the callback is made that tells loaders what Lightning has used."""
-
-"""Where the class of the callback is made that tells loaders what Lightning has used."""
+FOR_TRAINER: Final = "Hugging Face's Trainer takes batches by brimful.integrations.transformers.trainer_class(Trainer)"
 
 
 class ReadsAhead(NamedTuple):
@@ -49,11 +48,11 @@ def refuse_stacking(batches: object) -> None:
     Raises:
         TypeError: with what to do.
     """
-    fetcher = _stacking()
+    fetcher = _stacking(transformers=True)
     if fetcher is not None and getattr(fetcher.dataset, "batches", None) is batches:
         raise TypeError(
             "this DataLoader would stack batches, which are whole already: say DataLoader(loader, batch_size=None), or loop over "
-            "the loader itself"
+            f"the loader itself. {FOR_TRAINER}"
         )
 
 
@@ -76,13 +75,16 @@ def refuse_ragged(samples: Sequence[Mapping[str, Any]]) -> None:
                 )
 
 
-def _stacking() -> Any:
-    """What fetches samples for a DataLoader that is on the stack and stacks them by itself; None where there is none."""
+def _stacking(*, transformers: bool = False) -> Any:
+    """What fetches samples for a DataLoader that is on the stack and stacks them by itself, or by a collator of `transformers`;
+    None where there is none."""
     for module, frame in _stack():
         if module == _FETCHING:
             fetcher: Any = frame.f_locals["self"]
             stack = sys.modules["torch.utils.data._utils.collate"].default_collate
-            return fetcher if fetcher.auto_collation and fetcher.collate_fn is stack else None
+            collate = getattr(fetcher.collate_fn, "data_collator", fetcher.collate_fn)  # Trainer puts one around it
+            theirs = transformers and (getattr(collate, "__module__", None) or "").startswith("transformers.")
+            return fetcher if fetcher.auto_collation and (collate is stack or theirs) else None
     return None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
-from typing import Any
 
 from brimful.core.errors import settle
 from brimful.core.once import once

@@ -30,7 +30,6 @@ from brimful.rows.blocks import Sample, call, samples
 from brimful.steps.batch import Batch, Pieces
 from brimful.windows.window import Window
 
-
 PACKED_ROWS: Final = 250
 """That a window of packed rows fills at least, where its size is chosen for the user."""
 

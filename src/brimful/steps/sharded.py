@@ -65,7 +65,8 @@ class Sharded(Stage[Batch]):
                 batch = step[rank] if real else filler(step[-1])
                 if rank >= len(taken):
                     (batch,) = apart([batch])
-                own = replace(batch, weight=float(real), num_labels=step_labels(step), last=False)
+                fills = world_size > 1 and self.uneven == "pad"
+                own = replace(batch, weight=float(real), may_fill=fills, num_labels=step_labels(step), last=False)
                 yield own, END if missing else after
 
     is_sharded = True

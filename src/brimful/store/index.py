@@ -18,7 +18,7 @@ from brimful.core.stream import Stage
 from brimful.index.index import Index, RowSet
 from brimful.rows.blocks import Block
 from brimful.rows.encoder import Padding, StoredTokenizer, paddings
-from brimful.rows.ragged import LABELS
+from brimful.rows.ragged import LABELS, REMEDIES
 from brimful.store.folder import Folder
 from brimful.store.folders import folder_of, is_remote
 from brimful.store.manifest import Manifest
@@ -124,6 +124,7 @@ class StoreIndex(Index):
             if column not in known:
                 raise DataError(
                     f"there is no list column {column!r} in the store {self.path} (list columns: {', '.join(known) or 'none'})"
+                    f"{REMEDIES.get(column, '')}"
                 )
             if nulls := self.manifest.nulls[column]:
                 raise DataError(

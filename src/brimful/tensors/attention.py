@@ -116,9 +116,9 @@ def varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
 def padding_free(batch: Mapping[str, Any], *, causal: bool = True, attn_implementation: str = "sdpa") -> dict[str, Any]:
     """What a transformers model takes for a packed batch, and nothing else: `model(**padding_free(batch))`.
 
-    A causal model may be given the batch as `pack` made it: under any kernel the positions or the boundaries keep its samples
-    apart, as long as nothing adds an attention_mask or a cache. A model that sees both ways (BERT) looks at neither, but at a
-    mask, and would mix the samples in silence: it needs causal=False.
+    Many causal models (Llama, Qwen) keep the samples of a row apart by the positions or the boundaries, as long as nothing adds
+    an attention_mask or a cache. Others (GPT-OSS, OPT, Falcon, Mamba) look at neither, and mix the samples in silence: give
+    them padded batches. A model that sees both ways (BERT) looks at a mask alone, and needs causal=False.
 
     Args:
         batch: a packed batch.

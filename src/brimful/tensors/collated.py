@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, MutableMapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -84,6 +84,11 @@ class Collated(Stage[Any]):
         from brimful.tensors.explained import remember
         from brimful.tensors.weights import weighed
 
+        if batch.may_fill and not isinstance(item, MutableMapping):
+            raise TypeError(
+                f"collate_fn returned a {type(item).__name__}, and shard(uneven='pad') marks a filler in a dict. Return "
+                "a dict, or say uneven='drop', which leaves out a step without a batch for each rank"
+            )
         remember(item, batch, columns)
         if batch.weight is not None:
             items = {"num_items_in_batch": batch.num_labels, "num_items_on_rank": batch.num_labels_here}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -21,6 +21,7 @@ from brimful.rows.ragged import (
     gather,
     holding,
     is_labels,
+    is_list,
     is_ragged,
     null_in,
     numpy_of,
@@ -214,11 +215,17 @@ def _column(
     window: Window, field: pa.Field, rules: ColumnRules, follows: int | None, as_tensors: bool
 ) -> Lists | Stacked | Objects:
     name, kind = field.name, field.type
-    fixed = pa.types.is_fixed_size_list(kind) and _is_number(kind.value_type)
+    fixed = _shape_of(kind) is not None
     if is_number_list(kind) and (follows is not None or (as_tensors and not fixed)):
         return _lists(window, field, rules, follows)
-    if as_tensors and (_is_number(kind) or fixed or isinstance(kind, pa.FixedShapeTensorType)):
+    if as_tensors and fixed:
         return _stacked(window, field, rules)
+    if as_tensors and _is_ragged_array(kind):
+        raise DataError(
+            f"column {name!r} holds arrays with a ragged dimension ({kind}; {where(window.block, int(window.rows[0]))}), and "
+            "batches do not serve them. Leave it out (drop, select), make lists of numbers or arrays of one shape of it (map), "
+            "or give a collate_fn"
+        )
     return Objects(name, window.block.column(name), window.rows)
 
 
@@ -275,10 +282,9 @@ def _stacked(window: Window, field: pa.Field, rules: ColumnRules) -> Stacked:
     array = own.column(name)
     if isinstance(field.type, pa.FixedShapeTensorType):
         values = array.to_numpy_ndarray()
-    elif pa.types.is_fixed_size_list(field.type):
-        values = numpy_of(array.flatten()).reshape(len(array), field.type.list_size)
     else:
-        values = numpy_of(array)
+        *_, flat = _levels(array)
+        values = numpy_of(flat).reshape(len(array), *(_shape_of(field.type) or ()))
     kind = _type_of(name, values.dtype, 0, rules.dtypes)
     kind.check(name, values)
     return Stacked(name, kind.tensor(np.array(values)))
@@ -289,16 +295,18 @@ def _hidden(block: pa.RecordBatch) -> list[str]:
 
 
 def _has_null(array: pa.Array) -> bool:
-    return bool(array.null_count or _inner(array).null_count)
+    return any(level.null_count for level in _levels(array))
 
 
-def _inner(array: pa.Array) -> pa.Array:
-    """The values in the lists of a column, or the column."""
-    if isinstance(array.type, pa.FixedShapeTensorType):
-        array = array.storage
-    if pa.types.is_fixed_size_list(array.type):
-        return array.flatten()
-    return array.values if is_ragged(array.type) else array
+def _levels(array: pa.Array) -> Iterator[pa.Array]:
+    """A column, the values in its lists, those in theirs, down to what is no list."""
+    array = array.storage if isinstance(array.type, pa.FixedShapeTensorType) else array
+    yield array
+    while pa.types.is_fixed_size_list(array.type):
+        array = array.flatten()
+        yield array
+    if is_list(array.type):
+        yield array.values
 
 
 def _refuse_nulls(block: pa.RecordBatch, name: str) -> None:
@@ -308,7 +316,7 @@ def _refuse_nulls(block: pa.RecordBatch, name: str) -> None:
         return
     null = null_in(array)
     if not null.any():
-        null = np.array([value is not None and any(one is None for one in value) for value in array.to_pylist()])
+        null = np.array([_holds_null(value) for value in array.to_pylist()])
     if null.any():
         row = int(np.flatnonzero(null)[0])
         place = "is null" if array[row].as_py() is None else "has a null in its list"
@@ -318,9 +326,32 @@ def _refuse_nulls(block: pa.RecordBatch, name: str) -> None:
         )
 
 
+def _holds_null(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and any(map(_holds_null, value)))
+
+
 def is_number_list(kind: pa.DataType) -> bool:
     """Whether a column is lists of numbers, of any length or of one; of empty lists alone too."""
     return is_ragged(kind) and (_is_number(kind.value_type) or pa.types.is_null(kind.value_type))
+
+
+def _is_ragged_array(kind: pa.DataType) -> bool:
+    """Whether a column is lists in lists of numbers: arrays of which some dimension has no fixed size."""
+    depth = 0
+    while is_list(kind):
+        kind, depth = kind.value_type, depth + 1
+    return depth > 1 and _is_number(kind)
+
+
+def _shape_of(kind: pa.DataType) -> tuple[int, ...] | None:
+    """The shape that all values of a column have; None where they have none in common, or are no numbers."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return tuple(kind.shape)
+    shape = []
+    while pa.types.is_fixed_size_list(kind):
+        shape.append(kind.list_size)
+        kind = kind.value_type
+    return tuple(shape) if _is_number(kind) else None
 
 
 def _is_number(kind: pa.DataType) -> bool:

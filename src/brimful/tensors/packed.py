@@ -29,9 +29,10 @@ def packed(batch: Batch, columns: Columns, hf_flash_attention: bool = False) -> 
     `sample_numbers` (p,) int64 (rows of the data set, of a stream those of its window) and other columns: of the p
     pieces, in order. An empty sample is a piece without a segment. The boundaries are there under the names of transformers'
     flash attention too: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k; with `hf_flash_attention` under these alone.
-    `use_cache` is False: transformers' causal models tell samples apart by their positions only where they keep no cache, and
-    by default they do, also in training. A column `attention_mask` is left out, as are the tokens that it hides: to a model it
-    would say that the samples of a row see each other. Models that are not causal want more: see `attention.padding_free`.
+    `use_cache` is False: those of transformers' causal models that tell samples apart by their positions do so only where they
+    keep no cache, and by default they keep one, also in training. A column `attention_mask` is left out, as are the tokens that
+    it hides: to a model it would say that the samples of a row see each other. Models that are not causal want more: see
+    `attention.padding_free`.
     Price: about 15 ns a slot.
 
     >>> import brimful as bf

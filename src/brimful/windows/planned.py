@@ -13,9 +13,9 @@ from brimful.core.distinct import distinct
 from brimful.core.fruitless import passed
 from brimful.core.once import once
 from brimful.core.stream import END, Stage, State
+from brimful.index.index import Index
 from brimful.index.indexed import Indexed
 from brimful.index.repeat import Repeat
-from brimful.index.index import Index
 from brimful.index.unmasked import UnmaskedIndex
 from brimful.plan.window import window_ends
 from brimful.windows.window import Window, Windowed, auto_rows

@@ -50,8 +50,9 @@ def trainer_class(base: type[Trainer]) -> Any:
     Args:
         base: the class of a trainer. The result is the same one for the same base.
     Raises:
-        TypeError: no trainer, or one of a release of transformers that works otherwise.
-        ValueError: (when constructed) what cannot be right: auto_find_batch_size, nn.DataParallel, context or sequence
+        TypeError: no trainer, one of a release of transformers that works otherwise, or another one of TRL's, as DPOTrainer.
+        ValueError: (when constructed) what cannot be right: packed batches for a model that is known to mix the samples of a row
+            (OPT, GPT-OSS, Mamba, encoders made decoders and others), auto_find_batch_size, nn.DataParallel, context or sequence
             parallelism, a data_collator, evaluation data without an end, num_train_epochs of such data; with the remedy.
         StateError: (from `train`) a checkpoint without a state, or of other data.
     Price: an optimizer step sends 8 bytes to all processes, to count labels, and takes the loader's state, .1 ms, or 40 us a
@@ -67,6 +68,12 @@ def trainer_class(base: type[Trainer]) -> Any:
         raise TypeError(f"trainer_class takes transformers' Trainer or a class made of it (got {base!r})")
     if hasattr(base, "_brimful_base"):
         return base
+    trls = next((one.__name__ for one in base.__mro__ if one.__module__.startswith("trl.")), "SFTTrainer")
+    if trls != "SFTTrainer":
+        raise TypeError(
+            f"trainer_class does not serve TRL's {trls}, which makes batches of its own columns and takes none that are made "
+            f"already: of TRL's it serves SFTTrainer. Give {trls} itself samples, data.to_hf()"
+        )
     if missing := [name for name in HOOKS if not hasattr(base, name)]:
         raise TypeError(
             f"{base.__name__} has no {', '.join(missing)}: it needs another release of transformers, 5 or later"

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, TypeGuard
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from brimful.algebra import goes_on
 from brimful.batches import Batches
 from brimful.core.errors import logger
 from brimful.core.repeat import Repeat
@@ -161,7 +162,7 @@ def counted_length(given: Batches | Loader | AsyncLoader) -> Length:
 
 def _bounds(batches: Batches) -> tuple[bool, int | None]:
     """Whether the epochs follow each other without end below the batches' own methods, and how many `take` leaves."""
-    stage, repeats, most = batches.stage, False, None
+    stage, repeats, most = batches.stage, goes_on(batches.planned), None
     while stage is not batches.planned:
         if isinstance(stage, TakeItems):
             most = stage.n if most is None else min(most, stage.n)

@@ -8,12 +8,14 @@ import torch
 
 from brimful.integrations.transformers.data import (
     Length,
+    batches_of,
     can_count,
     counted_length,
     known_length,
     own_share,
     refuse_evaluation,
 )
+from brimful.integrations.transformers.settings import base_model, refuse_packed
 
 
 class Held:
@@ -30,6 +32,7 @@ class Held:
             trainer = self._trainer
             accelerator = trainer.accelerator
             own = own_share(name, given, accelerator.process_index, accelerator.num_processes, trainer.get_tp_size())
+            refuse_packed(name, batches_of(own), base_model(trainer.model))
             self._own[id(given)] = given, own
         own = self._own[id(given)][1]
         if name != "train_dataset":
