@@ -7,6 +7,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,12 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from torch.distributed import HashStore
 
 import brimful as bf
 from brimful.grouping import Collection
 from tests import oracle
 from tests.effort import SOAK, times
-from tests.oracle import NO_LABEL, TOKEN_COLUMNS, Batching, Row, Rows, TooLong
+from tests.oracle import NO_LABEL, TOKEN_COLUMNS, Batching, Row, Rows, TooLongError
 
 PIPELINES: Final = times(2_000, 20_000)
 PARTS: Final = 20
@@ -87,11 +89,20 @@ class Pipeline:
 
     def __str__(self) -> str:
         lines = [f"pipeline {self.number}"]
-        lines += [f"    {kind} {options} of\n        " + "\n        ".join(map(str, rows)) for kind, rows, options in self.sources]
+        lines += [
+            f"    {kind} {options} of\n        " + "\n        ".join(map(str, rows))
+            for kind, rows, options in self.sources
+        ]
         lines += [f"    {self.join}"] if len(self.sources) > 1 else []
         lines += [f"    .{name}({', '.join(map(str, arguments))})" for name, arguments in self.verbs]
         ranks = f"shard(world_size={self.world_size}, uneven={self.uneven!r})"
-        return "\n".join([*lines, f"    {self.said}", f"    collate_fn: {self.collates}, {ranks}, repeat: {self.repeat}"])
+        return "\n".join(
+            [*lines, f"    {self.said}", f"    collate_fn: {self.collates}, {ranks}, repeat: {self.repeat}"]
+        )
+
+    @property
+    def streams(self) -> int:
+        return self.sources[0][2].get("streams") or 1
 
     @property
     def is_indexed(self) -> bool:
@@ -104,7 +115,10 @@ class Pipeline:
     # -- as plain Python has it
 
     def rows(self, epochs: int = 1) -> Rows:
-        parts = [plain_source(kind, rows * epochs if kind != "files" else rows, options) for kind, rows, options in self.sources]
+        parts = [
+            plain_source(kind, rows * epochs if kind != "files" else rows, options)
+            for kind, rows, options in self.sources
+        ]
         how, options = self.join
         if how == "interleave":
             rows = oracle.interleaved(parts, **options)
@@ -145,7 +159,11 @@ class Pipeline:
 
     def batches(self, folder: Path) -> bf.Batches:
         said = self.said
-        options: dict[str, Any] = {"drop_last": said.drop_last, "shuffle_batches": said.shuffle, "overlong": said.overlong}
+        options: dict[str, Any] = {
+            "drop_last": said.drop_last,
+            "shuffle_batches": said.shuffle,
+            "overlong": said.overlong,
+        }
         if said.micro:
             options["micro_batches"] = said.micro
         if said.pad_values:
@@ -301,7 +319,7 @@ def drawn(number: int) -> Pipeline:
     sources = []
     for which in range(count):
         kind = draw.choices(["sequence", "iterable", "files", "store"], [8, 4, 4, 1])[0]
-        rows = drawn_rows(draw, draw.choice([1, 2, 5, 8, 13, 24]), names, lengths, FIRST_TOKEN + 10_000 * which)
+        rows = drawn_rows(draw, draw.choice([1, 2, 5, 8, 13, 20]), names, lengths, FIRST_TOKEN + 10_000 * which)
         options: dict[str, Any] = {}
         if kind == "files":
             files = draw.choice([1, 2, 3, 4])
@@ -318,7 +336,7 @@ def drawn(number: int) -> Pipeline:
     elif how == "zip":
         join = (how, {"input_ids": "copy", "id": "other"})
     pipeline = Pipeline(number, sources, join, [], Batching("fixed", 1), False, 1, "pad", 0)
-    many = how == "one" and (sources[0][2].get("streams") or 0) > 1
+    many = pipeline.streams > 1
     if repeats and how in ("one", "zip"):
         pipeline.repeat = draw.randrange(1, 7)
     for _ in range(draw.choice([0, 0, 1, 2, 3])):
@@ -335,11 +353,13 @@ def drawn(number: int) -> Pipeline:
             pipeline.repeat = 0
         if pipeline.said.window == "auto" or pipeline.said.drop_last or not pipeline.planned():
             pipeline.repeat = 0
-    if draw.random() < 0.5:
-        pipeline.world_size = draw.choice([1, 2, 3, 4]) if pipeline.is_indexed else 1
+    if draw.random() < 0.4:
+        sizes = [1, 2, 3] if pipeline.is_indexed else [one for one in (1, 2, 3) if pipeline.streams % one == 0]
+        pipeline.world_size = draw.choice(sizes)
         pipeline.uneven = draw.choice(["pad", "pad", "drop", "wrap"])
     else:
         pipeline.world_size, pipeline.uneven = 1, None
+    pipeline.repeat *= pipeline.said.share  # whole steps
     pipeline.collates = pipeline.said.kind not in ("pack", "static") and draw.random() < 0.08
     return pipeline
 
@@ -427,7 +447,7 @@ def drawn_batching(draw: random.Random, rows: list[Row]) -> Batching:
             if kind != "fixed":
                 said["size"] = max(said["size"], int(longest * (1 + longest)) * share)
     if kind in ("fixed", "tokens", "cost"):
-        said["layout"] = draw.choice(["padded", "padded", "padded", "nested", "grouped"])
+        said["layout"] = draw.choice(["padded"] * 5 + ["nested", "grouped"])
         said["num_groups"] = draw.choice([1, 2, 4])
     said["pad_side"] = draw.choice(["right", "right", "left"]) if said.get("layout", "padded") == "padded" else "right"
     said["pad_values"] = draw.choice([{}, {}, {"input_ids": 7}])
@@ -454,7 +474,9 @@ def plain(value: Any) -> Any:
 
 def first_token(tokens: Sequence[int]) -> int | tuple[int, ...]:
     """A token that is in no other row, or all of a row that has BOS and EOS alone; padding is 0 or 7."""
-    return next((token for token in tokens if token >= FIRST_TOKEN), tuple(token for token in tokens if token in (1, 2)))
+    return next(
+        (token for token in tokens if token >= FIRST_TOKEN), tuple(token for token in tokens if token in (1, 2))
+    )
 
 
 def keys_of(rows: Sequence[Row], numbers: Sequence[str]) -> list[Any]:
@@ -479,7 +501,7 @@ def rows_in(batch: dict[str, Any], numbers: Sequence[str], said: Batching, colla
         for which in pieces:  # empty samples behind the last token
             packs[-1].append((*(plain(batch[name])[which] for name in numbers), ()))
         return packs
-    source = batch["groups"] if "groups" in batch else batch
+    source = batch.get("groups", batch)
     columns = [source[name] for name in (*numbers, "input_ids")]
     if "groups" in batch:
         columns = [column.ungroup() for column in columns]
@@ -522,8 +544,15 @@ class Expected:
         theirs = {name: plain(value) for name, value in batch.items() if name not in OF_A_STEP}
         if said.kind == "pack":
             longest = max((b - a for a, b in zip(theirs["cu_seqlens"], theirs["cu_seqlens"][1:])), default=0)
-            assert longest <= theirs["max_seqlen"] == theirs["max_length_q"] == theirs["max_length_k"] <= -(-longest // 128) * 128
-            assert theirs["use_cache"] is False and len(theirs["sample_numbers"]) == len(theirs["lengths"])
+            assert (
+                longest
+                <= theirs["max_seqlen"]
+                == theirs["max_length_q"]
+                == theirs["max_length_k"]
+                <= -(-longest // 128) * 128
+            )
+            assert theirs["use_cache"] is False
+            assert len(theirs["sample_numbers"]) == len(theirs["lengths"])
             assert batch["cu_seqlens"].dtype == torch.int32
             theirs = {name: value for name, value in theirs.items() if name not in OF_A_PACK}
             packs = [[self.by_key[key] for key in row] for row in keys]
@@ -608,7 +637,8 @@ def check_steps(ranks: list[list[dict[str, Any]]], expected: Expected) -> None:
         for mine, count in zip(step, counts, strict=True):
             for batch in mine:
                 if "num_items_on_rank" in batch:
-                    assert world_size > 1 and not pipeline.is_indexed
+                    assert world_size > 1
+                    assert not pipeline.is_indexed
                     assert int(batch["num_items_on_rank"]) == count
                 else:
                     assert int(batch["num_items_in_batch"]) == sum(counts)
@@ -638,9 +668,9 @@ def check(number: int, folder: Path) -> None:
         assert theirs == ours
     try:
         expected = Expected(pipeline)
-    except TooLong:
+    except TooLongError:
         with pytest.raises(bf.DataError, match="cannot fit"):
-            list(taken(pipeline.batches(folder), pipeline.repeat))
+            list(pipeline.batches(folder))
         return
     everything = list(taken(pipeline.batches(folder), pipeline.repeat * pipeline.world_size))
     keys = [rows_in(batch, expected.numbers, said, pipeline.collates) for batch in everything]
@@ -667,19 +697,55 @@ def check(number: int, folder: Path) -> None:
         check_steps([everything], expected)
         pipeline.world_size = world_size
     if pipeline.uneven:
-        ranks = [
-            list(taken(pipeline.batches(folder).shard(rank, pipeline.world_size, uneven=pipeline.uneven), pipeline.repeat))
-            for rank in range(pipeline.world_size)
-        ]
-        check_ranks(ranks, keys, expected)
+        ranks = taken_by_ranks(pipeline, folder)
+        if pipeline.streams > 1:
+            check_ranks_of_streams(ranks, keys, expected)
+        else:
+            check_ranks(ranks, keys, expected)
         check_steps(ranks, expected)
         mine = ranks[-1]
-    if draw.random() < 0.4:
+    if draw.random() < 0.3 and (pipeline.streams == 1 or pipeline.world_size == 1):
         check_resume(pipeline, folder, mine, draw.randrange(len(mine) + 1))
 
 
 def taken(batches: bf.Batches, count: int) -> bf.Batches:
     return batches.take(count) if count else batches
+
+
+def taken_by_ranks(pipeline: Pipeline, folder: Path) -> list[list[dict[str, Any]]]:
+    """The batches of each rank; those that read streams run side by side, as they agree on the end."""
+    group = HashStore() if pipeline.streams > 1 < pipeline.world_size else None
+
+    def of_rank(rank: int) -> list[dict[str, Any]]:
+        batches = pipeline.batches(folder)
+        return list(
+            taken(batches.shard(rank, pipeline.world_size, uneven=pipeline.uneven, group=group), pipeline.repeat)
+        )
+
+    if not group:
+        return [of_rank(rank) for rank in range(pipeline.world_size)]
+    with ThreadPoolExecutor(pipeline.world_size) as pool:
+        return list(pool.map(of_rank, range(pipeline.world_size)))
+
+
+def check_ranks_of_streams(ranks: list[list[dict[str, Any]]], keys: list[Any], expected: Expected) -> None:
+    """The batches of all streams in their order, and nothing else but fillers; of as many steps on all ranks."""
+    pipeline = expected.pipeline
+    found, repeated = [], []
+    for step in zip(*ranks, strict=True):
+        for batch in step:
+            theirs = rows_in(batch, expected.numbers, pipeline.said, pipeline.collates)
+            assert batch["is_filler"] == (batch["weight"] == 0)
+            assert pipeline.uneven == "pad" or not batch["is_filler"]
+            known = {str(flat(one, pipeline.said)) for one in found}
+            if batch["is_filler"]:
+                expected.check_content(batch, theirs, is_filler=True)
+            else:
+                expected.check_content(batch, theirs)
+                is_known = pipeline.uneven == "wrap" and str(flat(theirs, pipeline.said)) in known
+                (repeated if is_known else found).append(theirs)
+    flats = [[sorted(flat(one, pipeline.said), key=str) for one in which] for which in (found, keys)]
+    assert flats[0] == flats[1] if pipeline.uneven != "drop" else flats[0] == flats[1][: len(found)]
 
 
 def check_ranks(ranks: list[list[dict[str, Any]]], keys: list[Any], expected: Expected) -> None:
@@ -691,7 +757,8 @@ def check_ranks(ranks: list[list[dict[str, Any]]], keys: list[Any], expected: Ex
     for number, batch in enumerate(batch for step in zip(*ranks, strict=True) for batch in step):
         theirs = rows_in(batch, expected.numbers, pipeline.said, pipeline.collates)
         is_filler = number >= count and pipeline.uneven == "pad"
-        assert batch["is_filler"] == is_filler and (batch["weight"] == 0) == is_filler
+        assert batch["is_filler"] == is_filler
+        assert (batch["weight"] == 0) == is_filler
         if is_filler:
             assert len(flat(theirs, pipeline.said)) == 1
             expected.check_content(batch, theirs, is_filler)
