@@ -284,7 +284,7 @@ def drawn_rows(draw: random.Random, count: int, names: Sequence[str], lengths: S
         if is_seen:
             labels = [
                 label
-                if place and mask[place - 1] and mask[place] or "attention_mask" not in names and place
+                if (place and mask[place - 1] and mask[place]) or ("attention_mask" not in names and place)
                 else NO_LABEL
                 for place, label in enumerate(labels)
             ]
