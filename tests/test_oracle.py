@@ -631,7 +631,8 @@ def token_means(batches: Sequence[dict[str, Any]], labels: Sequence[str]) -> flo
     for batch in batches:
         parts = list(batch["groups"].groups) if "groups" in batch else [batch]
         values = [value for part in parts for row in plain(part[labels[0]]) for value in row if value != NO_LABEL]
-        total += float(bf.token_mean(torch.tensor(float(sum(values)), dtype=torch.float64), batch))
+        known = {labels[0]: torch.cat(batch["groups"][labels[0]].ungroup())} | batch if "groups" in batch else batch
+        total += float(bf.token_mean(torch.tensor(float(sum(values)), dtype=torch.float64), known))
     return total
 
 
