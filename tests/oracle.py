@@ -278,7 +278,11 @@ def visible(row: Row) -> Row:
 
 
 def cut_of(row: Row, first: int, last: int) -> Row:
-    return row | {name: row[name][first:last] for name in ("input_ids", *TOKEN_COLUMNS) if name in row}
+    """Some of a row's tokens; the token behind the last of them is no label any more."""
+    piece = row | {name: row[name][first:last] for name in ("input_ids", *TOKEN_COLUMNS) if name in row}
+    if "shift_labels" in row and last < len(row["input_ids"]):
+        piece["shift_labels"] = [*piece["shift_labels"][:-1], NO_LABEL]
+    return piece
 
 
 def cut(rows: Iterable[Row], said: Batching) -> list[Row]:
