@@ -327,7 +327,7 @@ def drawn(number: int) -> Pipeline:
     sources = []
     for which in range(count):
         kind = draw.choices(["sequence", "iterable", "files", "store"], [8, 4, 4, 1])[0]
-        rows = drawn_rows(draw, draw.choice([1, 2, 5, 8, 13, 20]), names, lengths, FIRST_TOKEN + 10_000 * which)
+        rows = drawn_rows(draw, draw.choice([1, 2, 4, 6, 8, 11]), names, lengths, FIRST_TOKEN + 10_000 * which)
         options: dict[str, Any] = {}
         if kind == "files":
             files = draw.choice([1, 2, 3, 4])
@@ -577,7 +577,8 @@ class Expected:
             packs = [[self.by_key[key] for key in row] for row in keys]
             ours = oracle.packed(packs, said, said.rows // said.share)
             if is_filler:
-                ours |= {name: [[NO_LABEL] * said.size for _ in ours[name]] for name in self.labels}
+                labels = {name: rows for name, rows in ours.items() if oracle.is_labels(name)}
+                ours |= {name: [[NO_LABEL] * len(row) for row in rows] for name, rows in labels.items()}
             for name in self.lists:  # other lists of the pieces: as lists, or padded with one another
                 if name in theirs and name not in TOKEN_COLUMNS and name != "input_ids":
                     fill = NO_LABEL if oracle.is_labels(name) else 0
