@@ -66,6 +66,7 @@ def of(module: str, *tests: str) -> tuple[str, ...]:
     return tuple(f"tests/{module}.py::{test}" for test in tests)
 
 
+ORACLE = of("test_oracle", "test_random_pipelines_hold_what_plain_python_says[0]")
 ORDER = of("test_data_order", "test_data_order_is_what_it_was")
 EPOCHS = of("core/test_iterator", "test_a_repeated_shuffled_stream_has_another_order_each_epoch")
 EDITED = of("core/test_stream", "test_an_edited_shard_is_refused")
@@ -606,6 +607,63 @@ MUTANTS = [
         ".slice(0, BLOCK_ROWS)",
         "",
         of("test_law", "test_an_automatic_window_is_judged_by_the_same_rows_however_they_are_cut"),
+    ),
+    # -- what plain Python says of random pipelines
+    Mutant(
+        "a rank takes the batch of the one before",
+        "steps/sharded.py",
+        "batch = step[rank] if real",
+        "batch = step[rank - 1] if real",
+        ORACLE,
+    ),
+    Mutant(
+        "a filler keeps its labels",
+        "tensors/weights.py",
+        "        if not weight:\n",
+        "        if False:\n",
+        ORACLE,
+    ),
+    Mutant(
+        "the labels of a step are those of its first rank",
+        "steps/sharded.py",
+        "num_labels=step_labels(step)",
+        "num_labels=step_labels(step[:1])",
+        ORACLE,
+    ),
+    Mutant(
+        "a batch may be one token above its budget",
+        "plan/budget.py",
+        "self.max_tokens.__floordiv__",
+        "(self.max_tokens + 1).__floordiv__",
+        ORACLE,
+    ),
+    Mutant(
+        "lengths are those of tokens that a mask hides, too",
+        "tensors/padded.py",
+        "(mask != 0).sum(1)",
+        "(mask >= 0).sum(1)",
+        ORACLE,
+    ),
+    Mutant(
+        "the lengths of nested batches are those of tokens that a mask hides, too",
+        "tensors/nested.py",
+        "mask.values().numpy() != 0",
+        "mask.values().numpy() >= 0",
+        ORACLE,
+    ),
+    Mutant(
+        "the first sample of a packed row is in the segment of padding",
+        "tensors/packed.py",
+        "np.searchsorted(rows, rows) + 1",
+        "np.searchsorted(rows, rows)",
+        ORACLE,
+    ),
+    Mutant(
+        "a last window of just under half is one of its own",
+        "plan/window.py",
+        "return (size + 1) // 2",
+        "return size // 2",
+        ORACLE,
     ),
     # -- a rank's own rows, and the labels of its step
     Mutant(

@@ -23,7 +23,7 @@ TOKEN_COLUMNS: Final = (
 )
 
 
-class TooLong(Exception):
+class TooLongError(Exception):
     """A sample that the policy cannot place."""
 
 
@@ -154,7 +154,7 @@ def with_labels(row: Row, shift: bool) -> Row:
     labels = [token if is_seen else NO_LABEL for token, is_seen in zip(tokens, seen, strict=True)]
     if not shift:
         return row | {"labels": labels}
-    return row | {"shift_labels": (row.get("labels", labels) + [NO_LABEL])[1:] if tokens else []}
+    return row | {"shift_labels": ([*row.get("labels", labels), NO_LABEL])[1:] if tokens else []}
 
 
 def concatenated(parts: Sequence[Rows]) -> Rows:
@@ -278,7 +278,11 @@ def visible(row: Row) -> Row:
 
 
 def cut_of(row: Row, first: int, last: int) -> Row:
-    return row | {name: row[name][first:last] for name in ("input_ids", *TOKEN_COLUMNS) if name in row}
+    """Some of a row's tokens; the token behind the last of them is no label any more."""
+    piece = row | {name: row[name][first:last] for name in ("input_ids", *TOKEN_COLUMNS) if name in row}
+    if "shift_labels" in row and last < len(row["input_ids"]):
+        piece["shift_labels"] = [*piece["shift_labels"][:-1], NO_LABEL]
+    return piece
 
 
 def cut(rows: Iterable[Row], said: Batching) -> list[Row]:
@@ -289,7 +293,7 @@ def cut(rows: Iterable[Row], said: Batching) -> list[Row]:
         if said.places(length) or said.overlong == "alone":
             pieces.append(row)
         elif said.overlong == "raise":
-            raise TooLong
+            raise TooLongError
         elif said.overlong == "truncate":
             pieces.append(cut_of(row, 0, said.longest()))
         elif said.overlong == "split":
