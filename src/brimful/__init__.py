@@ -19,7 +19,7 @@ from brimful.batches import Batches
 from brimful.core import logs
 from brimful.core.errors import BrokenError, DataError, RankError, StageError, StateError
 from brimful.core.states import merge_states
-from brimful.dataset import Dataset
+from brimful.dataset import Dataset, IndexedDataset
 from brimful.plan import (
     AttentionCost,
     CostBudget,
@@ -47,9 +47,7 @@ from brimful.read import (
     interleave_datasets,
     zip_datasets,
 )
-from brimful.rows.parallel import CallOptions
 from brimful.steps.sampler import BatchSampler
-from brimful.tensors.options import BatchOptions, PackOptions
 
 if TYPE_CHECKING:
     from brimful import grouping, memory
@@ -73,19 +71,17 @@ logs.set_up()
 __all__ = [
     "AsyncLoader",
     "AttentionCost",
-    "BatchOptions",
     "BatchSampler",
     "Batches",
     "BrokenError",
-    "CallOptions",
     "CostBudget",
     "DataError",
     "Dataset",
     "FixedSize",
+    "IndexedDataset",
     "MemoryBudget",
     "MemoryModel",
     "OverlongError",
-    "PackOptions",
     "Packed",
     "Plan",
     "Policy",

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar, cast, get_args
 
 from brimful.core.ahead import Ahead
 from brimful.core.enumerate_items import EnumerateItems
@@ -17,6 +17,7 @@ from brimful.core.once import once, settings_of
 from brimful.core.repeat import Repeat
 from brimful.core.stream import Stage, check_depth, running, shown
 from brimful.core.take_items import TakeItems
+from brimful.index.indexed import Indexed
 from brimful.rows.blocks import Block, Sample
 from brimful.rows.encoder import Padding, paddings
 from brimful.rows.parallel import ExecutorType, Parallel
@@ -30,7 +31,9 @@ from brimful.steps.planners import BatchPlanner
 from brimful.steps.round_robin import RoundRobin
 from brimful.tensors.collated import Collated
 from brimful.tensors.layouts import ByFunction, ColumnRules, Layout, PackedRows, layout_named
-from brimful.windows.window import windows_of
+from brimful.windows.buffered import Buffered
+from brimful.windows.planned import Planned
+from brimful.windows.window import Window
 
 if TYPE_CHECKING:
     import torch
@@ -144,7 +147,7 @@ class Batches:
     def plans(self, epoch: int = 0) -> Iterator[Batch]:
         """The batches of an epoch as integers: sample numbers, padded lengths; after `take(n)` no more than n. Of indexed data no
         row is touched."""
-        stage = self.stage.planned
+        stage = self.stage.limited
         with running(stage, stage.start(integer("epoch", epoch))) as batches:
             for batch, _ in batches:
                 yield batch
@@ -281,7 +284,7 @@ class Batches:
         """
         from brimful.tensors.explained import explained
 
-        column = self.stage.rules.length_columns[0]
+        column = self.stage.column_rules.length_columns[0]
         made = self.stage.planned.tokenizers().get(column, ())
         return explained(batch, column, lambda tokens: made[0].text(tokens) if len(made) == 1 else None)
 
@@ -357,17 +360,19 @@ def batches_of(
     known = paddings(stage.tokenizers())
     rules = _rules(known, columns)
     rows, batches = _rows(window, parts)
-    windows = windows_of(
-        stage,
-        rows,
-        rules.length_columns,
-        required=planner.sizing is not None and not planner.in_order,
-        policy=planner.sizing,
-        batches=planner.rows_of(batches),
-        unmasked=rules.beside_tokens if planner.packs else (),
-    )
+    required = planner.sizing is not None and not planner.in_order
+    unmasked = rules.beside_tokens if planner.packs else ()
+    sizing = planner.sizing, planner.rows_of(batches)
+    windows: Stage[Window]
+    if stage.streamed_by:
+        buffered = Buffered(stage, rows, rules.length_columns, required, *sizing, unmasked)
+        windows = Ahead(buffered, 1, "window")
+    else:
+        windows = Planned(cast(Indexed, stage), rows, rules.length_columns, required, *sizing, unmasked)
     follows = rules.follows(LABELS)
-    planned: Stage[Batch] = Batched(windows, planner, order.drop_last, shuffle, order.group, order.seed, labels_follow=follows)
+    planned: Stage[Batch] = Batched(
+        windows, planner, order.drop_last, shuffle, order.group, order.seed, labels_follow=follows
+    )
     if stage.streams is not None:
         planned = RoundRobin(planned, stage.streams)
     if parts is not None:
@@ -384,7 +389,9 @@ def _rules(known: Mapping[str, Padding], columns: ColumnSettings) -> ColumnRules
         raise ValueError("length_column must name a column, or a pair of them (got none)")
     given = columns.pad_values or {}
     fills = {name: padding.id for name, padding in known.items() if padding.id is not None and not is_labels(name)}
-    dtypes = {name: str(dtype).removeprefix("torch.") for name, dtype in (columns.dtypes or {}).items()}  # torch.int32 too
+    dtypes = {
+        name: str(dtype).removeprefix("torch.") for name, dtype in (columns.dtypes or {}).items()
+    }  # torch.int32 too
     explicit = tuple(dict.fromkeys((*(lengths if lengths != ("input_ids",) else ()), *given, *dtypes)))
     return ColumnRules(lengths, tokens, fills | dict(given), dtypes, explicit)
 

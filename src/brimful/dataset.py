@@ -121,7 +121,8 @@ class Dataset:
         return ResumableIterator(self._samples, state_dict, allow)
 
     def loader(self) -> Loader:
-        """The samples as an IterableDataset of an epoch at a time, with state_dict, load_state_dict and set_epoch: see `Loader`.
+        """The samples as an IterableDataset of an epoch at a time, with state_dict, load_state_dict and set_epoch: see
+        `Loader`.
 
         A DataLoader around it batches by a collate_fn: DataLoader(dataset.loader(), batch_size=32, collate_fn=...), with
         num_workers=0. Its state is the place after the samples that were asked for. Ranks of a data-parallel run all get all
@@ -188,11 +189,14 @@ class Dataset:
         same, in the same order, however many workers there are. Price: Python, once a sample; `map_blocks` is the fast way.
 
         Args:
-            seed: with one the function takes (sample, rng), a numpy generator keyed by the row: the same whatever the workers.
-            on_error: where the function raises: "raise" names file and line; "skip" leaves the sample out, counts and logs it.
+            seed: with one the function takes (sample, rng), a numpy generator keyed by the row: the same whatever the
+                workers.
+            on_error: where the function raises: "raise" names file and line; "skip" leaves the sample out, counts and logs
+                it.
             max_workers: threads or processes that call it; 0: the caller's thread.
-            executor_type: "thread", for functions that wait or leave the interpreter's lock; "process", for those that compute in
-                Python: they are sent there by cloudpickle, and blocks as Arrow IPC. What a script defines may be used as it is.
+            executor_type: "thread", for functions that wait or leave the interpreter's lock; "process", for those that
+                compute in Python: they are sent there by cloudpickle, and blocks as Arrow IPC. What a script defines may
+                    be used as it is.
             prefetch_factor: for each worker so many parts of blocks are in the making, or ready, ahead of use.
 
         >>> import brimful as bf
@@ -215,7 +219,8 @@ class Dataset:
         """The samples for which `fn(sample)` is true; with a seed `fn(sample, rng)`, and streamed.
 
         Price: Python, once a sample. Sources of indexed data stay indexed: when they are first used, in each process, all of
-        them are read and asked about; 8 bytes a sample kept. What was sliced or mixed before streams. The rest is as for `map`; what indexed data leave out is counted by the iterator that uses them first.
+        them are read and asked about; 8 bytes a sample kept. What was sliced or mixed before streams. The rest is as for
+        `map`; what indexed data leave out is counted by the iterator that uses them first.
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
         return self._add(Filter(self._keyed(seed), fn, seed is not None, _checked(on_error), parallel=parallel))
@@ -261,8 +266,8 @@ class Dataset:
     ) -> Dataset:
         """`fn(block)` in place of each pyarrow.RecordBatch of rows (1 to 4,096 of them): any columns, any number of rows.
 
-        `fn` must not depend on where blocks begin and end. Price: what `fn` costs; nothing a sample. Workers are as for `map`;
-        each is given whole blocks.
+        `fn` must not depend on where blocks begin and end. Price: what `fn` costs; nothing a sample. Workers are as for
+        `map`; each is given whole blocks.
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor, shares=False)
         return self._add(MapBlocks(self.stage, fn, parallel=parallel))
@@ -272,8 +277,8 @@ class Dataset:
 
         Args:
             fn: the carry comes first, and goes first.
-            initial: the carry of the first call of each epoch. All of them are plain JSON: None, bool, int, finite float, str,
-                lists and dicts of these. The state holds one: keep it small.
+            initial: the carry of the first call of each epoch. All of them are plain JSON: None, bool, int, finite float,
+                str, lists and dicts of these. The state holds one: keep it small.
         Raises:
             TypeError: `initial` is something else.
             ValueError: the samples are in several streams.
@@ -320,41 +325,44 @@ class Dataset:
         """Adds the tokens of a text column, int32, whole blocks at a time, ahead of use.
 
         Args:
-            tokenizer: a tokenizers.Tokenizer, a transformers tokenizer, a tiktoken.Encoding, a gigatoken.Tokenizer, or a callable
-                list[str] -> list[list[int]]; or the name of one, as on the command line: a tokenizer.json, a folder or a name for
-                transformers, tiktoken:NAME. It is never changed: threads work on clones. (What a gigatoken.Tokenizer gives is
+            tokenizer: a tokenizers.Tokenizer, a transformers tokenizer, a tiktoken.Encoding, a gigatoken.Tokenizer, or a
+                callable list[str] -> list[list[int]]; or the name of one, as on the command line: a tokenizer.json, a
+                folder or a name for transformers, tiktoken:NAME. It is never changed: threads work on clones. (What a
+                gigatoken.Tokenizer gives is
                 what it says: there is no other to hold it against, and its memory grows with the words that it has seen.)
-            column: of text. Of several, as many as there are in `output`, each is tokenised by itself (an encoder's input and a
-                decoder's labels); of two with one output, pairs of texts make one row (a cross-encoder's): transformers'
-                `tokenizer(a, b)`; a callable gets two lists.
+            column: of text. Of several, as many as there are in `output`, each is tokenised by itself (an encoder's input
+                and a decoder's labels); of two with one output, pairs of texts make one row (a cross-encoder's):
+                transformers' `tokenizer(a, b)`; a callable gets two lists.
             output: the column, or columns, of tokens.
-            truncation: True, or which text of a pair is cut: "longest_first" (what True means), "only_first", "only_second". None:
-                as the tokenizer is set, or to `max_length` where that is given. False: not at all.
+            truncation: True, or which text of a pair is cut: "longest_first" (what True means), "only_first",
+                "only_second". None: as the tokenizer is set, or to `max_length` where that is given. False: not at all.
             max_length: tokens of a row at most, special ones included; without it that of a transformers tokenizer's model.
             add_special_tokens: those that the tokenizer puts around texts (tiktoken: none).
             remove_columns: leave these out: the text, once it is tokens.
-            engine: what makes the tokens; they are the tokenizer's own in any case, and so are states and stores. "auto": the fastest
+            engine: what makes the tokens; they are the tokenizer's own in any case, and so are states and stores. "auto":
+                the fastest
                 that is known to give them: "gigatoken", where it is installed (the extra `fast`), for most byte-level and
-                SentencePiece-style BPE; "cache", which looks words up that it has seen and has only new ones tokenised, for most
-                others; else "tokenizer", as it is, which also makes pairs and `outputs`. The first two are held against the tokenizer
-                in the first 1,000 texts, and in one of 4,096 after that. `repr` and `.stats.engines` say which it is; name a faster
-                one, and the error says why it cannot.
+                SentencePiece-style BPE; "cache", which looks words up that it has seen and has only new ones tokenised,
+                for most others; else "tokenizer", as it is, which also makes pairs and `outputs`. The first two are held
+                against the tokenizer in the first 1,000 texts, and in one of 4,096 after that. `repr` and `.stats.engines`
+                say which it is; name a faster one, and the error says why it cannot.
             outputs: what else the tokenizer says of each row, as columns: "token_type_ids", "attention_mask",
-                "special_tokens_mask", "offset_mapping" (of fast ones: of each token the first of its characters, and the one after
-                its last; in batches a list of lists); of a callable, what its dicts have.
-            tokenizer_kwargs: other keywords of a transformers call, of tiktoken's, of the callable. What would be passed over is
-                refused, and so is what rows have no place for (`return_overflowing_tokens`, `return_tensors`, padding).
+                "special_tokens_mask", "offset_mapping" (of fast ones: of each token the first of its characters, and the
+                one after its last; in batches a list of lists); of a callable, what its dicts have.
+            tokenizer_kwargs: other keywords of a transformers call, of tiktoken's, of the callable. What would be passed
+                over is refused, and so is what rows have no place for (`return_overflowing_tokens`, `return_tensors`,
+                padding).
             max_workers: blocks tokenised at a time. A fast tokenizer uses all cores for one. 0: in the caller's thread.
             executor_type: "process": for a slow tokenizer, in Python; see `map`.
         Raises:
-            ValueError: it is something that the tokenizer cannot do: a callable, for one, must cut texts itself; an engine is named
-                that cannot stand in for it.
+            ValueError: it is something that the tokenizer cannot do: a callable, for one, must cut texts itself; an engine
+                is named that cannot stand in for it.
             DataError: at a null, naming file and line.
             StageError: (when iterated) what the tokenizer raised; an engine gave other tokens than it.
-        `.stats` counts what `max_length` cuts off: texts under `truncated`, tokens under `dropped_tokens`; not what a callable
-        does.
-        Price: the tokenizer's own speed; a tenth to a fifth of its time by the word cache, which keeps 10^6 words in 200 MB, less by
-            gigatoken; up to 3 max_workers blocks (of 4,096 rows or 1 MB) held.
+        `.stats` counts what `max_length` cuts off: texts under `truncated`, tokens under `dropped_tokens`; not what a
+        callable does.
+        Price: the tokenizer's own speed; a tenth to a fifth of its time by the word cache, which keeps 10^6 words in 200
+            MB, less by gigatoken; up to 3 max_workers blocks (of 4,096 rows or 1 MB) held.
 
         >>> import brimful as bf
         >>> def tokenizer(texts): return [list(text.encode()) for text in texts]
@@ -384,7 +392,8 @@ class Dataset:
         return self._add(AddBosEos(self.stage, bos_token_id, eos_token_id, target_column))
 
     def ensure_bos_eos(self, tokenizer: Any, *, target_column: str = "input_ids") -> Dataset:
-        """The tokenizer's BOS before each sample that does not begin with it, and its EOS after each that does not end with it.
+        """The tokenizer's BOS before each sample that does not begin with it, and its EOS after each that does not end
+        with it.
 
         Each sample is looked at, whatever the tokenizer was told to add: done twice it adds nothing. A lone BOS gets an
         EOS, an empty sample both. Where BOS and EOS are one id, a sample that neither begins nor ends with it gets one EOS,
@@ -403,14 +412,16 @@ class Dataset:
         follows a hidden one, which would predict it.
 
         Args:
-            shift: `shift_labels` instead, each where it is predicted: for samples that are cut across devices, where nobody can shift
-                by one. transformers' models take them by that name. Where there are `labels` (of `chat`), these are shifted.
+            shift: `shift_labels` instead, each where it is predicted: for samples that are cut across devices, where
+                nobody can shift by one. transformers' models take them by that name. Where there are `labels` (of `chat`),
+                these are shifted.
         Raises:
             DataError: there are such labels already, or a mask of another length; with file and line.
 
         >>> import brimful as bf
         >>> data = bf.from_sequence([{"input_ids": [5, 6, 7]}])
-        >>> [list(data.causal_labels(shift=shift))[0][name].tolist() for shift, name in ((False, "labels"), (True, "shift_labels"))]
+        >>> kinds = {"labels": data.causal_labels(), "shift_labels": data.causal_labels(shift=True)}
+        >>> [next(iter(kind))[name].tolist() for name, kind in kinds.items()]
         [[-100, 6, 7], [6, 7, -100]]
         """
         return self._add(CausalLabels(self.stage, target_column, shift))
@@ -427,28 +438,31 @@ class Dataset:
     ) -> Dataset:
         """Adds `input_ids` and `labels`, int32, of conversations, by the tokenizer's own chat template, ahead of use.
 
-        A conversation is a list of messages: {"role": "user", "content": ...}; a column `tools`, where there is one, holds lists of
-        JSON schemas. Rows of one type have the keys of all, so that a key whose value is null counts as left out; where that, or
-        the order of keys, must be kept, either may be JSON text. The template alone writes special tokens, BOS among them.
+        A conversation is a list of messages: {"role": "user", "content": ...}; a column `tools`, where there is one, holds
+        lists of JSON schemas. Rows of one type have the keys of all, so that a key whose value is null counts as left out;
+        where that, or the order of keys, must be kept, either may be JSON text. The template alone writes special tokens,
+        BOS among them.
 
-        What the assistant says is what the template marks by {% generation %}; where it marks nothing, what a turn adds to the
-        messages before it and the prompt to answer them, to its last special token (white space after that is the template's). That
+        What the assistant says is what the template marks by {% generation %}; where it marks nothing, what a turn adds to
+        the messages before it and the prompt to answer them, to its last special token (white space after that is the
+        template's). That
         these begin the whole is held against it token by token: nothing is guessed.
 
         Args:
             tokenizer: of transformers, with a `chat_template`; or the name of one, as `tokenize` takes it.
             column: of conversations.
-            train_on: what is a label, -100 being none: "assistant", all that it says; "last", its last message; "all" tokens. A first
-                token is never one, as nothing predicts it.
+            train_on: what is a label, -100 being none: "assistant", all that it says; "last", its last message; "all"
+                tokens. A first token is never one, as nothing predicts it.
             on_error: "raise" names file and line; "skip" leaves the row out, counts it as `skipped` in `.stats` and logs why.
             max_workers, executor_type: see `tokenize`; "process" for many short conversations, as templates run in Python.
         Raises:
             TypeError, ValueError: the tokenizer is no such one.
-            DataError: (when run) what is no conversation; the assistant says nothing; its tokens cannot be told from others, as the
-                template writes a turn otherwise once more messages follow, or a token lies across a turn's border.
+            DataError: (when run) what is no conversation; the assistant says nothing; its tokens cannot be told from
+                others, as the template writes a turn otherwise once more messages follow, or a token lies across a turn's
+                border.
             StageError: (when run) the template refuses a conversation.
-        Price: .1 to .3 ms a message for the template, and the tokenizer's own; without {% generation %} each turn that is trained on
-            is tokenized with all before it, twice.
+        Price: .1 to .3 ms a message for the template, and the tokenizer's own; without {% generation %} each turn that is
+            trained on is tokenized with all before it, twice.
         Source: TRL and axolotl, whose usual labels these are.
 
         >>> import brimful as bf
@@ -484,8 +498,8 @@ class Dataset:
         return self._add(Chunk(self.stage, chunk_length, _targets(target_columns), drop_remainder))
 
     def concat_chunk(self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",)) -> Dataset:
-        """All samples end to end, cut; the tail of the data that fills no chunk is dropped and counted. In data that repeat the
-        next epoch fills it, unless a window that sorts, packs or shuffles reads the chunks.
+        """All samples end to end, cut; the tail of the data that fills no chunk is dropped and counted. In data that
+        repeat the next epoch fills it, unless a window that sorts, packs or shuffles reads the chunks.
 
         >>> import brimful as bf
         >>> samples = bf.from_sequence([{"input_ids": [0, 1, 2]}, {"input_ids": [3, 4]}])
@@ -591,8 +605,9 @@ class Dataset:
             seed: another one, another split.
         Raises:
             DataError: (when run) there is no such column, or one whose values have no hash.
-        Price: 40 ns a number and 5 ns a byte of text. Sources of indexed data stay indexed (see `filter`): when the first side
-            is used, in each process, all are read once for both, of a store with a key that column alone; 9 bytes a sample.
+        Price: 40 ns a number and 5 ns a byte of text. Sources of indexed data stay indexed (see `filter`): when the first
+            side is used, in each process, all are read once for both, of a store with a key that column alone; 9 bytes a
+            sample.
 
         >>> import brimful as bf
         >>> train, valid = bf.from_sequence([{"n": n} for n in range(10_000)]).train_valid_split(0.05)
@@ -621,9 +636,10 @@ class Dataset:
                 `datasets.load_dataset("arrow", data_files=...)`.
             version: of the functions in the chain, which a store cannot tell apart: another one when they change.
             timeout_seconds: how long to wait for another writer of the store that makes no progress.
-            engine: "local", or "ray": the shards of `from_files` are read and worked on by the processes of a Ray cluster, up to
-                the first stage that goes by more than single rows (it and what follows run here, which is logged). The files
-                are those that "local" writes, to the byte. A worker that is killed costs what of its shard had not arrived.
+            engine: "local", or "ray": the shards of `from_files` are read and worked on by the processes of a Ray cluster,
+                up to the first stage that goes by more than single rows (it and what follows run here, which is logged).
+                The files are those that "local" writes, to the byte. A worker that is killed costs what of its shard had
+                not arrived.
             ray_address: of the cluster, "auto" or "host:port". None: the one that this process is connected to, or that
                 RAY_ADDRESS names, or one on this machine, which is started if need be.
         Raises:
@@ -710,53 +726,58 @@ class Dataset:
 
         Args:
             size_or_policy: an int: in arrival order, or with a window sorted by length inside it. A policy plans windows.
-            window: rows to plan over; "auto" (also None for a policy): as many as bring padding to about 1 %. Of streams they are
-                read before the first batch, 256 MB at most; a smaller number gives it sooner. "steps": those of two optimizer
-                steps of `micro_batches`, so that each has samples of nearly all lengths, for losses of samples; some 10 % padding.
+            window: rows to plan over; "auto" (also None for a policy): as many as bring padding to about 1 %. Of streams
+                they are read before the first batch, 256 MB at most; a smaller number gives it sooner. "steps": those of
+                two optimizer steps of `micro_batches`, so that each has samples of nearly all lengths, for losses of
+                samples; some 10 % padding.
             pad_to_multiple_of: round each padded length up; a policy's limits hold for the rounded shape.
             buckets: or pad each batch to the smallest of these lengths that holds it.
             overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a
                 batch of its own). Counted in `.stats`.
             length_column: the list column whose lengths are planned over, a pair of them for (source, target).
-            token_columns: lists that are cut, padded and packed with the first length column, and must be as long as it in every
-                row; by default those of attention_mask, token_type_ids, position_ids, special_tokens_mask and labels that there are.
-                Other lists of numbers are padded to their own longest.
-            pad_values: what padding holds, by column; by default -100 in `labels` and in columns whose name ends in `_labels`, in
-                others the tokenizer's own id, else 0.
+            token_columns: lists that are cut, padded and packed with the first length column, and must be as long as it in
+                every row; by default those of attention_mask, token_type_ids, position_ids, special_tokens_mask and labels
+                that there are. Other lists of numbers are padded to their own longest.
+            pad_values: what padding holds, by column; by default -100 in `labels` and in columns whose name ends in
+                `_labels`, in others the tokenizer's own id, else 0.
             pad_side: where padding goes, "right" or "left"; by default the tokenizer's own side, else right.
-            layout: "padded"; "nested": tensors of layout torch.jagged, which hold no padding; or "grouped": `groups` of like length
-                inside the batch, each padded on the right to its own longest (see `brimful.grouping`), for lengths that differ a
-                thousandfold. What makes no tensor (text, lists of lists) stays beside `groups`, as lists; which keys are in them, what
-                their dims are called and how a loss is taken says `help(brimful.tensors.grouped.grouped)`. A tokenizer's own padding
-                side is not looked at. The batch is planned as a padded one: its budget counts what that would hold, `.stats` what the
-                groups do.
+            layout: "padded"; "nested": tensors of layout torch.jagged, which hold no padding; or "grouped": `groups` of
+                like length inside the batch, each padded on the right to its own longest (see `brimful.grouping`), for
+                lengths that differ a thousandfold. What makes no tensor (text, lists of lists) stays beside `groups`, as
+                lists; which keys are in them, what their dims are called and how a loss is taken says
+                `help(brimful.tensors.grouped.grouped)`. A tokenizer's own padding side is not looked at. The batch is
+                planned as a padded one: its budget counts what that would hold, `.stats` what the groups do.
                 Ranks may have different numbers of groups: see `Collection.apply` before you run FSDP on them.
             num_groups: most groups in a batch, of layout "grouped"; by default 4.
             dtypes: types other than int64 for integers and a column's own for the rest, by the names of what is in a batch:
                 {"input_ids": "int32", "attention_mask": "bool"}.
-            drop_last: leave out incomplete batches: of a fixed size, one a window; else the last cut of an epoch. Counted in `.stats`.
-            shuffle_batches: hand out a window's batches in a random order; "stratified": in one of which any k that follow one another
-                cover short and long alike (`plan.low_discrepancy_order` says how evenly), in each of the streams of from_files(streams=n)
-                and, as long as their windows keep pace, over all of them.
-            micro_batches: so many batches on each rank are one optimizer step, whose gradients the loop adds up. What the policy limits
-                (samples, tokens, cost, rows) is that of a step then, and dealt to its batches; the memory of a MemoryBudget, and what a
-                policy or function of one's own limits, is that of each batch. `shuffle_batches=True` means "stratified", so that a step
-                has samples of all lengths, as random batches do. Each batch carries `weight`, `is_filler`, `ends_step` (bool: now the
-                optimizer steps) and, where there are labels, `num_items_in_batch`, the labels of its whole step on all ranks, which
-                `bf.token_mean` divides by; of data whose labels no index knows, on several ranks, `num_items_on_rank` in its place;
-                neither where a collate_fn makes the labels, which `bf.token_mean` says how to count. The last step of an epoch may have
-                fewer batches; where epochs follow each other (data that repeat, loader(steps_per_epoch=...)) steps go on over their
-                ends. `take` a multiple of k, or the last step is cut. Of trainers it sets the accumulation of gradients:
-                docs/trainers.md.
-            group: keep so many batches of like cost next to each other when they are shuffled; the world size: equal work on all ranks.
+            drop_last: leave out incomplete batches: of a fixed size, one a window; else the last cut of an epoch. Counted
+                in `.stats`.
+            shuffle_batches: hand out a window's batches in a random order; "stratified": in one of which any k that follow
+                one another cover short and long alike (`plan.low_discrepancy_order` says how evenly), in each of the
+                streams of from_files(streams=n) and, as long as their windows keep pace, over all of them.
+            micro_batches: so many batches on each rank are one optimizer step, whose gradients the loop adds up. What the
+                policy limits (samples, tokens, cost, rows) is that of a step then, and dealt to its batches; the memory of
+                a MemoryBudget, and what a policy or function of one's own limits, is that of each batch.
+                `shuffle_batches=True` means "stratified", so that a step has samples of all lengths, as random batches do.
+                Each batch carries `weight`, `is_filler`, `ends_step` (bool: now the optimizer steps) and, where there are
+                labels, `num_items_in_batch`, the labels of its whole step on all ranks, which `bf.token_mean` divides by;
+                of data whose labels no index knows, on several ranks, `num_items_on_rank` in its place; neither where a
+                collate_fn makes the labels, which `bf.token_mean` says how to count. The last step of an epoch may have
+                fewer batches; where epochs follow each other (data that repeat, loader(steps_per_epoch=...)) steps go on
+                over their ends. `take` a multiple of k, or the last step is cut. Of trainers it sets the accumulation of
+                gradients: docs/trainers.md.
+            group: keep so many batches of like cost next to each other when they are shuffled; the world size: equal work
+                on all ranks.
             seed: of that order.
-            collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of a layout. What it draws at
-                random (from Python's, numpy's and torch's generators, or some of its own) is keyed by the batch: the same whatever
-                runs ahead, on any number of ranks, and after a resume; the process's generators are afterwards as before. So it is
-                called as a batch is taken, also where `prefetch` or `to_device` run ahead, unless it has workers.
+            collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of a layout.
+                What it draws at random (from Python's, numpy's and torch's generators, or some of its own) is keyed by the
+                batch: the same whatever runs ahead, on any number of ranks, and after a resume; the process's generators
+                are afterwards as before. So it is called as a batch is taken, also where `prefetch` or `to_device` run
+                ahead, unless it has workers.
             max_workers: batches for which it is called at once, ahead of use; 0: by the caller's thread.
-            executor_type: what calls it: "process" (which takes seconds to begin where the function needs torch); or "thread", where it
-                leaves the interpreter's lock and draws nothing at random.
+            executor_type: what calls it: "process" (which takes seconds to begin where the function needs torch); or
+                "thread", where it leaves the interpreter's lock and draws nothing at random.
 
         >>> import brimful as bf
         >>> samples = bf.from_sequence([{"input_ids": [1]}, {"input_ids": [2, 3]}, {"input_ids": [4]}])
@@ -805,8 +826,8 @@ class Dataset:
 
         Args:
             max_tokens: rows x padded length of a batch.
-            window: rows to plan over; "auto": as many as bring padding to about 1 %. Of streams they are read before the first
-                batch, 256 MB at most; a smaller number gives it sooner. "steps": as for `batch`.
+            window: rows to plan over; "auto": as many as bring padding to about 1 %. Of streams they are read before the
+                first batch, 256 MB at most; a smaller number gives it sooner. "steps": as for `batch`.
             pad_to_multiple_of: round each padded length up.
             buckets: or pad each batch to the smallest of these lengths that holds it.
             overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a
@@ -858,8 +879,8 @@ class Dataset:
             window: rows to sort over.
             pad_to_multiple_of: round each padded length up.
             buckets: or pad each batch to the smallest of these lengths that holds it.
-            overlong: what becomes of a sample for which `batch_size` gives less than 1: "raise", "alone" (a batch of its own), or
-                "drop". Counted in `.stats`.
+            overlong: what becomes of a sample for which `batch_size` gives less than 1: "raise", "alone" (a batch of its
+                own), or "drop". Counted in `.stats`.
             the rest: as for `batch`.
         Price: Python, two or three calls a sample.
         Source: infinibatch's BucketedReadaheadBatchIterator.
@@ -894,23 +915,26 @@ class Dataset:
         max_workers: int = 0,
         executor_type: ExecutorType = "thread",
     ) -> Batches:
-        """Rows of exactly `row_length` tokens, filled with whole samples by best fit: next to nothing is padded. Tokens that an
-        `attention_mask` of the samples hides are left out, with what stands beside them in token columns.
+        """Rows of exactly `row_length` tokens, filled with whole samples by best fit: next to nothing is padded. Tokens
+        that an `attention_mask` of the samples hides are left out, with what stands beside them in token columns.
 
         Args:
             row_length: tokens in a row.
             rows: rows in a batch, in every one: those that a window's last batch lacks are padding.
-            window: samples to plan over; "auto": what fills 250 rows, where .3 % is wasted, or 100 x `rows` where those are more
-                (of streams 256 MB at most).
+            window: samples to plan over; "auto": what fills 250 rows, where .3 % is wasted, or 100 x `rows` where those
+                are more (of streams 256 MB at most).
             overlong: what becomes of a sample longer than a row: "raise", "truncate", "drop", or "split" (cut into pieces).
-            hf_flash_attention: name the boundaries as transformers' flash attention does alone, not cu_seqlens and max_seqlen too.
+            hf_flash_attention: name the boundaries as transformers' flash attention does alone, not cu_seqlens and
+                max_seqlen too.
             the rest: as for `batch`.
         Shapes: `input_ids`, `labels`, `position_ids`, `segment_ids` (rows, row_length) int64; `cu_seqlens` (n + 1,) int32;
-            `max_seqlen` int. Labels are not shifted: models do it; the first one of each sample is -100. A model must look at the
-            positions or the boundaries to keep the samples of a row apart. Llama, Qwen and many other causal models of
-            transformers do; GPT-OSS, OPT, Falcon, Mamba and others do not, and mix the samples in silence. BERT and its like see
-            both ways, and need `bf.attention.padding_free(batch, causal=False)`. See `brimful.tensors.packed.packed`.
-        Price: where there is an `attention_mask`, it is read for the lengths, about 5 ns a token; of indexed data on every rank.
+            `max_seqlen` int. Labels are not shifted: models do it; the first one of each sample is -100. A model must look
+            at the positions or the boundaries to keep the samples of a row apart. Llama, Qwen and many other causal models of
+            transformers do; GPT-OSS, OPT, Falcon, Mamba and others do not, and mix the samples in silence. BERT and its
+            like see both ways, and need `bf.attention.padding_free(batch, causal=False)`. See
+            `brimful.tensors.packed.packed`.
+        Price: where there is an `attention_mask`, it is read for the lengths, about 5 ns a token; of indexed data on every
+            rank.
         Source: best-fit decreasing in a window; no bin stays open from one to the next.
 
         >>> import brimful as bf
@@ -948,7 +972,7 @@ class Dataset:
         return Dataset(Rebatch(stage) if stage.makes_long_blocks else stage, self.repeats)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class IndexedDataset(Dataset):
     """Samples of which any can be had at once: a data set with `len`, `ds[i]` and `ds[a:b]`.
 

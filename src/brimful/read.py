@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast, overload
 
 import pyarrow as pa
 
-from brimful import algebra
-from brimful.core.errors import OnError, names_of, positive
-from brimful.dataset import Dataset, stages_of
+from brimful.core.errors import OnError, names_of, one_of, positive
+from brimful.dataset import Dataset, IndexedDataset, concatenated, stages_of
+from brimful.index.indexed import Indexed
+from brimful.index.interleave import Interleave as IndexInterleave
 from brimful.index.sequence import FromSequence, SequenceIndex
 from brimful.index.tables import TableIndex
+from brimful.index.zip import Zip as IndexZip
 from brimful.plan.mix import Stop
 from brimful.rows.blocks import Sample
+from brimful.rows.interleave import Interleave
+from brimful.rows.zip import Zip
 from brimful.sources.called import ShardFunction
 from brimful.sources.files import FromFiles
 from brimful.sources.hugging_face import gives_tables, is_table, rows_of
@@ -109,7 +113,7 @@ def _schema(types: Mapping[str, pa.DataType]) -> pa.Schema:
         raise TypeError(f"schema takes pyarrow's types by column, as {{'id': pa.int64()}}: {error}") from None
 
 
-def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False, seed: int = 42) -> Dataset:
+def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False, seed: int = 42) -> IndexedDataset:
     """Samples at hand: a list of dicts, of strings ({"text": ...}) or of token ids ({"input_ids": ...}), a pa.Table, a data frame
     of pandas or polars, a Hugging Face map-style data set.
 
@@ -128,7 +132,7 @@ def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False,
     """
     rows = rows_at_hand(sequence, "from_sequence")
     index = TableIndex(rows) if is_table(rows) else SequenceIndex(rows)
-    return Dataset(FromSequence(index, shuffle, seed), repeat)
+    return IndexedDataset(FromSequence(index, shuffle, seed), repeat)
 
 
 def from_store(
@@ -140,7 +144,7 @@ def from_store(
     seed: int = 42,
     storage_options: Mapping[str, Any] | None = None,
     timeout_seconds: float = 60.0,
-) -> Dataset:
+) -> IndexedDataset:
     """The samples of a token store, which `Dataset.cache(path)` or `brimful tokenize` wrote: indexed, memory-mapped, or on
     any file system that fsspec knows (s3://, gs://, https://): then nothing of its files is read but the rows wanted.
 
@@ -163,9 +167,8 @@ def from_store(
     Price: opening reads one file (1,000 files of rows: 20 ms). See `brimful.store.index.StoreIndex`.
     """
     positive("timeout_seconds", timeout_seconds)
-    return Dataset(
-        FromSequence(StoreIndex.opened(path, columns, storage_options, timeout_seconds), shuffle, seed), repeat
-    )
+    index = StoreIndex.opened(path, columns, storage_options, timeout_seconds)
+    return IndexedDataset(FromSequence(index, shuffle, seed), repeat)
 
 
 def from_iterable(
@@ -195,6 +198,28 @@ def from_iterable(
     return Dataset(FromIterable(rows_of(iterable)), repeat)
 
 
+@overload
+def interleave_datasets(
+    datasets: Sequence[IndexedDataset],
+    *,
+    weights: Sequence[float] | None = None,
+    stop: Stop = "first",
+    by: Literal["samples", "tokens"] = "samples",
+    length_column: str = "input_ids",
+) -> IndexedDataset: ...
+
+
+@overload
+def interleave_datasets(
+    datasets: Sequence[Dataset],
+    *,
+    weights: Sequence[float] | None = None,
+    stop: Stop = "first",
+    by: Literal["samples", "tokens"] = "samples",
+    length_column: str = "input_ids",
+) -> Dataset: ...
+
+
 def interleave_datasets(
     datasets: Sequence[Dataset],
     *,
@@ -218,7 +243,21 @@ def interleave_datasets(
     >>> "".join(sample["text"] for sample in bf.interleave_datasets([one, two], weights=[1.5, 1]))
     'HKHKHHKHKH'
     """
-    return Dataset(algebra.interleaved(stages_of("interleave_datasets", datasets), weights, stop, by, length_column))
+    one_of("by", by, "samples", "tokens")
+    stages = stages_of("interleave_datasets", datasets)
+    shares = (1.0,) * len(stages) if weights is None else tuple(weights)
+    column = length_column if by == "tokens" else None
+    if any(stage.streamed_by for stage in stages):
+        return Dataset(Interleave(stages, shares, stop, column))
+    return IndexedDataset(IndexInterleave(cast(tuple[Indexed, ...], stages), shares, stop, column))
+
+
+@overload
+def zip_datasets(datasets: Sequence[IndexedDataset]) -> IndexedDataset: ...
+
+
+@overload
+def zip_datasets(datasets: Sequence[Dataset]) -> Dataset: ...
 
 
 def zip_datasets(datasets: Sequence[Dataset]) -> Dataset:
@@ -240,7 +279,30 @@ def zip_datasets(datasets: Sequence[Dataset]) -> Dataset:
     """
     given = tuple(datasets)
     together = all(isinstance(dataset, Dataset) and dataset.repeats for dataset in given)
-    return Dataset(algebra.zipped(stages_of("zip_datasets", given, once=together)), together)
+    stages = stages_of("zip_datasets", given, once=together)
+    for number, stage in enumerate(stages):
+        if stage.leaves_out:
+            raise ValueError(
+                f"data set {number} leaves out what is bad (on_error='skip'), and its other rows would get wrong partners; mend "
+                "it, or let functions give a row of nulls and filter after zip_datasets"
+            )
+    endless = [stage.endless for stage in stages]
+    if len(set(endless)) > 1:
+        raise ValueError(
+            f"data set {endless.index(True)} repeats without end and data set {endless.index(False)} does not; take some of "
+            "the first, or repeat all of them"
+        )
+    if any(stage.streamed_by for stage in stages):
+        return Dataset(Zip(stages), together)
+    return IndexedDataset(IndexZip(cast(tuple[Indexed, ...], stages)), together)
+
+
+@overload
+def concat_datasets(datasets: Sequence[IndexedDataset]) -> IndexedDataset: ...
+
+
+@overload
+def concat_datasets(datasets: Sequence[Dataset]) -> Dataset: ...
 
 
 def concat_datasets(datasets: Sequence[Dataset]) -> Dataset:
@@ -250,4 +312,4 @@ def concat_datasets(datasets: Sequence[Dataset]) -> Dataset:
     >>> [sample["text"] for sample in bf.from_sequence(["a"]) + bf.from_sequence(["b"])]
     ['a', 'b']
     """
-    return Dataset(algebra.concatenated(stages_of("concat_datasets", datasets)))
+    return concatenated(datasets)

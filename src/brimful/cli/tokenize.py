@@ -11,10 +11,10 @@ from rich import box
 from rich.table import Table
 
 from brimful import from_files
-from brimful.algebra import EngineName, padding_of, run_by
 from brimful.cli.output import clear_errors, note, progress, stdout
 from brimful.cli.tokenizer import tokenized
 from brimful.core.errors import require
+from brimful.dataset import EngineName, run_by
 from brimful.store.manifest import Manifest
 from brimful.store.writer import write_store
 
@@ -75,7 +75,6 @@ def tokenize(
                 manifest = write_store(
                     stage,
                     output,
-                    padding=padding_of(stage),
                     timeout_seconds=timeout_seconds,
                     report=update,
                     run=run,

@@ -25,8 +25,8 @@ class Repeat(Stage[T]):
     endless = True
 
     @property
-    def planned(self) -> Stage[Any]:
-        return self.over(self.upstream.planned)
+    def limited(self) -> Stage[Any]:
+        return self.over(self.upstream.limited)
 
     def num_items(self, most: int | None = None) -> int | None:
         return most

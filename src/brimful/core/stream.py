@@ -61,6 +61,9 @@ class Stage(ABC, Generic[T_co]):
     """Whether what becomes of a row depends on that row alone, not on those beside it or on how many came before: it may then
     be worked out anywhere. Rows keep their order, and where they came from."""
 
+    holds_shards: ClassVar[bool] = False
+    """Whether it is a source of shards, each of which may be read anywhere."""
+
     itemwise: ClassVar[bool] = False
     """Whether each item follows from one of upstream and how many came before: ends of epochs mean nothing to it. So are all
     that are `by_row` or `transparent`."""
@@ -162,6 +165,10 @@ class Stage(ABC, Generic[T_co]):
             )
         return self.over(*(one.stream(number, count) for one in self.below))
 
+    def sent(self, source: Stage[Any]) -> Stage[Any]:
+        """The chain as another process runs it over some rows, which `source` gives: it needs nothing of this one."""
+        return self.over(*(one.sent(source) for one in self.below)) if self.below else source
+
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
         """The tokenizers that made the columns, or what is known of them, by column: each once."""
         found: dict[str, tuple[Any, ...]] = {}
@@ -171,6 +178,10 @@ class Stage(ABC, Generic[T_co]):
                 prints = {each.fingerprint() for each in known} if known is not made else set()
                 found[name] = (*known, *(each for each in made if prints and each.fingerprint() not in prints))
         return found
+
+    def contents(self) -> list[str]:
+        """What the lists are that it begins with, by all that is in them: their header has no more than lengths."""
+        return [words for one in self.below for words in one.contents()]
 
     def functions(self) -> list[str]:
         """The functions of the user's that it calls, which no header holds by value, each with its verb: `map(clean)`."""
@@ -186,11 +197,26 @@ class Stage(ABC, Generic[T_co]):
 
     @property
     def planned(self) -> Stage[Any]:
-        """What plans the batches, while they are still integers."""
+        """What plans the batches of an epoch, while they are still integers."""
         return self.below[0].planned
 
+    @property
+    def limited(self) -> Stage[Any]:
+        """What plans the batches, as far as they are taken."""
+        return self.below[0].limited
+
+    @property
+    def uneven(self) -> str:
+        """What ranks do in a step for which there are too few batches; "" where they are not shared out."""
+        return self.below[0].uneven if self.below else ""
+
+    @property
+    def batch_layout(self) -> Any:
+        """How the samples of a batch lie in its tensors."""
+        return self.below[0].batch_layout
+
     def sharded(self, **how: Any) -> Stage[T_co]:
-        """The batches of one data-parallel rank."""
+        """The batches of one data-parallel rank: rank, world_size, group, uneven, timeout_seconds."""
         return self.over(self.below[0].sharded(**how))
 
     @property
@@ -213,9 +239,9 @@ class Stage(ABC, Generic[T_co]):
         return self.below[0].shapes() if self.below else None
 
     @property
-    def rules(self) -> Any:
+    def column_rules(self) -> Any:
         """What becomes of each column."""
-        return self.below[0].rules
+        return self.below[0].column_rules
 
     def unpadded(self) -> Stage[Any] | None:
         """The same batches, padded by what comes next; None where that cannot be."""

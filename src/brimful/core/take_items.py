@@ -27,8 +27,8 @@ class TakeItems(Stage[Any]):
         return False
 
     @property
-    def planned(self) -> Stage[Any]:
-        return self.over(self.upstream.planned)
+    def limited(self) -> Stage[Any]:
+        return self.over(self.upstream.limited)
 
     def num_items(self, most: int | None = None) -> int | None:
         return self.upstream.num_items(self.n if most is None else min(self.n, most))

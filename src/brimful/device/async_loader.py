@@ -13,7 +13,7 @@ import torch
 from brimful.core.errors import one_of
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stats import Stats
-from brimful.core.stream import Stage, substituted
+from brimful.core.stream import Stage
 from brimful.core.used import Used
 from brimful.device.bucketed import PAD_VALUES, Bucketed, Overflow, ToBuckets
 from brimful.device.loaded import Loaded
@@ -159,7 +159,7 @@ class AsyncLoader:
         if self._running is not None and isinstance(loader, Loader):
             loader = loader.at(self.state_dict())  # which may have been read ahead
         loaded = replace(self._loaded, loader=loader)
-        around = substituted(self._stage, self._loaded, loaded)
+        around = self._stage.over(self._stage.below[0].over(loaded))
         return vars(self) | {
             "loader": loader,
             "_loaded": loaded,

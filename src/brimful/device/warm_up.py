@@ -13,16 +13,11 @@ import torch
 from brimful.batches import Batches
 from brimful.core.errors import integer, logger
 from brimful.core.stats import recompile_limit
-from brimful.core.stream import END, Stage, State, all_stages, running, runtime, substituted
+from brimful.core.stream import END, Stage, State, running, runtime
 from brimful.core.take_items import TakeItems
 from brimful.loader import Loader
 from brimful.plan import StaticShapes
-from brimful.steps.batched import Batched
-from brimful.steps.planners import ByPacking, ByPolicy
-from brimful.tensors.collated import Collated
-from brimful.tensors.layouts import ColumnRules, Grouped, Nested, PackedRows, Padded
-from brimful.tensors.on_device import OnDevice
-from brimful.windows.planned import Planned
+from brimful.tensors.layouts import ColumnRules
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -69,7 +64,7 @@ def warm_up(
             "warm_up(step, [(rows, tokens), ...], example=batch)"
         )
     else:
-        given = _static(policy) if isinstance(policy, StaticShapes) else [_checked(shape) for shape in policy]
+        given = list(policy.shapes) if isinstance(policy, StaticShapes) else [_checked(shape) for shape in policy]
         shapes = _largest_first(set(given))
         pattern = example if example is not None else {name: torch.ones(1, 1, dtype=torch.int64) for name in TOKENS}
         rules = _rules_of(pattern)
@@ -102,10 +97,6 @@ def _checked(shape: Shape) -> Shape:
     return tuple(integer("shape", size, 1) for size in shape)
 
 
-def _static(policy: StaticShapes) -> list[Shape]:
-    return [(policy.max_tokens // bucket, bucket) for bucket in policy.buckets]
-
-
 def _rules_of(example: Mapping[str, Any]) -> ColumnRules:
     """Which columns of an example are tokens: those of the shape (rows, tokens, ...) of its first one."""
     found = {name: one.shape[:2] for name, one in example.items() if isinstance(one, torch.Tensor) and one.ndim > 1}
@@ -130,47 +121,45 @@ class Synthetic(Stage[Any]):
     """A batch of each shape in place of those that a pattern is the first of."""
 
     pattern: Mapping[str, Any] = runtime()
-    shapes: tuple[Shape, ...] = runtime()
-    rules: ColumnRules = runtime()
+    wanted: tuple[Shape, ...] = runtime()
+    columns: ColumnRules = runtime()
 
     def start(self, epoch: int) -> State:
         return 0
 
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
-        for number, shape in enumerate(self.shapes[at:], at + 1):
-            yield like(self.pattern, shape, self.rules), END if number == len(self.shapes) else number
+        for number, shape in enumerate(self.wanted[at:], at + 1):
+            yield like(self.pattern, shape, self.columns), END if number == len(self.wanted) else number
 
 
 def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, None]]:
     """The shapes of batches, and a batch of each that went through all stages after the one that makes tensors."""
     alone = batches.shard(0, 1) if batches.sharded else batches  # no other rank is waited for
-    collated = next(stage for stage in all_stages(alone.stage) if isinstance(stage, Collated))
-    layout = collated.layout
-    if isinstance(layout, Grouped | Nested):
-        kind = "grouped" if isinstance(layout, Grouped) else "nested"
+    layout = alone.stage.batch_layout
+    if layout.varies:
         raise ValueError(
-            f"warm_up cannot know the shapes of layout='{kind}' before they come; call the step yourself, or batch with "
+            f"warm_up cannot know the shapes of layout='{layout.name}' before they come; call the step yourself, or batch with "
             "layout='padded'"
         )
-    here = replace(collated, layout=replace(layout, on_device=False)) if isinstance(layout, Padded) else collated
-    with running(here, here.start(0)) as items:
-        pattern, after = next(items, (None, None))
-    if after is None:
-        raise ValueError("there is no batch to warm up with: the data are empty, or drop_last leaves nothing of them")
-    if not isinstance(pattern, Mapping):
-        raise ValueError(
-            f"warm_up makes batches like the first one, a dict of tensors (got {type(pattern).__name__}); call the step yourself "
-            "with a batch of each shape"
-        )
     shapes = _largest_first(_shapes(alone))
-    if isinstance(collated.layout, PackedRows):
-        stage: Stage[Any] = TakeItems(
-            collated, 1
-        )  # all are of one shape, and where samples begin is no matter of shapes
-    else:
-        stage = Synthetic(pattern, tuple(shapes), alone.rules)
 
-    above = _in_this_thread(substituted(alone.stage, collated, stage))
+    def batches_like(collated: Any) -> Stage[Any]:
+        with running(padded_here := collated.padded_here(), padded_here.start(0)) as items:
+            pattern, after = next(items, (None, None))
+        if after is None:
+            raise ValueError(
+                "there is no batch to warm up with: the data are empty, or drop_last leaves nothing of them"
+            )
+        if not isinstance(pattern, Mapping):
+            raise ValueError(
+                f"warm_up makes batches like the first one, a dict of tensors (got {type(pattern).__name__}); call the step "
+                "yourself with a batch of each shape"
+            )
+        if layout.packs:  # all are of one shape, and where samples begin is no matter of shapes
+            return TakeItems(collated, 1)
+        return Synthetic(pattern, tuple(shapes), collated.rules)
+
+    above = alone.stage.rehearsed(batches_like)
 
     def made() -> Generator[Any, None, None]:
         with replace(alone, stage=above).iter() as items:
@@ -179,29 +168,17 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
     return shapes, made()
 
 
-def _in_this_thread(stage: Stage[Any]) -> Stage[Any]:
-    """A chain that sends batches when they are asked for: while a CUDA graph is captured no other thread may allocate."""
-    for one in all_stages(stage):
-        if isinstance(one, OnDevice):
-            sent = replace(one, prefetch=0)
-            return sent if one is stage else substituted(stage, one, sent)
-    return stage
-
-
 def _shapes(batches: Batches) -> list[Shape]:
     """Those that there can be.
 
     Raises:
         ValueError: nobody knows, or they are too many.
     """
-    batched = next(stage for stage in all_stages(batches.planned) if isinstance(stage, Batched))
-    planner = batched.planner
-    if isinstance(planner, ByPolicy) and isinstance(planner.policy, StaticShapes):
-        return _static(planner.policy)
-    if isinstance(planner, ByPacking):
-        return [(planner.num_rows, planner.policy.row_length)]
+    planned = batches.stage.planned
+    if (static := planned.shapes()) is not None:
+        return static
     remedy = "batch with bf.StaticShapes(bf.optimal_buckets(lengths, 8), max_tokens), which has as many as buckets"
-    if not isinstance(batched.upstream, Planned):
+    if planned.streamed_by:
         raise ValueError(
             f"of streamed batches without static shapes nobody knows the shapes before they come; {remedy} (`brimful report` "
             "says how many each policy makes of a corpus)"

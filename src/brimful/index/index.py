@@ -72,6 +72,10 @@ class Index(ABC):
         """What is known of the tokenizers that made the samples, by column; see `Stage.tokenizers`."""
         return {}
 
+    def contents(self) -> list[str]:
+        """What its rows are, by all that is in them, where `fingerprint` says less; see `Stage.contents`."""
+        return []
+
     def functions(self) -> list[str]:
         """The functions of the user's that made the samples; see `Stage.functions`."""
         return []

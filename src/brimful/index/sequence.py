@@ -18,6 +18,7 @@ from brimful.index.index import BlockIndex, Index, RowSet
 from brimful.index.indexed import RowNumbers, Source
 from brimful.index.order import Order
 from brimful.rows.blocks import Block
+from brimful.rows.hashes import digest_of
 from brimful.rows.ragged import concat, fingerprint, with_column
 from brimful.sources.hugging_face import rows_of, stored
 from brimful.sources.iterable import drawn, numbered
@@ -41,6 +42,12 @@ class SequenceIndex(BlockIndex):
             raise samples[-1]
         starts = range(0, len(samples), BLOCK_ROWS)
         return concat(numbered(samples[first : first + BLOCK_ROWS], "from_sequence", first) for first in starts)
+
+    def contents(self) -> list[str]:
+        found = 0
+        for first in range(0, self.block.num_rows, BLOCK_ROWS):
+            found = digest_of(self.block.slice(first, BLOCK_ROWS), found)
+        return [f"{self.block.num_rows:,} with the digest {found:08x}"]
 
     def fingerprint(self) -> dict[str, int]:
         return {"rows": len(self), "crc32": fingerprint(self.block)}
@@ -93,6 +100,9 @@ class FromSequence(Source):
 
     def functions(self) -> list[str]:
         return self.rows.functions()
+
+    def contents(self) -> list[str]:
+        return self.rows.contents()
 
     def settings(self) -> dict[str, Any]:
         return {**self.rows.fingerprint(), "shuffle": self.shuffle, "seed": self.seed}

@@ -8,27 +8,23 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final, Literal, TypedDict, Unpack, get_args
-from zlib import crc32
+from typing import Any, Final, Literal, TypedDict, Unpack, cast, get_args
 
 import numpy as np
 
-from brimful.algebra import EngineName, goes_on, side_of
-from brimful.batching import padded_batches
+from brimful.batches import ColumnSettings, FormSettings, OrderSettings, batches_of
 from brimful.core.cluster import check_address
 from brimful.core.errors import DataError, StateError, finite, integer, known, name_of, one_of
 from brimful.core.iterator import ResumableIterator
-from brimful.core.stream import BLOCK_ROWS, Stage, refuse_streams, upstreams
-from brimful.dataset import Dataset
-from brimful.index.indexed import Indexed
-from brimful.index.sequence import FromSequence, SequenceIndex
+from brimful.core.stream import Stage, refuse_streams
+from brimful.dataset import Dataset, EngineName, IndexedDataset
 from brimful.memory.answers import Answered, OnRay, answered
 from brimful.memory.results import Done, Results
 from brimful.plan import FixedSize, OverlongError, Packed, Policy
 from brimful.read import from_iterable, from_sequence
-from brimful.rows.blocks import Block, Sample
-from brimful.rows.hashes import row_hashes
-from brimful.rows.ragged import fingerprint
+from brimful.rows.blocks import Sample
+from brimful.rows.encoder import paddings
+from brimful.rows.hashes import digest_of
 from brimful.rows.text_bytes import TextBytes, bytes_of
 from brimful.steps.batch import Batch
 from brimful.steps.planners import ByPolicy
@@ -126,17 +122,17 @@ def map_batches_in_order(
             "choose raise or alone"
         )
     stage = _numbered(dataset, policy, window, column, is_text, overlong, options)
-    total = dataset.stage.count if isinstance(dataset.stage, Indexed) else None
+    total = None if dataset.stage.streamed_by else len(cast(IndexedDataset, dataset))
     if output is None:
         return _in_bytes(is_text, _run(fn, stage, total, on_ray))
-    collate_fn = options.get("collate_fn")
+    collate_fn, side = options.get("collate_fn"), paddings(dataset.stage.tokenizers()).get(column)
     settings = {
         "type": "map_batches_in_order",
         "fn": name_of(fn),
         "version": version,
-        "samples": _held(dataset.stage),
+        "samples": dataset.stage.contents(),
         "layout": options.get("layout", "padded"),
-        "pad_side": options.get("pad_side") or side_of(dataset.stage, column) or "right",
+        "pad_side": options.get("pad_side") or (side.side if side else "right"),
         "dtypes": dict(stage.rules.dtypes),
         "collate_fn": None if collate_fn is None else name_of(collate_fn),
     }
@@ -201,7 +197,7 @@ def _written(
             with closing(answered(fn, batches, on_ray)) as answers:
                 for number, (window, results, after) in enumerate(_windows(answers, advance), done.windows):
                     folder.write(number, results)
-                    done = done.after(len(results), before, _digest_of(window.take(np.arange(len(window)))))
+                    done = done.after(len(results), before, digest_of(window.take(np.arange(len(window)))))
                     folder.save(done)
                     before = after
                     yield from folder.read(number, len(results))
@@ -220,7 +216,7 @@ def _check_last(folder: Results, done: Done, batches: Iterator[tuple[Batch, Any]
         window = next((batch.window for batch, _ in batches if batch.last), None)
     except StateError as error:
         raise StateError(f"the results in {folder.path} are of other data: {error}") from error
-    found = 0 if window is None else _digest_of(window.take(np.arange(len(window))))
+    found = 0 if window is None else digest_of(window.take(np.arange(len(window))))
     if found != done.digest:
         raise StateError(
             f"the results in {folder.path} are of other data: the samples of window {done.windows - 1:,} had the digest "
@@ -266,12 +262,16 @@ def _numbered(
     planner = ByPolicy(policy, overlong)
     stage = TextBytes(dataset.stage, column) if is_text else dataset.stage
     name = bytes_of(column) if is_text else column
-    made = padded_batches(stage, False, planner, window, length_column=name, shuffle_batches=False, **options)
-    assert isinstance(made.stage, Collated)
-    rules = made.stage.rules
+    columns = ColumnSettings(name, options.get("token_columns"), options.get("pad_values"), options.get("dtypes"))
+    order = OrderSettings(False, False, None, 1, 0)
+    form = FormSettings(
+        options.get("layout", "padded"), None, options.get("pad_side"), options.get("collate_fn"), 0, "thread"
+    )
+    made = cast(Collated, batches_of(stage, False, planner, window, columns, order, form).stage)
+    rules = made.rules
     if is_text:
         rules = replace(rules, explicit=tuple(one for one in rules.explicit if one != name))
-    return replace(made.stage, rules=rules, layout=_Numbered(made.stage.layout))
+    return replace(made, rules=rules, layout=_Numbered(made.layout))
 
 
 def _planned_over(dataset: Dataset, length_column: str | None) -> tuple[str, bool]:
@@ -295,28 +295,10 @@ def _dataset(texts_or_dataset: Any) -> Dataset:
         dataset = from_sequence(texts_or_dataset)
     else:
         dataset = from_iterable(texts_or_dataset)
-    if dataset.repeats or goes_on(dataset.stage):
+    if dataset.repeats or dataset.stage.endless:
         raise ValueError("this data set repeats without end, and map_batches_in_order ends with it; take some of it")
     refuse_streams(dataset.stage, "map_batches_in_order", "puts in order")
     return dataset
-
-
-def _held(stage: Stage[Any]) -> list[str]:
-    """What the lists are that a chain begins with, by all that is in them: their description has no more than lengths."""
-    if isinstance(stage, FromSequence) and isinstance(stage.rows, SequenceIndex):
-        block, found = stage.rows.block, 0
-        for first in range(0, block.num_rows, BLOCK_ROWS):
-            found = _digest_of(block.slice(first, BLOCK_ROWS), found)
-        return [f"{block.num_rows:,} with the digest {found:08x}"]
-    return [words for below in upstreams(stage) for words in _held(below)]
-
-
-def _digest_of(rows: Block, before: int = 0) -> int:
-    """Of all values of some rows in their order, after other rows with a digest of theirs."""
-    try:
-        return crc32(row_hashes(rows).tobytes(), before)
-    except DataError:  # a type whose values have no hash
-        return crc32(fingerprint(rows).to_bytes(4, "little"), before)
 
 
 PATIENCE_SECONDS: Final = 1.0

@@ -131,12 +131,11 @@ class Results:
             raise
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{path} is damaged ({error!r}); remove {self.path} to begin anew") from error
-        difference = header_difference(settings, self._settings)
-        if difference is not None:
-            name, then, now = difference
+        differs = header_difference(settings, self._settings)
+        if differs is not None:
             raise StateError(
-                f"the results in {self.path} are of another run: {name} was {then} when they were written and is {now} "
-                "here; name another folder, or go on with what wrote them"
+                f"the results in {self.path} are of another run: {differs.name} was {differs.saved} when they were written and "
+                f"is {differs.ours} here; name another folder, or go on with what wrote them"
             )
         missing = next((number for number in range(found.windows) if not self._file(number).exists()), None)
         if missing is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from brimful.rows.blocks import Block
 from brimful.rows.blockwise import Blockwise

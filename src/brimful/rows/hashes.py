@@ -7,6 +7,7 @@ offsets of any width. A null hashes as if its column were not there.
 from __future__ import annotations
 
 from typing import Final
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 
 from brimful.core import random
 from brimful.core.errors import DataError, where
-from brimful.rows.blocks import visible
-from brimful.rows.ragged import column_of, has_offsets, null_in, numpy_of, offsets_in, offsets_of
+from brimful.rows.blocks import Block, visible
+from brimful.rows.ragged import column_of, fingerprint, has_offsets, null_in, numpy_of, offsets_in, offsets_of
 
 _NULL: Final = 0
 _NAN: Final = 0x7FF8 << 48
@@ -148,3 +149,11 @@ def _numbers(array: pa.Array) -> NDArray[np.uint64]:
     whole = (np.abs(wide) < 2**53) & (wide == np.floor(wide))
     bits = np.where(np.isnan(wide), np.uint64(_NAN), wide.view(np.uint64))
     return np.where(whole, np.where(whole, wide, 0).astype(np.int64).view(np.uint64), bits)
+
+
+def digest_of(rows: Block, before: int = 0) -> int:
+    """Of all values of some rows in their order, after other rows with a digest of theirs."""
+    try:
+        return crc32(row_hashes(rows).tobytes(), before)
+    except DataError:  # a type whose values have no hash
+        return crc32(fingerprint(rows).to_bytes(4, "little"), before)

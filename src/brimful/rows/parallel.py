@@ -6,10 +6,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, cast, get_args
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
 from brimful.core.background import RUN, Workers
-from brimful.core.errors import OnError, StageError, known, one_of, settle, where
+from brimful.core.errors import StageError, one_of, settle, where
 from brimful.core.map_ahead import map_ahead
 from brimful.core.processes import DiedError, Remote, UnsentError
 from brimful.core.stream import Stage, State
@@ -22,33 +22,6 @@ Made = TypeVar("Made")
 """What a function gave for a block."""
 ExecutorType: TypeAlias = Literal["thread", "process"]
 MAX_WORKERS: Final = 1_024
-
-
-class CallOptions(TypedDict, total=False):
-    """What methods take that call a function for each sample. By default: seed=None, on_error="raise", max_workers=0,
-    executor_type="thread", prefetch_factor=10.
-
-    seed: with one the function takes (sample, rng), a numpy generator keyed by the row: the same whatever the workers.
-    on_error: where the function raises: "raise" names file and line; "skip" leaves the sample out, counts and logs it.
-    max_workers: threads or processes that call it; 0: the caller's thread.
-    executor_type: "thread", for functions that wait or leave the interpreter's lock; "process", for those that compute in
-        Python: they are sent there by cloudpickle, and blocks as Arrow IPC. What a script defines may be used as it is.
-    prefetch_factor: for each worker so many parts of blocks are in the making, or ready, ahead of use.
-    """
-
-    seed: int | None
-    on_error: OnError
-    max_workers: int
-    executor_type: ExecutorType
-    prefetch_factor: int
-
-
-def called(method: str, options: CallOptions) -> tuple[int | None, OnError, Parallel]:
-    """The options that a method was given: the seed, what an error leads to, and the workers."""
-    given = dict(known(method, options, CallOptions))
-    seed, on_error = given.pop("seed", None), given.pop("on_error", "raise")
-    one_of("on_error", on_error, *get_args(OnError))
-    return seed, on_error, Parallel(**given)
 
 
 class Called(NamedTuple, Generic[Made]):
@@ -86,6 +59,11 @@ class Parallel:
         one_of("executor_type", self.executor_type, *get_args(ExecutorType))
         if self.executor_type == "process" and not self.max_workers:
             raise ValueError("executor_type='process' needs max_workers, of which there are none")
+
+    @property
+    def sent(self) -> Parallel:
+        """How it is called by one of many tasks, of which there are as many as processors."""
+        return SERIAL if self.executor_type == "process" or self.max_workers <= 1 else self
 
     def called(
         self,
@@ -197,6 +175,9 @@ class BlockFunction(Stage[Block]):
 
     upstream: Stage[Block]
     parallel: Parallel = field(default=SERIAL, kw_only=True, metadata={"runtime": True})
+
+    def sent(self, source: Stage[Any]) -> Stage[Block]:
+        return replace(self.over(self.upstream.sent(source)), parallel=self.parallel.sent)
 
     def start(self, epoch: int) -> State:
         return resized_start(self.upstream, epoch)

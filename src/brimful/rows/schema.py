@@ -209,7 +209,7 @@ def complete(schema: pa.Schema, rows: Iterable[Collection[str]]) -> bool:
 def _untyped(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return any(_untyped(one.type) for one in kind)
-    return bool(pa.types.is_null(kind)) or (_is_list(kind) and _untyped(kind.value_type))
+    return bool(pa.types.is_null(kind)) or (is_list(kind) and _untyped(kind.value_type))
 
 
 def first_rows(rows: Iterator[Any]) -> list[Any]:
@@ -440,7 +440,7 @@ def first_misfit(block: pa.RecordBatch, schema: pa.Schema) -> tuple[str, int]:
 def may_be_rounded(array: pa.Array) -> bool:
     """Whether there are floats so large that they may be what became of integers between them."""
     kind = array.type
-    if _is_list(kind):
+    if is_list(kind):
         return may_be_rounded(array.flatten())
     if pa.types.is_struct(kind):
         return any(map(may_be_rounded, array.flatten()))

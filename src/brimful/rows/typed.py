@@ -63,9 +63,16 @@ class Typed(Stage[Block]):
             self.over(*(one.stream(number, count) for one in self.below)), types=partial(getattr, self, "schema")
         )
 
+    def sent(self, source: Stage[Any]) -> Stage[Block]:
+        return replace(self.over(*(one.sent(source) for one in self.below)), types=partial(_given, self.schema))
+
     @abstractmethod
     def first_types(self) -> pa.Schema:
         """The columns that its first rows have."""
+
+
+def _given(schema: pa.Schema) -> pa.Schema:
+    return schema
 
 
 @dataclass(frozen=True)
@@ -182,6 +189,10 @@ class ByBlock(ByFunction[Made]):
     """Abstract: the function is called for each block by itself, by workers if need be."""
 
     parallel: Parallel = field(default=SERIAL, kw_only=True, metadata={"runtime": True})
+
+    def sent(self, source: Stage[Any]) -> Stage[Block]:
+        upstream = self.upstream.sent(source)
+        return replace(self.over(upstream), types=partial(_given, self.schema), parallel=self.parallel.sent)
 
     def begin(self, epoch: int) -> State:
         return resized_start(self.upstream, epoch)

@@ -76,6 +76,8 @@ class FromFiles(Stage[Block]):
             if form := self._named(os.fspath(url)):
                 self._check(form, os.fspath(url))
 
+    holds_shards = True
+
     def start(self, epoch: int) -> State:
         return [epoch, 0, []]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import closing
@@ -11,19 +10,15 @@ from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.ahead import Ahead
 from brimful.core.background import read_ahead
 from brimful.core.cluster import Cluster, check_address
 from brimful.core.errors import ORIGIN, logger
 from brimful.core.processes import Records
-from brimful.core.stream import END, Stage, State, named, running, runtime, upstreams
+from brimful.core.stream import END, Stage, State, named, running, runtime
 from brimful.rows.blocks import Block
-from brimful.rows.parallel import SERIAL, Parallel
 from brimful.rows.ragged import EMPTY, concat, numpy_of
-from brimful.rows.typed import Typed
 from brimful.sources.files import FromFiles
 from brimful.sources.reader import PlacedRows, Position, Reader
 from brimful.sources.shard import OpenShard
@@ -61,9 +56,11 @@ class Spread(Stage[Block]):
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         files = self._files
-        chain = sent(self.upstream)
+        fed = Fed([])
+        with Records():  # what is logged over the first rows, tasks log too
+            chain = self.upstream.sent(fed)
         with Cluster(self.address) as cluster:
-            job = cluster.put(Job(files.elsewhere(), *chain))
+            job = cluster.put(Job(files.elsewhere(), chain, fed))
 
             def open_shard(turn: int, shard: Shard, position: Position) -> OpenShard:
                 name, unit = files.urls.name(shard), files.unit(shard)
@@ -75,7 +72,10 @@ class Spread(Stage[Block]):
 
     @property
     def _files(self) -> FromFiles:
-        return cast(FromFiles, _source(self.upstream))
+        stage: Stage[Any] = self.upstream
+        while stage.below:
+            (stage,) = stage.below
+        return cast(FromFiles, stage)
 
 
 def spread(stage: Stage[Block], address: str | None) -> Stage[Block]:
@@ -87,16 +87,16 @@ def spread(stage: Stage[Block], address: str | None) -> Stage[Block]:
     """
     check_address(address)
     below: list[Stage[Block]] = [stage]
-    while len(found := upstreams(below[-1])) == 1:
+    while len(found := below[-1].below) == 1:
         below.append(found[0])
-    if not isinstance(below[-1], FromFiles):
+    if not below[-1].holds_shards:
         what = (
             "joins several data sets: cache each of them by itself and join the stores" if found else "holds no shards"
         )
         raise ValueError(f"engine='ray' spreads the shards of from_files, and {named(below[-1])} {what}")
     kept = next((place for place in range(len(below) - 2, -1, -1) if not below[place].by_row), -1)
     if kept >= len(below) - 2:
-        why = f"{_known(below, kept)}, the first stage after from_files, goes by more than single rows"
+        why = f"{named(below[kept])}, the first stage after from_files, goes by more than single rows"
         raise ValueError(
             f"engine='ray' has nothing to spread: {why if kept >= 0 else 'from_files is all there is'}; put map, filter, "
             "tokenize and the like after from_files, or leave engine out"
@@ -104,26 +104,12 @@ def spread(stage: Stage[Block], address: str | None) -> Stage[Block]:
     if kept >= 0:
         logger.warning(
             "engine='ray': %s goes by more than single rows, so it and what follows it run in this process",
-            _known(below, kept),
+            named(below[kept]),
         )
     top: Stage[Block] = Spread(below[kept + 1], address)
     for one in reversed(below[: kept + 1]):
-        top = dataclasses.replace(cast(Any, one), upstream=top)
+        top = one.over(top)
     return top
-
-
-def _known(below: list[Stage[Any]], place: int) -> str:
-    """What users wrote for a stage of a chain, which is given from its end down; or for what takes its items ahead of use: the
-    windows of a shuffle."""
-    while place > 1 and isinstance(below[place - 1], Ahead):
-        place -= 2
-    return named(below[max(place, 0)])
-
-
-def _source(stage: Stage[Any]) -> Stage[Any]:
-    while below := upstreams(stage):
-        (stage,) = below
-    return stage
 
 
 def _words(name: str, unit: str, at: Position) -> str:
@@ -173,27 +159,6 @@ class Fed(Stage[Block]):
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         yield self.held[0], END
-
-
-def sent(stage: Stage[Block]) -> tuple[Stage[Block], Fed]:
-    """The stages of a chain over a block that is fed to them, with the types that their rows have in all."""
-    if isinstance(stage, FromFiles):
-        fed = Fed([])
-        return fed, fed
-    (below,) = upstreams(stage)
-    upstream, fed = sent(below)
-    changes: dict[str, Any] = {"upstream": upstream}
-    if isinstance(stage, Typed):
-        with Records():  # what is logged over the first rows, tasks log too
-            changes["types"] = partial(_given, stage.schema)
-    parallel: Parallel | None = getattr(stage, "parallel", None)
-    if parallel is not None and (parallel.executor_type == "process" or parallel.max_workers <= 1):
-        changes["parallel"] = SERIAL  # there are as many tasks as processors
-    return dataclasses.replace(cast(Any, stage), **changes), fed
-
-
-def _given(schema: pa.Schema) -> pa.Schema:
-    return schema
 
 
 def made_of(job: Job, shard: Shard, name: str, at: Position) -> Iterator[tuple[PlacedRows, Position]]:

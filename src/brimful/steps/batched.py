@@ -76,8 +76,8 @@ class Batched(Stage[Batch]):
         with running(self, self.start(0)) as batches:
             return sum(1 for _ in islice(batches, most))
 
-    def sharded(self, *, timeout_seconds: float, **how: Any) -> Sharded:
-        """Whose ranks wait for nobody."""
+    def sharded(self, **how: Any) -> Sharded:
+        how.pop("timeout_seconds", None)  # ranks that share an index wait for nobody
         return Sharded(self, **how, streamed=self.streamed_by, labels_follow=self.labels_follow)
 
     def shapes(self) -> list[tuple[int, ...]] | None:
@@ -86,6 +86,8 @@ class Batched(Stage[Batch]):
     @property
     def planned(self) -> Stage[Batch]:
         return self
+
+    limited = planned
 
     @once
     def over_epochs(self) -> Stage[Batch] | None:

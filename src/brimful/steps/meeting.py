@@ -88,13 +88,10 @@ class Meeting:
                 continue
             theirs = json.loads(self._store.get(f"{name}/header"))
             for ours, what, remedy in zip(self._wanted, _DIFFERENT, _REMEDIES):
-                difference = header_difference(theirs.pop(0), ours)
-                if difference is not None and self._store.add(f"{name}/joined/{self._rank}", 1) == 1:
-                    setting, there, here = difference
-                    return (
-                        name,
-                        f"{what}: {setting} is {there:.80} on rank 0 and {here:.80} on rank {self._rank}{remedy}",
-                    )
+                found = header_difference(theirs.pop(0), ours)
+                if found is not None and self._store.add(f"{name}/joined/{self._rank}", 1) == 1:
+                    sides = f"{found.saved:.80} on rank 0 and {found.ours:.80} on rank {self._rank}"
+                    return name, f"{what}: {found.name} is {sides}{remedy}"
         return None
 
     def closed(self, name: str, words: str, keys: Sequence[str]) -> None:

@@ -89,6 +89,8 @@ class RoundRobin(Stage[T]):
     def planned(self) -> Stage[T]:
         return self
 
+    limited = planned
+
     def sharded(self, **how: Any) -> RoundRobin[T]:
         return replace(self, is_sharded=True, **how)
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from brimful.core.errors import TALLY, DataError, StateError, Tally, integer, logger, one_of
 from brimful.core.once import once
 from brimful.core.states import check_form, position_of, restored_elsewhere, sealed
-from brimful.core.stream import VERSION, Stage, State, check_header, describe, running
+from brimful.core.stream import VERSION, Stage, State, check_header, described, running
 from brimful.index.lengths import LengthIndex
 from brimful.index.sequence import FromSequence
 from brimful.plan import FixedSize, Overlong, Policy, as_lengths, plan_with
@@ -156,7 +156,7 @@ class BatchSampler:
 
     def __len__(self) -> int:
         """How many lists this rank has of the whole epoch, wherever a restored state begins in it."""
-        return self._shard.num_steps(self._checked(self._count()))
+        return self._shard.steps_of(self._checked(self._count()))
 
     def __repr__(self) -> str:
         return f"BatchSampler({len(self._samples):,} samples, {self.policy}, rank {self.rank} of {self.world_size})"
@@ -303,7 +303,7 @@ class BatchSampler:
 
     @once
     def _header(self) -> dict[str, Any]:
-        header = {"type": "BatchSampler", **self._samples.fingerprint(), "policy": describe(self.policy)}
+        header = {"verb": "BatchSampler", **self._samples.fingerprint(), "policy": described(self.policy)}
         return header | self._settings | {"window": self._rows}
 
 

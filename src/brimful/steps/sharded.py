@@ -43,8 +43,8 @@ class Sharded(Stage[Batch]):
         rank, world_size = resolve(self.rank, self.world_size, self.group)
         if world_size > 1 and self.streamed:
             raise ValueError(
-                f"streamed (by {self.streamed}) data cannot be shared out among {world_size} ranks: each would read and tokenise all of "
-                "it; give from_files(streams=...), or make a token store of it with cache(path)"
+                f"streamed (by {self.streamed}) data cannot be shared out among {world_size} ranks: each would read and tokenise "
+                "all of it; give from_files(streams=...), or make a token store of it with cache(path)"
             )
         with running(self.upstream, at) as items:
             prepared = self._prepared(items, Rank(rank, world_size))
@@ -78,10 +78,15 @@ class Sharded(Stage[Batch]):
     def planned(self) -> Stage[Batch]:
         return self
 
+    limited = planned
+
     def num_items(self, most: int | None = None) -> int | None:
-        ranks = self.num_ranks
-        batches = self.upstream.num_items(None if most is None else most * ranks)
-        return None if batches is None else batches // ranks if self.uneven == "drop" else -(-batches // ranks)
+        batches = self.upstream.num_items(None if most is None else most * self.num_ranks)
+        return None if batches is None else self.steps_of(batches)
+
+    def steps_of(self, num_batches: int) -> int:
+        """How many batches this rank has of an epoch of `num_batches`."""
+        return num_batches // self.num_ranks if self.uneven == "drop" else -(-num_batches // self.num_ranks)
 
     def header(self) -> list[Any]:
         """A rank's state is that of all, and of one process alone."""

@@ -39,12 +39,24 @@ class Collated(Stage[Any]):
     few_shapes: bool = runtime(False)
     verb: str = runtime("batch")
 
+    @property
+    def column_rules(self) -> ColumnRules:
+        return self.rules
+
+    @property
+    def batch_layout(self) -> Layout:
+        return self.layout
+
     def settings(self) -> dict[str, Any]:
         tokens = self.rules.token_columns
         return {"token_columns": tokens and [*tokens], "pad_values": dict(self.rules.pad_values)}
 
     def rehearsed(self, batches: Callable[[Any], Stage[Any]]) -> Stage[Any]:
         return batches(self)
+
+    def padded_here(self) -> Collated:
+        """The same batches, with all padding done before they are sent."""
+        return replace(self, layout=self.layout.padded_here())
 
     def unpadded(self) -> Stage[Any] | None:
         layout = self.layout.unpadded()

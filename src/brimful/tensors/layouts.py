@@ -109,6 +109,15 @@ class Collating(NamedTuple):
 class Layout(ABC):
     """Abstract: how the samples of a batch lie in its tensors."""
 
+    name = "padded"
+    """What users call it."""
+
+    varies = False
+    """Whether shapes follow from what is in a batch, and not from its plan alone."""
+
+    packs = False
+    """Whether several samples lie in a row."""
+
     @abstractmethod
     def item(self, batch: Batch, columns: Columns) -> Any:
         """What the training loop gets."""
@@ -126,6 +135,10 @@ class Layout(ABC):
     def unpadded(self) -> Layout | None:
         """The same, padded where it arrives; None where that cannot be."""
         return None
+
+    def padded_here(self) -> Layout:
+        """The same, with all padding done before it is sent."""
+        return self
 
     def num_labels(self, known: NumLabels, columns: Columns) -> int | None:
         """How many labels of a step are trained on; None where only somebody else knows."""
@@ -149,6 +162,9 @@ class Padded(Layout):
     def unpadded(self) -> Layout:
         return replace(self, on_device=True)
 
+    def padded_here(self) -> Layout:
+        return replace(self, on_device=False)
+
     def item(self, batch: Batch, columns: Columns) -> Any:
         from brimful.tensors.padded import padded
 
@@ -158,6 +174,9 @@ class Padded(Layout):
 @dataclass(frozen=True)
 class Nested(Layout):
     """Nested tensors, without padding; see `nested.nested`."""
+
+    name = "nested"
+    varies = True
 
     def item(self, batch: Batch, columns: Columns) -> Any:
         from brimful.tensors.nested import nested
@@ -172,6 +191,9 @@ class Nested(Layout):
 @dataclass(frozen=True)
 class Grouped(Layout):
     """Groups of like length, each padded to its own longest; see `grouped.grouped`."""
+
+    name = "grouped"
+    varies = True
 
     num_groups: int
     rounding: Rounding
@@ -192,6 +214,9 @@ class Grouped(Layout):
 @dataclass(frozen=True)
 class PackedRows(Layout):
     """Rows of samples end to end; see `packed.packed`."""
+
+    name = "packed"
+    packs = True
 
     hf_flash_attention: bool = False
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -37,6 +37,10 @@ class OnDevice(Stage[Any]):
 
     def __post_init__(self) -> None:
         settle(self, "prefetch", 0, "batches")
+
+    def rehearsed(self, batches: Callable[[Any], Stage[Any]]) -> Stage[Any]:
+        """While a CUDA graph is captured no other thread may allocate."""
+        return replace(self.over(self.upstream.rehearsed(batches)), prefetch=0)
 
     def start(self, epoch: int) -> State:
         return self.upstream.start(epoch)

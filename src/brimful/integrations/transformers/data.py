@@ -12,16 +12,12 @@ from typing import Any, Final, NamedTuple, TypeGuard
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from brimful.algebra import goes_on
 from brimful.batches import Batches
 from brimful.core.errors import logger
-from brimful.core.repeat import Repeat
-from brimful.core.stream import upstreams
-from brimful.core.take_items import TakeItems
+from brimful.core.stream import running
 from brimful.dataset import Dataset
 from brimful.device.async_loader import AsyncLoader, innermost
 from brimful.loader import Loader
-from brimful.steps.counted import num_items
 
 SKIPPED: Final = object()
 """What stands for a batch that Trainer passes over after a resume."""
@@ -128,23 +124,21 @@ def known_length(given: Batches | Loader | AsyncLoader) -> Length:
         return Length(steps, None)
     batches = batches_of(given)
     batches = replace(batches, repeats=False) if batches.repeats else batches
-    repeats, most = _bounds(batches)
+    planned = batches.stage.planned
     try:
-        steps = num_items(batches.planned) if repeats and most is None else len(batches)
+        steps = planned.num_items() if batches.stage.endless else len(batches)
     except TypeError:
         steps = None
     if steps is None:
         return Length(None, None)
-    ranks = getattr(batches.planned, "num_ranks", 1)
-    everything = batches.shard(0, 1) if batches.sharded else batches
-    return Length(steps, sum(batch.num_samples for batch in islice(everything.plans(), steps * ranks)))
+    everything = planned.sharded(rank=0, world_size=1, group=None, uneven="pad") if planned.is_sharded else planned
+    with running(everything, everything.start(0)) as batches_of_all:
+        return Length(steps, sum(batch.num_samples for batch, _ in islice(batches_of_all, steps * planned.num_ranks)))
 
 
 def can_count(given: Batches | Loader | AsyncLoader) -> bool:
     """Whether an epoch has an end that a pass over it finds."""
-    batches = batches_of(given)
-    repeats, most = _bounds(batches)
-    return most is not None or not repeats
+    return not batches_of(given).stage.endless
 
 
 def counted_length(given: Batches | Loader | AsyncLoader) -> Length:
@@ -155,20 +149,8 @@ def counted_length(given: Batches | Loader | AsyncLoader) -> Length:
         "max_steps in the trainer's arguments asks for no count",
         batches,
     )
-    repeats, most = _bounds(batches)
-    real = [batch.num_samples if batch.weight != 0 else 0 for batch in islice(batches.plans(), most)]
-    return Length(most if repeats and real and most is not None else len(real), sum(real))
-
-
-def _bounds(batches: Batches) -> tuple[bool, int | None]:
-    """Whether the epochs follow each other without end below the batches' own methods, and how many `take` leaves."""
-    stage, repeats, most = batches.stage, goes_on(batches.planned), None
-    while stage is not batches.planned:
-        if isinstance(stage, TakeItems):
-            most = stage.n if most is None else min(most, stage.n)
-        repeats = repeats or isinstance(stage, Repeat)
-        stage = upstreams(stage)[0]
-    return repeats, most
+    real = [batch.num_samples if batch.weight != 0 else 0 for batch in batches.plans()]
+    return Length(len(real), sum(real))
 
 
 def refuse_evaluation(name: str, given: Batches | Loader | AsyncLoader, is_trained_on: bool) -> None:
@@ -178,7 +160,6 @@ def refuse_evaluation(name: str, given: Batches | Loader | AsyncLoader, is_train
         ValueError: with the remedy.
     """
     batches = batches_of(given)
-    repeats, most = _bounds(batches)
     if is_trained_on and not isinstance(given, Batches):
         raise ValueError(
             f"{name} is the loader of train_dataset, and an evaluation would move it: give it one of its own, batches.loader()"
@@ -188,9 +169,9 @@ def refuse_evaluation(name: str, given: Batches | Loader | AsyncLoader, is_train
             f"{name} has steps_per_epoch={steps_set(given)}, so that each evaluation would see other batches: give it "
             f"batches.take({steps_set(given)})"
         )
-    if (batches.repeats or repeats) and most is None:
+    if batches.repeats or batches.stage.endless:
         raise ValueError(f"{name} repeats without end, and so would its evaluation: give it batches.take(n)")
-    if getattr(batches.planned, "uneven", "") == "wrap":
+    if batches.stage.uneven == "wrap":
         raise ValueError(
             f"{name} is shared out with uneven='wrap', which counts samples twice: say uneven='pad', whose fillers count nothing"
         )

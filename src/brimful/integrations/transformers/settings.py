@@ -11,10 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from brimful.batches import Batches
 from brimful.core.errors import logger
-from brimful.core.stream import all_stages
 from brimful.steps.micro_batches import check_accumulation
-from brimful.tensors.collated import Collated
-from brimful.tensors.layouts import PackedRows
 
 FROM_PACKED: Final = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "shift_labels"})
 """What models take beside the named parameters of forward."""
@@ -89,9 +86,7 @@ def refuse_packed(name: str, batches: Batches, model: Any) -> None:
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", None)
     mixes = kind in MIXES_PACKED or any(getattr(config, role, False) for role in ("is_decoder", "is_encoder_decoder"))
-    if mixes and any(
-        isinstance(one, Collated) and isinstance(one.layout, PackedRows) for one in all_stages(batches.stage)
-    ):
+    if mixes and batches.stage.batch_layout.packs:
         raise ValueError(
             f"{name} is packed, and in a model of type {kind!r} the samples of a packed row see each other. Give it padded "
             "batches: data.batch_by_tokens(...)"
