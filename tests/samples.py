@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import brimful as bf
 from brimful.core.iterator import ResumableIterator
+from brimful.core.stream import Stage
 from tests.shards import write
+
+
+def all_stages(stage: Stage[Any]) -> Iterator[Stage[Any]]:
+    """A stage, and those that it reads through, from itself down."""
+    yield stage
+    for below in stage.below:
+        yield from all_stages(below)
 
 
 def tokens(*rows: Sequence[int], **columns: Sequence[Any]) -> bf.Dataset:

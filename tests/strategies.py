@@ -30,7 +30,6 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 import brimful as bf
-from brimful.algebra import in_turn
 from brimful.core.ahead import Ahead
 from brimful.core.enumerate_items import EnumerateItems
 from brimful.core.errors import ORIGIN, origins
@@ -41,8 +40,8 @@ from brimful.core.take_items import TakeItems
 from brimful.device.bucketed import Bucketed, ToBuckets
 from brimful.device.loaded import Loaded
 from brimful.device.warm_up import Synthetic
-from brimful.index.choose import Choose as IndexChoose
-from brimful.index.choose import ChooseSource as IndexChooseSource
+from brimful.index.indexed import Choose as IndexChoose
+from brimful.index.indexed import ChooseSource as IndexChooseSource
 from brimful.index.concat import Concat as IndexConcat
 from brimful.index.filter import Filter as IndexFilter
 from brimful.index.interleave import Interleave as IndexInterleave
@@ -553,7 +552,7 @@ def on_conversations(upstream: Stage[Any], train_on: str, on: Parallel) -> Stage
 
 def beside_its_numbers(upstream: Stage[Any], size: int, seed: int) -> Stage[Any]:
     """Rows side by side with numbers that come in other blocks."""
-    numbered = Enumerate(Shuffle(Buffered(upstream, size, (), False), seed), "number")
+    numbered = Enumerate(Shuffle(upstream, size, seed), "number")
     return Zip((upstream, Choose(numbered, Choice("select", ("number",)))))
 
 
@@ -662,6 +661,7 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
     Pad: on(Pad, pad_values={"input_ids": 0}, chunk_length=3 * LONG),
     Rebatch: on(Rebatch),
     Scan: on(Scan, fn=counted, initial=st.just({"count": 0, "sizes": []})),
+    Shuffle: on(Shuffle, buffer_size=few, seed=seeds),
     Skip: on(Skip, n=count),
     Stride: st.one_of(on(Stride, interval=3, offset=st.integers(0, 2)), on(Stride, interval=1, offset=0)),
     Take: on(Take, n=count),
@@ -726,7 +726,6 @@ WINDOWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to wind
     Buffered: st.one_of(on(Buffered, **windowed), on(Buffered, **automatic)),
     Planned: st.one_of(on(Planned, **windowed), on(Planned, **automatic)),
 }
-SHUFFLES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {Shuffle: on(Shuffle, seed=seeds)}  # windows to rows
 BATCHES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # windows to batches
     Batched: on(
         Batched,
@@ -760,7 +759,7 @@ TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to w
 }
 SAMPLES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {Unbatch: on(Unbatch)}  # rows to dicts
 STREAMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {
-    RoundRobin: st.just(in_turn)
+    RoundRobin: st.just(lambda upstream: RoundRobin(upstream, upstream.streams))
 }  # streams of anything to one
 ITEMS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # anything to anything
     Ahead: on(Ahead, depth=few, name="test"),
@@ -785,7 +784,6 @@ STAGES: Final[set[type[Stage[Any]]]] = {
     *INDEXED,
     *SEVERAL_INDEXED,
     *WINDOWS,
-    *SHUFFLES,
     *BATCHES,
     *SHARES,
     *STEPS,
@@ -858,7 +856,7 @@ def row_links(
     """A few stages from rows to rows, shuffles among them; `seen`: what may lie below."""
     links: list[Link] = []
     alone = {CausalLabels, Chat}  # that want a mask, or a text, which no stage in between has left behind
-    classes: list[type[Stage[Any]]] = [*({*ROWS, Shuffle, Ahead, Repeat} - without - alone)]
+    classes: list[type[Stage[Any]]] = [*({*ROWS, Ahead, Repeat} - without - alone)]
     classes.sort(key=lambda cls: cls.__name__)
     for cls in draw(st.lists(st.sampled_from(classes), max_size=4)):
         if (cls in (TextBytes, Tokenize, Choose) and seen & CUTTERS) or (
@@ -866,9 +864,7 @@ def row_links(
         ):
             continue
         seen |= {cls}
-        if cls is Shuffle:
-            links += [draw(WINDOWS[Buffered]), draw(SHUFFLES[Shuffle])]
-        elif cls is Window:
+        if cls is Window:
             links += [draw(ROWS[Window]), lambda upstream: MapBlocks(upstream, last_of_each)]
         elif cls is Repeat:
             links += [draw(ITEMS[Repeat]), draw(ROWS[Take])]
@@ -941,8 +937,8 @@ def alone(cls: type[Stage[Any]]) -> SearchStrategy[Make]:
     if cls in ROWS | WINDOWS | SAMPLES:
         return st.builds(chain, blocks, (ROWS | WINDOWS | SAMPLES)[cls])
     below = st.builds(chain, blocks, WINDOWS[Buffered])
-    if cls in SHUFFLES | BATCHES:
-        return st.builds(chain, below, (SHUFFLES | BATCHES)[cls])
+    if cls in BATCHES:
+        return st.builds(chain, below, BATCHES[cls])
     planned = st.builds(chain, below, BATCHES[Batched])
     if cls in SHARES | STEPS:  # of an index, which knows its labels, and of which a rank locates its own rows
         known = st.builds(chain, indexed(), WINDOWS[Planned], BATCHES[Batched])

@@ -12,7 +12,7 @@ import pytest
 
 import brimful as bf
 from brimful.core.processes import Records
-from brimful.core.stream import all_stages
+from tests.samples import all_stages
 from brimful.sources import forward
 from brimful.store.manifest import MANIFEST, _digest
 from tests.cli.commands import invoke

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import brimful
 import brimful as bf
+from brimful.dataset import dataset_of
 from brimful.core.repeat import Repeat
 from brimful.core.stream import END, Stage, running
 from brimful.device.loaded import Loaded
@@ -117,7 +118,7 @@ def test_law_of_random_chains(make: draw.Make, epochs: tuple[int, ...], rows: in
 @examples(20)
 def test_law_of_data_sets(make: draw.Make, repeat: bool, rows: int, size: int) -> None:
     with draw.small(rows, size):
-        assert_exact_resume(lambda: bf.Dataset(make(), repeat), epochs=(), max_items=25, max_resumes=5)
+        assert_exact_resume(lambda: dataset_of(make(), repeat), epochs=(), max_items=25, max_resumes=5)
 
 
 @given(make=draw.rows(), data=st.data(), rows=st.integers(1, 5), size=sizes)
@@ -127,7 +128,7 @@ def test_law_of_batches(make: draw.Make, data: st.DataObject, rows: int, size: i
     ahead, repeat = data.draw(st.integers(0, 3)), data.draw(st.booleans())
 
     def batches() -> bf.Batches:
-        made = bf.Dataset(make(), repeat).select("input_ids").batch(policy, window=4, overlong="truncate")
+        made = dataset_of(make(), repeat).select("input_ids").batch(policy, window=4, overlong="truncate")
         return made.to_device("cpu", prefetch=ahead - 1, pad_on_device=True).enumerate().take(30) if ahead else made
 
     with draw.small(rows, size):
@@ -179,7 +180,6 @@ def assert_blocks_change_nothing(lengths: list[int], links: list[draw.Link], *cu
 ON_BLOCKS: dict[type[Stage[Any]], st.SearchStrategy[draw.Link]] = {
     **draw.ROWS,
     **draw.WINDOWS,
-    **draw.SHUFFLES,
     **draw.BATCHES,
 }
 del ON_BLOCKS[Planned]
@@ -191,7 +191,7 @@ del ON_BLOCKS[Planned]
 def test_blocks_never_change_what_a_stage_gives(
     cls: type[Stage[Any]], data: st.DataObject, lengths: list[int], some: tuple[int, ...], other: tuple[int, ...]
 ) -> None:
-    below = [data.draw(draw.WINDOWS[Buffered])] if cls in draw.SHUFFLES | draw.BATCHES else []
+    below = [data.draw(draw.WINDOWS[Buffered])] if cls in draw.BATCHES else []
     assert_blocks_change_nothing(lengths, [*below, data.draw(ON_BLOCKS[cls])], some, other)
 
 
@@ -251,7 +251,7 @@ def test_held_rows_come_out_where_upstream_ends_without_saying_so() -> None:
 
 def test_an_empty_epoch_is_empty_also_where_it_is_resumed() -> None:
     assert_exact_resume(lambda: Repeat(draw.Blocks((), (0, 0))))
-    assert_exact_resume(lambda: bf.Dataset(draw.Blocks((2, 3), (0, 1, 0))).filter(draw.never).take(5))
+    assert_exact_resume(lambda: dataset_of(draw.Blocks((2, 3), (0, 1, 0))).filter(draw.never).take(5))
 
 
 def test_an_empty_list_at_the_end_of_a_block_is_the_same_wherever_the_block_lies_in_memory() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful import algebra
+from brimful.dataset import dataset_of
 from brimful.core.stream import Stage, State, running
 from brimful.index.index import Index, RowSet
 from brimful.index.indexed import Indexed
@@ -86,11 +86,11 @@ def test_kind_says_which_stage_made_it_streamed(make: Callable[[], bf.Dataset], 
 @given(make=draw.indexed(), epoch=st.just(0))
 @examples(20)
 def test_any_sample_can_be_had_by_its_number(make: draw.Make, epoch: int) -> None:
-    data = bf.Dataset(make())
-    count = 20 if algebra.goes_on(data.stage) else len(data)
+    data = dataset_of(make())
+    count = 20 if data.stage.endless else len(data)
     taken = list(islice(data, count))
     assert first_difference([data[number] for number in range(len(taken))], taken) is None
-    if not algebra.goes_on(data.stage):
+    if not data.stage.endless:
         assert first_difference([data[number - count] for number in range(count)], taken) is None
         with pytest.raises(IndexError, match=rf"there is no sample {count} in a data set of {count}"):
             data[count]
@@ -120,13 +120,13 @@ def test_what_repeats_has_no_length() -> None:
     with pytest.raises(
         TypeError, match=r"^the length of this data set is not known: it is indexed and repeats without end "
     ):
-        len(tokens([1], [2]).skip(0) + bf.Dataset(tokens([1]).stage, repeats=True).skip(1))
+        len(tokens([1], [2]).skip(0) + dataset_of(tokens([1]).stage, repeats=True).skip(1))
     with pytest.raises(
         TypeError, match=r"^the lengths of this data set are not known: it repeats without end; take some"
     ):
-        bf.Dataset(tokens([1], [2]).stage, repeats=True).skip(1).lengths()
+        dataset_of(tokens([1], [2]).stage, repeats=True).skip(1).lengths()
     with pytest.raises(TypeError, match=r"^the number of batches is not known"):
-        len(bf.Dataset(tokens([1], [2]).stage, repeats=True).skip(1).batch(2))
+        len(dataset_of(tokens([1], [2]).stage, repeats=True).skip(1).batch(2))
 
 
 @given(st.integers(0, 9), st.lists(st.tuples(st.sampled_from("tsi"), st.integers(0, 9)), max_size=4), st.booleans())
@@ -255,7 +255,7 @@ def test_a_concatenation_has_the_columns_of_all_in_every_row(streamed: bool) -> 
     data = (one.map(dict) + two.map(dict) if streamed else one + two).skip(1)
     rows = [{"letter": "b", "n": None}, {"letter": None, "n": 1}]
     assert list(data) == rows
-    assert list(bf.Dataset(data.stage, repeats=True).take(3)) == [*rows, rows[0]]
+    assert list(dataset_of(data.stage, repeats=True).take(3)) == [*rows, rows[0]]
     assert {tuple(sample) for sample in data.shuffle(2)} == {("letter", "n")}
     (batch,) = data.batch(2, collate_fn=list)
     assert batch == rows
@@ -429,7 +429,7 @@ def test_a_store_that_is_far_away_is_told_of_the_rows_that_are_kept() -> None:
             told.extend(one.rows() for one in sets)
 
     source = FromSequence(Far([{"n": number} for number in range(300)]), True, 1)
-    assert sorted(drawn(bf.Dataset(source).filter(even))) == list(range(0, 300, 2))
+    assert sorted(drawn(dataset_of(source).filter(even))) == list(range(0, 300, 2))
     assert sorted(told[-1].tolist()) == list(range(0, 300, 2))
 
 

@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 import brimful as bf
+from brimful.dataset import dataset_of
 from brimful.core.states import sealed
 from brimful.index.index import Index
 from brimful.index.sequence import FromSequence
@@ -51,7 +52,7 @@ class Synthetic(Index):
 
 
 def synthetic(seed: int = 0, **options: Any) -> bf.Dataset:
-    return bf.Dataset(FromSequence(Synthetic(seed), shuffle=True, seed=42), **options)
+    return dataset_of(FromSequence(Synthetic(seed), shuffle=True, seed=42), **options)
 
 
 WAYS: dict[str, Callable[[], bf.Dataset]] = {

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.dataset import dataset_of
 from brimful.steps.batch import Batch
 from tests.effort import examples
 from tests.worlds import WORLDS, plans_by_step, taken_by_worlds
@@ -89,7 +90,7 @@ def test_a_state_resumes_on_any_world_size(
 ) -> None:
     mixed = mixture(*counts, *how)
     if repeat and len(mixed):
-        mixed = bf.Dataset(mixed.stage, repeats=True).take(len(mixed) + 60)  # into the next epoch of the mixture
+        mixed = dataset_of(mixed.stage, repeats=True).take(len(mixed) + 60)  # into the next epoch of the mixture
     batches = WAYS[way](mixed)
     with batches.iter() as it:
         expected = [batch_ids(batch) for batch in it]

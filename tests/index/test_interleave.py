@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.dataset import dataset_of
 from brimful.core.repeat import Repeat
 from brimful.core.stream import Stage, running
 from brimful.index.indexed import Indexed
@@ -237,4 +238,4 @@ def test_resume_is_exact_by_tokens() -> None:
 
 def test_lengths_alone_can_be_mixed() -> None:
     one, two = (FromSequence(LengthIndex(np.full(9, length)), False, 0) for length in (3, 5))
-    assert bf.Dataset(IndexInterleave((one, two), (2, 1), "first")).lengths().tolist() == ([3, 5, 3] * 5)[:14]
+    assert dataset_of(IndexInterleave((one, two), (2, 1), "first")).lengths().tolist() == ([3, 5, 3] * 5)[:14]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.core.stream import describe
+from brimful.core.stream import described
 from brimful.plan import CostBudget, OverlongError, TokenBudget, memory
 from brimful.testing import assert_exact_resume
 from tests.effort import examples
@@ -152,7 +152,7 @@ def test_a_stream_resumes_exactly() -> None:
 
 
 def test_a_state_is_refused_under_another_model() -> None:
-    assert describe(bf.MemoryBudget(model_of(), 2e6))["model"] == model_of().fingerprint()
+    assert described(bf.MemoryBudget(model_of(), 2e6))["model"] == model_of().fingerprint()
     with data().batch(bf.MemoryBudget(model_of(), 1.4e6), window=40).iter() as it:
         next(it)
         state = it.state_dict()

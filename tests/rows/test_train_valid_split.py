@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.dataset import dataset_of
 from brimful.index.index import Index
 from brimful.index.sequence import FromSequence, SequenceIndex
 from brimful.rows.hashes import column_hashes, row_hashes
@@ -120,7 +121,7 @@ class Counting(Index):
 @pytest.mark.parametrize(("key", "columns"), [(None, ("id", "doc", "input_ids")), ("doc", ("doc",))])
 def test_all_rows_are_read_once_for_both_sides_and_of_a_key_nothing_else(key: Any, columns: tuple[str, ...]) -> None:
     index = Counting(SequenceIndex(documents(9_000)))
-    train, valid = bf.Dataset(FromSequence(index, True, 0)).train_valid_split(0.1, key=key)
+    train, valid = dataset_of(FromSequence(index, True, 0)).train_valid_split(0.1, key=key)
     assert not index.read
     assert len(train) + len(valid) == 9_000
     assert index.read == [(4_096, columns), (4_096, columns), (808, columns)]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.dataset import dataset_of
 from brimful.rows import zip as rows_zip
 from brimful.testing import assert_exact_resume
 from tests.effort import examples
@@ -141,7 +142,7 @@ def test_an_error_of_one_comes_after_the_rows_before_it(tmp_path: Path) -> None:
 def test_resume_is_exact_at_every_sample(source: Any, other: Any) -> None:
     def data() -> bf.Dataset:
         odd = of(other, "b", range(14)).filter(lambda sample: sample["b"] % 2 > 0)
-        return bf.zip_datasets([of(source, "a", range(7), repeat=True), bf.Dataset(odd.stage, repeats=True)]).take(17)
+        return bf.zip_datasets([of(source, "a", range(7), repeat=True), dataset_of(odd.stage, repeats=True)]).take(17)
 
     with small(2):
         assert_exact_resume(data)
@@ -191,7 +192,7 @@ def test_indexed_data_side_by_side_are_as_if_they_had_been_one() -> None:
     for way in (
         lambda data: data.shuffle(30),
         lambda data: data.skip(7).stride(3, 1),
-        lambda data: bf.Dataset(data.stage, repeats=True).take(450),
+        lambda data: dataset_of(data.stage, repeats=True).take(450),
         lambda data: data.select(["labels", "id"]).rename({"id": "n"}),
     ):
         assert list(map(plain, way(both))) == list(map(plain, way(whole)))
@@ -238,7 +239,7 @@ def test_data_that_are_shuffled_apart_are_paired_as_they_come() -> None:
 
 def test_many_are_side_by_side_however_large_unless_all_are_shuffled_apart() -> None:
     def part(name: str, **options: Any) -> bf.Dataset:
-        return bf.Dataset(of(bf.from_sequence, name, range(3), **options).stage, repeats=True)
+        return dataset_of(of(bf.from_sequence, name, range(3), **options).stage, repeats=True)
 
     names = [f"c{number}" for number in range(60)]
     assert bf.zip_datasets([part(name) for name in names]).peek(1) == [dict.fromkeys(names, 0)]

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 import brimful as bf
-from brimful.algebra import sampled
 from brimful.core.stream import BLOCK_ROWS
 from brimful.sources.files import FromFiles
 from brimful.steps.round_robin import RoundRobin
@@ -531,6 +530,6 @@ def test_the_schema_is_inferred_once_for_all_streams(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("streams", [1, 64, 10_000])
 def test_samples_ahead_are_a_blocks_worth_in_all_streams_together(streams: int) -> None:
-    turns = sampled(bf.from_files("a.jsonl", streams=streams).stage, False)
+    turns = bf.from_files("a.jsonl", streams=streams)._samples
     assert isinstance(turns, RoundRobin)
     assert streams <= turns.ahead * streams <= max(BLOCK_ROWS, streams)

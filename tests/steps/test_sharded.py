@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 import brimful as bf
+from brimful.dataset import dataset_of
 from brimful.batches import _say_unsharded
 from brimful.index.index import Index
 from brimful.steps.batch import Batch
@@ -251,7 +252,7 @@ class Counting(Index):
 
 def counting(data: bf.Dataset) -> tuple[bf.Dataset, list[int]]:
     asked: list[int] = []
-    return bf.Dataset(replace(data.stage, rows=Counting(data.stage.rows, asked))), asked  # type: ignore[call-arg, attr-defined]
+    return dataset_of(replace(data.stage, rows=Counting(data.stage.rows, asked))), asked  # type: ignore[call-arg, attr-defined]
 
 
 POLICIES: dict[str, Callable[[bf.Dataset], bf.Batches]] = {
