@@ -63,7 +63,8 @@ class BatchOptions(_Options, total=False):
     collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of a layout. What it draws at
         random (from Python's, numpy's and torch's generators, or some of its own) is keyed by the batch: the same whatever
         runs ahead, on any number of ranks, and after a resume; the process's generators are afterwards as before. So it is
-        called as a batch is taken, also where `prefetch` or `to_device` run ahead, unless it has workers.
+        called as a batch is taken, also where `prefetch` or `to_device` run ahead, unless it has workers. On several ranks it
+        returns a dict, in which fillers are marked; or say shard(uneven="drop").
     max_workers: batches for which it is called at once, ahead of use; 0: by the caller's thread.
     executor_type: what calls it: "process" (which takes seconds to begin where the function needs torch); or "thread", where it
         leaves the interpreter's lock and draws nothing at random.
