@@ -667,6 +667,37 @@ MUTANTS = [
     ),
     # -- a rank's own rows, and the labels of its step
     Mutant(
+        "chosen_labels are padded with a token",
+        "rows/ragged.py",
+        'name == LABELS or name.endswith(f"_{LABELS}")',
+        "name == LABELS",
+        of("tensors/test_columns", "test_every_column_of_labels_is_padded_with_minus_100[False]"),
+    ),
+    Mutant(
+        "labels that a tokenizer made are padded with its own id",
+        "batching.py",
+        "padding.id is not None and not is_labels(name)",
+        "padding.id is not None",
+        of("tensors/test_columns", "test_every_column_of_labels_is_padded_with_minus_100[False]"),
+    ),
+    Mutant(
+        "arrays with a ragged dimension become nested lists",
+        "tensors/columns.py",
+        "return depth > 1 and _is_number(kind)",
+        "return False",
+        of(
+            "tensors/test_columns",
+            "test_arrays_with_a_ragged_dimension_are_an_error_whatever_lies_beside_a_row[tokens-in memory]",
+        ),
+    ),
+    Mutant(
+        "a filler is not marked where a collate_fn makes no dict",
+        "tensors/collated.py",
+        "if batch.may_fill and not isinstance(item, MutableMapping):",
+        "if False:",
+        of("steps/test_sharded", "test_fillers_that_nothing_can_mark_are_refused_on_every_rank[False-False]"),
+    ),
+    Mutant(
         "each rank locates the rows of all",
         "steps/sharded.py",
         "batches[own] = apart(batches[own])",
@@ -1211,6 +1242,20 @@ MUTANTS = [
         ("tests/plan/test_budget.py",),
     ),
     # -- memory
+    Mutant(
+        "shuffled batches have the same order each epoch",
+        "memory/dataloader.py",
+        "self._epoch += 1",
+        "self._epoch += 0",
+        of("memory/test_dataloader", "test_shuffled_are_the_built_batches_in_another_order_each_epoch"),
+    ),
+    Mutant(
+        "a misspelt keyword goes to the tokenizer",
+        "memory/dataloader.py",
+        "if name not in named]",
+        "if False]",
+        of("memory/test_dataloader", "test_what_is_wrong_is_said_at_once"),
+    ),
     Mutant(
         "the next peak counts as one of those that were seen",
         "memory/margin.py",
@@ -1996,6 +2041,23 @@ MUTANTS = [
         of("test_loader", "test_nothing_comes_twice_or_never_where_loops_are_left_and_restored"),
     ),
     # -- integrations: what trainers count is what was trained on, and what they skip costs nothing
+    Mutant(
+        "a mixture of what repeats is counted to its end",
+        "integrations/transformers/data.py",
+        "batches.stage, goes_on(batches.planned), None",
+        "batches.stage, False, None",
+        of("integrations/test_transformers", "test_what_repeats_is_trained_by_epochs_of_the_data"),
+    ),
+    Mutant(
+        "encoders that were made decoders are given packed rows",
+        "integrations/transformers/settings.py",
+        'for role in ("is_decoder", "is_encoder_decoder")',
+        'for role in ("is_encoder_decoder",)',
+        of(
+            "integrations/test_transformers",
+            "test_packed_batches_are_refused_for_models_that_mix_their_samples[bert]",
+        ),
+    ),
     Mutant(
         "what Trainer has read for an optimizer step that was broken off counts as trained",
         "integrations/transformers/data.py",

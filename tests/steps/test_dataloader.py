@@ -50,7 +50,7 @@ def test_indexed_data_are_a_map_style_data_set() -> None:
         ),
         (
             lambda: DataLoader(STREAMED.batch(2)),
-            r"cache\(\) it to know \(a DataLoader takes loader\(\), with batch_size=None\)$",
+            r"cache\(\) it to know \(a DataLoader takes loader\(\), with batch_size=None\)\. Hugging Face's Trainer",
         ),
         (
             lambda: DataLoader(RAGGED.batch(2).loader()),

@@ -141,7 +141,7 @@ def arrow(rows: Rows, wide: bool) -> pa.Table:
         "score": pa.float32(),
         "good": pa.bool_(),
         "text": pa.large_string() if wide else pa.string(),
-        "nested": lists(lists(pa.int32())),
+        "nested": lists(lists(pa.string())),
     }
     schema = pa.schema([(name, kinds[name]) for name in rows[0]])
     return pa.Table.from_pylist([rows[-1], *rows], schema=schema).slice(1)

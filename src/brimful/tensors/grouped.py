@@ -30,7 +30,7 @@ def grouped(batch: Batch, columns: Columns, num_groups: int, rounding: Rounding)
     group, `.ungroup()` gives the samples back in the order of the batch. Padding comes last.
 
     In `groups` are lists of numbers, numbers, arrays of one shape, `attention_mask` and `lengths`. Beside it, as lists in the
-    order of the batch, is what makes no tensor: text, and lists of lists, whatever their shapes. A ragged dimension bears the
+    order of the batch, is what makes no tensor: text, and lists of it. A ragged dimension bears the
     name of its column; of those that go with a length column, `attention_mask` too, the name is that of the length column:
     `apply(model, inputs=["input_ids"], masks="input_ids", outputs="input_ids ...")`, or `masks="~input_ids"`.
 
