@@ -635,7 +635,7 @@ MUTANTS = [
         "plan/budget.py",
         "self.max_tokens.__floordiv__",
         "(self.max_tokens + 1).__floordiv__",
-        ORACLE,
+        of("test_oracle", "test_random_pipelines_hold_what_plain_python_says[5]"),
     ),
     Mutant(
         "lengths are those of tokens that a mask hides, too",

@@ -854,3 +854,10 @@ def test_what_a_collate_fn_raises_names_itself_and_the_place() -> None:
     with pytest.raises(bf.StageError, match=words) as caught:
         next(iter(batches))
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("layout", ["padded", "nested"])
+def test_lengths_are_those_of_tokens_that_a_mask_shows(layout: Any) -> None:
+    rows = [{"input_ids": [5, 6, 7], "attention_mask": [0, 1, 1]}, {"input_ids": [], "attention_mask": []}]
+    (batch,) = bf.from_sequence([*rows, {"input_ids": [8], "attention_mask": [1]}]).batch(3, layout=layout)
+    assert batch["lengths"].tolist() == [2, 0, 1]
