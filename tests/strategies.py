@@ -40,10 +40,10 @@ from brimful.core.take_items import TakeItems
 from brimful.device.bucketed import Bucketed, ToBuckets
 from brimful.device.loaded import Loaded
 from brimful.device.warm_up import Synthetic
-from brimful.index.indexed import Choose as IndexChoose
-from brimful.index.indexed import ChooseSource as IndexChooseSource
 from brimful.index.concat import Concat as IndexConcat
 from brimful.index.filter import Filter as IndexFilter
+from brimful.index.indexed import Choose as IndexChoose
+from brimful.index.indexed import ChooseSource as IndexChooseSource
 from brimful.index.interleave import Interleave as IndexInterleave
 from brimful.index.repeat import Repeat as IndexRepeat
 from brimful.index.sequence import FromSequence

@@ -12,10 +12,10 @@ import pytest
 
 import brimful as bf
 from brimful.core.processes import Records
-from tests.samples import all_stages
 from brimful.sources import forward
 from brimful.store.manifest import MANIFEST, _digest
 from tests.cli.commands import invoke
+from tests.samples import all_stages
 
 
 @pytest.mark.parametrize("end", [".jsonl", ".txt", ".csv", ".jsonl.gz"])

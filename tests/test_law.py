@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 import brimful
 import brimful as bf
-from brimful.dataset import dataset_of
 from brimful.core.repeat import Repeat
 from brimful.core.stream import END, Stage, running
+from brimful.dataset import dataset_of
 from brimful.device.loaded import Loaded
 from brimful.index.concat import Concat as IndexConcat
 from brimful.index.interleave import Interleave as IndexInterleave

@@ -355,7 +355,8 @@ def batches_of(
     """Rows to batches: windows of them, each planned, each batch collated."""
     parts = None if order.micro_batches is None else integer("micro_batches", order.micro_batches, 1, "batch")
     planner = planner if parts is None else planner.divided(parts)
-    shuffle: ShuffleBatches = False if planner.in_order else check_shuffle(order.shuffle_batches)
+    shuffle = check_shuffle(order.shuffle_batches)
+    shuffle = False if planner.in_order else shuffle
     shuffle = "stratified" if parts is not None and shuffle is True else shuffle
     known = paddings(stage.tokenizers())
     rules = _rules(known, columns)

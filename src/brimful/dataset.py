@@ -774,7 +774,8 @@ class Dataset:
                 What it draws at random (from Python's, numpy's and torch's generators, or some of its own) is keyed by the
                 batch: the same whatever runs ahead, on any number of ranks, and after a resume; the process's generators
                 are afterwards as before. So it is called as a batch is taken, also where `prefetch` or `to_device` run
-                ahead, unless it has workers.
+                ahead, unless it has workers. On several ranks it returns a dict, in which fillers are marked; or say
+                shard(uneven="drop").
             max_workers: batches for which it is called at once, ahead of use; 0: by the caller's thread.
             executor_type: what calls it: "process" (which takes seconds to begin where the function needs torch); or
                 "thread", where it leaves the interpreter's lock and draws nothing at random.
@@ -921,8 +922,7 @@ class Dataset:
         Args:
             row_length: tokens in a row.
             rows: rows in a batch, in every one: those that a window's last batch lacks are padding.
-            window: samples to plan over; "auto": what fills 250 rows, where .3 % is wasted, or 100 x `rows` where those
-                are more (of streams 256 MB at most).
+            window: samples to plan over; "auto": what fills 250 batches, where .2 to .5 % is wasted; of streams 256 MB at most.
             overlong: what becomes of a sample longer than a row: "raise", "truncate", "drop", or "split" (cut into pieces).
             hf_flash_attention: name the boundaries as transformers' flash attention does alone, not cu_seqlens and
                 max_seqlen too.

@@ -19,7 +19,7 @@ def test_shows_where_a_run_is(corpus: Corpus, tmp_path: Path) -> None:
     lines = invoke("state", "show", state).stdout.splitlines()
     assert lines[:2] == ["batches   3", "version   4"]
     stages = [line.split("(")[0].strip() for line in lines[lines.index("pipeline") + 1 : -2]]
-    assert stages == ["from_files", "tokenize", "window", "batch", "columns"]
+    assert stages == ["from_files", "tokenize", "batch"]
     assert (
         json.loads(lines[-2].removeprefix("position  "))
         == json.loads(json.loads(state.read_bytes())["loader"]["iterator"])["position"]

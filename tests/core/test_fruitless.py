@@ -30,17 +30,17 @@ def none(sample: dict[str, Any]) -> bool:
 
 
 ENDLESS: tuple[Callable[[], Any], ...] = (
-    lambda: indexed().skip(1).filter(none),
-    lambda: indexed().stride(2, 0).filter(none),
+    lambda: indexed().skip(1).stream().filter(none),
+    lambda: indexed().stride(2, 0).stream().filter(none),
     lambda: indexed().skip(1).map(lambda sample: 1 / 0, on_error="skip"),
     lambda: indexed().skip(1).batch_by_tokens(4, overlong="drop"),
-    lambda: indexed().skip(1).filter(none).batch(10),
+    lambda: indexed().skip(1).stream().filter(none).batch(10),
     lambda: streamed().skip(1).filter(none),
     lambda: streamed().take(10**9).filter(none),
     lambda: streamed().skip(1).filter(none).batch_by_tokens(100),
-    lambda: bf.interleave_datasets([indexed(), indexed()]).filter(none),
+    lambda: bf.interleave_datasets([indexed(), indexed()]).stream().filter(none),
     lambda: bf.interleave_datasets([streamed(), streamed()]).filter(none).shuffle(100),
-    lambda: indexed().skip(1).filter(none).batch(10).prefetch(2),
+    lambda: indexed().skip(1).stream().filter(none).batch(10).prefetch(2),
 )
 
 
@@ -63,6 +63,6 @@ def test_a_rare_sample_is_waited_for() -> None:
         seen.append(1)
         return len(seen) % 6_001 == 0
 
-    for data in (indexed().skip(1), streamed().skip(1)):
+    for data in (indexed().skip(1).stream(), streamed().skip(1)):
         seen: list[int] = []
         assert len(list(data.filter(seldom).take(4))) == 4, "600 epochs of 10 rows lie between two of them"

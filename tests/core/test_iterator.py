@@ -531,7 +531,7 @@ def test_a_function_that_the_run_calls_may_close_it(make: Any, caplog: pytest.Lo
     def calm(given: Any) -> Any:
         return draw.letters(given) if isinstance(given, list) and isinstance(given[0], str) else given
 
-    calm.__name__ = "close"  # states know functions by their names
+    calm.__name__, calm.__qualname__ = close.__name__, close.__qualname__  # states know functions by their names
     with draw.small(2):
         expected = taken(make(calm).iter())
         it = make(close).iter()

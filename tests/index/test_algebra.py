@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.dataset import dataset_of
 from brimful.core.stream import Stage, State, running
+from brimful.dataset import dataset_of
 from brimful.index.index import Index, RowSet
 from brimful.index.indexed import Indexed
 from brimful.index.lengths import LengthIndex
@@ -58,15 +58,15 @@ KINDS: dict[str, tuple[Callable[[], bf.Dataset], str]] = {
     "filter": (lambda: ROWS.filter(even), "indexed"),
     "filters": (lambda: (ROWS.filter(even).filter(even) + ROWS).shuffle(4).filter(even).take(3), "indexed"),
     "a cache": (lambda: ROWS.map(dict).cache().take(3), "indexed"),
-    "a filter with a seed": (lambda: ROWS.filter(lambda sample, rng: True, seed=1), "streamed (by Filter)"),
-    "a filter of a slice": (lambda: ROWS.take(3).filter(even).skip(1), "streamed (by Filter)"),
-    "a filter of a mixture": (lambda: bf.interleave_datasets([ROWS, ROWS]).filter(even), "streamed (by Filter)"),
-    "a filter of a slice in a concatenation": (lambda: (ROWS + ROWS.skip(1)).filter(even), "streamed (by Filter)"),
-    "map": (lambda: ROWS.take(3).map(dict).take(2).shuffle(3), "streamed (by Map)"),
-    "a seeded map": (lambda: ROWS.map(lambda sample, rng: sample, seed=1).take(1), "streamed (by Map)"),
-    "enumerate": (lambda: ROWS.enumerate(), "streamed (by Enumerate)"),
-    "a mixture with a stream": (lambda: ROWS + bf.from_iterable([{"n": 1}]), "streamed (by FromIterable)"),
-    "a concatenation with a map": (lambda: (ROWS + ROWS.map(dict)).take(1), "streamed (by Map)"),
+    "a filter with a seed": (lambda: ROWS.stream().filter(lambda sample, rng: True, seed=1), "streamed (by seed)"),
+    "a filter of a slice": (lambda: ROWS.take(3).stream().filter(even).skip(1), "streamed (by filter)"),
+    "a filter of a mixture": (lambda: bf.interleave_datasets([ROWS, ROWS]).stream().filter(even), "streamed (by filter)"),
+    "a filter of a slice in a concatenation": (lambda: (ROWS + ROWS.skip(1)).stream().filter(even), "streamed (by filter)"),
+    "map": (lambda: ROWS.take(3).map(dict).take(2).shuffle(3), "streamed (by map)"),
+    "a seeded map": (lambda: ROWS.map(lambda sample, rng: sample, seed=1).take(1), "streamed (by seed)"),
+    "enumerate": (lambda: ROWS.enumerate(), "streamed (by enumerate)"),
+    "a mixture with a stream": (lambda: ROWS + bf.from_iterable([{"n": 1}]), "streamed (by from_iterable)"),
+    "a concatenation with a map": (lambda: (ROWS + ROWS.map(dict)).take(1), "streamed (by map)"),
 }
 
 
@@ -112,7 +112,7 @@ def test_half_a_sample_is_refused_rather_than_rounded(data: bf.Dataset) -> None:
 
 
 def test_samples_of_streamed_data_cannot_be_had_by_number() -> None:
-    with pytest.raises(TypeError, match=r"cannot be had by number: it is streamed \(by Map\); cache it"):
+    with pytest.raises(TypeError, match=r"cannot be had by number: it is streamed \(by map\); cache it"):
         bf.from_sequence(["a"]).map(dict)[0]
 
 
@@ -230,7 +230,7 @@ def test_windows_are_those_that_streamed_rows_give(make: draw.Make, rows: int) -
 def test_a_shuffle_has_the_order_that_it_had(count: int, size: int, seed: int, epoch: int) -> None:
     source = numbered(count, shuffle=True).stage
     assert isinstance(source, FromSequence)
-    assert items(IndexShuffle(source, size, seed), epoch) == items(Shuffle(Planned(source, size), seed), epoch)
+    assert items(IndexShuffle(source, size, seed), epoch) == items(Shuffle(source, size, seed), epoch)
 
 
 def test_an_endless_shuffle_has_windows_over_the_ends_of_epochs() -> None:
@@ -274,7 +274,7 @@ def test_columns_that_nothing_unites_are_refused_wherever_they_are_joined(
     one, two = letters("ab"), bf.from_sequence([{"letter": value}])
     data = verb([part.map(dict) if number in streamed else part for number, part in enumerate((one, one, two))])
     if value is None:
-        assert list(data.filter(lambda sample: sample["letter"] is None)) == [{"letter": None}]
+        assert list(data.stream().filter(lambda sample: sample["letter"] is None)) == [{"letter": None}]
         return
     kind = str(pa.array([value]).type)
     message = (
@@ -454,15 +454,8 @@ def test_a_random_function_is_refused_with_both_sides_named() -> None:
         run(1).iter(it.state_dict())
     with pytest.raises(bf.StateError, match=r"filter\.crc32 was \d+ when it was saved and is \d+ here"):
         numbered(4).filter(even).iter(
-            numbered(4).filter(lambda sample: not even(sample)).iter().state_dict()
-            | {"header": _named(numbered(4).filter(lambda sample: not even(sample)).iter().state_dict()["header"])}
+            numbered(4).filter(lambda sample: not even(sample)).iter().state_dict(), allow="functions"
         )
-
-
-def _named(header: Any) -> Any:
-    """A header in which the function has the name of `even`."""
-    header["fn"] = "even"
-    return header
 
 
 @pytest.mark.parametrize("count", [1, 10])

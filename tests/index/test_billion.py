@@ -14,8 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 import brimful as bf
-from brimful.dataset import dataset_of
 from brimful.core.states import sealed
+from brimful.dataset import dataset_of
 from brimful.index.index import Index
 from brimful.index.sequence import FromSequence
 from brimful.rows.blocks import Block

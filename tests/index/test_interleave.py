@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.dataset import dataset_of
 from brimful.core.repeat import Repeat
 from brimful.core.stream import Stage, running
+from brimful.dataset import dataset_of
 from brimful.index.indexed import Indexed
 from brimful.index.interleave import Interleave as IndexInterleave
 from brimful.index.lengths import LengthIndex
@@ -177,7 +177,7 @@ def test_by_tokens_the_weights_are_shares_of_tokens(streamed: bool) -> None:
         served[sample["input_ids"][0]] += len(sample["input_ids"])
     assert sum(served) > 200_000
     assert served[0] / sum(served) == pytest.approx(0.75, abs=0.01)
-    assert mixed.kind == ("streamed (by FromIterable)" if streamed else "indexed")
+    assert mixed.kind == ("streamed (by from_iterable)" if streamed else "indexed")
 
 
 def test_streamed_shares_of_tokens_are_exact_to_a_sample_at_any_time() -> None:

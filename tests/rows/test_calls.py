@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import brimful as bf
-from tests.samples import all_stages
 from brimful.windows.buffered import Buffered
+from tests.samples import all_stages
 from tests.shards import write
 
 ROWS = 10_000

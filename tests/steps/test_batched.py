@@ -64,7 +64,7 @@ def test_the_number_of_batches_is_known_for_indexed_data() -> None:
     assert len(data) == len(numbers(data))
     with pytest.raises(
         TypeError,
-        match=r"^the number of batches is not known: the data set is streamed \(by Map\); cache\(",
+        match=r"^the number of batches is not known: the data set is streamed \(by map\); cache\(",
     ):
         len(tokens([1]).map(lambda sample: sample).batch(1))
 

@@ -42,7 +42,7 @@ def test_indexed_data_are_a_map_style_data_set() -> None:
         ),
         (
             lambda: DataLoader(STREAMED),
-            r"is not known: it is streamed \(by Map\) \(a DataLoader takes its loader\(\)\)$",
+            r"is not known: it is streamed \(by map\) \(a DataLoader takes its loader\(\)\)$",
         ),
         (
             lambda: DataLoader(RAGGED.batch(2)),

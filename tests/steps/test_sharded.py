@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 import brimful as bf
-from brimful.dataset import dataset_of
 from brimful.batches import _say_unsharded
+from brimful.dataset import dataset_of
 from brimful.index.index import Index
 from brimful.steps.batch import Batch
 from brimful.testing import first_difference
@@ -117,7 +117,7 @@ def test_a_filler_has_no_weight_and_no_label() -> None:
 
 def test_streamed_data_are_refused_at_a_world_size_above_one() -> None:
     streamed = dataset(10).map(lambda sample: sample).batch(2)
-    with pytest.raises(ValueError, match=r"streamed \(by Map\) data cannot be shared out among 2 ranks"):
+    with pytest.raises(ValueError, match=r"streamed \(by map\) data cannot be shared out among 2 ranks"):
         next(iter(streamed.shard(0, 2)))
     assert len(list(streamed.shard(0, 1))) == 5
 
@@ -155,12 +155,12 @@ def test_ranks_that_all_read_the_same_are_told_once(
 
 def test_why_the_number_of_batches_is_not_known() -> None:
     streamed = dataset(10).map(lambda sample: sample)
-    with pytest.raises(TypeError, match=r"the number of batches is not known: the data set is streamed \(by Map\)"):
+    with pytest.raises(TypeError, match=r"the number of batches is not known: the data set is streamed \(by map\)"):
         len(streamed.take(5).batch(2).shard(0, 2))
     repeated = bf.from_sequence([{"input_ids": [1]}], repeat=True).batch(2)
     with pytest.raises(TypeError, match="the data set repeats without end"):
         len(repeated.shard(0, 2))
-    with pytest.raises(TypeError, match=r"the data set is streamed \(by FromFiles\)"):
+    with pytest.raises(TypeError, match=r"the data set is streamed \(by from_files\)"):
         len(bf.from_files("nowhere.jsonl", streams=2).batch(2))
 
 

@@ -228,7 +228,7 @@ def test_lengths_of_a_column_with_nulls_are_refused(tmp_path: Path) -> None:
 
 def test_lengths_of_a_stream_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        TypeError, match=r"the lengths of this data set are not known: it is streamed \(by FromIterable\); cache it"
+        TypeError, match=r"the lengths of this data set are not known: it is streamed \(by from_iterable\); cache it"
     ):
         bf.from_iterable([{"x": 1}]).lengths()
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.dataset import dataset_of
 from brimful.batches import _say_right
+from brimful.dataset import dataset_of
 from brimful.grouping import Collection
 from brimful.testing import assert_exact_resume
 from tests.effort import examples

@@ -97,14 +97,13 @@ def _begun(saved: Any) -> int | None:
     return next((found for value in saved.values() if (found := _begun(value)) is not None), None)
 
 
-def _stages(header: dict[str, Any], depth: int) -> Iterator[tuple[int, str]]:
+def _stages(header: list[dict[str, Any]], depth: int) -> Iterator[tuple[int, str]]:
     """The stages of a pipeline from its source on, as (depth, line); the branches of a mix lie one deeper."""
-    if "upstream" in header:
-        yield from _stages(header["upstream"], depth)
-    for branch in header.get("upstreams", ()):
-        yield from _stages(branch, depth + 1)
-    settings = {name: value for name, value in header.items() if name not in ("type", "upstream", "upstreams")}
-    yield depth, f"{header['type']}{_settings(settings)}"
+    for stage in header:
+        for branch in stage.get("datasets", ()):
+            yield from _stages(branch, depth + 1)
+        settings = {name: value for name, value in stage.items() if name not in ("verb", "datasets")}
+        yield depth, f"{stage.get('verb', '')}{_settings(settings)}"
 
 
 def _settings(settings: dict[str, Any]) -> str:
@@ -120,5 +119,7 @@ def _settings(settings: dict[str, Any]) -> str:
 def _value(value: Any) -> str:
     if not isinstance(value, dict):
         return repr(value)
+    if value.keys() == {"function"}:
+        return str(value["function"])
     inner = {name: inside for name, inside in value.items() if name != "type"}
     return f"{value.get('type', '')}{_settings(inner) or '()'}"

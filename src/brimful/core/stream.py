@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from math import isfinite
 from numbers import Real
@@ -320,7 +320,7 @@ def described(value: Any) -> Any:
         return number if isfinite(number) else str(number)
     if isinstance(value, (list, tuple, set, frozenset)):
         return [described(item) for item in (sorted(value) if isinstance(value, (set, frozenset)) else value)]
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(name): described(item) for name, item in value.items()}
     if hasattr(value, "fingerprint"):
         return value.fingerprint()

@@ -25,6 +25,10 @@ class RowKeys(Stage[Block]):
     def __post_init__(self) -> None:
         settle(self, "seed", None)
 
+    @property
+    def streamed_by(self) -> str:
+        return self.upstream.streamed_by or "seed"
+
     def stream(self, number: int, count: int) -> RowKeys:
         return RowKeys(self.upstream.stream(number, count), random.key(self.seed, number))
 

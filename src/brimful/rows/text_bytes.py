@@ -26,6 +26,10 @@ class TextBytes(Blockwise):
 
     column: str
 
+    @property
+    def streamed_by(self) -> str:
+        return self.upstream.streamed_by or "map_batches_in_order"
+
     def apply(self, block: Block) -> Block:
         array = column_of(block, self.column)
         if pa.types.is_dictionary(array.type) or pa.types.is_string_view(array.type):

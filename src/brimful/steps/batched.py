@@ -61,6 +61,10 @@ class Batched(Stage[Batch]):
         settle(self, "group", 1, "batch")
         settle(self, "seed", None)
 
+    @property
+    def label(self) -> str:
+        return self.planner.verb
+
     def settings(self) -> dict[str, Any]:
         order = {"drop_last": self.drop_last, "shuffle_batches": self.shuffle_batches, "group": self.group}
         return {**self.planner.settings(), **order, "seed": self.seed}

@@ -30,8 +30,8 @@ from brimful.rows.blocks import Sample, call, samples
 from brimful.steps.batch import Batch, Pieces
 from brimful.windows.window import Window
 
-PACKED_ROWS: Final = 250
-"""That a window of packed rows fills at least, where its size is chosen for the user."""
+PACKED_BATCHES: Final = 250
+"""That a window of packed rows fills, where its size is chosen for the user: half of one, on average, is empty rows."""
 
 
 class BatchPlanner(ABC):
@@ -155,7 +155,7 @@ class ByPacking(BatchPlanner):
         return self.policy
 
     def rows_of(self, batches: int | None) -> int:
-        return max(PACKED_ROWS, 100 * self.num_rows) if batches is None else batches * self.num_rows
+        return (batches or PACKED_BATCHES) * self.num_rows
 
     def shapes(self) -> list[tuple[int, ...]]:
         return [(self.num_rows, self.policy.row_length)]

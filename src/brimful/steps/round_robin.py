@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast, get_args
 
 from brimful.core.background import Channel, close_together
 from brimful.core.errors import DataError, StateError, one_of, settle
-from brimful.core.stream import END, Stage, State, chain, running, runtime
+from brimful.core.stream import END, Stage, State, running, runtime, shown
 from brimful.steps.agreement import AHEAD_ROUNDS, Agreement, store_of
 from brimful.steps.batch import Uneven, filler
 from brimful.steps.distributed import Rank, resolve
@@ -122,7 +122,7 @@ class RoundRobin(Stage[T]):
                 f"{rank.world_size} ranks that read streams must agree on where an epoch ends: initialise torch.distributed "
                 "before iterating, or give shard(group=...) a torch.distributed.Store that they share"
             )
-        name = " > ".join(chain(self))
+        name = shown(self)
         header, begins = {"of": self.header()} | {"uneven": self.uneven}, {"epoch": at["epoch"], "next": at["next"]}
         agreement = Agreement(store, *rank, name, header, begins, self.timeout_seconds)
         rounds = Channel(lambda: self._rounds(at["next"], readers, agreement), 1, "streams")

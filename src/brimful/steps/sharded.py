@@ -71,6 +71,10 @@ class Sharded(Stage[Batch]):
 
     is_sharded = True
 
+    @property
+    def streamed_by(self) -> str:
+        return self.upstream.streamed_by
+
     def sharded(self, **how: Any) -> Stage[Batch]:
         return self.upstream.sharded(**how)
 

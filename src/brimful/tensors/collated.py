@@ -14,7 +14,7 @@ import numpy as np
 from brimful.core.errors import TALLY, Tally, logger
 from brimful.core.later import then
 from brimful.core.stats import Made
-from brimful.core.stream import Stage, State, running, runtime
+from brimful.core.stream import Stage, State, described, running, runtime
 from brimful.rows.ragged import LABELS, NOT_TRAINED_ON
 from brimful.steps.batch import Batch, NumLabels
 from brimful.tensors.layouts import OF_RANKS, OF_STEPS, SIGNED, ByFunction, Collating, ColumnRules, Layout, refuse_taken
@@ -32,6 +32,7 @@ class Collated(Stage[Any]):
     """
 
     itemwise = True
+    label = ""  # what plans its batches is shown
 
     upstream: Stage[Batch]
     rules: ColumnRules
@@ -48,8 +49,7 @@ class Collated(Stage[Any]):
         return self.layout
 
     def settings(self) -> dict[str, Any]:
-        tokens = self.rules.token_columns
-        return {"token_columns": tokens and [*tokens], "pad_values": dict(self.rules.pad_values)}
+        return {"token_columns": described(self.rules.token_columns), "pad_values": described(self.rules.pad_values)}
 
     def rehearsed(self, batches: Callable[[Any], Stage[Any]]) -> Stage[Any]:
         return batches(self)
