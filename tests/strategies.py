@@ -145,8 +145,8 @@ class Blocks(Stage[Block]):
     lengths: tuple[int, ...]
     sizes: tuple[int, ...] = ()
 
-    def fingerprint(self) -> str:
-        return f"Blocks({self.lengths})"
+    def settings(self) -> dict[str, Any]:
+        return {"lengths": [*self.lengths]}
 
     def start(self, epoch: int) -> State:
         return [epoch, 0]

@@ -282,7 +282,10 @@ def test_all_that_is_named_is_there() -> None:
             lambda data: data.batch(2, shuffle=True),
             r"batch\(\) got an unexpected keyword argument 'shuffle'",
         ),
-        (lambda data: data.batch_by_tokens(9, colate_fn=list), r"batch_by_tokens\(\) got an unexpected keyword argument 'colate_fn'"),
+        (
+            lambda data: data.batch_by_tokens(9, colate_fn=list),
+            r"batch_by_tokens\(\) got an unexpected keyword argument 'colate_fn'",
+        ),
         (lambda data: data.batch_by(2, len, key=1), r"multiple values|unexpected keyword"),
         (lambda data: data.pack(9, layout="nested"), r"pack\(\) got an unexpected keyword argument 'layout'"),
     ],

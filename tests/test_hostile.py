@@ -55,7 +55,7 @@ def test_a_manifest_names_files_of_its_folder_alone(name: str, tmp_path: Path) -
 
 def test_a_state_is_shown_without_what_a_terminal_obeys(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
-    header = {"type": "take\x1b[2J", "n\x1b[1m": "\x1b]0;x\x07"}
+    header = [{"verb": "take\x1b[2J", "n\x1b[1m": "\x1b]0;x\x07"}]
     path.write_text(json.dumps({"a\x1b[0m": "b\x1b[31m", "s": {"version": "\x1b[8m", "header": header, "position": 1}}))
     shown = invoke("state", "show", path).stdout
     assert "\x1b" not in shown

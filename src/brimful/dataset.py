@@ -348,7 +348,7 @@ class Dataset:
                 say which it is; name a faster one, and the error says why it cannot.
             outputs: what else the tokenizer says of each row, as columns: "token_type_ids", "attention_mask",
                 "special_tokens_mask", "offset_mapping" (of fast ones: of each token the first of its characters, and the
-                one after its last; in batches a list of lists); of a callable, what its dicts have.
+                one after its last; batches have no place for it: drop it before); of a callable, what its dicts have.
             tokenizer_kwargs: other keywords of a transformers call, of tiktoken's, of the callable. What would be passed
                 over is refused, and so is what rows have no place for (`return_overflowing_tokens`, `return_tensors`,
                 padding).
@@ -372,10 +372,19 @@ class Dataset:
         """
         columns, made = names_of("column", column), names_of("output", output)
         more, removed = names_of("outputs", outputs), names_of("remove_columns", remove_columns)
+        pairs = len(columns) == 2 and len(made) == 1
+        if not columns or (len(columns) != len(made) and not pairs):
+            raise ValueError(
+                f"tokenize makes an output of each column, or one of two columns (got column={columns} and output={made})"
+            )
+        if more and len(made) > 1:
+            raise ValueError("tokenize: outputs= would be those of several columns; tokenize the columns one by one")
+        names_of("tokenize", (*made, *more))
+        if kept := [name for name in removed if name in (*made, *more)]:
+            raise ValueError(f"tokenize makes the column {kept[0]!r} that remove_columns leaves out")
         asked: dict[str, Any] = {"truncation": truncation, "max_length": max_length}
         asked |= {"add_special_tokens": None if add_special_tokens else False}
         asked = {name: value for name, value in asked.items() if value is not None}
-        pairs = len(columns) == 2 and len(made) == 1
         encoder = encoder_for(tokenizer, tokenizer_kwargs, asked, pairs=pairs, outputs=more, engine=engine)
         parallel = Parallel(max_workers, executor_type, prefetch_factor=2, shares=executor_type == "process")
         return self._add(Tokenize(self.stage, encoder, columns, made, more, removed, parallel=parallel))

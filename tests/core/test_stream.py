@@ -47,8 +47,16 @@ def saved(data: bf.Dataset | bf.Batches, count: int = 3) -> dict[str, Any]:
 samples = bf.from_sequence(ROWS)
 batches = samples.batch_by_tokens(16, window=8)
 DIFFERENT: dict[str, tuple[Any, Any, str]] = {
-    "a stage more": (samples, samples.take(9), "pipeline was from_sequence when it was saved and is from_sequence > take here"),
-    "a stage less": (samples.take(9), samples, "pipeline was from_sequence > take when it was saved and is from_sequence here"),
+    "a stage more": (
+        samples,
+        samples.take(9),
+        "pipeline was from_sequence when it was saved and is from_sequence > take here",
+    ),
+    "a stage less": (
+        samples.take(9),
+        samples,
+        "pipeline was from_sequence > take when it was saved and is from_sequence here",
+    ),
     "another count": (samples.take(9), samples.take(8), "take.n was 9 when it was saved and is 8 here"),
     "the same, streamed": (
         samples.map(other).take(9),
@@ -115,7 +123,11 @@ DIFFERENT: dict[str, tuple[Any, Any, str]] = {
         samples + samples.take(3),
         r"concat_datasets.datasets\[1\] was from_sequence when it was saved and is from_sequence > take here",
     ),
-    "batches for samples": (batches, samples, "pipeline was from_sequence > batch when it was saved and is from_sequence here"),
+    "batches for samples": (
+        batches,
+        samples,
+        "pipeline was from_sequence > batch when it was saved and is from_sequence here",
+    ),
 }
 
 
@@ -304,5 +316,7 @@ def test_a_word_of_allow_is_a_name_and_has_to_be_known(tmp_path: Path) -> None:
     same(taken(moved.iter(state, allow="urls"), 1), taken(moved.iter(state, allow=["urls"]), 1))
     for wrong, name in (({"nonsense"}, "nonsense"), ("url", "url"), (["urls", "seed"], "seed")):
         for data in (moved, moved.batch(2)):
-            with pytest.raises(ValueError, match=rf"^allow takes the names 'functions', 'urls', 'weights' \(got '{name}'\)$"):
+            with pytest.raises(
+                ValueError, match=rf"^allow takes the names 'functions', 'urls', 'weights' \(got '{name}'\)$"
+            ):
                 data.iter(allow=wrong)

@@ -60,8 +60,14 @@ KINDS: dict[str, tuple[Callable[[], bf.Dataset], str]] = {
     "a cache": (lambda: ROWS.map(dict).cache().take(3), "indexed"),
     "a filter with a seed": (lambda: ROWS.stream().filter(lambda sample, rng: True, seed=1), "streamed (by seed)"),
     "a filter of a slice": (lambda: ROWS.take(3).stream().filter(even).skip(1), "streamed (by filter)"),
-    "a filter of a mixture": (lambda: bf.interleave_datasets([ROWS, ROWS]).stream().filter(even), "streamed (by filter)"),
-    "a filter of a slice in a concatenation": (lambda: (ROWS + ROWS.skip(1)).stream().filter(even), "streamed (by filter)"),
+    "a filter of a mixture": (
+        lambda: bf.interleave_datasets([ROWS, ROWS]).stream().filter(even),
+        "streamed (by filter)",
+    ),
+    "a filter of a slice in a concatenation": (
+        lambda: (ROWS + ROWS.skip(1)).stream().filter(even),
+        "streamed (by filter)",
+    ),
     "map": (lambda: ROWS.take(3).map(dict).take(2).shuffle(3), "streamed (by map)"),
     "a seeded map": (lambda: ROWS.map(lambda sample, rng: sample, seed=1).take(1), "streamed (by seed)"),
     "enumerate": (lambda: ROWS.enumerate(), "streamed (by enumerate)"),

@@ -186,7 +186,7 @@ def test_a_rerun_over_other_data_or_settings_is_refused_with_both_sides(tmp_path
         run(version="2")
     with pytest.raises(StateError, match=r"max_tokens was 60 when it was saved and is 61 here"):
         run(budget=61)
-    with pytest.raises(StateError, match=r"size was 30 when it was saved and is 29 here"):
+    with pytest.raises(StateError, match=r"window was 30 when it was saved and is 29 here"):
         run(window=29)
     assert lines(folder) == [text.upper() for text in TEXTS]
 

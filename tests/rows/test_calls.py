@@ -80,7 +80,7 @@ def test_a_resume_calls_for_no_row_before_its_block_also_in_a_later_epoch() -> N
 def test_a_window_asks_for_the_rows_that_it_needs() -> None:
     calls: list[int] = []
     for batches, most in (
-        (sequence().map(noted(calls)).batch_by_tokens(64, window=64), 96),
+        (sequence().map(noted(calls)).batch_by_tokens(64, window=64), 128),
         (sequence().map(noted(calls)).batch(8, window=8), 32),
         (sequence().map(noted(calls)).batch(8), 1_536),
         (sequence().map(noted(calls)).batch_by_tokens(64), 8_192),

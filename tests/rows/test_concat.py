@@ -30,7 +30,7 @@ def test_columns_may_differ(letters: Any) -> None:
 def test_what_has_no_end_is_found_wherever_it_stands(letters: Any) -> None:
     one, endless = letters("a"), letters("b", repeat=True)
     mixed = bf.interleave_datasets([one, endless], stop="all")
-    for data in (one + endless, (one + endless).filter(bool), mixed, endless.skip(3)):
+    for data in (one + endless, (one + endless).stream().filter(bool), mixed, endless.skip(3)):
         with pytest.raises(ValueError, match="data set 0 repeats without end"):
             data + one
     assert spelled((one + endless).take(3) + one) == "abba"

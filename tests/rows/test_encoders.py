@@ -175,8 +175,10 @@ def test_offsets_are_pairs_of_integers_a_token(tokenizer: Callable[..., Any]) ->
         assert sample["input_ids"].tolist() == own["input_ids"][number]
         assert sample["offset_mapping"] == [list(pair) for pair in own["offset_mapping"][number]]
         assert sample["attention_mask"].tolist() == own["attention_mask"][number]
-    (batch,) = data.batch(len(TEXTS))
-    assert batch["offset_mapping"] == [[list(pair) for pair in row] for row in own["offset_mapping"]]
+    with pytest.raises(
+        bf.DataError, match="offset_mapping"
+    ):  # lists of pairs are arrays of which one dimension is ragged
+        next(iter(data.batch(len(TEXTS))))
 
 
 def test_a_callable_may_give_offsets() -> None:
@@ -593,7 +595,7 @@ def test_a_state_of_another_tokenizer_is_refused_by_name() -> None:
     assert iterator(make.gpt2(), state) is not None
     with pytest.raises(
         bf.StateError,
-        match=r"encoder was 'BPE of [0-9,]+ tokens \([0-9a-f]{16}\)' when it was saved and is 'BPE of [0-9,]+ tokens",
+        match=r"tokenizer was 'BPE of [0-9,]+ tokens \([0-9a-f]{16}\)' when it was saved and is 'BPE of [0-9,]+ tokens",
     ):
         iterator(make.llama(), state)
 

@@ -39,12 +39,12 @@ def test_with_a_seed_samples_are_drawn_and_keep_their_columns() -> None:
     def coin(sample: dict[str, Any], rng: np.random.Generator) -> bool:
         return bool(rng.random() < 0.5)
 
-    data = letters("abcdefghij" * 100).filter(coin, seed=1)
+    data = letters("abcdefghij" * 100).stream().filter(coin, seed=1)
     kept = list(data)
     assert 400 < len(kept) < 600
     assert list(kept[0]) == ["letter"]
     assert list(data) == kept
-    assert_exact_resume(lambda: letters("abcdefgh").filter(coin, seed=1))
+    assert_exact_resume(lambda: letters("abcdefgh").stream().filter(coin, seed=1))
 
 
 def test_resume_goes_on_where_everything_is_dropped() -> None:

@@ -102,12 +102,12 @@ def test_removed_columns_are_gone_once_they_are_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("one", "other", "message"),
     [
-        ({}, {"max_length": 3}, r"encoder was 'WordPiece of \d+ tokens \(\w+\)' when .* and is 'WordPiece of \d+ tokens, cut"),
-        ({}, {"add_special_tokens": False}, "encoder was 'WordPiece"),
+        ({}, {"max_length": 3}, r"tokenizer was 'WordPiece of \d+ tokens \(\w+\)' when .* and is 'WordPiece of \d+ tokens, cut"),
+        ({}, {"add_special_tokens": False}, "tokenizer was 'WordPiece"),
         ({"outputs": "attention_mask"}, {"outputs": "token_type_ids"}, r"outputs\[0\] was 'attention_mask' when it was saved"),
-        ({}, {"remove_columns": "id"}, r"remove_columns was None when it was saved and is \['id'\] here"),
-        ({"column": "source"}, {}, r"column was 'source' when it was saved and is \['source', 'target'\] here"),
-        ({"truncation": "only_first", "max_length": 9}, {"truncation": True, "max_length": 9}, "encoder was 'WordPiece"),
+        ({}, {"remove_columns": "id"}, r"remove_columns was \[\] when it was saved and is \['id'\] here"),
+        ({"column": "source"}, {}, r"column was \['source'\] when it was saved and is \['source', 'target'\] here"),
+        ({"truncation": "only_first", "max_length": 9}, {"truncation": True, "max_length": 9}, "tokenizer was 'WordPiece"),
     ],
 )  # fmt: skip
 def test_other_settings_are_another_pipeline(one: dict[str, Any], other: dict[str, Any], message: str) -> None:

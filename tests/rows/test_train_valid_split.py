@@ -140,7 +140,7 @@ def test_indexed_data_stay_indexed_where_a_filter_leaves_them_so() -> None:
         assert [side.kind for side in sides] == ["indexed"] * 2
         assert [len(side) for side in sides] == [len(ids(side)) for side in sides]
         assert sorted(ids(sides[0]) + ids(sides[1])) == sorted(ids(data))
-    assert rows.take(9).train_valid_split(0.3)[0].kind == "streamed (by train_valid_split)"
+    assert rows.take(9).stream().train_valid_split(0.3)[0].kind == "streamed (by train_valid_split)"
     train, valid = rows.train_valid_split(0.3)
     again, test = train.train_valid_split(0.5, seed=1)
     assert sorted(ids(again) + ids(test) + ids(valid)) == [*range(200)]

@@ -38,7 +38,8 @@ class Here(Stage[Block]):
         return self.files.start(epoch)
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        job = dumps(spread.Job(self.files.elsewhere(), *spread.sent(self.upstream)))
+        fed = spread.Fed([])
+        job = dumps(spread.Job(self.files.elsewhere(), self.upstream.sent(fed), fed))
 
         def open_shard(turn: int, shard: Shard, position: Position) -> OpenShard:
             pieces = spread.made_of(pickle.loads(job), shard, self.files.urls.name(shard), position)

@@ -337,9 +337,7 @@ def test_ranks_with_other_rules_are_told_so() -> None:
     other.start()
     ranks._rank(0, [], None, None)
     other.join(20)
-    assert "the ranks run different pipelines: uneven is 'pad' on rank 0 and 'drop' on rank 1" in str(
-        ranks.errors[1]
-    )
+    assert "the ranks run different pipelines: uneven is 'pad' on rank 0 and 'drop' on rank 1" in str(ranks.errors[1])
     assert "rank 1 failed: StateError" in str(ranks.errors[0])
 
 

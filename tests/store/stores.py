@@ -28,8 +28,10 @@ class Given(Stage[Block]):
     name: str = "given"
     fail_at: int | None = None
 
-    def fingerprint(self) -> dict[str, Any]:
-        return {"type": "Given", "name": self.name, "rows": sum(block.num_rows for block in self.blocks)}
+    verb = "given"
+
+    def settings(self) -> dict[str, Any]:
+        return {"name": self.name, "rows": sum(block.num_rows for block in self.blocks)}
 
     def start(self, epoch: int) -> State:
         return 0

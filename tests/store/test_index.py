@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 import brimful as bf
 from brimful.core.errors import ORIGIN, ORIGIN_TYPE
 from brimful.index.order import RUN_ROWS
-from brimful.rows.encoder import Padding
+from brimful.rows.encoder import Padding, StoredTokenizer, paddings
 from brimful.store import index, local, mapped
 from brimful.store.index import StoreIndex
 from brimful.store.local import LocalFolder
@@ -447,12 +448,23 @@ def test_the_schema_of_an_empty_store_is_empty(tmp_path: Path) -> None:
 # -- padding -------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Made(Given):
+    """Blocks whose columns tokenizers made."""
+
+    made_by: dict[str, Any] = field(default_factory=dict)
+
+    def tokenizers(self) -> dict[str, tuple[Any, ...]]:
+        return self.made_by
+
+
 def test_padding_is_kept_and_changes_no_fingerprint(tmp_path: Path) -> None:
     padding = {"input_ids": Padding(3, "left")}
-    for name, given_ in (("with", padding), ("without", None)):
-        write_store(Given(blocks_of([1, 2], 2)), tmp_path / name, padding=given_)
+    made_by = {"input_ids": (StoredTokenizer(Padding(3, "left")),)}
+    for name, made in (("with", made_by), ("without", {})):
+        write_store(Made(blocks_of([1, 2], 2), made_by=made), tmp_path / name)
     one, other = (StoreIndex(str(tmp_path / name)) for name in ("with", "without"))
-    assert (one.padding, other.padding) == (padding, {})
+    assert (paddings(one.tokenizers()), paddings(other.tokenizers())) == (padding, {})
     assert one.fingerprint() == other.fingerprint()
 
 
@@ -461,5 +473,5 @@ def test_a_store_of_an_earlier_release_has_no_padding(small: Path) -> None:
     del content["padding"], content["sha256"]
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     (small / MANIFEST).write_text(json.dumps(content | {"sha256": digest}))
-    assert StoreIndex(str(small)).padding == {}
+    assert StoreIndex(str(small)).tokenizers() == {}
     assert len(list(bf.from_store(small))) == 40
