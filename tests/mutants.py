@@ -174,8 +174,8 @@ MUTANTS = [
     Mutant(
         "a state is not held against what a filter kept",
         "index/filter.py",
-        '"crc32": self.index.crc32,',
-        '"crc32": 0,',
+        '"crc32": self.index.crc32}',
+        '"crc32": 0}',
         of("index/test_algebra", "test_a_random_function_is_refused_with_both_sides_named"),
     ),
     Mutant(
@@ -459,9 +459,9 @@ MUTANTS = [
     ),
     Mutant(
         "plans go on after take",
-        "batches.py",
-        "isinstance(one, TakeItems | Repeat)",
-        "isinstance(one, Repeat)",
+        "core/take_items.py",
+        "return self.over(self.upstream.limited)",
+        "return self.upstream.limited",
         of("test_hostile", "test_plans_and_shapes_are_those_of_the_batches_that_are_taken"),
     ),
     Mutant(
@@ -560,7 +560,7 @@ MUTANTS = [
     Mutant(
         "any header will do",
         "core/stream.py",
-        "    if difference is not None:\n",
+        "    if found is not None:\n",
         "    if False:\n",
         of("core/test_stream", "test_a_state_of_another_pipeline_is_refused_by_name"),
     ),
@@ -675,7 +675,7 @@ MUTANTS = [
     ),
     Mutant(
         "labels that a tokenizer made are padded with its own id",
-        "batching.py",
+        "batches.py",
         "padding.id is not None and not is_labels(name)",
         "padding.id is not None",
         of("tensors/test_columns", "test_every_column_of_labels_is_padded_with_minus_100[False]"),
@@ -832,7 +832,7 @@ MUTANTS = [
     ),
     Mutant(
         "each side of a split reads all rows",
-        "algebra.py",
+        "dataset.py",
         "known.setdefault(id(source), Sides(source.index, how))",
         "Sides(source.index, how)",
         of("rows/test_train_valid_split", "test_all_rows_are_read_once_for_both_sides_and_of_a_key_nothing_else"),
@@ -1000,8 +1000,8 @@ MUTANTS = [
     Mutant(
         "a state does not know at how many tokens tiktoken was cut",
         "rows/encoder_kinds.py",
-        "describe(self.kwargs), *cut",
-        "describe(self.kwargs)",
+        "described(self.kwargs), *cut",
+        "described(self.kwargs)",
         of("rows/test_encoders", "test_tiktoken_is_cut_by_us"),
     ),
     Mutant(
@@ -1013,9 +1013,9 @@ MUTANTS = [
     ),
     Mutant(
         "padding is 0 whatever the tokenizer says",
-        "algebra.py",
-        "found |= dict.fromkeys(stage.output, stage.encoder.padding)",
-        "pass",
+        "rows/tokenize.py",
+        "self.upstream.tokenizers() | dict.fromkeys(self.output, (self.encoder,))",
+        "self.upstream.tokenizers()",
         of("tensors/test_columns", "test_padding_is_that_of_the_tokenizer_unless_the_user_says_else"),
     ),
     Mutant(
@@ -1050,7 +1050,7 @@ MUTANTS = [
     Mutant(
         "labels are counted in rows as if nothing were cut",
         "steps/labels.py",
-        "np.clip(sizes - starts, 0, kept)",
+        "np.clip(sizes - starts, 0, np.maximum(kept, 0))",
         "sizes - starts",
         of("steps/test_micro_batches", "test_labels_that_are_cut_are_not_counted"),
     ),
@@ -1091,9 +1091,9 @@ MUTANTS = [
     ),
     Mutant(
         "packing trains on what a mask hides",
-        "batching.py",
-        "unmasked=rules.beside_tokens",
-        "unmasked=()",
+        "batches.py",
+        "rules.beside_tokens if planner.packs else ()",
+        "()",
         of("rows/test_unmasked", "test_rows_that_are_padded_are_packed_without_their_padding"),
     ),
     Mutant(
@@ -1119,15 +1119,15 @@ MUTANTS = [
     ),
     Mutant(
         "streams are stratified each by itself",
-        "core/stream.py",
-        'elif field.name == "lane":',
-        "elif False:",
+        "steps/batched.py",
+        ", lane=Lane(number, count, self.seed))",
+        ")",
         of("steps/test_micro_batches", "test_streams_cover_short_and_long_together"),
     ),
     Mutant(
         "a step has the whole budget for each of its batches",
-        "batching.py",
-        "planner.divided(parts)",
+        "batches.py",
+        "planner if parts is None else planner.divided(parts)",
         "planner",
         of("steps/test_micro_batches", "test_as_many_ranks_more_as_batches_fewer_go_on_with_the_same_order"),
     ),
@@ -1140,9 +1140,9 @@ MUTANTS = [
     ),
     Mutant(
         "ranks of streams that repeat take their own labels for those of all",
-        "steps/micro_batches.py",
-        "self.upstream.upstream if isinstance(self.upstream, Repeat) else self.upstream",
-        "self.upstream",
+        "core/stream.py",
+        "return self.below[0].num_ranks if self.below else 1",
+        "return 1",
         of("steps/test_micro_batches", "test_ranks_of_streams_that_repeat_count_their_own_labels"),
     ),
     Mutant(
@@ -1227,10 +1227,24 @@ MUTANTS = [
         of("core/test_background", "test_what_somebody_else_has_stopped_is_no_end"),
     ),
     Mutant(
-        "all streams draw the same random numbers",
-        "core/stream.py",
-        'changes["seed"] = random.key(value, stream)',
-        'changes["seed"] = value',
+        "all streams are shuffled alike",
+        "windows/shuffle.py",
+        "random.key(self.seed, number))",
+        "self.seed)",
+        of("steps/test_round_robin", "test_streams_differ_in_their_random_choices"),
+    ),
+    Mutant(
+        "the functions of all streams draw the same random numbers",
+        "rows/row_keys.py",
+        "self.upstream.stream(number, count), random.key(self.seed, number))",
+        "self.upstream.stream(number, count), self.seed)",
+        of("steps/test_round_robin", "test_streams_differ_in_their_random_choices"),
+    ),
+    Mutant(
+        "the batches of all streams are shuffled alike",
+        "steps/batched.py",
+        "seed=random.key(self.seed, number), lane",
+        "seed=self.seed, lane",
         of("steps/test_round_robin", "test_streams_differ_in_their_random_choices"),
     ),
     # -- plans
@@ -1416,7 +1430,7 @@ MUTANTS = [
     ),
     Mutant(
         "each of many streams has samples ahead as a single one",
-        "algebra.py",
+        "dataset.py",
         "ahead=max(1, BLOCK_ROWS // streams)",
         "ahead=BLOCK_ROWS",
         of("steps/test_round_robin", "test_samples_ahead_are_a_blocks_worth_in_all_streams_together"),
@@ -1677,9 +1691,9 @@ MUTANTS = [
     ),
     Mutant(
         "types are guessed anew in each task",
-        "sources/spread.py",
-        'changes["types"] = partial(_given, stage.schema)',
-        "pass",
+        "rows/typed.py",
+        ", types=partial(_given, self.schema), parallel=",
+        ", parallel=",
         of("sources/test_spread", "test_tasks_have_the_types_of_the_whole"),
     ),
     Mutant(
@@ -1756,8 +1770,8 @@ MUTANTS = [
     Mutant(
         "what a filter of indexed data skips is counted nowhere",
         "core/iterator.py",
-        "self._context.run(describe, stage)",
-        "describe(stage)",
+        "self._context.run(stage.header)",
+        "stage.header()",
         of("rows/test_on_error", "test_indexed_data_stay_indexed_without_the_samples_that_fail"),
     ),
     Mutant(
@@ -1820,8 +1834,8 @@ MUTANTS = [
     Mutant(
         "the state of an AsyncLoader is that of its loader, which read ahead",
         "device/async_loader.py",
-        "if self._running is None else self._running.state_dict()",
-        "if True else self._running.state_dict()",
+        "if self._running is None else self._running.position",
+        "if True else self._running.position",
         of("device/test_async_loader", "test_a_loader_of_brimfuls_is_the_same_loader_ahead"),
     ),
     Mutant(
@@ -2036,16 +2050,16 @@ MUTANTS = [
     Mutant(
         "an epoch of steps begins with the data again",
         "loader.py",
-        "self._running = self.batches.iter(self._place(), epoch=self.epoch)\n            self._restored",
-        "self._running = self.batches.iter(None, epoch=self.epoch)\n            self._restored",
+        "self._running = self._begun(self._place())",
+        "self._running = self._begun(None)",
         of("test_loader", "test_nothing_comes_twice_or_never_where_loops_are_left_and_restored"),
     ),
     # -- integrations: what trainers count is what was trained on, and what they skip costs nothing
     Mutant(
         "a mixture of what repeats is counted to its end",
-        "integrations/transformers/data.py",
-        "batches.stage, goes_on(batches.planned), None",
-        "batches.stage, False, None",
+        "rows/interleave.py",
+        '(all if self.stop == "first" else any)(one.endless for one in self.upstreams)',
+        "False",
         of("integrations/test_transformers", "test_what_repeats_is_trained_by_epochs_of_the_data"),
     ),
     Mutant(

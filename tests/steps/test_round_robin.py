@@ -496,11 +496,14 @@ def test_peek_shows_the_first_samples_of_all_streams_in_turn() -> None:
 
 
 def test_streams_differ_in_their_random_choices() -> None:
-    data = bf.from_files(shards([50, 50]), streams=2, schema=draw.schema(draw.pa.int64())).shuffle(50)
-    order = [sample["id"] for sample in data]
-    one, other = order[::2], [number - 50 for number in order[1::2]]
-    assert sorted(one) == sorted(other)
-    assert one != other
+    data = bf.from_files(shards([50, 50]), streams=2, schema=draw.schema(draw.pa.int64()))
+    batches = data.batch_by(1, key=lambda sample: 0, window=50)
+    for order in ([sample["id"] for sample in data.shuffle(50)], [number for batch in batches for number in ids(batch)]):
+        one, other = order[::2], [number - 50 for number in order[1::2]]
+        assert sorted(one) == sorted(other)
+        assert one != other
+    drawn = [sample["drawn"] for sample in data.map(lambda _, rng: {"drawn": int(rng.integers(1 << 40))}, seed=7)]
+    assert drawn[::2] != drawn[1::2]
 
 
 def test_streams_repeat_epoch_by_epoch() -> None:
