@@ -93,7 +93,8 @@ def stop_all(running: Running) -> list[threading.Thread]:
 
 
 def close_all(running: Running) -> None:
-    """Stops all that runs, and waits for its threads."""
+    """Stops all that runs, and waits for its threads; then what these have begun while they were being stopped."""
+    _join(stop_all(running))
     _join(stop_all(running))
     running.clear()
     running.pools.clear()
