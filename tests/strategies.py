@@ -634,8 +634,8 @@ SOURCES: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {
     ),
 }
 ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
-    AddBosEos: on(AddBosEos, bos_token_id=st.sampled_from([None, 1]), eos_token_id=2, column="input_ids"),
-    CausalLabels: on(CausalLabels, column="input_ids", shift=True),  # rows have labels
+    AddBosEos: on(AddBosEos, bos_token_id=st.sampled_from([None, 1]), eos_token_id=2, target_column="input_ids"),
+    CausalLabels: on(CausalLabels, target_column="input_ids", shift=True),  # rows have labels
     Chat: st.builds(
         lambda train_on, parallel: lambda upstream: on_conversations(upstream, train_on, parallel),
         st.sampled_from(["assistant", "last"]),

@@ -206,7 +206,7 @@ def test_an_error_leaves_a_loader_its_place() -> None:
     def calm(batch: Any) -> Any:
         return batch
 
-    calm.__name__ = "failing"  # states know functions by their names
+    calm.__qualname__ = failing.__qualname__  # states know functions by their names
     batches = bf.from_sequence([{"input_ids": [number]} for number in range(12)]).batch(2)
     loader = batches.map(failing).loader()
     found: list[Any] = []

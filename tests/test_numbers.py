@@ -86,7 +86,7 @@ COUNTS: dict[str, tuple[str, int, Call]] = {  # what is called; by what name the
 }
 SEEDS: dict[str, Call] = {
     "map": lambda seed: DATA.map(drawn, seed=seed),
-    "filter": lambda seed: DATA.filter(drawn, seed=seed),
+    "filter": lambda seed: STREAM.filter(drawn, seed=seed),
     "shuffle": lambda seed: DATA.shuffle(3, seed=seed),
     "shuffle of a stream": lambda seed: STREAM.shuffle(3, seed=seed),
     "from_sequence": lambda seed: bf.from_sequence(["a", "b"], shuffle=True, seed=seed),

@@ -51,7 +51,7 @@ def test_a_state_knows_the_length_that_tiktoken_was_cut_at() -> None:
     cut = [tokenized(from_sequence(["ab"] * 9), encoding, "text", length) for length in (1, 2)]
     with pytest.raises(
         StateError,
-        match=r"encoder was 'b of 2 tokens, cut to 1 \(\w+\)' when it was saved and is 'b of 2 tokens, cut to 2 ",
+        match=r"tokenizer was 'b of 2 tokens, cut to 1 \(\w+\)' when it was saved and is 'b of 2 tokens, cut to 2 ",
     ):
         cut[1].iter(cut[0].iter().state_dict())
 

@@ -123,7 +123,7 @@ def test_a_killed_run_is_resumed_by_the_trainer(kind: str, world_size: int, tmp_
         path = str(tmp_path / "run" / "checkpoint-3")
         resumed = run(tmp_path / "rest", data_of(kind, tmp_path), save_strategy="no", max_steps=5, resume=path)
         order, rest = ([batch[0] for batch in trainer.seen] for trainer in (alone, resumed))
-        (place,) = (number for number in range(len(order)) if order[number : number + len(rest)] == rest)
+        place = next(number for number in range(len(order)) if order[number : number + len(rest)] == rest)
         assert all(any(batch[0] == ids for seen, *_ in whole for batch in seen[:6]) for ids in order[:place])
 
 
@@ -542,7 +542,7 @@ def test_other_data_are_the_bases_matter(tmp_path: Path) -> None:
         ({"data_collator": len}, r"a data_collator is not called on batches, .* collate_fn=data_collator"),
         (
             {"train_dataset": bf.from_sequence(rows(3))},
-            r"train_dataset is samples \(a Dataset\), .* give it data.batch_by_tokens",
+            r"train_dataset is samples \(a IndexedDataset\), .* give it data.batch_by_tokens",
         ),
         ({"train_dataset": bf.from_sequence(rows(3)).loader()}, r"train_dataset is samples \(a Loader\)"),
         ({"eval_dataset": {"a": bf.from_sequence(rows(3))}}, r"eval_dataset\['a'\] is samples"),

@@ -82,7 +82,7 @@ def test_a_window_asks_for_the_rows_that_it_needs() -> None:
     for batches, most in (
         (sequence().map(noted(calls)).batch_by_tokens(64, window=64), 128),
         (sequence().map(noted(calls)).batch(8, window=8), 32),
-        (sequence().map(noted(calls)).batch(8), 1_536),
+        (sequence().map(noted(calls)).batch(8), 2_048),
         (sequence().map(noted(calls)).batch_by_tokens(64), 8_192),
     ):
         calls.clear()

@@ -365,7 +365,7 @@ def test_types_come_from_the_first_results_whatever_the_workers() -> None:
             "executor_type='process' needs max_workers, of which there are none",
         ),
         ({"executor_type": "fork"}, ValueError, "executor_type must be one of thread, process"),
-        ({"workers": 2}, TypeError, r"map\(\) got an unexpected keyword argument 'workers'"),
+        ({"workers": 2}, TypeError, r"Dataset.map\(\) got an unexpected keyword argument 'workers'"),
     ],
 )
 def test_odd_settings_are_refused(how: dict[str, Any], error: Any, message: str) -> None:

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -24,7 +25,7 @@ from hypothesis import strategies as st
 import brimful as bf
 from brimful.core.errors import ORIGIN, ORIGIN_TYPE
 from brimful.index.order import RUN_ROWS
-from brimful.rows.encoder import Padding, StoredTokenizer, paddings
+from brimful.rows.encoder import Padding, paddings
 from brimful.store import index, local, mapped
 from brimful.store.index import StoreIndex
 from brimful.store.local import LocalFolder
@@ -165,7 +166,7 @@ def test_a_state_of_another_store_is_refused(store: Path, tmp_path: Path) -> Non
     store_of(tmp_path / "other", blocks_of(LENGTHS[:-1], 100))
     it = bf.from_store(tmp_path / "other").iter()
     next(it)
-    with pytest.raises(bf.StateError, match=r"from_store\.rows\.rows was 2999 when it was saved and is 3000 here"):
+    with pytest.raises(bf.StateError, match=r"from_store\.rows was 2999 when it was saved and is 3000 here"):
         bf.from_store(store).iter(it.state_dict())
 
 
@@ -252,7 +253,7 @@ stage = bf.from_store(sys.argv[1], shuffle=True).stage
 before = rows = 0
 for block, _ in stage.items(stage.start(0)):
     rows += block.num_rows
-    before = before or most()
+    before = before or (rows >= 4_096 and most())
 assert rows == 50_000
 print(most() - before, sum(file.bytes for file in stage.rows.manifest.files) / 1e6)
 """
@@ -452,17 +453,16 @@ def test_the_schema_of_an_empty_store_is_empty(tmp_path: Path) -> None:
 class Made(Given):
     """Blocks whose columns tokenizers made."""
 
-    made_by: dict[str, Any] = field(default_factory=dict)
+    known: Padding | None = None
 
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
-        return self.made_by
+        return {"input_ids": (SimpleNamespace(padding=self.known, num_ids=0, fingerprint=lambda: "one"),)}
 
 
 def test_padding_is_kept_and_changes_no_fingerprint(tmp_path: Path) -> None:
     padding = {"input_ids": Padding(3, "left")}
-    made_by = {"input_ids": (StoredTokenizer(Padding(3, "left")),)}
-    for name, made in (("with", made_by), ("without", {})):
-        write_store(Made(blocks_of([1, 2], 2), made_by=made), tmp_path / name)
+    for name, known in (("with", padding["input_ids"]), ("without", None)):
+        write_store(Made(blocks_of([1, 2], 2), known=known), tmp_path / name)
     one, other = (StoreIndex(str(tmp_path / name)) for name in ("with", "without"))
     assert (paddings(one.tokenizers()), paddings(other.tokenizers())) == (padding, {})
     assert one.fingerprint() == other.fingerprint()

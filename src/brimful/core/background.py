@@ -93,7 +93,8 @@ def stop_all(running: Running) -> list[threading.Thread]:
 
 
 def close_all(running: Running) -> None:
-    """Stops all that runs, and waits for its threads."""
+    """Stops all that runs, and waits for its threads; then what these have begun while they were being stopped."""
+    _join(stop_all(running))
     _join(stop_all(running))
     running.clear()
     running.pools.clear()
@@ -278,6 +279,11 @@ class Workers:
             _start(thread)
         return outcome
 
+    def finish(self) -> None:
+        """Has the threads end when all that was submitted is done: nothing more may be."""
+        for _ in range(self._number):
+            self._tasks.put(None)
+
     def stop(self) -> None:
         """Cancels what has not begun; what has is not waited for."""
         self._closed = True
@@ -289,8 +295,7 @@ class Workers:
                     task[0].cancel()
         for outcome in list(self._open):
             outcome.stop()
-        for _ in range(self._number):
-            self._tasks.put(None)
+        self.finish()
 
     def belong(self, run: Running | None = None) -> None:
         """Has them stopped with `run`, or the iterator for which they run."""

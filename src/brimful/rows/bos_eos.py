@@ -17,7 +17,7 @@ class BosEos(Blockwise):
 
     bos_token_id: int | None
     eos_token_id: int | None
-    column: str
+    target_column: str
 
     def __post_init__(self) -> None:
         for name in ("bos_token_id", "eos_token_id"):
@@ -25,8 +25,8 @@ class BosEos(Blockwise):
                 settle(self, name)
 
     def apply(self, block: Block) -> Block:
-        tokens = self.added(ragged(block, self.column))
-        return with_column(block, self.column, list_array(tokens.values, tokens.offsets))
+        tokens = self.added(ragged(block, self.target_column))
+        return with_column(block, self.target_column, list_array(tokens.values, tokens.offsets))
 
     @abstractmethod
     def added(self, tokens: Ragged) -> Ragged:

@@ -23,7 +23,7 @@ class CausalLabels(Blockwise):
     `attention_mask` hides, and what follows a hidden one. `shift`: as `shift_labels`, each where it is predicted; of the labels
     that there are, if there are."""
 
-    column: str
+    target_column: str
     shift: bool
 
     def apply(self, block: Block) -> Block:
@@ -32,12 +32,12 @@ class CausalLabels(Blockwise):
             raise DataError(f"causal_labels: there is a column {name!r} already ({where(block, 0)}); drop or rename it")
         tokens = self._given(block)
         if tokens.values.dtype.kind not in "iu":
-            raise DataError(f"causal_labels: column {self.column!r} holds no integers ({where(block, 0)})")
+            raise DataError(f"causal_labels: column {self.target_column!r} holds no integers ({where(block, 0)})")
         first, last = tokens.offsets[[0, -1]].tolist()
         values = tokens.values[first:last]
         if values.size and int(values.max()) > _MOST:
             raise DataError(
-                f"causal_labels: {int(values.max()):,} in column {self.column!r} is no token id ({where(block, 0)})"
+                f"causal_labels: {int(values.max()):,} in column {self.target_column!r} is no token id ({where(block, 0)})"
             )
         labels, offsets = values.astype(np.int32), tokens.offsets.astype(np.int64) - first
         if block.schema.get_field_index(MASK) >= 0:
@@ -54,10 +54,10 @@ class CausalLabels(Blockwise):
 
     def _given(self, block: Block) -> Ragged:
         """What is trained on: the labels that there are, which are shifted then, or else the tokens."""
-        tokens = ragged(block, self.column)
+        tokens = ragged(block, self.target_column)
         if block.schema.get_field_index(LABELS) < 0:
             return tokens
-        return equally_long(block, (self.column, LABELS))[1]
+        return equally_long(block, (self.target_column, LABELS))[1]
 
     def _hidden(self, block: Block, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
         mask = ragged(block, MASK)
@@ -65,7 +65,7 @@ class CausalLabels(Blockwise):
         if len(different):
             row = int(different[0])
             raise DataError(
-                f"causal_labels: {MASK!r} has {mask.lengths[row]:,} values and {self.column!r} {lengths[row]:,} "
+                f"causal_labels: {MASK!r} has {mask.lengths[row]:,} values and {self.target_column!r} {lengths[row]:,} "
                 f"({where(block, row)}); they must be equally many"
             )
         hidden: NDArray[np.bool_] = mask.values[mask.offsets[0] : mask.offsets[-1]] == 0

@@ -150,6 +150,7 @@ class Engine:
         under_way = SimpleQueue[None]() if self.ways[0].slow and "_taken" not in vars(self) else None
         worker.belong()
         audited = worker.submit(self._audit, texts, rows, worth, made, under_way)
+        worker.finish()  # nobody may wait for it: workers that a loader keeps outlive the iterator
         try:
             if under_way is not None:
                 with suppress(Empty):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from brimful.core.errors import OnError, name_of
+from brimful.core.stream import runtime
 from brimful.rows.blocks import KEY, Block, tried
 from brimful.rows.parallel import BlockFunction
 
@@ -17,7 +18,7 @@ class Filter(BlockFunction):
     """The samples for which `fn(sample)` is true."""
 
     fn: Callable[..., bool]
-    seeded: bool
+    seeded: bool = runtime()
     on_error: OnError = "raise"
 
     @property

@@ -47,11 +47,7 @@ class Frame:
 
 def cut_off(tokens: Sequence[int] | NDArray[np.int64]) -> None:
     """Counts texts that a tokenizer's truncation cuts, and how many tokens of each are left out."""
-    count(
-        "truncated",
-        len(tokens),
-        f"tokenize: {len(tokens):,} texts of a block are longer than max_length, and cut to it",
-    )
+    count("truncated", len(tokens))
     count("dropped_tokens", int(sum(tokens)))
 
 

@@ -124,10 +124,8 @@ class Parallel:
                 yield pool
             return
         keeper = run if run.keeper is None else run.keeper
-        kept: _Pool | None = keeper.pools.get(id(self))
-        if kept is None:
-            kept = keeper.pools.setdefault(id(self), self._pool(fn, name))
-            kept.workers.belong(keeper)
+        kept: _Pool = keeper.pools.get(id(self)) or keeper.pools.setdefault(id(self), self._pool(fn, name))
+        kept.workers.belong(keeper)  # each time: a Ctrl-C may have come before the first
         yield kept
 
     def _pool(self, fn: Callable[..., Any], name: str) -> _Pool:

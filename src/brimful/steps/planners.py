@@ -161,7 +161,7 @@ class ByPacking(BatchPlanner):
         return [(self.num_rows, self.policy.row_length)]
 
     def settings(self) -> dict[str, Any]:
-        return {**described(self.policy), "rows": self.num_rows, "overlong": self.overlong}
+        return {"row_length": self.policy.row_length, "rows": self.num_rows, "overlong": self.overlong}
 
     def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
         row_length = self.policy.row_length

@@ -11,7 +11,7 @@ from brimful.core.stream import Stage, header_difference
 
 def pipeline_of(stage: Stage[Any], version: str | None) -> dict[str, Any]:
     """What a manifest says of the chain that makes the rows, as plain JSON: tokenizers by the columns that they make."""
-    made = {name: [one.fingerprint() for one in found] for name, found in stage.tokenizers().items()}
+    made = {name: " and ".join(one.fingerprint() for one in found) for name, found in stage.tokenizers().items()}
     return {"version": version, "tokenizers": made, "chain": stage.header()}
 
 
