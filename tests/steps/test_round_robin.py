@@ -498,7 +498,10 @@ def test_peek_shows_the_first_samples_of_all_streams_in_turn() -> None:
 def test_streams_differ_in_their_random_choices() -> None:
     data = bf.from_files(shards([50, 50]), streams=2, schema=draw.schema(draw.pa.int64()))
     batches = data.batch_by(1, key=lambda sample: 0, window=50)
-    for order in ([sample["id"] for sample in data.shuffle(50)], [number for batch in batches for number in ids(batch)]):
+    for order in (
+        [sample["id"] for sample in data.shuffle(50)],
+        [number for batch in batches for number in ids(batch)],
+    ):
         one, other = order[::2], [number - 50 for number in order[1::2]]
         assert sorted(one) == sorted(other)
         assert one != other
