@@ -378,8 +378,9 @@ def drawn(number: int) -> Pipeline:
             pipeline.repeat = 0
         if pipeline.said.window == "auto" or pipeline.said.drop_last or not pipeline.planned():
             pipeline.repeat = 0
+        # A first batch reads 1,536 rows: many epochs of these.
         is_slow = len(rows.rows) < 4 or sources[0][0] in ("files", "store")
-        if pipeline.said.by_arrival and is_slow and number % 16:  # a first batch reads 1,536 rows: so many epochs of one
+        if pipeline.said.by_arrival and is_slow and number % 16:
             pipeline.repeat = 0
     if draw.random() < 0.35:
         sizes = [1, 2, 3] if pipeline.is_indexed else [one for one in (1, 2, 3) if pipeline.streams % one == 0]
