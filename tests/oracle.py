@@ -402,8 +402,10 @@ def padded(rows: Sequence[Row], said: Batching, lists: Sequence[str], width: int
 
 
 def static(rows: Sequence[Row], said: Batching, lists: Sequence[str]) -> dict[str, Any]:
-    """A padded batch that copies of its first row fill up; these weigh nothing and have no labels."""
-    missing = max(0, said.size // said.share // said.width(rows) - len(rows))
+    """A padded batch that copies of its first row fill up, which weigh nothing and have no labels; a sample that is longer
+    than every bucket stays alone."""
+    full = said.size // said.share // said.width(rows) if said.places(len(rows[0]["input_ids"])) else 1
+    missing = max(0, full - len(rows))
     batch = padded([*rows, *[without_labels(rows[0])] * missing], said, lists)
     return batch | {"sample_weights": [1.0] * len(rows) + [0.0] * missing}
 

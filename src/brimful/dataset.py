@@ -216,11 +216,12 @@ class Dataset:
         executor_type: ExecutorType = "thread",
         prefetch_factor: int = 10,
     ) -> Dataset:
-        """The samples for which `fn(sample)` is true; with a seed `fn(sample, rng)`, and streamed.
+        """The samples for which `fn(sample)` is true; with a seed `fn(sample, rng)`.
 
-        Price: Python, once a sample. Sources of indexed data stay indexed: when they are first used, in each process, all of
-        them are read and asked about; 8 bytes a sample kept. What was sliced or mixed before streams. The rest is as for
-        `map`; what indexed data leave out is counted by the iterator that uses them first.
+        Price: Python, once a sample. Indexed data stay indexed: when they are first used, in each process, all of their
+        sources are read and asked about; 8 bytes a sample kept. With a seed, or of what was sliced, mixed or zipped before,
+        that is an error: say `stream().filter(...)`. The rest is as for `map`; what indexed data leave out is counted by the
+        iterator that uses them first.
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
         return self._add(Filter(self._keyed(seed), fn, seed is not None, _checked(on_error), parallel=parallel))
@@ -1105,8 +1106,8 @@ class IndexedDataset(Dataset):
         found = self.stage.selected(some_of)
         if found is None:
             raise ValueError(
-                f"{verb} cannot keep {self!r} indexed: what is left of a mixture or a slice may differ from epoch to epoch. "
-                f"Say {verb} before it, or stream().{verb}(...)"
+                f"{verb} cannot keep {self!r} indexed: what is left of a slice, a mixture or a zip may differ from epoch "
+                f"to epoch. Say {verb} before it, or stream().{verb}(...)"
             )
         return self._with(found)
 
