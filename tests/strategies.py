@@ -649,7 +649,7 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
         EnsureBosEos,
         bos_token_id=st.sampled_from([None, 0, 100]),
         eos_token_id=st.sampled_from([0, 102]),
-        column="input_ids",
+        target_column="input_ids",
     ),
     Filter: keyed(Filter, [is_odd, never], coin),
     FilterMap: keyed(FilterMap, [tokens_if_any], noisy_or_none),

@@ -160,7 +160,7 @@ def test_a_rank_that_is_in_another_loop_is_named_with_it() -> None:
     assert isinstance(one, TimeoutError)
     began = "never came; it last began from_files > "
     assert f"for rank 1 ({began}batch) to come to " in str(zero)
-    assert f"for rank 0 ({began}window > shuffle > batch) to begin " in str(one)
+    assert f"for rank 0 ({began}shuffle > batch) to begin " in str(one)
 
 
 def test_who_waits_longer_is_told_whom_another_one_waited_for() -> None:
