@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 
 import brimful as bf
+from brimful.blocks.blocks import Block
 from brimful.core import random
 from brimful.index.index import Index
 from brimful.index.sequence import FromSequence
-from brimful.rows.blocks import Block
 
 RUNS = 9
 

@@ -22,13 +22,13 @@ import numpy as np
 import pyarrow as pa
 
 import brimful as bf
+from brimful.batching.buffered import Buffered
+from brimful.blocks.blocks import Block
 from brimful.core.ahead import Ahead
 from brimful.core.errors import ORIGIN, origins
-from brimful.core.stream import END, Stage, State, running
-from brimful.rows.blocks import Block
+from brimful.core.stage import END, Stage, State, running
 from brimful.rows.concat import Concat
 from brimful.rows.unbatch import Unbatch
-from brimful.windows.buffered import Buffered
 
 ROWS = 4096
 TOKENS = 100

@@ -55,7 +55,7 @@ def ours(tokenizer: str, files: list[str], engine: str) -> dict[str, Any]:
     import brimful.batches
     import brimful.tensors.explained
     import brimful.tensors.padded
-    from brimful.rows import compiled
+    from brimful.encoding import compiled
 
     if compiled.installed():
         import awkward  # noqa: F401

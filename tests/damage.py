@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from brimful.blocks.blocks import visible
 from brimful.core.errors import DataError, OnError, tallied
-from brimful.rows.blocks import visible
 from brimful.sources.format import Format
 from brimful.sources.reader import Position, Wanted
 from tests.shards import Memory

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import brimful as bf
+from brimful.batching import rendezvous as agreement
+from brimful.batching.batch import Uneven
 from brimful.core import background
 from brimful.loader import Loader
-from brimful.steps import agreement
-from brimful.steps.batch import Uneven
 from tests.forks import serve
 
 STREAMS = 4

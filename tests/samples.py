@@ -8,7 +8,7 @@ from typing import Any
 
 import brimful as bf
 from brimful.core.iterator import ResumableIterator
-from brimful.core.stream import Stage
+from brimful.core.stage import Stage
 from tests.shards import write
 
 

@@ -30,16 +30,31 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 import brimful as bf
+from brimful.batching.batched import Batched
+from brimful.batching.buffered import Buffered
+from brimful.batching.micro_batches import MicroBatches
+from brimful.batching.planned import Planned
+from brimful.batching.planners import ByKey, ByPacking, ByPolicy
+from brimful.batching.round_robin import RoundRobin
+from brimful.batching.sharded import Sharded
+from brimful.batching.shuffle import Shuffle
+from brimful.blocks.blocks import Block, Sample
+from brimful.blocks.choice import Choice
+from brimful.blocks.parallel import Parallel
+from brimful.blocks.ragged import EMPTY
+from brimful.blocks.sides import Split
+from brimful.blocks.text_bytes import TextBytes
 from brimful.core.ahead import Ahead
 from brimful.core.enumerate_items import EnumerateItems
 from brimful.core.errors import ORIGIN, origins
 from brimful.core.map_items import MapItems
 from brimful.core.repeat import Repeat
-from brimful.core.stream import END, Stage, State
+from brimful.core.stage import END, Stage, State
 from brimful.core.take_items import TakeItems
 from brimful.device.bucketed import Bucketed, ToBuckets
 from brimful.device.loaded import Loaded
 from brimful.device.warm_up import Synthetic
+from brimful.encoding.encoders import chat_encoder_for, encoder_for
 from brimful.index.concat import Concat as IndexConcat
 from brimful.index.filter import Filter as IndexFilter
 from brimful.index.indexed import Choose as IndexChoose
@@ -57,15 +72,12 @@ from brimful.index.zip import Zip as IndexZip
 from brimful.memory import MemoryModel
 from brimful.plan import CostBudget, FixedSize, MemoryBudget, Packed, Policy, StaticShapes, TokenBudget
 from brimful.rows.add_bos_eos import AddBosEos
-from brimful.rows.blocks import Block, Sample
 from brimful.rows.causal_labels import CausalLabels
 from brimful.rows.chat import Chat
-from brimful.rows.choice import Choice
 from brimful.rows.choose import Choose
 from brimful.rows.chunk import Chunk
 from brimful.rows.concat import Concat
 from brimful.rows.concat_chunk import ConcatChunk
-from brimful.rows.encoders import chat_encoder_for, encoder_for
 from brimful.rows.ensure_bos_eos import EnsureBosEos
 from brimful.rows.enumerate import Enumerate
 from brimful.rows.filter import Filter
@@ -76,16 +88,12 @@ from brimful.rows.map import Map
 from brimful.rows.map_blocks import MapBlocks
 from brimful.rows.pack_chunk import PackChunk
 from brimful.rows.pad import Pad
-from brimful.rows.parallel import Parallel
-from brimful.rows.ragged import EMPTY
 from brimful.rows.rebatch import Rebatch
 from brimful.rows.row_keys import RowKeys
 from brimful.rows.scan import Scan
-from brimful.rows.sides import Split
 from brimful.rows.skip import Skip
 from brimful.rows.stride import Stride
 from brimful.rows.take import Take
-from brimful.rows.text_bytes import TextBytes
 from brimful.rows.tokenize import Tokenize
 from brimful.rows.train_valid_split import TrainValidSplit
 from brimful.rows.unbatch import Unbatch
@@ -94,17 +102,9 @@ from brimful.rows.zip import Zip
 from brimful.sources.files import FromFiles
 from brimful.sources.iterable import FromIterable
 from brimful.sources.tables import FromTables
-from brimful.steps.batched import Batched
-from brimful.steps.micro_batches import MicroBatches
-from brimful.steps.planners import ByKey, ByPacking, ByPolicy
-from brimful.steps.round_robin import RoundRobin
-from brimful.steps.sharded import Sharded
 from brimful.tensors.collated import Collated
 from brimful.tensors.layouts import ByFunction, ColumnRules, Nested, Padded
 from brimful.tensors.on_device import OnDevice
-from brimful.windows.buffered import Buffered
-from brimful.windows.planned import Planned
-from brimful.windows.shuffle import Shuffle
 
 T = TypeVar("T")
 Make: TypeAlias = Callable[[], Stage[Any]]

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 import brimful as bf
+from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import concat
 from brimful.core.errors import ORIGIN, origins, where
-from brimful.rows.blocks import Block
-from brimful.rows.ragged import concat
 
 
 def block_of(name: str, *lines: int, unit: str = "line") -> Block:

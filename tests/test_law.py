@@ -19,14 +19,18 @@ from hypothesis import strategies as st
 
 import brimful
 import brimful as bf
+from brimful.batching.buffered import Buffered
+from brimful.batching.planned import Planned
+from brimful.batching.window import Window
+from brimful.blocks.blocks import Block
 from brimful.core.repeat import Repeat
-from brimful.core.stream import END, Stage, running
+from brimful.core.stage import END, Stage, running
 from brimful.dataset import dataset_of
 from brimful.device.loaded import Loaded
 from brimful.index.concat import Concat as IndexConcat
 from brimful.index.interleave import Interleave as IndexInterleave
 from brimful.index.repeat import Repeat as IndexRepeat
-from brimful.rows.blocks import Block
+from brimful.ray.spread import Fed, Spread
 from brimful.rows.chunk import Chunk
 from brimful.rows.concat import Concat
 from brimful.rows.concat_chunk import ConcatChunk
@@ -36,11 +40,7 @@ from brimful.rows.pack_chunk import PackChunk
 from brimful.rows.take import Take
 from brimful.rows.unbatch import Unbatch
 from brimful.sources.files import FromFiles
-from brimful.sources.spread import Fed, Spread
 from brimful.testing import assert_exact_resume, first_difference
-from brimful.windows.buffered import Buffered
-from brimful.windows.planned import Planned
-from brimful.windows.window import Window
 from tests import strategies as draw
 from tests.effort import examples
 
@@ -86,7 +86,7 @@ def test_law_of_each_stage(cls: type[Stage[Any]], data: st.DataObject, rows: int
 
 
 OF_A_CLUSTER = {Fed, Spread}
-"""Of these tests/sources/test_spread.py holds the law, and tests/test_ray.py where there is a cluster."""
+"""Of these tests/ray/test_spread.py holds the law, and tests/test_ray.py where there is a cluster."""
 ENDLESS = {
     IndexRepeat,
     Loaded,

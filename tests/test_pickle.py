@@ -19,12 +19,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.batching.window import Window
+from brimful.blocks.blocks import Block
 from brimful.core.errors import add_counts, count, skipped, tallied
-from brimful.core.stream import Stage, State, running
-from brimful.rows.blocks import Block
+from brimful.core.stage import Stage, State, running
 from brimful.rows.chunk import Chunk
 from brimful.testing import first_difference
-from brimful.windows.window import Window
 from tests import strategies as draw
 from tests.effort import examples
 

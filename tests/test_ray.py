@@ -26,8 +26,8 @@ import pyarrow.parquet
 import pytest
 
 import brimful as bf
-from brimful.core.stream import running
-from brimful.sources.spread import spread
+from brimful.core.stage import running
+from brimful.ray.spread import spread
 from brimful.store.verify import verify_store
 from tests.store.stores import small
 
@@ -240,7 +240,7 @@ def test_workers_that_die_over_one_shard_are_an_error(
             os.kill(os.getpid(), signal.SIGKILL)
         return row
 
-    monkeypatch.setattr("brimful.core.cluster.RETRIES", 1)
+    monkeypatch.setattr("brimful.ray.cluster.RETRIES", 1)
     words = r"2 workers in a row have died over shard 0.jsonl, line 1 on \(WorkerCrashedError: .*\); if they were out of memory"
     with pytest.raises(bf.StageError, match=words):
         written(files(corpus).map(deadly), tmp_path / "store", "ray")
@@ -421,7 +421,7 @@ def test_it_is_said_that_no_worker_finds_room(
         said.append(record.getMessage())
         raise InterruptedError
 
-    monkeypatch.setattr("brimful.core.pool.WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("brimful.ray.pool.WAIT_SECONDS", 0.2)
     logging.getLogger("brimful").addFilter(stop_waiting)
     request.addfinalizer(lambda: logging.getLogger("brimful").removeFilter(stop_waiting))
     with pytest.raises(InterruptedError):

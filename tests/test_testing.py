@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import brimful as bf
-from brimful.core.stream import END, Stage, State
+from brimful.core.stage import END, Stage, State
 from brimful.testing import assert_exact_resume, first_difference
 
 

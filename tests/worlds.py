@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import brimful as bf
-from brimful.steps.batch import Batch
+from brimful.batching.batch import Batch
 
 WORLDS = (1, 2, 3, 4, 6, 8)
 

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from brimful.batches import Batches
+from brimful.batching.sampler import BatchSampler
 from brimful.core import logs
 from brimful.core.errors import BrokenError, DataError, RankError, StageError, StateError
 from brimful.core.states import merge_states
@@ -47,7 +48,6 @@ from brimful.read import (
     interleave_datasets,
     zip_datasets,
 )
-from brimful.steps.sampler import BatchSampler
 
 if TYPE_CHECKING:
     from brimful import grouping, memory

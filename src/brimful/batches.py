@@ -8,6 +8,19 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar, cast, get_args
 
+from brimful.batching.batch import Batch, Uneven
+from brimful.batching.batched import Batched, ShuffleBatches, check_shuffle
+from brimful.batching.buffered import Buffered
+from brimful.batching.distributed import world_size_here
+from brimful.batching.micro_batches import MicroBatches
+from brimful.batching.planned import Planned
+from brimful.batching.planners import BatchPlanner
+from brimful.batching.round_robin import RoundRobin
+from brimful.batching.window import Window
+from brimful.blocks.blocks import Block, Sample
+from brimful.blocks.parallel import ExecutorType, Parallel
+from brimful.blocks.ragged import LABELS, is_labels
+from brimful.core.above import GUARD
 from brimful.core.ahead import Ahead
 from brimful.core.enumerate_items import EnumerateItems
 from brimful.core.errors import integer, logger, names_of, one_of, positive
@@ -15,25 +28,12 @@ from brimful.core.iterator import ResumableIterator
 from brimful.core.map_items import MapItems
 from brimful.core.once import once, settings_of
 from brimful.core.repeat import Repeat
-from brimful.core.stream import Stage, check_depth, running, shown
+from brimful.core.stage import Stage, check_depth, running, shown
 from brimful.core.take_items import TakeItems
+from brimful.encoding.encoder import Padding, paddings
 from brimful.index.indexed import Indexed
-from brimful.rows.blocks import Block, Sample
-from brimful.rows.encoder import Padding, paddings
-from brimful.rows.parallel import ExecutorType, Parallel
-from brimful.rows.ragged import LABELS, is_labels
-from brimful.steps.batch import Batch, Uneven
-from brimful.steps.batched import Batched, ShuffleBatches, check_shuffle
-from brimful.steps.dataloader import FOR_TRAINER, lightning_here, refuse_stacking
-from brimful.steps.distributed import world_size_here
-from brimful.steps.micro_batches import MicroBatches
-from brimful.steps.planners import BatchPlanner
-from brimful.steps.round_robin import RoundRobin
 from brimful.tensors.collated import Collated
 from brimful.tensors.layouts import ByFunction, ColumnRules, Layout, PackedRows, layout_named
-from brimful.windows.buffered import Buffered
-from brimful.windows.planned import Planned
-from brimful.windows.window import Window
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ class Batches:
         check_depth(self.stage)
 
     def __iter__(self) -> Iterator[Any]:
-        if lightning_here() is not None:
+        if GUARD.lightning_here() is not None:
             raise ValueError(  # a TypeError it would take for its own
                 "Lightning cannot save or restore the place in Batches, and each of its epochs would be the first one again; "
                 "give Trainer.fit the loader: batches.loader()"
@@ -70,7 +70,7 @@ class Batches:
         self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0, allow: Collection[str] = ()
     ) -> ResumableIterator[Any]:
         """An iterator over the batches, from the start of an epoch or from a state; see `Dataset.iter`."""
-        refuse_stacking(self)
+        GUARD.refuse_stacking(self)
         world_size = 1 if self.sharded else world_size_here()
         if world_size > 1:
             _say_unsharded(world_size)
@@ -161,7 +161,7 @@ class Batches:
     def __getitem__(self, number: Any) -> NoReturn:
         raise TypeError(
             "batches cannot be had by number: loop over them; a DataLoader takes batches.loader() with batch_size=None, or the "
-            f"samples with batch_sampler=bf.BatchSampler(lengths, policy). {FOR_TRAINER}"
+            f"samples with batch_sampler=bf.BatchSampler(lengths, policy). {GUARD.FOR_TRAINER}"
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class Batches:
         if length is None:
             raise TypeError(
                 f"the number of batches is not known: {self._unknown} "
-                f"(a DataLoader takes loader(), with batch_size=None). {FOR_TRAINER}"
+                f"(a DataLoader takes loader(), with batch_size=None). {GUARD.FOR_TRAINER}"
             )
         return length
 

@@ -14,10 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.batches import Batches, ColumnSettings, FormSettings, OrderSettings, batches_of
+from brimful.batching.batched import ShuffleBatches
+from brimful.batching.planners import ByKey, ByPacking, ByPolicy
+from brimful.batching.round_robin import RoundRobin
+from brimful.batching.shuffle import Shuffle
+from brimful.blocks.blocks import Block, Sample, samples
+from brimful.blocks.choice import Choice
+from brimful.blocks.parallel import ExecutorType, Parallel
+from brimful.blocks.sides import Side, Split
+from brimful.core.above import GUARD
 from brimful.core.errors import OnError, integer, names_of, one_of, positive
 from brimful.core.iterator import ResumableIterator
 from brimful.core.repeat import Repeat
-from brimful.core.stream import BLOCK_ROWS, Stage, check_depth, shown
+from brimful.core.stage import BLOCK_ROWS, Stage, check_depth, shown
+from brimful.encoding.conversations import TrainOn
+from brimful.encoding.encoders import chat_encoder_for, encoder_for
+from brimful.encoding.engines import EngineName as TokenizerEngine
+from brimful.encoding.tokenizer_by_name import loaded
 from brimful.index.concat import Concat as IndexConcat
 from brimful.index.filter import Filter as IndexFilter
 from brimful.index.indexed import SPAN, Indexed, Source
@@ -31,18 +44,14 @@ from brimful.index.take import Take as IndexTake
 from brimful.index.train_valid_split import TrainValidSplit as IndexTrainValidSplit
 from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
 from brimful.plan.rounded import Rounding
+from brimful.ray.spread import spread
 from brimful.rows.add_bos_eos import AddBosEos
-from brimful.rows.blocks import Block, Sample, samples
 from brimful.rows.causal_labels import CausalLabels
 from brimful.rows.chat import Chat
-from brimful.rows.choice import Choice
 from brimful.rows.choose import Choose
 from brimful.rows.chunk import Chunk
 from brimful.rows.concat import Concat
 from brimful.rows.concat_chunk import ConcatChunk
-from brimful.rows.conversations import TrainOn
-from brimful.rows.encoders import chat_encoder_for, encoder_for
-from brimful.rows.engines import EngineName as TokenizerEngine
 from brimful.rows.ensure_bos_eos import EnsureBosEos, bos_eos_of
 from brimful.rows.enumerate import Enumerate
 from brimful.rows.filter import Filter
@@ -52,27 +61,18 @@ from brimful.rows.map import Map
 from brimful.rows.map_blocks import MapBlocks
 from brimful.rows.pack_chunk import PackChunk
 from brimful.rows.pad import Pad
-from brimful.rows.parallel import ExecutorType, Parallel
 from brimful.rows.rebatch import Rebatch
 from brimful.rows.row_keys import RowKeys
 from brimful.rows.scan import Scan
-from brimful.rows.sides import Side, Split
 from brimful.rows.skip import Skip
 from brimful.rows.stride import Stride
 from brimful.rows.take import Take
 from brimful.rows.tokenize import Tokenize
-from brimful.rows.tokenizer_by_name import loaded
 from brimful.rows.train_valid_split import TrainValidSplit
 from brimful.rows.unbatch import Unbatch
 from brimful.rows.window import Window
-from brimful.sources.spread import spread
-from brimful.steps.batched import ShuffleBatches
-from brimful.steps.dataloader import refuse_ragged
-from brimful.steps.planners import ByKey, ByPacking, ByPolicy
-from brimful.steps.round_robin import RoundRobin
 from brimful.store.hugging_face import hugging_face_of
 from brimful.store.index import stored
-from brimful.windows.shuffle import Shuffle
 
 if TYPE_CHECKING:
     from brimful.loader import Loader
@@ -1028,7 +1028,7 @@ class IndexedDataset(Dataset):
     def __getitems__(self, numbers: Sequence[int]) -> list[Sample]:
         """Samples at once, for torch's DataLoader."""
         found = self._at(numbers)
-        refuse_ragged(found)
+        GUARD.refuse_ragged(found)
         return found
 
     def filter(

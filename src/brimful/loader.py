@@ -12,14 +12,14 @@ from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from brimful.core.above import GUARD
 from brimful.core.background import KEEPER, Running
 from brimful.core.errors import StateError, integer
 from brimful.core.iterator import ResumableIterator
+from brimful.core.stage import Stage
 from brimful.core.states import as_text, from_text, restored_elsewhere
 from brimful.core.stats import Stats
-from brimful.core.stream import Stage
 from brimful.core.used import Used
-from brimful.steps.dataloader import check_reader
 
 
 class Runs(Protocol):
@@ -83,7 +83,7 @@ class Loader(IterableDataset[Any]):
                 "this loader reads in the process that iterates over it: in DataLoader workers each would read everything. "
                 "Use DataLoader(loader, batch_size=None, num_workers=0); brimful works ahead in threads (prefetch)"
             )
-        self._reader = check_reader("loader", followed=self._used is not None).name
+        self._reader = GUARD.check_reader("loader", followed=self._used is not None).name
         if self._used is not None and self._used.ahead:
             self.leave_at(self._used.state)
         self._looping = loop = object()
@@ -200,7 +200,7 @@ class Loader(IterableDataset[Any]):
             ValueError: another epoch than the restored one before its first batch: what was trained on would come again.
         """
         epoch = integer("epoch", epoch)
-        check_reader("loader", followed=True)  # Accelerate tells it on all ranks, and reads it on the first alone
+        GUARD.check_reader("loader", followed=True)  # Accelerate tells it on all ranks, and reads it on the first alone
         if epoch != self.epoch:
             if self._loaded:
                 raise ValueError(restored_elsewhere("loader", self.epoch, epoch))

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast, overload
 
 import pyarrow as pa
 
+from brimful.blocks.blocks import Sample
 from brimful.core.errors import OnError, names_of, one_of, positive
 from brimful.dataset import Dataset, IndexedDataset, concatenated, stages_of
 from brimful.index.indexed import Indexed
@@ -16,7 +17,6 @@ from brimful.index.sequence import FromSequence, SequenceIndex
 from brimful.index.tables import TableIndex
 from brimful.index.zip import Zip as IndexZip
 from brimful.plan.mix import Stop
-from brimful.rows.blocks import Sample
 from brimful.rows.interleave import Interleave
 from brimful.rows.zip import Zip
 from brimful.sources.called import ShardFunction

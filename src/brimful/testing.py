@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from brimful.batches import Batches
-from brimful.core.stream import Stage, State, running
+from brimful.batching.batch import Batch
+from brimful.batching.window import Window
+from brimful.core.stage import Stage, State, running
 from brimful.dataset import Dataset
-from brimful.steps.batch import Batch
-from brimful.windows.window import Window
 
 
 def assert_exact_resume(

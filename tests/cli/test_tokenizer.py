@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from brimful import StateError, from_sequence
 from brimful.cli.tokenizer import tokenized
-from brimful.rows.tokenizer_by_name import load_tokenizer
+from brimful.encoding.tokenizer_by_name import load_tokenizer
 from tests.cli.commands import Corpus
 
 TEXTS = ["alpha beta gamma", "delta"]

@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.core.stream import Stage, State, running
+from brimful.batching.planned import Planned
+from brimful.batching.shuffle import Shuffle
+from brimful.core.stage import Stage, State, running
 from brimful.dataset import dataset_of
 from brimful.index.index import Index, RowSet
 from brimful.index.indexed import Indexed
@@ -23,8 +25,6 @@ from brimful.index.sequence import FromSequence, SequenceIndex
 from brimful.index.several import JoinedIndex
 from brimful.index.shuffle import Shuffle as IndexShuffle
 from brimful.testing import assert_exact_resume, first_difference
-from brimful.windows.planned import Planned
-from brimful.windows.shuffle import Shuffle
 from tests import strategies as draw
 from tests.effort import examples
 from tests.samples import letters, spelled, tokens

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.batching.batch import Batch
 from brimful.dataset import dataset_of
-from brimful.steps.batch import Batch
 from tests.effort import examples
 from tests.worlds import WORLDS, plans_by_step, taken_by_worlds
 

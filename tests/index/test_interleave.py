@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.core.repeat import Repeat
-from brimful.core.stream import Stage, running
+from brimful.core.stage import Stage, running
 from brimful.dataset import dataset_of
 from brimful.index.indexed import Indexed
 from brimful.index.interleave import Interleave as IndexInterleave

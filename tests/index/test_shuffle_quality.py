@@ -18,8 +18,8 @@ import pytest
 from numpy.typing import NDArray
 
 import brimful as bf
+from brimful.batching.batch import Batch
 from brimful.index.order import RUN_ROWS
-from brimful.steps.batch import Batch
 
 IntArray: TypeAlias = NDArray[np.int64]
 Numbers: TypeAlias = list[IntArray]

@@ -1,4 +1,4 @@
-"""Loaders in checkpoints of torch.distributed.checkpoint. (Of several processes: tests/steps/test_agreement.py.)"""
+"""Loaders in checkpoints of torch.distributed.checkpoint. (Of several processes: tests/batching/test_rendezvous.py.)"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.core.stream import running
+from brimful.core.stage import running
 from brimful.testing import assert_exact_resume
 from tests.effort import examples
 from tests.samples import shard

@@ -19,8 +19,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.blocks.schema import infer
 from brimful.core.errors import DataError
-from brimful.rows.schema import infer
 from brimful.sources.cbor import item_end
 from brimful.sources.formats import FORMATS
 from brimful.testing import assert_exact_resume

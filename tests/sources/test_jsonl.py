@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.blocks.schema import infer
 from brimful.core.errors import DataError
-from brimful.rows.schema import infer
 from brimful.sources.jsonl import JsonLines, decode
 from brimful.sources.lines import Lines
 from tests.shards import write

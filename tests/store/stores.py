@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 import brimful as bf
+from brimful.blocks.blocks import Block
 from brimful.core.errors import ORIGIN, origins
-from brimful.core.stream import END, Stage, State
-from brimful.rows.blocks import Block
+from brimful.core.stage import END, Stage, State
 from brimful.store import writer
 from brimful.store.manifest import Manifest
 

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.core.errors import ORIGIN, ORIGIN_TYPE
+from brimful.encoding.encoder import Padding, paddings
 from brimful.index.order import RUN_ROWS
-from brimful.rows.encoder import Padding, paddings
 from brimful.store import index, local, mapped
 from brimful.store.index import StoreIndex
 from brimful.store.local import LocalFolder

@@ -23,8 +23,8 @@ import pyarrow as pa
 import pytest
 
 import brimful as bf
-from brimful.core.stream import END
-from brimful.rows.blocks import Block
+from brimful.blocks.blocks import Block
+from brimful.core.stage import END
 from brimful.store.journal import Journal
 from brimful.store.lock import LOCK
 from brimful.store.manifest import JOURNAL, MANIFEST, Manifest
@@ -404,7 +404,7 @@ def test_threads_wait_for_one_another_too(tmp_path: Path) -> None:
 WRITING = """
 import sys, time
 from pathlib import Path
-from brimful.rows.blocks import Block
+from brimful.blocks.blocks import Block
 from brimful.store.journal import Journal
 from brimful.store.lock import one_writer
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.steps.batch import Batch
+from brimful.batching.batch import Batch
 from brimful.testing import assert_exact_resume
 
 Rows: TypeAlias = list[dict[str, Any]]

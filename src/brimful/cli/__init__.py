@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from brimful import __version__
-from brimful.cli import demo, memory, report, run, state, tokenize, verify
+from brimful.cli import memory, report, run, state, tokenize, verify
+from brimful.demo import demo
 
 app = typer.Typer(
     help="Full batches for PyTorch from samples of very different lengths: little padding, few shapes, exact resume.",

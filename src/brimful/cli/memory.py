@@ -17,7 +17,7 @@ from rich import box
 from rich.table import Table
 
 from brimful import from_files
-from brimful.cli.output import clear_errors, stdout
+from brimful.console import clear_errors, stdout
 from brimful.memory import MemoryModel, Peaks, spread_shapes
 from brimful.memory.device import as_device, meter_on
 from brimful.memory.fake import estimator_of

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from brimful import from_files
-from brimful.cli.output import clear_errors, progress, stdout, thousands
 from brimful.cli.tokenizer import tokenized
+from brimful.console import clear_errors, progress, stdout, thousands
 from brimful.core.errors import require
 from brimful.report import Lengths, Report, Settings, compare, count_tokens, read_lengths, to_html, to_json
 from brimful.report.lengths import SUFFIXES

@@ -17,13 +17,13 @@ from rich import box
 from rich.table import Table
 
 from brimful import from_files
-from brimful.cli.digests import DigestFile
-from brimful.cli.output import clear_errors, note, progress, stdout, thousands
 from brimful.cli.saved import load_json, save_json
 from brimful.cli.tokenizer import tokenized
+from brimful.console import clear_errors, note, progress, stdout, thousands
 from brimful.core.errors import require
 from brimful.core.states import is_text
 from brimful.core.stats import LEFT_OUT, Stats
+from brimful.demo.digests import DigestFile
 
 if TYPE_CHECKING:
     from brimful.loader import Loader

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from brimful.cli.output import clear_errors, stdout
 from brimful.cli.saved import is_state, load_json
+from brimful.console import clear_errors, stdout
+from brimful.core.stage import END
 from brimful.core.states import from_text, is_text
-from brimful.core.stream import END
 
 
 def show(

@@ -11,8 +11,8 @@ from rich import box
 from rich.table import Table
 
 from brimful import from_files
-from brimful.cli.output import clear_errors, note, progress, stdout
 from brimful.cli.tokenizer import tokenized
+from brimful.console import clear_errors, note, progress, stdout
 from brimful.core.errors import require
 from brimful.dataset import EngineName, run_by
 from brimful.store.manifest import Manifest

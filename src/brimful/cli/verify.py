@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from brimful.cli.output import clear_errors, progress
+from brimful.console import clear_errors, progress
 from brimful.store.folders import folder_of
 from brimful.store.verify import verify_store
 

@@ -6,9 +6,9 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
+from brimful.core.deferred import items_ahead
 from brimful.core.errors import settle
-from brimful.core.later import items_ahead
-from brimful.core.stream import Stage, State, runtime
+from brimful.core.stage import Stage, State, runtime
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from brimful.core.later import then
-from brimful.core.stream import END, Stage, State, running
+from brimful.core.deferred import then
+from brimful.core.stage import END, Stage, State, running
 
 
 @dataclass(frozen=True)

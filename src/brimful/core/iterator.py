@@ -15,11 +15,11 @@ from weakref import WeakSet
 
 from brimful.core.allocator import keep_what_is_freed
 from brimful.core.background import JOIN_SECONDS, KEEPER, RUN, Running, check_process, close_all, stop_all
+from brimful.core.deferred import AHEAD, HANDED_ON, Later
 from brimful.core.errors import TALLY, BrokenError, Tally
-from brimful.core.later import AHEAD, HANDED_ON, Later
+from brimful.core.stage import END, VERSION, Stage, State, allowed, check_header
 from brimful.core.states import check_form, position_of, sealed
 from brimful.core.stats import Stats
-from brimful.core.stream import END, VERSION, Stage, State, allowed, check_header
 
 T = TypeVar("T")
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
+from brimful.core.deferred import then
 from brimful.core.errors import StageError, name_of
-from brimful.core.later import then
-from brimful.core.stream import Stage, State, running
+from brimful.core.stage import Stage, State, running
 
 
 @dataclass(frozen=True)

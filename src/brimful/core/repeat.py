@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from brimful.core.errors import logger
 from brimful.core.fruitless import passed
-from brimful.core.stream import Stage, State, running
+from brimful.core.stage import Stage, State, running
 
 T = TypeVar("T")
 

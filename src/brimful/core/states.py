@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 from zlib import crc32
 
 from brimful.core.errors import StateError, integer
-from brimful.core.stream import VERSION, State
+from brimful.core.stage import VERSION, State
 
 
 def merge_states(states: Sequence[State]) -> State:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from brimful.core.errors import settle
-from brimful.core.stream import END, Stage, State, running
+from brimful.core.stage import END, Stage, State, running
 
 
 @dataclass(frozen=True)

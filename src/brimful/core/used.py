@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import final
 
-from brimful.core.stream import State
+from brimful.core.stage import State
 
 
 @final

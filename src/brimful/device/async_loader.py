@@ -10,16 +10,16 @@ from typing import Any, ClassVar, Final, Literal, cast
 
 import torch
 
+from brimful.core.above import GUARD
 from brimful.core.errors import one_of
 from brimful.core.iterator import ResumableIterator
+from brimful.core.stage import Stage
 from brimful.core.stats import Stats
-from brimful.core.stream import Stage
 from brimful.core.used import Used
 from brimful.device.bucketed import PAD_VALUES, Bucketed, Overflow, ToBuckets
 from brimful.device.loaded import Loaded
 from brimful.loader import Loader
 from brimful.plan import uniform_buckets
-from brimful.steps.dataloader import check_reader
 from brimful.tensors.copies import numbered
 from brimful.tensors.on_device import OnDevice
 from brimful.tensors.static_buffers import StaticBuffers
@@ -120,7 +120,7 @@ class AsyncLoader:
 
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self.loader, Loader | AsyncLoader):
-            check_reader("loader", followed=self._used is not None)
+            GUARD.check_reader("loader", followed=self._used is not None)
         if self._used is not None and self._used.ahead:
             self._go_back(self._used.state)
         self._running = self._last = running = ResumableIterator(self._stage, None, ())

@@ -9,10 +9,10 @@ from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
+from brimful.core.deferred import then
 from brimful.core.errors import TALLY, DataError, Tally, count, integer, logger, one_of
-from brimful.core.later import then
+from brimful.core.stage import Stage, State, running
 from brimful.core.stats import Made
-from brimful.core.stream import Stage, State, running
 from brimful.plan.buckets import as_buckets
 from brimful.tensors.layouts import OF_RANKS, OF_STEPS
 from brimful.tensors.structures import with_values

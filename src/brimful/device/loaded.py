@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from brimful.core.later import HANDED_ON
-from brimful.core.stream import Stage, State, runtime
+from brimful.core.deferred import HANDED_ON
+from brimful.core.stage import Stage, State, runtime
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from brimful.blocks.parallel import SERIAL, Parallel
 from brimful.core.errors import OnError
 from brimful.core.once import once
-from brimful.core.stream import described, runtime
+from brimful.core.stage import described, runtime
 from brimful.index.index import Index
 from brimful.index.indexed import RowNumbers, Source
 from brimful.index.some_rows import FilteredIndex
-from brimful.rows.parallel import SERIAL, Parallel
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block, visible
+from brimful.blocks.ragged import EMPTY, LABELS, array_of, is_ragged, ragged, token_counts, trained_on
 from brimful.core.once import once, settings_of
-from brimful.core.stream import BLOCK_ROWS
-from brimful.rows.blocks import Block, visible
-from brimful.rows.ragged import EMPTY, LABELS, array_of, is_ragged, ragged, token_counts, trained_on
+from brimful.core.stage import BLOCK_ROWS
 
 
 class RowSet(NamedTuple):

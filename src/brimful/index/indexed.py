@@ -10,14 +10,14 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block
+from brimful.blocks.choice import Choice
+from brimful.blocks.ragged import EMPTY
 from brimful.core.fruitless import passed
 from brimful.core.once import once
-from brimful.core.stream import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
+from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
 from brimful.index.index import Index
 from brimful.index.some_columns import ChosenIndex
-from brimful.rows.blocks import Block
-from brimful.rows.choice import Choice
-from brimful.rows.ragged import EMPTY
 
 RowNumbers: TypeAlias = Callable[[int, int], NDArray[np.int64]]
 """The row numbers at the places `first` to `last - 1` of an epoch, int64 (last - first,), whatever lies before them.

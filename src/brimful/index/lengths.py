@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block
 from brimful.core.errors import ORIGIN, origins
 from brimful.core.once import once
 from brimful.index.index import Index
-from brimful.rows.blocks import Block
 
 
 @dataclass(frozen=True, eq=False)

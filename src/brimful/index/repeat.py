@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from brimful.blocks.choice import Choice
 from brimful.core.errors import logger
 from brimful.core.once import once
 from brimful.index.index import Index
 from brimful.index.indexed import Indexed, RowNumbers, over_epochs
-from brimful.rows.choice import Choice
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block
+from brimful.blocks.hashes import digest_of
+from brimful.blocks.ragged import concat, fingerprint, with_column
 from brimful.core import random
 from brimful.core.errors import ORIGIN, origins, settle
 from brimful.core.once import once
-from brimful.core.stream import BLOCK_ROWS, Stage, place, running
+from brimful.core.stage import BLOCK_ROWS, Stage, place, running
 from brimful.index.index import BlockIndex, Index, RowSet
 from brimful.index.indexed import RowNumbers, Source
 from brimful.index.order import Order
-from brimful.rows.blocks import Block
-from brimful.rows.hashes import digest_of
-from brimful.rows.ragged import concat, fingerprint, with_column
 from brimful.sources.hugging_face import rows_of, stored
 from brimful.sources.iterable import drawn, numbered
 

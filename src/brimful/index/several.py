@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import array_of, concat
+from brimful.blocks.schema import united
+from brimful.blocks.typed import conformed
 from brimful.core.distinct import distinct
 from brimful.core.once import once
 from brimful.index.index import Index
-from brimful.rows.blocks import Block
-from brimful.rows.ragged import array_of, concat
-from brimful.rows.schema import united
-from brimful.rows.typed import conformed
 
 
 def joined(indexes: Sequence[Index], what: str) -> tuple[Index, list[int]]:

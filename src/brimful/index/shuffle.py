@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from brimful.blocks.choice import Choice
 from brimful.core import random
 from brimful.core.errors import settle
-from brimful.core.stream import place
+from brimful.core.stage import place
 from brimful.index.index import Index
 from brimful.index.indexed import Indexed, RowNumbers, Source
 from brimful.plan.window import rest_rows
-from brimful.rows.choice import Choice
 
 
 @dataclass(frozen=True)

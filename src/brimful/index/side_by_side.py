@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.blocks.beside import beside, require_distinct
+from brimful.blocks.blocks import Block, visible
+from brimful.blocks.ragged import LABELS, REMEDIES
 from brimful.core.errors import MOST, DataError
 from brimful.core.once import once
 from brimful.index.index import Index
-from brimful.rows.beside import beside, require_distinct
-from brimful.rows.blocks import Block, visible
-from brimful.rows.ragged import LABELS, REMEDIES
 
 
 @dataclass(frozen=True, eq=False)

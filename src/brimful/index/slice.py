@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from brimful.blocks.choice import Choice
 from brimful.index.index import Index
 from brimful.index.indexed import SPAN, Indexed, RowNumbers
-from brimful.rows.choice import Choice
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block
+from brimful.blocks.choice import Choice
+from brimful.blocks.ragged import LABELS, REMEDIES
 from brimful.core.errors import DataError
 from brimful.core.once import once
 from brimful.index.index import Index, RowSet
-from brimful.rows.blocks import Block
-from brimful.rows.choice import Choice
-from brimful.rows.ragged import LABELS, REMEDIES
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block, tried
+from brimful.blocks.parallel import SERIAL, Parallel
+from brimful.blocks.sides import Side, Split
 from brimful.core.errors import OnError, logger, name_of
 from brimful.core.once import once, settings_of
-from brimful.core.stream import BLOCK_ROWS, described
+from brimful.core.stage import BLOCK_ROWS, described
 from brimful.index.index import Index, RowSet
-from brimful.rows.blocks import Block, tried
-from brimful.rows.parallel import SERIAL, Parallel
-from brimful.rows.sides import Side, Split
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,12 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.distinct import distinct
-from brimful.core.errors import ORIGIN, ORIGIN_TYPE, origins
-from brimful.core.once import once
-from brimful.index.index import Index, has_labels, label_counts
-from brimful.rows.blocks import Block
-from brimful.rows.ragged import (
+from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import (
     LABELS,
     array_of,
     concat,
@@ -31,6 +27,10 @@ from brimful.rows.ragged import (
     ragged,
     with_column,
 )
+from brimful.core.distinct import distinct
+from brimful.core.errors import ORIGIN, ORIGIN_TYPE, origins
+from brimful.core.once import once
+from brimful.index.index import Index, has_labels, label_counts
 from brimful.sources.hugging_face import stored
 
 SAMPLED_ROWS: Final = 1024

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from brimful.blocks.sides import Side
 from brimful.core.once import once
 from brimful.index.index import Index
 from brimful.index.indexed import RowNumbers, Source
 from brimful.index.some_rows import SideIndex, Sides
-from brimful.rows.sides import Side
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import MASK, array_of
+from brimful.blocks.unmasked import num_hidden, unmasked
 from brimful.core.once import once
 from brimful.index.index import Index
-from brimful.rows.blocks import Block
-from brimful.rows.ragged import MASK, array_of
-from brimful.rows.unmasked import num_hidden, unmasked
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from brimful.blocks.beside import unequal
 from brimful.core.once import once
 from brimful.index.indexed import SPAN, Indexed, RowNumbers, Source
 from brimful.index.side_by_side import ZippedIndex
-from brimful.rows.beside import unequal
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from accelerate.utils import gather_object, send_to_device
 from torch.utils.data import DataLoader
 
 from brimful.batches import Batches
+from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import logger
 from brimful.core.states import merge_states
 from brimful.device.async_loader import AsyncLoader, micro_batches_of
+from brimful.integrations.guard import check_shared_out
 from brimful.loader import Loader
-from brimful.steps.dataloader import check_shared_out
-from brimful.steps.micro_batches import check_accumulation
 
 _END: Final = object()
 

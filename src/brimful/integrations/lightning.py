@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
+from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import StateError
 from brimful.core.states import merge_states
 from brimful.device.async_loader import AsyncLoader, innermost, micro_batches_of
+from brimful.integrations.guard import check_shared_out
 from brimful.loader import Loader
-from brimful.steps.dataloader import check_shared_out
-from brimful.steps.micro_batches import check_accumulation
 
 KEY = "brimful"
 """Where our states stand in a checkpoint of Lightning's."""

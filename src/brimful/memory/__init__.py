@@ -9,35 +9,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from brimful.inference.inference import map_batches_in_order
     from brimful.memory.dataloader import DynamicBatchDataLoader, build_dynamic_batch_dataloader
     from brimful.memory.device import meter_on, probe
     from brimful.memory.fake import estimate, estimator
-    from brimful.memory.generation import oom_safe, oom_safe_generate
-    from brimful.memory.guard import OomGuard, oom_guard
-    from brimful.memory.inference import map_batches_in_order
     from brimful.memory.model import MemoryModel
     from brimful.memory.peaks import Peaks
     from brimful.memory.search import largest_batches
     from brimful.memory.shapes import spread_shapes
-    from brimful.memory.simulated import SimulatedOOM
+    from brimful.oom.generation import oom_safe, oom_safe_generate
+    from brimful.oom.guard import OomGuard, oom_guard
+    from brimful.oom.simulated import SimulatedOOM
 
 _MODULES: Final = {
-    "DynamicBatchDataLoader": "dataloader",
-    "MemoryModel": "model",
-    "OomGuard": "guard",
-    "Peaks": "peaks",
-    "SimulatedOOM": "simulated",
-    "build_dynamic_batch_dataloader": "dataloader",
-    "estimate": "fake",
-    "estimator": "fake",
-    "largest_batches": "search",
-    "map_batches_in_order": "inference",
-    "meter_on": "device",
-    "oom_guard": "guard",
-    "oom_safe": "generation",
-    "oom_safe_generate": "generation",
-    "probe": "device",
-    "spread_shapes": "shapes",
+    "DynamicBatchDataLoader": "memory.dataloader",
+    "MemoryModel": "memory.model",
+    "OomGuard": "oom.guard",
+    "Peaks": "memory.peaks",
+    "SimulatedOOM": "oom.simulated",
+    "build_dynamic_batch_dataloader": "memory.dataloader",
+    "estimate": "memory.fake",
+    "estimator": "memory.fake",
+    "largest_batches": "memory.search",
+    "map_batches_in_order": "inference.inference",
+    "meter_on": "memory.device",
+    "oom_guard": "oom.guard",
+    "oom_safe": "oom.generation",
+    "oom_safe_generate": "oom.generation",
+    "probe": "memory.device",
+    "spread_shapes": "memory.shapes",
 }
 
 __all__ = [
@@ -64,7 +64,7 @@ def __getattr__(name: str) -> Any:
     # A module of one of these names would take the name's place once it is imported.
     if name not in _MODULES:
         raise AttributeError(f"module 'brimful.memory' has no attribute {name!r}")
-    return getattr(import_module(f"brimful.memory.{_MODULES[name]}"), name)
+    return getattr(import_module(f"brimful.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

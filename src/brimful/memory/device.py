@@ -53,7 +53,7 @@ def meter_on(device: Any, step: Callable[[Any], object], make_batch: Callable[[i
         try:
             return run(place, lambda: step(make_batch(batch, length)))
         except (RuntimeError, MemoryError) as error:
-            from brimful.memory.exhaustion import is_oom
+            from brimful.oom.exhaustion import is_oom
 
             if not is_oom(error):
                 raise

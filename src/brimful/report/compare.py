@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.batches import Batches
+from brimful.batching.window import auto_rows
 from brimful.core.errors import require
 from brimful.dataset import Dataset
 from brimful.plan import (
@@ -24,7 +25,6 @@ from brimful.plan import (
 from brimful.report.bins import binned, edges_of, quantile
 from brimful.report.lengths import dataset_of
 from brimful.report.steps import BATCHES_A_STEP, FEW, Between
-from brimful.windows.window import auto_rows
 
 RECOMPILE_LIMIT: Final = 8
 """Shapes that torch.compile(dynamic=False) compiles of one function before it falls back to eager: torch's

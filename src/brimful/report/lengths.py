@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from brimful.core.stream import running
+from brimful.blocks.ragged import token_counts
+from brimful.core.stage import running
 from brimful.dataset import Dataset
 from brimful.index.lengths import LengthIndex
 from brimful.index.sequence import FromSequence
 from brimful.plan import as_lengths
-from brimful.rows.ragged import token_counts
 from brimful.sources.urls import Shards
 
 SUFFIXES: Final = (".npy", ".parquet")

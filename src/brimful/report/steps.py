@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.steps.batch import Batch
+from brimful.batching.batch import Batch
 
 FloatArray = NDArray[np.float64]
 BATCHES_A_STEP: Final = (1, 2, 4, 8)

@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block
+from brimful.blocks.blockwise import Blockwise
+from brimful.blocks.ragged import LABELS, MASK, NOT_TRAINED_ON, SHIFTED, Ragged, list_array, ragged, with_column
+from brimful.blocks.rechunk import equally_long
 from brimful.core.errors import DataError, where
-from brimful.rows.blocks import Block
-from brimful.rows.blockwise import Blockwise
-from brimful.rows.carried import equally_long
-from brimful.rows.ragged import LABELS, MASK, NOT_TRAINED_ON, SHIFTED, Ragged, list_array, ragged, with_column
 
 _MOST: Final = (1 << 31) - 1
 

@@ -9,12 +9,12 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from brimful.blocks.blocks import Block
+from brimful.blocks.parallel import BlockFunction
+from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, column_of, list_array, offsets_of, with_column
 from brimful.core.errors import DataError, OnError, StageError, skipped, where
-from brimful.rows.blocks import Block
-from brimful.rows.conversations import Labelled, Rendered, TrainOn, labelled, rendered, templates_of
-from brimful.rows.encoder_kinds import TransformersEncoder
-from brimful.rows.parallel import BlockFunction
-from brimful.rows.ragged import LABELS, NOT_TRAINED_ON, column_of, list_array, offsets_of, with_column
+from brimful.encoding.conversations import Labelled, Rendered, TrainOn, labelled, rendered, templates_of
+from brimful.encoding.encoder_kinds import TransformersEncoder
 
 TOKENS: Final = "input_ids"
 TOOLS: Final = "tools"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from brimful.rows.blocks import Block
-from brimful.rows.blockwise import Blockwise
-from brimful.rows.choice import Choice
+from brimful.blocks.blocks import Block
+from brimful.blocks.blockwise import Blockwise
+from brimful.blocks.choice import Choice
 
 
 @dataclass(frozen=True)

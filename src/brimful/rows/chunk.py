@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from brimful.blocks.blocks import Block, with_origin
+from brimful.blocks.blockwise import Blockwise
+from brimful.blocks.ragged import gather, list_array
+from brimful.blocks.rechunk import equally_long
 from brimful.core.errors import count, settle
-from brimful.rows.blocks import Block, with_origin
-from brimful.rows.blockwise import Blockwise
-from brimful.rows.carried import equally_long
-from brimful.rows.ragged import gather, list_array
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from brimful.core.stream import END, Stage, State, running
-from brimful.rows.blocks import Block
-from brimful.rows.schema import as_text, from_text
-from brimful.rows.typed import Typed, conformed, union_of
+from brimful.blocks.blocks import Block
+from brimful.blocks.schema import as_text, from_text
+from brimful.blocks.typed import Typed, conformed, union_of
+from brimful.core.stage import END, Stage, State, running
 
 
 @dataclass(frozen=True)

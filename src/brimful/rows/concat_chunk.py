@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from brimful.blocks.blocks import Block, with_origin
+from brimful.blocks.ragged import EMPTY, list_array, ragged
+from brimful.blocks.rechunk import Carried
 from brimful.core.errors import count
-from brimful.rows.blocks import Block, with_origin
-from brimful.rows.carried import Carried
-from brimful.rows.ragged import EMPTY, list_array, ragged
 
 
 @dataclass(frozen=True)

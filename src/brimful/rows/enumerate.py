@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from brimful.core.stream import END, Stage, State, refuse_streams, running
-from brimful.rows.blocks import Block
-from brimful.rows.ragged import array_of, with_column
+from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import array_of, with_column
+from brimful.core.stage import END, Stage, State, refuse_streams, running
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from brimful.blocks.blocks import KEY, Block, tried
+from brimful.blocks.parallel import BlockFunction
 from brimful.core.errors import OnError, name_of
-from brimful.core.stream import runtime
-from brimful.rows.blocks import KEY, Block, tried
-from brimful.rows.parallel import BlockFunction
+from brimful.core.stage import runtime
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from itertools import chain
 
 import numpy as np
 
-from brimful.rows.blocks import Block, tried
-from brimful.rows.typed import Results, SampleFunction
+from brimful.blocks.blocks import Block, tried
+from brimful.blocks.typed import Results, SampleFunction
 
 
 @dataclass(frozen=True)

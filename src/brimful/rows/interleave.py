@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.core.stream import BLOCK_ROWS, END, Stage, State
+from brimful.blocks.blocks import Block
+from brimful.blocks.cursor import Cursor
+from brimful.blocks.ragged import EMPTY, array_of, concat, token_counts
+from brimful.blocks.schema import as_text, from_text
+from brimful.blocks.typed import Typed, conformed, union_of
+from brimful.core.stage import BLOCK_ROWS, END, Stage, State
 from brimful.plan.mix import Stop, check, due, stratified
-from brimful.rows.blocks import Block
-from brimful.rows.cursor import Cursor
-from brimful.rows.ragged import EMPTY, array_of, concat, token_counts
-from brimful.rows.schema import as_text, from_text
-from brimful.rows.typed import Typed, conformed, union_of
 
 
 @dataclass(frozen=True)

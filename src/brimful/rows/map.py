@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from brimful.rows.blocks import Block, tried
-from brimful.rows.typed import Results, SampleFunction
+from brimful.blocks.blocks import Block, tried
+from brimful.blocks.typed import Results, SampleFunction
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from brimful.blocks.blocks import Block, visible, with_origin
+from brimful.blocks.plain import without_extensions
+from brimful.blocks.ragged import EMPTY
+from brimful.blocks.schema import complete, first_misfit, fitted, named, settled
+from brimful.blocks.typed import ByBlock
 from brimful.core.errors import StageError, name_of, where
-from brimful.rows.blocks import Block, visible, with_origin
-from brimful.rows.plain import without_extensions
-from brimful.rows.ragged import EMPTY
-from brimful.rows.schema import complete, first_misfit, fitted, named, settled
-from brimful.rows.typed import ByBlock
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from brimful.blocks import ragged as kernels
+from brimful.blocks.blocks import Block
+from brimful.blocks.blockwise import Blockwise
+from brimful.blocks.ragged import MASK, list_array, offsets_of, ragged, with_column
 from brimful.core.errors import DataError, settle, where
-from brimful.rows import ragged as kernels
-from brimful.rows.blocks import Block
-from brimful.rows.blockwise import Blockwise
-from brimful.rows.ragged import MASK, list_array, offsets_of, ragged, with_column
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from brimful.core.stream import Stage, State
-from brimful.rows.blocks import Block
-from brimful.rows.gathered import resized, resized_start
+from brimful.blocks.blocks import Block
+from brimful.blocks.resize import resized, resized_start
+from brimful.core.stage import Stage, State
 
 
 @dataclass(frozen=True)

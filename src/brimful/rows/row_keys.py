@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
+from brimful.blocks.blocks import KEY, Block
+from brimful.blocks.ragged import array_of, with_column
 from brimful.core import random
 from brimful.core.errors import settle
-from brimful.core.stream import END, Stage, State, place, running
-from brimful.rows.blocks import KEY, Block
-from brimful.rows.ragged import array_of, with_column
+from brimful.core.stage import END, Stage, State, place, running
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from brimful.blocks.blocks import Block, samples
+from brimful.blocks.parallel import Called
+from brimful.blocks.resize import resized, resized_start
+from brimful.blocks.typed import ByFunction, Fitted, Results, block_of_results, types_of_results
 from brimful.core.errors import StageError, name_of, where
-from brimful.core.stream import END, State, refuse_streams
-from brimful.rows.blocks import Block, samples
-from brimful.rows.gathered import resized, resized_start
-from brimful.rows.parallel import Called
-from brimful.rows.typed import ByFunction, Fitted, Results, block_of_results, types_of_results
+from brimful.core.stage import END, State, refuse_streams
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import array_of
 from brimful.core.errors import settle
-from brimful.core.stream import END, Stage, State, refuse_streams, running
-from brimful.rows.blocks import Block
-from brimful.rows.ragged import array_of
+from brimful.core.stage import END, Stage, State, refuse_streams, running
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from brimful.blocks.blocks import Block
+from brimful.blocks.parallel import BlockFunction
+from brimful.blocks.ragged import Ragged, array_of, column_of, list_array, null_in, with_column
 from brimful.core.errors import HIDDEN, DataError, StageError, where
-from brimful.rows.blocks import Block
-from brimful.rows.encoder import Encoder, Texts
-from brimful.rows.engines import EngineError
-from brimful.rows.parallel import BlockFunction
-from brimful.rows.ragged import Ragged, array_of, column_of, list_array, null_in, with_column
+from brimful.encoding.encoder import Encoder, Texts
+from brimful.encoding.engines import EngineError
 
 
 @dataclass(frozen=True)

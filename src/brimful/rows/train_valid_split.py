@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from brimful.rows.blocks import Block
-from brimful.rows.blockwise import Blockwise
-from brimful.rows.ragged import array_of
-from brimful.rows.sides import Side, Split
+from brimful.blocks.blocks import Block
+from brimful.blocks.blockwise import Blockwise
+from brimful.blocks.ragged import array_of
+from brimful.blocks.sides import Side, Split
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
+from brimful.blocks.blocks import Block, Sample, check_replay, samples
+from brimful.blocks.ragged import fingerprint
 from brimful.core.fruitless import Waiting
-from brimful.core.stream import END, Stage, State, running
-from brimful.rows.blocks import Block, Sample, check_replay, samples
-from brimful.rows.ragged import fingerprint
+from brimful.core.stage import END, Stage, State, running
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 
+from brimful.blocks.blocks import KEY, Block, check_replay, visible, with_origin
+from brimful.blocks.ragged import EMPTY, array_of, concat, fingerprint, list_array
+from brimful.blocks.resize import bytes_in, gathered
 from brimful.core.errors import DataError, settle, where
-from brimful.core.stream import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, refuse_streams
-from brimful.rows.blocks import KEY, Block, check_replay, visible, with_origin
-from brimful.rows.gathered import bytes_in, gathered
-from brimful.rows.ragged import EMPTY, array_of, concat, fingerprint, list_array
+from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, refuse_streams
 
 
 @dataclass(frozen=True)

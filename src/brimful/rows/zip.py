@@ -7,11 +7,11 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Final
 
-from brimful.core.stream import BLOCK_ROWS, END, Stage, State, refuse_streams
-from brimful.rows.beside import beside, require_distinct, unequal
-from brimful.rows.blocks import Block, visible
-from brimful.rows.cursor import Cursor
-from brimful.rows.ragged import EMPTY
+from brimful.blocks.beside import beside, require_distinct, unequal
+from brimful.blocks.blocks import Block, visible
+from brimful.blocks.cursor import Cursor
+from brimful.blocks.ragged import EMPTY
+from brimful.core.stage import BLOCK_ROWS, END, Stage, State, refuse_streams
 
 COUNTED: Final = 1_000_000
 """Rows that are read beyond the end of the shortest, to say how many the others have."""

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Sample, as_sample, rows_at
+from brimful.blocks.schema import block_of, first_rows, infer, misfit
 from brimful.core.errors import StageError, StateError, name_of
-from brimful.rows.blocks import Sample, as_sample, rows_at
-from brimful.rows.schema import block_of, first_rows, infer, misfit
 from brimful.sources.bytes import READ_BYTES, Bytes
 from brimful.sources.format import Format
 from brimful.sources.reader import Parsed, Reader, Wanted

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block, Sample
+from brimful.blocks.schema import SAMPLE_ROWS, block_of, fitting, infer, misfit
 from brimful.core.errors import DataError, StateError
-from brimful.rows.blocks import Block, Sample
-from brimful.rows.schema import SAMPLE_ROWS, block_of, fitting, infer, misfit
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format
 from brimful.sources.forward import Forward

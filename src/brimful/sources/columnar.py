@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.blocks.ragged import EMPTY
 from brimful.core.errors import DataError, StateError
-from brimful.rows.ragged import EMPTY
 from brimful.sources.bytes import Bytes
 from brimful.sources.columns import Columns, faults, schema_of
 from brimful.sources.format import Format

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block
+from brimful.blocks.plain import as_plain, inside, plain
+from brimful.blocks.ragged import array_of, concat
+from brimful.blocks.schema import OF_FILES, UNFIT, UNKNOWN, fits, fitted, named, settled
 from brimful.core.errors import DataError
-from brimful.rows.blocks import Block
-from brimful.rows.plain import as_plain, inside, plain
-from brimful.rows.ragged import array_of, concat
-from brimful.rows.schema import OF_FILES, UNFIT, UNKNOWN, fits, fitted, named, settled
 from brimful.sources.reader import Parsed
 
 _LEAVE_OUT: Final = "leave it out by columns="

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.csv
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block
+from brimful.blocks.schema import OF_FILES, SAMPLE_ROWS, UNKNOWN, block_of, may_be_rounded, named
 from brimful.core.errors import DataError
-from brimful.rows.blocks import Block
-from brimful.rows.schema import OF_FILES, SAMPLE_ROWS, UNKNOWN, block_of, may_be_rounded, named
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format
 from brimful.sources.halved import halved

@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block, rows_at
+from brimful.blocks.ragged import EMPTY
+from brimful.blocks.schema import infer, named
 from brimful.core import random
 from brimful.core.background import Workers
 from brimful.core.errors import DataError, OnError, StateError, settle
 from brimful.core.once import once
-from brimful.core.stream import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, place, runtime, share
-from brimful.rows.blocks import Block, rows_at
-from brimful.rows.ragged import EMPTY
-from brimful.rows.schema import infer, named
+from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, place, runtime, share
 from brimful.sources.called import Called, ShardFunction
 from brimful.sources.compressed import COMPRESSIONS
 from brimful.sources.format import Format

@@ -8,9 +8,9 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from brimful.rows.blocks import Block
-from brimful.rows.ragged import concat
-from brimful.rows.schema import block_of
+from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import concat
+from brimful.blocks.schema import block_of
 from brimful.sources.reader import Parsed
 
 T = TypeVar("T")

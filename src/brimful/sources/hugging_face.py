@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from brimful.rows.blocks import Block
-from brimful.rows.plain import without_extensions
-from brimful.rows.ragged import null_in
+from brimful.blocks.blocks import Block
+from brimful.blocks.plain import without_extensions
+from brimful.blocks.ragged import null_in
 
 
 def is_table(rows: Any) -> bool:

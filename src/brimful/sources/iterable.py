@@ -11,12 +11,12 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from brimful.blocks.blocks import Block, Sample, as_sample, from_samples, rows_at
+from brimful.blocks.ragged import EMPTY, with_column
+from brimful.blocks.schema import OF_RESULTS, as_text, first_rows, fitting, from_text, infer, misfit, samples_in
+from brimful.blocks.typed import Typed
 from brimful.core.errors import ORIGIN, StageError, StateError, origins
-from brimful.core.stream import END, State, runtime
-from brimful.rows.blocks import Block, Sample, as_sample, from_samples, rows_at
-from brimful.rows.ragged import EMPTY, with_column
-from brimful.rows.schema import OF_RESULTS, as_text, first_rows, fitting, from_text, infer, misfit, samples_in
-from brimful.rows.typed import Typed
+from brimful.core.stage import END, State, runtime
 
 ROWS: Final = 256
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.json
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block, Sample
+from brimful.blocks.schema import SAMPLE_ROWS, block_of, has_floats, infer, may_be_rounded, misfit, unknown_key
 from brimful.core.errors import DataError
-from brimful.rows.blocks import Block, Sample
-from brimful.rows.schema import SAMPLE_ROWS, block_of, has_floats, infer, may_be_rounded, misfit, unknown_key
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format
 from brimful.sources.halved import halved

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import concat, with_column
 from brimful.core.errors import ORIGIN, DataError, OnError, StageError, StateError, count, origins, skipped
-from brimful.rows.blocks import Block
-from brimful.rows.ragged import concat, with_column
 
 Position: TypeAlias = tuple[int, ...]
 """A place in a shard, before a record: a few integers, as many as its format needs. The first says how much of the shard lies

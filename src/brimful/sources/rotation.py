@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from brimful.rows.blocks import Block
-from brimful.rows.ragged import array_of, concat, offsets_of, runs
+from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import array_of, concat, offsets_of, runs
 from brimful.sources.reader import Position
 from brimful.sources.shard import OpenShard
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import EMPTY, concat, with_column
+from brimful.blocks.schema import SAMPLE_ROWS, as_text, fitted, from_text, settled, united
+from brimful.blocks.typed import Typed
 from brimful.core.errors import ORIGIN, StageError, StateError, origins
-from brimful.core.stream import END, State, runtime
-from brimful.rows.blocks import Block
-from brimful.rows.ragged import EMPTY, concat, with_column
-from brimful.rows.schema import SAMPLE_ROWS, as_text, fitted, from_text, settled, united
-from brimful.rows.typed import Typed
+from brimful.core.stage import END, State, runtime
 from brimful.sources.hugging_face import stored, tables_of
 from brimful.sources.iterable import ROWS
 

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import with_column
 from brimful.core.errors import ORIGIN, DataError, origins_of
 from brimful.core.once import once
-from brimful.rows.blocks import Block
-from brimful.rows.ragged import with_column
 from brimful.store.layout import Layout, Ranges
 from brimful.store.manifest import Manifest, SideFile
 

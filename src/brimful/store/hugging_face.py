@@ -15,10 +15,10 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 
+from brimful.blocks.blocks import Block, visible
+from brimful.blocks.ragged import array_of, concat, null_in
 from brimful.core.errors import DataError
-from brimful.core.stream import Stage, running
-from brimful.rows.blocks import Block, visible
-from brimful.rows.ragged import array_of, concat, null_in
+from brimful.core.stage import Stage, running
 from brimful.store.types import conform, stored_schema
 
 HELD_BYTES: Final = 8 << 20

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import LABELS, REMEDIES
 from brimful.core.errors import ORIGIN, ORIGIN_TYPE, DataError
 from brimful.core.once import once
-from brimful.core.stream import Stage
+from brimful.core.stage import Stage
+from brimful.encoding.encoder import Padding, StoredTokenizer, paddings
 from brimful.index.index import Index, RowSet
-from brimful.rows.blocks import Block
-from brimful.rows.encoder import Padding, StoredTokenizer, paddings
-from brimful.rows.ragged import LABELS, REMEDIES
 from brimful.store.folder import Folder
 from brimful.store.folders import folder_of, is_remote
 from brimful.store.manifest import Manifest

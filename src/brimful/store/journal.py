@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from brimful.core.errors import DataError
-from brimful.core.stream import State
+from brimful.core.stage import State
 from brimful.store.manifest import JOURNAL, StoredFile, stored_file, write_whole
 
 

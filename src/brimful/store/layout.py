@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.rows.blocks import Block
-from brimful.rows.ragged import concat, offsets_of
+from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import concat, offsets_of
 from brimful.store.manifest import StoredFile
 
 HEAD_BYTES: Final = 1024

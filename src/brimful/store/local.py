@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import list_array, numpy_of, offsets_of
 from brimful.core.distinct import distinct
 from brimful.core.errors import DataError
 from brimful.core.once import once
-from brimful.rows.blocks import Block
-from brimful.rows.ragged import list_array, numpy_of, offsets_of
 from brimful.store.folder import Folder
 from brimful.store.layout import Ranges, joined, memory_for, numpy_file
 from brimful.store.manifest import Manifest, SideFile, sha256_of

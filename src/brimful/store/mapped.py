@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from brimful.blocks.blocks import Block
 from brimful.core.errors import DataError
 from brimful.core.once import once
-from brimful.rows.blocks import Block
 from brimful.store.manifest import SideFile
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from brimful.rows.blocks import Block
-from brimful.rows.ragged import is_ragged
+from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import is_ragged
 from brimful.store.manifest import StoredFile, part_of, settle, sha256_of
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from brimful.core.errors import StateError
-from brimful.core.stream import Stage, header_difference
+from brimful.core.stage import Stage, header_difference
 
 
 def pipeline_of(stage: Stage[Any], version: str | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.rows.ragged import is_ragged
+from brimful.blocks.ragged import is_ragged
 from brimful.store.mapped import MappedFile
 
 PLACES: Final = "places.npy"

@@ -15,11 +15,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import array_of, concat
 from brimful.core.background import Workers
 from brimful.core.once import once
 from brimful.index.index import RowSet
-from brimful.rows.blocks import Block
-from brimful.rows.ragged import array_of, concat
 
 SET_BYTES: Final = 512 << 20
 """Of a set that is fetched whole; rows of a larger one are long enough to be asked for one by one."""

@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import array_of, list_array, offsets_of
 from brimful.core.distinct import distinct
 from brimful.core.errors import DataError
 from brimful.core.once import once
-from brimful.rows.blocks import Block
-from brimful.rows.ragged import array_of, list_array, offsets_of
 from brimful.sources.objects import Object, Objects, Spans
 from brimful.store.folder import Folder
 from brimful.store.layout import Ranges, joined, memory_for, numpy_file

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, is_ragged, numpy_of, offsets_of, trained_on
 from brimful.index.index import has_labels
-from brimful.rows.ragged import LABELS, NOT_TRAINED_ON, is_ragged, numpy_of, offsets_of, trained_on
 from brimful.store.manifest import SideFile, StoredFile, described, part_of, settle
 from brimful.store.mapped import MappedFile
 from brimful.store.places import PLACES, num_places, places_of

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from brimful.blocks.blocks import Block, visible
+from brimful.blocks.ragged import array_of, is_ragged, numpy_of, offsets_of
 from brimful.core.errors import DataError, where
-from brimful.core.stream import Stage
-from brimful.rows.blocks import Block, visible
-from brimful.rows.ragged import array_of, is_ragged, numpy_of, offsets_of
+from brimful.core.stage import Stage
 
 _NO_CAST = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
 

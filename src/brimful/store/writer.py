@@ -17,12 +17,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from brimful.blocks.blocks import Block, visible
+from brimful.blocks.ragged import concat, is_ragged
+from brimful.blocks.resize import bytes_in
 from brimful.core.errors import TALLY, DataError, StateError, Tally, where
-from brimful.core.stream import END, Stage, State, running
-from brimful.rows.blocks import Block, visible
-from brimful.rows.encoder import paddings
-from brimful.rows.gathered import bytes_in
-from brimful.rows.ragged import concat, is_ragged
+from brimful.core.stage import END, Stage, State, running
+from brimful.encoding.encoder import paddings
 from brimful.store.journal import Journal
 from brimful.store.lock import LOCK, one_writer
 from brimful.store.manifest import JOURNAL, MANIFEST, Manifest

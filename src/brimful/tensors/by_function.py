@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from brimful.batching.batch import Batch
+from brimful.blocks.blocks import Block, Sample, samples, with_origin
+from brimful.blocks.ragged import list_array
 from brimful.core.drawn import drawing, generators_of
 from brimful.core.errors import StageError, name_of, where
 from brimful.core.once import once, settings_of
-from brimful.rows.blocks import Block, Sample, samples, with_origin
-from brimful.rows.ragged import list_array
-from brimful.steps.batch import Batch
 from brimful.tensors.columns import Columns, Lists, Objects
 
 _KEY: Final = b"brimful_key"

@@ -11,14 +11,14 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from brimful.batching.batch import Batch, NumLabels
+from brimful.batching.window import Window
+from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON
+from brimful.core.deferred import then
 from brimful.core.errors import TALLY, Tally, logger
-from brimful.core.later import then
+from brimful.core.stage import Stage, State, described, running, runtime
 from brimful.core.stats import Made
-from brimful.core.stream import Stage, State, described, running, runtime
-from brimful.rows.ragged import LABELS, NOT_TRAINED_ON
-from brimful.steps.batch import Batch, NumLabels
 from brimful.tensors.layouts import OF_RANKS, OF_STEPS, SIGNED, ByFunction, Collating, ColumnRules, Layout, refuse_taken
-from brimful.windows.window import Window
 
 if TYPE_CHECKING:
     from brimful.tensors.columns import Columns

@@ -11,8 +11,9 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from brimful.core.errors import HIDDEN, DataError, where
-from brimful.rows.ragged import (
+from brimful.batching.batch import Batch
+from brimful.batching.window import Window
+from brimful.blocks.ragged import (
     NOT_TRAINED_ON,
     SHIFTED,
     Gaps,
@@ -28,10 +29,9 @@ from brimful.rows.ragged import (
     pad,
     ragged,
 )
-from brimful.steps.batch import Batch
+from brimful.core.errors import HIDDEN, DataError, where
 from brimful.tensors.layouts import TOKEN_COLUMNS, ColumnRules
 from brimful.tensors.unpadded import Unpadded
-from brimful.windows.window import Window
 
 IntArray: TypeAlias = NDArray[np.int64]
 

@@ -16,10 +16,10 @@ import pyarrow as pa
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from brimful.batching.batch import Batch, Pieces
+from brimful.batching.window import IntArray
 from brimful.core.errors import ORIGIN, where
-from brimful.steps.batch import Batch, Pieces
 from brimful.tensors.columns import Columns
-from brimful.windows.window import IntArray
 
 _SHOWN: Final = 60
 """Characters of a text in a table."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from brimful.batching.batch import Batch
 from brimful.core.errors import DataError
 from brimful.grouping.collection import collection_of
 from brimful.grouping.frame import Frame
@@ -16,7 +17,6 @@ from brimful.grouping.held import Column, Held
 from brimful.grouping.language import is_name
 from brimful.plan import optimal_partition
 from brimful.plan.rounded import Rounding
-from brimful.steps.batch import Batch
 from brimful.tensors.columns import Columns, Lists, Objects
 from brimful.tensors.layouts import refuse_taken
 from brimful.tensors.padded import padded

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from brimful.batching.batch import Batch, NumLabels
+from brimful.blocks.blocks import Sample
+from brimful.blocks.parallel import SERIAL, Parallel
+from brimful.blocks.ragged import is_labels
+from brimful.core.deferred import AHEAD, Later
 from brimful.core.errors import DataError, integer, one_of
-from brimful.core.later import AHEAD, Later
-from brimful.core.stream import State
+from brimful.core.stage import State
 from brimful.plan.rounded import Rounding
-from brimful.rows.blocks import Sample
-from brimful.rows.parallel import SERIAL, Parallel
-from brimful.rows.ragged import is_labels
-from brimful.steps.batch import Batch, NumLabels
 
 if TYPE_CHECKING:
     from brimful.tensors.columns import Columns

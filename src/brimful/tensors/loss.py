@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from brimful.rows.ragged import LABELS, NOT_TRAINED_ON, SHIFTED
+from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, SHIFTED
 
 
 def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, group: Any = None) -> torch.Tensor:

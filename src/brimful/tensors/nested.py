@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from brimful.steps.batch import Batch
+from brimful.batching.batch import Batch
 from brimful.tensors.columns import Columns, Lists
 from brimful.tensors.layouts import put
 

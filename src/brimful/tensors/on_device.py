@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import torch
 
+from brimful.core.deferred import AHEAD, items_ahead, later, then
 from brimful.core.errors import settle
-from brimful.core.later import AHEAD, items_ahead, later, then
-from brimful.core.stream import Stage, State, running, runtime
+from brimful.core.stage import Stage, State, running, runtime
 from brimful.tensors.copies import Sent, copier
 from brimful.tensors.explained import carry
 from brimful.tensors.static_buffers import StaticBuffers

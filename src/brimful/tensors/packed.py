@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from brimful.rows.ragged import LABELS, SHIFTED
-from brimful.steps.batch import Batch, Pieces
+from brimful.batching.batch import Batch, Pieces
+from brimful.blocks.ragged import LABELS, SHIFTED
 from brimful.tensors.columns import Columns, Lists
 from brimful.tensors.layouts import put
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from brimful.rows.ragged import attention_mask, gaps
-from brimful.steps.batch import Batch
+from brimful.batching.batch import Batch
+from brimful.blocks.ragged import attention_mask, gaps
 from brimful.tensors.columns import Columns, Lists
 from brimful.tensors.layouts import put
 from brimful.tensors.unpadded import Unpadded

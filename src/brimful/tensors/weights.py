@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from brimful.blocks.ragged import is_labels
 from brimful.core.errors import DataError
-from brimful.rows.ragged import is_labels
 from brimful.tensors.columns import Columns
 from brimful.tensors.unpadded import Unpadded
 

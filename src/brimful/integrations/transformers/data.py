@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from brimful.batches import Batches
 from brimful.core.errors import logger
-from brimful.core.stream import running
+from brimful.core.stage import running
 from brimful.dataset import Dataset
 from brimful.device.async_loader import AsyncLoader, innermost
 from brimful.loader import Loader

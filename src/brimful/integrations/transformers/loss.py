@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from brimful.blocks.ragged import NOT_TRAINED_ON
 from brimful.integrations.transformers.data import Share, TrainerBatch
-from brimful.rows.ragged import NOT_TRAINED_ON
 
 
 def num_labels(batch: TrainerBatch, names: Sequence[str], shifts: bool) -> torch.Tensor:

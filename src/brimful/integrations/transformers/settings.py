@@ -10,8 +10,8 @@ from torch.utils.data import Dataset
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from brimful.batches import Batches
+from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import logger
-from brimful.steps.micro_batches import check_accumulation
 
 FROM_PACKED: Final = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "shift_labels"})
 """What models take beside the named parameters of forward."""

@@ -1,0 +1,1 @@
+"""Rows become windows, windows become batches, a rank takes its own."""

@@ -1,0 +1,160 @@
+"""Windows to batches: each window's plan, its batches in a random order."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brimful.batching.batch import Batch
+from brimful.batching.planners import BatchPlanner
+from brimful.batching.sharded import Sharded
+from brimful.batching.window import Window
+from brimful.blocks.blocks import check_replay
+from brimful.core import random
+from brimful.core.errors import count, settle
+from brimful.core.fruitless import Waiting
+from brimful.core.once import once
+from brimful.core.stage import END, Lane, Stage, State, place, running, runtime
+from brimful.plan import low_discrepancy_order
+
+ShuffleBatches = Literal[True, False, "stratified"]
+
+
+def check_shuffle(value: Any) -> ShuffleBatches:
+    """How a user wants batches shuffled.
+
+    Raises:
+        ValueError: for another word.
+    """
+    if value not in get_args(ShuffleBatches):
+        raise ValueError(f"shuffle_batches must be True, False or 'stratified' (got {value!r})")
+    return "stratified" if isinstance(value, str) else bool(value)
+
+
+@dataclass(frozen=True)
+class Batched(Stage[Batch]):
+    """Each window's plan, batch by batch.
+
+    `shuffle_batches` is True for a random order, "stratified" for one of which every stretch covers short and long batches
+    alike. `group` > 1 keeps aligned groups of that many neighbours in cost together, so that the ranks of one step do equal
+    work; of streams, which ranks share out, a stratified order has neighbours of so many streams. State: [windows'
+    state before the window, batches of it handed on, its crc32].
+    """
+
+    verb = ""
+
+    upstream: Stage[Window]
+    planner: BatchPlanner
+    drop_last: bool
+    shuffle_batches: ShuffleBatches
+    group: int
+    seed: int
+    lane: Lane | None = runtime(None)
+    labels_follow: int | None = runtime(None)
+
+    def __post_init__(self) -> None:
+        settle(self, "group", 1, "batch")
+        settle(self, "seed", None)
+
+    @property
+    def label(self) -> str:
+        return self.planner.verb
+
+    def settings(self) -> dict[str, Any]:
+        order = {"drop_last": self.drop_last, "shuffle_batches": self.shuffle_batches, "group": self.group}
+        return {**self.planner.settings(), **order, "seed": self.seed}
+
+    def stream(self, number: int, count: int) -> Batched:
+        own = self.over(self.upstream.stream(number, count))
+        return replace(own, seed=random.key(self.seed, number), lane=Lane(number, count, self.seed))
+
+    def num_items(self, most: int | None = None) -> int | None:
+        """Price: that of planning an epoch, of indexed data; None of others."""
+        if self.upstream.streamed_by or self.upstream.endless:
+            return None
+        with running(self, self.start(0)) as batches:
+            return sum(1 for _ in islice(batches, most))
+
+    def sharded(self, **how: Any) -> Sharded:
+        how.pop("timeout_seconds", None)  # ranks that share an index wait for nobody
+        return Sharded(self, **how, streamed=self.streamed_by, labels_follow=self.labels_follow)
+
+    def shapes(self) -> list[tuple[int, ...]] | None:
+        return self.planner.shapes()
+
+    @property
+    def planned(self) -> Stage[Batch]:
+        return self
+
+    limited = planned
+
+    @once
+    def over_epochs(self) -> Stage[Batch] | None:
+        """Batches in arrival order fill up with what comes next, if of another epoch; what is sorted or shuffled stays in one."""
+        windows = self.upstream.over_epochs if self.planner.in_order and not self.shuffle_batches else None
+        return None if windows is None else replace(self, upstream=windows)
+
+    def start(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), 0, 0]
+
+    def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
+        before, done, crc = at
+        here = place(self)
+        waiting = Waiting()
+        with running(self.upstream, before) as windows:
+            for window, after in windows:
+                if done:
+                    check_replay(self.upstream, window.crc32, crc, f"window {window.number}")
+                key = random.key(self.seed, here, window.epoch, window.number)
+                batches = self.planner.batches(window, key, first=not done)
+                order = self._order(batches, window, key, last=after == END, first=not done)
+                waiting.got(len(order))
+                while done < len(order):
+                    number = int(order[done])
+                    done += 1
+                    batch = replace(batches[number], key=random.key(key, number), last=done == len(order))
+                    if not batch.last:
+                        yield batch, [before, done, window.crc32]
+                    else:
+                        yield batch, END if after == END else [after, 0, 0]
+                before, done = after, 0
+            if done:
+                check_replay(self.upstream, 0, crc, "a window that is gone")
+
+    def _order(
+        self, batches: Sequence[Batch], window: Window, key: int, *, last: bool, first: bool
+    ) -> NDArray[np.int64]:
+        """The order of a plan's batches, without the incomplete ones where they are not wanted."""
+        if self.shuffle_batches == "stratified":
+            order = self._stratified(len(batches), window, key)
+        elif self.shuffle_batches:
+            order = _in_groups(random.permutation(-(-len(batches) // self.group), key), self.group, len(batches))
+        else:
+            order = np.arange(len(batches))
+        if self.drop_last:
+            complete = self.planner.complete(batches, last)
+            order = order[complete[order]]
+            left_out = sum(batches[number].num_samples for number in np.flatnonzero(~complete).tolist())
+            if first and left_out:
+                count(
+                    "dropped", left_out, f"drop_last: {left_out:,} samples of a window are in no batch that is complete"
+                )
+        return order
+
+    def _stratified(self, count: int, window: Window, key: int) -> NDArray[np.int64]:
+        if self.lane is None:
+            return _in_groups(low_discrepancy_order(-(-count // self.group), key), self.group, count)
+        shared = random.key(self.lane.seed, place(self), window.epoch, window.number)
+        steps = max(1, self.lane.lanes // self.group)
+        return low_discrepancy_order(count, shared, first=self.lane.number // self.group, step=steps, own_key=key)
+
+
+def _in_groups(groups: NDArray[np.int64], size: int, count: int) -> NDArray[np.int64]:
+    """Groups of so many numbers, below `count`, in the order given."""
+    order = (groups[:, None] * size + np.arange(size)).ravel()
+    return order[order < count]

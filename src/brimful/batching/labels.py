@@ -1,0 +1,119 @@
+"""How many labels of each batch are trained on, as integers: from what an index knows of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from brimful.batching.batch import Batch, NumLabels
+from brimful.batching.window import IntArray, Window
+from brimful.blocks.ragged import LABELS, SHIFTED, gather, ragged, trained_on
+from brimful.index.index import has_labels
+
+
+def counted(batches: Sequence[Batch], follows: int | None) -> list[Batch]:
+    """Batches of one window, each with the number of its labels that are trained on, where the index knows it, or packing makes
+    them of the tokens.
+
+    Args:
+        follows: the number of the length column that labels are cut with; those of samples that are cut are counted one by
+            one, and for this their rows are fetched. None: labels have lengths of their own, and are not cut.
+    Price: 70 ns a sample; 10 ns a token of those that are cut.
+    """
+    if not batches:
+        return []
+    window = batches[0].window
+    if window.num_labels is None:
+        return [replace(batch, num_labels=_of_tokens(batch)) for batch in batches]
+    numbers = np.concatenate([batch.numbers for batch in batches])
+    ends = np.cumsum([len(batch) for batch in batches])
+    sizes, counts, firsts = window.num_labels[:, numbers]
+    if follows is None:
+        firsts[:] = 0
+    else:
+        starts, kept = _kept(window, batches, numbers, follows)
+        cut = np.flatnonzero(kept < sizes)
+        if len(cut):
+            counts[cut], firsts[cut] = _in_pieces(window, numbers[cut], starts[cut], kept[cut])
+    given, left_out = (np.diff(np.cumsum(each)[ends - 1], prepend=0).tolist() for each in (counts, firsts))
+    return [replace(batch, num_labels=NumLabels(*pair)) for batch, *pair in zip(batches, given, left_out, strict=True)]
+
+
+def step_labels(batches: Sequence[Batch]) -> NumLabels | None:
+    """The labels of all batches of a step; None where those of one are not known."""
+    return added([batch.num_labels for batch in batches])
+
+
+def added(found: Sequence[NumLabels | None]) -> NumLabels | None:
+    """The sum of some numbers of labels; None where one is not known.
+
+    >>> added([NumLabels(5, 1), NumLabels(2, 0)]), added([NumLabels(5, 1), None])
+    (NumLabels(given=7, firsts=1), None)
+    """
+    if None in found:
+        return None
+    return NumLabels(*(sum(parts) for parts in zip((0, 0), *filter(None, found))))
+
+
+def read(batch: Batch, follows: int | None) -> NumLabels | None:
+    """The labels of a batch that are trained on (`labels`, or else `shift_labels`), counted in its rows, of a filler none; None
+    where it has none that are classes, or some are null.
+
+    Args:
+        follows: as for `counted`.
+    Price: that of locating the rows, which is done once for all that the batch's window is asked for, and 10 ns a token.
+    """
+    window, schema = batch.window, batch.window.block.schema
+    name = next((name for name in (LABELS, SHIFTED) if name in schema.names), None)
+    if name is None or not has_labels(schema.field(name).type):
+        return None
+    column = window.block.column(name)
+    if column.null_count or column.flatten().null_count:
+        return None  # whoever makes a tensor of it says which row
+    if batch.weight == 0:
+        return NumLabels(0, 0)
+    labels = window.ragged(name)
+    begins, sizes = labels.spans(window.rows[batch.numbers])
+    if follows is not None:
+        starts, kept = _kept(window, [batch], batch.numbers, follows)
+        if (
+            name == SHIFTED
+        ):  # the token that the last slot of a cut sample, or of a piece, would predict is not in the batch
+            kept = kept - ((starts + kept < sizes) | (batch.pieces is not None))
+        begins, sizes = begins + starts, np.clip(sizes - starts, 0, np.maximum(kept, 0))
+    counts, firsts = trained_on(*gather(labels.values, begins, sizes))
+    return NumLabels(int(counts.sum()), 0 if follows is None or name == SHIFTED else int(firsts.sum()))
+
+
+def _of_tokens(batch: Batch) -> NumLabels | None:
+    """The labels that packing makes of the tokens where the rows have none: each but the first of a piece; of a filler none."""
+    if batch.pieces is None or {LABELS, SHIFTED} & {*batch.window.names}:
+        return None
+    if batch.weight == 0:
+        return NumLabels(0, 0)
+    sizes = batch.pieces.lengths
+    return NumLabels(int(sizes.sum()), int(np.count_nonzero(sizes)))
+
+
+def _kept(window: Window, batches: Sequence[Batch], numbers: IntArray, follows: int) -> tuple[IntArray, IntArray]:
+    """Where in each sample, or piece, of some batches the labels begin that these have, and how many they are."""
+    pieces = [batch.pieces for batch in batches if batch.pieces is not None]
+    if pieces:
+        return np.concatenate([one.starts for one in pieces]), np.concatenate([one.lengths for one in pieces])
+    lengths = window.lengths.reshape(len(window), -1)[numbers, follows]
+    widths = np.repeat([batch.widths[follows] for batch in batches], [len(batch) for batch in batches])
+    return np.broadcast_to(np.int64(0), len(numbers)), np.minimum(lengths, widths)
+
+
+def _in_pieces(window: Window, numbers: IntArray, starts: IntArray, sizes: IntArray) -> tuple[IntArray, IntArray]:
+    """How many labels of pieces of samples are trained on, and whether the first one is; the rows are fetched for it."""
+    distinct, which = np.unique(window.samples[numbers], return_inverse=True)
+    block, rows = window.locate(distinct)
+    labels = ragged(block, LABELS)
+    begins = labels.spans(rows)[0][which] + starts
+    low, high = int(begins.min()), int((begins + sizes).max())
+    if high - low > 2 * int(sizes.sum()):  # of all rows there are, in memory: the wanted ones are put together first
+        return trained_on(*gather(labels.values, begins, sizes))
+    return trained_on(labels.values[low:high], begins - low, begins + sizes - low)

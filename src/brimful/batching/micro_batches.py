@@ -1,0 +1,97 @@
+"""Batches to optimizer steps of several of them, whose gradients are added up."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
+
+from brimful.batching.batch import Batch, NumLabels
+from brimful.batching.labels import added, counted, read, step_labels
+from brimful.core.errors import settle
+from brimful.core.once import once
+from brimful.core.repeat import endless
+from brimful.core.stage import Stage, State, running, runtime
+
+
+@dataclass(frozen=True)
+class MicroBatches(Stage[Batch]):
+    """Of each `number` batches, an optimizer step, each knows the labels of all, and the last one that it ends the step.
+
+    Where neither an index nor the plan knows the labels of all ranks, they are this rank's. Steps are counted from the beginning
+    of what they are made of, an epoch or epochs without end, whose last one may have fewer batches. State: the upstream's;
+    inside a step {"step": [number, ranks, batches of it to come, labels of it, where all ranks know them], "after": the
+    upstream's}. With another number of batches or ranks than were saved a step begins there.
+    """
+
+    verb = ""
+
+    upstream: Stage[Batch]
+    number: int = runtime()
+    labels_follow: int | None = runtime(None)
+
+    def __post_init__(self) -> None:
+        settle(self, "number", 1, "batch", "micro_batches")
+
+    @once
+    def over_epochs(self) -> Stage[Batch]:
+        """Steps go on over the ends of epochs, as the loops do that count to so many."""
+        return replace(self, upstream=endless(self.upstream))
+
+    @property
+    def micro_batches(self) -> int:
+        return self.number
+
+    def start(self, epoch: int) -> State:
+        return self.upstream.start(epoch)
+
+    def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
+        size = [self.number, self.upstream.num_ranks]
+        left, labels = self.number, None
+        if is_inside(at):
+            *saved, to_come, known = at["step"]
+            if saved == size:
+                left, labels = to_come, known and NumLabels(*known)
+            at = at["after"]
+        with running(self.upstream, at) as items:
+            while taken := list(islice(items, left)):
+                step = [batch for batch, _ in taken]
+                labels, here = labels or step_labels(step), None
+                if labels is None:
+                    here = self._here(step)
+                    if size[1] == 1:
+                        labels, here = here, None
+                for batch, after in taken:
+                    left -= 1
+                    ends = batch is step[-1]
+                    weight = 1.0 if batch.weight is None else batch.weight
+                    own = replace(batch, weight=weight, num_labels=labels, num_labels_here=here, ends_step=ends)
+                    yield own, after if ends else {"step": [*size, left, labels and [*labels]], "after": after}
+                left, labels = self.number, None
+
+    def _here(self, step: Sequence[Batch]) -> NumLabels | None:
+        """Those of this rank, as an index or the plan knows them, or counted in the rows; None where there are none to count."""
+        windows = groupby(step, lambda batch: batch.window)
+        known = [batch for _, own in windows for batch in counted([*own], self.labels_follow)]
+        return added([batch.num_labels or read(batch, self.labels_follow) for batch in known])
+
+
+def is_inside(state: State) -> bool:
+    """Whether a state is one inside a step."""
+    return isinstance(state, dict) and state.keys() == {"step", "after"}
+
+
+def check_accumulation(batches: int | None, given: int, setting: str) -> None:
+    """Refuses a loop that adds up the gradients of another number of batches than an optimizer step has.
+
+    Args:
+        batches: `micro_batches` of what it reads; None: any number will do.
+        given, setting: what the loop was told, and what that is called.
+    Raises:
+        ValueError: naming both numbers.
+    """
+    if batches is not None and given != batches:
+        raise ValueError(
+            f"the batches are made for optimizer steps of {batches} (micro_batches={batches}), and gradients would be added up "
+            f"over {given} ({setting}={given}): say {setting}={batches}, or make them with micro_batches={given}"
+        )

@@ -1,0 +1,293 @@
+"""Windows to batches, as integers: by a policy over lengths, by packing, or by a user's functions of the samples."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brimful.batching.batch import Batch, Pieces
+from brimful.batching.window import Window
+from brimful.blocks.blocks import Sample, call, samples
+from brimful.core import random
+from brimful.core.errors import DataError, count, require, where
+from brimful.core.stage import described, runtime
+from brimful.plan import (
+    FixedSize,
+    Overlong,
+    OverlongError,
+    Packed,
+    Plan,
+    Policy,
+    divided,
+    plan_with,
+    split_long,
+)
+from brimful.plan.divided import share
+from brimful.plan.rounded import Rounded, Rounding
+
+PACKED_BATCHES: Final = 250
+"""That a window of packed rows fills, where its size is chosen for the user: half of one, on average, is empty rows."""
+
+
+class BatchPlanner(ABC):
+    """Plans a window. `key` is that of its random choices; `first` says that nothing of the window has been handed on:
+    then what is left out or cut is counted in `.stats`."""
+
+    verb = "batch"
+
+    def shapes(self) -> list[tuple[int, ...]] | None:
+        """The few shapes (rows, tokens) of all batches; None where nobody knows them before a plan."""
+        return None
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """What a user wrote, as plain JSON."""
+
+    packs = False
+    """Whether several samples lie in a row."""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether batches have the samples in arrival order."""
+        return False
+
+    @property
+    def sizing(self) -> Policy | None:
+        """The policy by which an automatic window is sized; None where windows have a given size."""
+        return None
+
+    def rows_of(self, batches: int | None) -> int | None:
+        """How many rows a window holds that is made into so many batches; None: as many as padding needs."""
+        return batches
+
+    @property
+    def rounded(self) -> Any:
+        """What rounds padded lengths up, if anything does."""
+        return None
+
+    @property
+    def few_shapes(self) -> bool:
+        """Whether the user wants so few shapes that a compiler can keep up."""
+        buckets, multiple = (getattr(self.rounded, name, None) for name in ("buckets", "pad_to_multiple_of"))
+        return buckets is not None or (multiple or 1) > 1
+
+    @abstractmethod
+    def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
+        """The window's batches, in the order of their cost."""
+
+    @abstractmethod
+    def divided(self, parts: int) -> Self:
+        """One for each of the `parts` batches of an optimizer step."""
+
+    @abstractmethod
+    def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
+        """Which batches `drop_last` keeps; `last` where no window follows."""
+
+
+@dataclass(frozen=True)
+class ByPolicy(BatchPlanner):
+    """A policy's plan, with a word for the samples that it cannot place. `parts`: so many batches share a step's budget."""
+
+    policy: Policy
+    overlong: Overlong
+    rounding: Rounding | None = None
+    parts: int = runtime(1)
+
+    @property
+    def in_order(self) -> bool:
+        return isinstance(self.policy, FixedSize) and not self.policy.sort
+
+    @property
+    def sizing(self) -> Policy:
+        return self.policy
+
+    @property
+    def rounded(self) -> Any:
+        return self.rounding or self.policy
+
+    def shapes(self) -> list[tuple[int, ...]] | None:
+        shapes: list[tuple[int, ...]] | None = getattr(self.policy, "shapes", None)
+        return shapes
+
+    def settings(self) -> dict[str, Any]:
+        return {"policy": described(self.policy), "overlong": self.overlong, **_rounding(self.rounding)}
+
+    def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
+        policy = self.policy if self.rounding is None else Rounded(self.policy, self.rounding)
+        plan = _placed(window, policy, self.overlong, first, self.parts)
+        lengths = plan.padded_lengths.tolist()
+        padded = [tuple(length) for length in lengths] if plan.padded_lengths.ndim > 1 else lengths
+        static = self.shapes() is not None
+        found = zip(plan.batches, padded, plan.padded_sizes.tolist(), strict=True)
+        return [Batch(window, *batch, static=static) for batch in found]
+
+    def divided(self, parts: int) -> ByPolicy:
+        return replace(self, policy=divided(self.policy, parts), parts=parts)
+
+    def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
+        """Batches of full size; where the policy has no fixed size, all but the last cut of the epoch."""
+        return _full(batches, self.policy.n if isinstance(self.policy, FixedSize) else None, last)
+
+
+@dataclass(frozen=True)
+class ByPacking(BatchPlanner):
+    """Rows filled by best fit, `num_rows` of them a batch, in a random order where `shuffle` says so: as planned, rows of
+    few long samples come before rows of many short ones. The last rows of a window's last batch may be empty."""
+
+    policy: Packed
+    num_rows: int
+    overlong: Literal["raise", "truncate", "drop", "split"]
+    shuffle: bool
+
+    def __post_init__(self) -> None:
+        require("rows", self.num_rows, 1, "row")
+
+    verb = "pack"
+    packs = True
+
+    @property
+    def sizing(self) -> Policy:
+        return self.policy
+
+    def rows_of(self, batches: int | None) -> int:
+        return (batches or PACKED_BATCHES) * self.num_rows
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [(self.num_rows, self.policy.row_length)]
+
+    def settings(self) -> dict[str, Any]:
+        return {"row_length": self.policy.row_length, "rows": self.num_rows, "overlong": self.overlong}
+
+    def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
+        row_length = self.policy.row_length
+        if self.overlong == "split":
+            numbers, starts, lengths = split_long(window.lengths, row_length)
+            plan = self.policy.plan(lengths)
+        else:
+            plan = _placed(window, self.policy, self.overlong, first)
+            lengths = np.minimum(window.lengths, row_length)
+            numbers, starts = np.arange(len(window)), np.zeros(len(window), dtype=np.int64)
+        order = random.permutation(len(plan), key) if self.shuffle else np.arange(len(plan))
+        batches = []
+        for at in range(0, len(order), self.num_rows):
+            rows = [plan.batches[row] for row in order[at : at + self.num_rows]]
+            pieces = np.concatenate(rows)
+            owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+            lie = Pieces(starts[pieces], lengths[pieces], owners)
+            batches.append(Batch(window, numbers[pieces], row_length, self.num_rows, lie, static=True))
+        return batches
+
+    def divided(self, parts: int) -> ByPacking:
+        return replace(self, num_rows=share(self.num_rows, parts, "rows", even=True))
+
+    def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
+        """Batches without an empty row."""
+        used = [1 if batch.pieces is None else int(batch.pieces.rows[-1]) + 1 for batch in batches]
+        return np.equal(used, self.num_rows)
+
+
+@dataclass(frozen=True)
+class ByKey(BatchPlanner):
+    """Sorts by `key`, largest first, stable, and cuts: a batch has `batch_size` samples, or as many as `batch_size` of
+    its first sample says, and never spans two values of `boundary_key`.
+
+    `overlong`: what becomes of a sample of which `batch_size` says less than 1: "raise", "alone" or "drop".
+
+    Price: Python, up to three calls a sample.
+    """
+
+    batch_size: int | Callable[[Sample], int]
+    key: Callable[[Sample], Any]
+    boundary_key: Callable[[Sample], Any] | None
+    overlong: Literal["raise", "alone", "drop"] = "raise"
+    rounding: Rounding | None = None
+
+    verb = "batch_by"
+
+    @property
+    def rounded(self) -> Any:
+        return self.rounding
+
+    def settings(self) -> dict[str, Any]:
+        functions = {name: described(getattr(self, name)) for name in ("batch_size", "key", "boundary_key")}
+        return {**functions, "overlong": self.overlong, **_rounding(self.rounding)}
+
+    def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
+        block = window.take(np.arange(len(window)))
+        rows = samples(block)
+        keys = list(call("batch_by", self.key, block))
+        bounds = list(call("batch_by", self.boundary_key, block)) if self.boundary_key else [None] * len(rows)
+        order = sorted(range(len(rows)), key=keys.__getitem__, reverse=True)
+        batches, start = [], 0
+        while start < len(order):
+            size = self._size(rows[order[start]])
+            if size < 1:
+                self._leave(size, where(block, order[start]), first)
+                size = 1
+                if self.overlong == "drop":
+                    start += 1
+                    continue
+            stop = min(start + size, len(order))
+            bound = bounds[order[start]]
+            stop = next((at for at in range(start, stop) if bounds[order[at]] != bound), stop)
+            numbers = np.array(order[start:stop])
+            longest = tuple(self._padded(window.lengths[numbers].max(axis=0, initial=1)).ravel().tolist())
+            batches.append(Batch(window, numbers, longest if len(longest) > 1 else longest[0], len(numbers)))
+            start = stop
+        return batches
+
+    def divided(self, parts: int) -> ByKey:
+        if callable(self.batch_size):
+            return self
+        return replace(self, batch_size=share(self.batch_size, parts, "samples", even=True))
+
+    def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
+        return _full(batches, self.batch_size if isinstance(self.batch_size, int) else None, last)
+
+    def _padded(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.maximum(longest, 1) if self.rounding is None else self.rounding(longest)
+
+    def _size(self, longest: Sample) -> int:
+        return self.batch_size if isinstance(self.batch_size, int) else int(self.batch_size(longest))
+
+    def _leave(self, size: int, place: str, first: bool) -> None:
+        """A sample that no batch may have, as `batch_size` says; an error, unless it is left alone or dropped, and counted."""
+        if self.overlong == "raise":
+            raise DataError(
+                f"batch_size must be at least 1 sample (got {size:,}, {place}); filter such samples out, or say "
+                "overlong='alone' (a batch of its own) or 'drop'"
+            )
+        if first:
+            name = "alone" if self.overlong == "alone" else "dropped"
+            count(name, 1, f"overlong: samples {name}, as batch_size is {size:,} ({place})")
+
+
+def _placed(window: Window, policy: Policy, overlong: Overlong, first: bool, parts: int = 1) -> Plan:
+    try:
+        plan, counts = plan_with(policy, window.lengths, overlong)
+    except OverlongError as error:
+        place = where(window.block, int(window.rows[error.sample]))
+        share = f" (of a step's {parts} micro_batches each has an equal share)" if parts > 1 else ""
+        raise DataError(f"{error.located(place)}{share}; overlong= says what else becomes of such samples") from error
+    for name, number in counts.items():
+        if first and number:
+            count(name, number, f"overlong: {number:,} samples of a window {name}, longer than {policy} takes")
+    return plan
+
+
+def _full(batches: Sequence[Batch], size: int | None, last: bool) -> NDArray[np.bool_]:
+    full = np.ones(len(batches), dtype=bool)
+    if size is not None:
+        full[:] = [len(batch) == size for batch in batches]
+    elif last and len(batches):
+        full[-1] = False
+    return full
+
+
+def _rounding(rounding: Rounding | None) -> dict[str, Any]:
+    return {} if rounding is None else {name: described(value) for name, value in vars(rounding).items()}

@@ -1,0 +1,264 @@
+"""Several independent streams, an item of each in turn; data-parallel ranks share them out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, Generic, NamedTuple, TypeVar, cast, get_args
+
+from brimful.batching.batch import Uneven, filler
+from brimful.batching.distributed import Rank, resolve
+from brimful.batching.rendezvous import AHEAD_ROUNDS, Agreement, store_of
+from brimful.core.background import Channel, close_together
+from brimful.core.errors import DataError, StateError, one_of, settle
+from brimful.core.stage import END, Stage, State, running, runtime, shown
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RoundRobin(Stage[T]):
+    """Item `t` of stream `s` has the place t x `streams` + s in the order of all items, whatever the world size.
+
+    Of each step's `world_size` items, which follow one another in that order, a rank takes the one at `rank`; so it reads
+    every world_size-th stream and no other. Streams have unequally many items. A single process passes over those that
+    have ended. Several ranks stay in step as `uneven` says: "pad" (a filler in the place of each item that is not there,
+    until all streams have ended), "wrap" (the stream begins its epoch again, until all have ended once), "drop" (all end
+    with the first that ends), "error". They agree on it by `Agreement`, some rounds ahead.
+
+    State: {"epoch", "next": the place of the next step, "streams": {number: state} of those that this rank reads}; the
+    union of all ranks' is good for every world size that divides `streams`.
+    """
+
+    verb = ""
+
+    upstream: Stage[T]
+    num_streams: int = runtime()
+    is_sharded: bool = runtime(False)
+    rank: int | None = runtime(None)
+    world_size: int | None = runtime(None)
+    group: Any = runtime(None)
+    uneven: Uneven = runtime("pad")
+    timeout_seconds: float = runtime(600.0)
+    ahead: int = runtime(1)
+
+    def __post_init__(self) -> None:
+        settle(self, "num_streams", 1, "stream", "streams")
+        one_of("uneven", self.uneven, *get_args(Uneven))
+
+    def start(self, epoch: int) -> State:
+        starts = {str(stream): self._stream(stream).start(epoch) for stream in range(self.num_streams)}
+        return {"epoch": epoch, "next": 0, "streams": starts}
+
+    def items(self, at: State) -> Generator[tuple[T, State], None, None]:
+        rank, world_size = resolve(self.rank, self.world_size, self.group) if self.is_sharded else Rank(0, 1)
+        if self.num_streams % world_size:
+            raise ValueError(
+                f"{self.num_streams} streams cannot be shared out evenly by {world_size} ranks: choose from_files(streams=...) "
+                "so that every world size divides it"
+            )
+        own = range((at["next"] + rank) % world_size, self.num_streams, world_size)
+        if missing := [str(stream) for stream in own if str(stream) not in at["streams"]]:
+            raise StateError(
+                f"this state has the streams {', '.join(at['streams'])} of {self.num_streams}, but rank {rank} of {world_size} "
+                f"also reads {', '.join(missing)}: it is the state of one rank; join those of all with bf.merge_states"
+            )
+        wrap = world_size > 1 and self.uneven == "wrap"
+        readers: dict[int, StreamReader[T]] = {}
+        try:
+            for stream in own:
+                entry = at["streams"][str(stream)]
+                readers[stream] = StreamReader(self._stream(stream), at["epoch"], entry, wrap, self.ahead)
+            if world_size == 1:
+                yield from self._alone(at, readers)
+            else:
+                yield from self._together(at, readers, Rank(rank, world_size))
+        finally:
+            close_together([one.channel for one in readers.values() if one.channel is not None])
+
+    def stream(self, number: int, count: int) -> Stage[T]:
+        raise AssertionError("streams are taken in turn once")
+
+    def num_items(self, most: int | None = None) -> int | None:
+        return None
+
+    @property
+    def planned(self) -> Stage[T]:
+        return self
+
+    limited = planned
+
+    def sharded(self, **how: Any) -> RoundRobin[T]:
+        return replace(self, is_sharded=True, **how)
+
+    @property
+    def num_ranks(self) -> int:
+        return resolve(self.rank, self.world_size, self.group).world_size if self.is_sharded else 1
+
+    def _stream(self, stream: int) -> Stage[T]:
+        return self.upstream.stream(stream, self.num_streams)
+
+    def _alone(self, at: State, readers: dict[int, StreamReader[T]]) -> Generator[tuple[T, State], None, None]:
+        entries = {stream: END if began_again(entry) else entry for stream, entry in at["streams"].items()}
+        place = at["next"]
+        while any(entry != END for entry in entries.values()):
+            stream = place % self.num_streams
+            place += 1
+            taken = readers[stream].take()
+            entries[str(stream)] = taken.entry
+            if taken.item is not None:
+                over = all(entry == END for entry in entries.values())
+                yield self._weighed(taken.item), END if over else at | {"next": place, "streams": dict(entries)}
+
+    def _together(
+        self, at: State, readers: dict[int, StreamReader[T]], rank: Rank
+    ) -> Generator[tuple[T, State], None, None]:
+        store = store_of(self.group)
+        if store is None:
+            raise ValueError(
+                f"{rank.world_size} ranks that read streams must agree on where an epoch ends: initialise torch.distributed "
+                "before iterating, or give shard(group=...) a torch.distributed.Store that they share"
+            )
+        name = shown(self)
+        header, begins = {"of": self.header()} | {"uneven": self.uneven}, {"epoch": at["epoch"], "next": at["next"]}
+        agreement = Agreement(store, *rank, name, header, begins, self.timeout_seconds)
+        rounds = Channel(lambda: self._rounds(at["next"], readers, agreement), 1, "streams")
+        with closing(rounds), closing(agreement):
+            pending = rounds.items(agreement.waiting)
+            held: dict[int, Taken[T]] = {}  # by their places
+            entries = {str(stream): at["streams"][str(stream)] for stream in readers}
+            place = at["next"]
+            end = place - place % self.num_streams  # of the rounds that go on, as far as they are known
+            spare: Any = None  # what fillers are made of: the same one whether the run began here or was resumed
+            over = False
+            while True:
+                mine = place + rank.rank
+                while not over and end < place + rank.world_size:
+                    taken = next(pending, None)
+                    agreement.waiting(0.0)
+                    over = taken is None
+                    if taken is not None:
+                        held |= {end + stream: one for stream, one in taken.items()}
+                        end += self.num_streams
+                if place >= end or (self.uneven == "drop" and end < place + rank.world_size):
+                    return
+                one = held.pop(mine, None)
+                place += rank.world_size
+                if one is not None:
+                    entries[str(mine % self.num_streams)] = one.entry
+                if one is not None and one.item is not None:
+                    spare = one.item if spare is None and at["next"] == 0 else spare
+                    item = self._weighed(one.item)
+                else:
+                    spare = self._any_item(at["epoch"], [*readers]) if spare is None else spare
+                    item = cast(T, filler(spare))
+                yield item, at | {"next": place, "streams": dict(entries)}
+
+    def _rounds(
+        self, place: int, readers: dict[int, StreamReader[T]], agreement: Agreement
+    ) -> Generator[dict[int, Taken[T]], None, None]:
+        """What this rank has of each round that goes on: by stream, from the place of the next step on."""
+        first, done = divmod(place, self.num_streams)
+        held: deque[tuple[int, dict[int, Taken[T]]]] = deque()
+        failure: Exception | None = None
+        over = False
+        try:
+            agreement.begin()
+            for number in count(first):
+                if failure is None:
+                    try:
+                        still = [stream for stream in readers if number > first or stream >= done]
+                        taken = {stream: readers[stream].take() for stream in still}
+                        given = len(readers) - len(still)  # before the state, in the middle of the first round
+                        agreement.post(number, given + sum(one.first for one in taken.values()))
+                        held.append((number, taken))
+                    except Exception as error:  # raised once the rounds before it are out
+                        failure = error
+                        agreement.fail(error)
+                if failure is None and len(held) <= AHEAD_ROUNDS:
+                    continue
+                if not held:
+                    assert failure is not None
+                    raise failure
+                settled, round_ = held.popleft()
+                try:
+                    total = agreement.outcome(settled)
+                except Exception as error:
+                    if failure is not None:
+                        raise failure from error
+                    raise
+                over = total == 0 or (total < self.num_streams and self.uneven in ("drop", "error"))
+                if over:
+                    return self._check_end(total)
+                yield round_
+        finally:
+            agreement.leave(over)
+
+    def _check_end(self, total: int) -> None:
+        """Where the epoch ends before a round in which `total` streams have an item: whether it may."""
+        if total and self.uneven == "error":
+            raise DataError(
+                f"{self.num_streams - total} of {self.num_streams} streams have ended before the others; choose uneven='pad', "
+                "'drop' or 'wrap'"
+            )
+
+    def _any_item(self, epoch: int, own: list[int]) -> T:
+        """The first item of the epoch of some stream, one of this rank's where they have one."""
+        for stream in sorted(range(self.num_streams), key=lambda stream: stream not in own):
+            stage = self._stream(stream)
+            with running(stage, stage.start(epoch)) as items:
+                for item, _ in items:
+                    return item
+        raise AssertionError("an epoch that goes on has an item")
+
+    def _weighed(self, item: T) -> T:
+        if not self.is_sharded:
+            return item
+        fills = self.num_ranks > 1 and self.uneven == "pad"
+        return cast(T, replace(cast(Any, item), weight=1.0, may_fill=fills))
+
+
+class Taken(NamedTuple, Generic[T]):
+    """What a stream has in a round: an item, or None; the stream's entry in the state after it; whether it is of the
+    stream's first time through the epoch."""
+
+    item: T | None
+    entry: State
+    first: bool
+
+
+class StreamReader(Generic[T]):
+    """One stream, `ahead` of whose items a thread reads; at its end begun again where `wrap` says so.
+
+    Args:
+        entry: the stream's state, in {"again": ...} where it has begun again.
+    """
+
+    def __init__(self, stage: Stage[T], epoch: int, entry: State, wrap: bool, ahead: int) -> None:
+        self._stage, self._epoch, self._wrap, self._ahead = stage, epoch, wrap, ahead
+        self._again = wrap and began_again(entry)
+        if began_again(entry):
+            entry = entry["again"] if wrap else END
+        self._open(entry)
+
+    def take(self) -> Taken[T]:
+        """The next item; at the end None, or the epoch's first one again."""
+        item, after = next(self._items, (None, END))
+        if item is None and self._wrap:
+            if self.channel is not None:
+                self.channel.close()
+            self._again = True
+            self._open(self._stage.start(self._epoch))
+            item, after = next(self._items, (None, END))
+        return Taken(item, {"again": after} if self._again else after, item is not None and not self._again)
+
+    def _open(self, at: State) -> None:
+        self.channel = None if at == END else Channel(lambda: self._stage.items(at), self._ahead, "stream")
+        self._items: Iterator[tuple[T, State]] = iter(()) if self.channel is None else self.channel.items()
+
+
+def began_again(entry: State) -> bool:
+    return isinstance(entry, dict) and entry.keys() == {"again"}

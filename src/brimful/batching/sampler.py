@@ -1,0 +1,347 @@
+"""Batches for torch's DataLoader: lists of sample numbers, planned over lengths alone."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Generator, Iterator
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from brimful.batching.batch import Batch
+from brimful.batching.batched import Batched, ShuffleBatches, check_shuffle
+from brimful.batching.planned import Planned
+from brimful.batching.planners import ByPolicy
+from brimful.batching.sharded import Sharded
+from brimful.batching.window import auto_rows
+from brimful.core.above import GUARD
+from brimful.core.errors import TALLY, DataError, StateError, Tally, integer, logger, one_of
+from brimful.core.once import once
+from brimful.core.stage import VERSION, Stage, State, check_header, described, running
+from brimful.core.states import check_form, position_of, restored_elsewhere, sealed
+from brimful.index.lengths import LengthIndex
+from brimful.index.sequence import FromSequence
+from brimful.plan import FixedSize, Overlong, Policy, as_lengths, plan_with
+
+_ENOUGH = 10_000  # lengths by which a window is sized
+
+
+class BatchSampler:
+    """Lists of sample numbers, a full batch each, for `DataLoader(dataset, batch_sampler=...)`.
+
+    All that it needs is how long each sample is. An epoch's samples are shuffled, cut into windows, and planned by
+    `policy` window by window: each sample is in one batch an epoch (less what `drop_last`, `overlong="drop"` and
+    `uneven="drop"` leave out, and once more where `uneven="wrap"` repeats it). The order of all batches is the same for
+    every world size; of each step's `world_size` batches a rank takes the one at `rank`.
+
+    The epoch moves by `set_epoch` alone, as with torch's DistributedSampler: without it each iteration has the same
+    order. The sampler lives in the main process, so an epoch set there reaches persistent workers too.
+
+    Accelerate: leave `rank` and `world_size` alone, `prepare` shards the batches itself, to the same ranks as ours.
+    Keep `dispatch_batches=False` (the default here; True cuts rank 0's batches into pieces); `even_batches=True` (the
+    default) does what `uneven="wrap"` does (in a resumed epoch it repeats the first batches after the resume), and the
+    last step is left out where `drop_last` or `uneven="drop"` is set. To go on from a state, first call `set_epoch` of the
+    prepared loader with the sampler's `epoch`. Lightning: pass `use_distributed_sampler=False`.
+
+    Args:
+        lengths: tokens of each sample, (n,) or (n, 2) for pairs; any integers that numpy takes.
+        policy: what makes batches of a window's lengths, such as `bf.TokenBudget(16_384)`.
+        shuffle: another order each epoch; False: as they come, and a window's batches longest first.
+        window: samples to plan over; "auto": as many as 1 % padding takes.
+        seed: of the order.
+        rank, world_size: the data-parallel ones.
+        uneven: where the last step of an epoch has too few batches: "wrap" to the epoch's first ones, "drop" the step, or
+            "error" before the first batch.
+        overlong: what becomes of a sample longer than the policy can place: "raise" (at once), "truncate" (planned as if
+            it were cut: the data set has to cut it), "drop", or "alone" (a batch of its own). Logged once.
+        drop_last: leave out incomplete batches: those below a fixed size, else the last cut of an epoch.
+        shuffle_batches: hand out a window's batches in a random order; "stratified": in one of which any few that follow one
+            another cover short and long alike; None: as `shuffle` says.
+        group: shuffle them in aligned groups of so many neighbours in cost; the world size, for equal work in a step.
+    Raises:
+        ValueError: a setting out of range; a sample that is too long, under overlong="raise".
+    State: the epoch and the place in it, 100 bytes, beside the settings by value; the same on all ranks, and for every
+        world size. Taken at the end of an epoch, it begins the next.
+    Price: 8 bytes a sample beside its length. Of a million samples the first batch comes within .1 s, also of a restored
+        epoch; `len` and `uneven="error"` plan an epoch once more, .3 s.
+    Example:
+        >>> import brimful as bf
+        >>> lengths = [50, 30, 20, 20, 30, 20]
+        >>> list(bf.BatchSampler(lengths, bf.TokenBudget(60), shuffle=False))
+        [[0], [1, 4], [2, 3, 5]]
+        >>> [list(bf.BatchSampler(lengths, bf.TokenBudget(60), rank=rank, world_size=2)) for rank in range(2)]
+        [[[4, 1], [3, 5, 2]], [[0], [4, 1]]]
+
+        >>> from torch.utils.data import DataLoader
+        >>> dataset = [[token] * length for token, length in enumerate(lengths)]
+        >>> sampler = bf.BatchSampler(lengths, bf.TokenBudget(60))
+        >>> loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=list)
+        >>> for epoch in range(2):
+        ...     sampler.set_epoch(epoch)
+        ...     for step, batch in enumerate(loader, 1):
+        ...         state = sampler.state_dict(batches_consumed=step)
+    """
+
+    batch_size = None
+    """None, which tells Accelerate that batches differ in size."""
+
+    def __init__(
+        self,
+        lengths: ArrayLike,
+        policy: Policy,
+        *,
+        shuffle: bool = True,
+        window: int | Literal["auto"] = "auto",
+        seed: int = 42,
+        rank: int = 0,
+        world_size: int = 1,
+        uneven: Literal["wrap", "drop", "error"] = "wrap",
+        overlong: Overlong = "raise",
+        drop_last: bool = False,
+        shuffle_batches: ShuffleBatches | None = None,
+        group: int = 1,
+    ) -> None:
+        if not isinstance(policy, Policy):
+            raise TypeError(f"policy must have plan and max_length, as bf.TokenBudget(16_384) does (got {policy!r})")
+        if isinstance(window, str):
+            one_of("window", window, "auto")
+        else:
+            window = integer("window", window, 1, "sample")
+        world_size, rank = integer("world_size", world_size, 1), integer("rank", rank, None)
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank must be at least 0 and below world_size={world_size:,} (got {rank:,})")
+        one_of("uneven", uneven, "wrap", "drop", "error")
+        one_of("overlong", overlong, *get_args(Overlong))
+        in_order = isinstance(policy, FixedSize) and not policy.sort
+        self.policy, self.rank, self.world_size, self.uneven = policy, rank, world_size, uneven
+        self.drop_last = drop_last or uneven == "drop"  # what Accelerate asks, which then shards the batches out
+        self._samples = LengthIndex(as_lengths(lengths))
+        self._window = window
+        self._settings: dict[str, Any] = {
+            "shuffle": bool(shuffle),
+            "overlong": overlong,
+            "drop_last": bool(drop_last),
+            "shuffle_batches": check_shuffle(bool(shuffle) if shuffle_batches is None else shuffle_batches)
+            and not in_order,
+            "group": integer("group", group, 1, "batch"),
+            "seed": integer("seed", seed, None),
+        }
+        values, longest = self._samples.values, policy.max_length
+        if overlong == "raise" and values.ndim == 1 and longest is not None and values.max(initial=0) > longest:
+            policy.plan(values)  # which says which sample, and what to do
+        self._epoch = 0
+        self._restored: tuple[int, State] | None = None  # where the next iteration begins, in the epoch that it names
+        self._running: _Run | None = None  # since the last `iter` that a list was taken from
+        self._repeated: int | None = None  # the epoch that has been handed out whole since the last set_epoch
+        self._counted: tuple[int, int] | None = None  # an epoch, and how many batches it has for all ranks
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration."""
+        return self._epoch
+
+    @property
+    def sampler(self) -> BatchSampler:
+        """Itself: where Accelerate and Lightning look for `set_epoch` of a batch sampler."""
+        return self
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._running = None
+        return self._lists()
+
+    def __len__(self) -> int:
+        """How many lists this rank has of the whole epoch, wherever a restored state begins in it."""
+        return self._shard.steps_of(self._checked(self._count()))
+
+    def __repr__(self) -> str:
+        return f"BatchSampler({len(self._samples):,} samples, {self.policy}, rank {self.rank} of {self.world_size})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_tally"}  # it holds a lock
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch the next iteration hands out: a restored one from its place on, another from its start.
+
+        Raises:
+            ValueError: another epoch than the restored one before its first batch: what was trained on would come again.
+        """
+        epoch = integer("epoch", epoch)
+        self._repeated = None
+        if self._restored is not None and epoch not in (self._epoch, self._restored[0]):
+            raise ValueError(restored_elsewhere("BatchSampler", self._epoch, epoch))
+        if epoch != self._epoch:
+            self._epoch, self._running = epoch, None
+
+    def state_dict(self, batches_consumed: int | None = None) -> dict[str, Any]:
+        """The place after the last list that the training loop has used, as plain JSON.
+
+        Args:
+            batches_consumed: how many batches it has taken from the loader in this iteration, on this rank; counted from
+                the restored place, where it began there. None: all that were handed out.
+        Raises:
+            StateError: no count is given and a DataLoader with workers, Accelerate or another thread takes lists before
+                the loop wants them, so that only the loop knows how far it is. A StatefulDataLoader asks by itself, and
+                saves the place in its own state.
+            ValueError: more than were handed out.
+        Price: with a count below what was handed out, the lists up to there are planned again.
+        """
+        run = self._running or _Run(*self._beginning())
+        asked_by = sys._getframe(1).f_globals.get("__name__", "")
+        if batches_consumed is not None:
+            place = self._place_after(run, run.lists_of(batches_consumed))
+        elif asked_by.startswith("torchdata."):  # it asks as it takes a list, and keeps the answer with that one
+            place = run.place
+        else:
+            place = run.place_of_the_loop()
+        return sealed(self._header, [run.epoch, place])
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from a state at the next iteration; where its epoch has nothing left, with the next epoch.
+
+        Raises:
+            StateError: the state is of other lengths, another policy, seed ...; the message names both sides.
+        Price: a shuffle and one window's plan.
+        """
+        check_form(state_dict, "header", "position", "crc32", version=VERSION)
+        epoch, place = position_of(state_dict)
+        check_header(state_dict["header"], self._header)
+        ended = next(self._run(self._shard, place), None) is None
+        self._epoch, self._restored = epoch + ended, (epoch, place)
+        self._running = self._repeated = None
+
+    # -- an iteration ----------------------------------------------------------------------------------------------------
+
+    def _lists(self) -> Generator[list[int], None, None]:
+        run = _Run(*self._beginning(), GUARD.reader_here())
+        if run.reader.processes > 1 and self.world_size > 1:
+            raise ValueError(
+                f"Accelerate shards the batches to {run.reader.processes} processes, and this BatchSampler to "
+                f"{self.world_size} ranks; leave its rank and world_size alone"
+            )
+        if self._repeated == run.epoch and self._settings["shuffle"]:
+            logger.warning("epoch %d again, in the same order: call set_epoch(epoch) before each epoch", run.epoch)
+        self._restored, self._running = None, run
+        if self.uneven == "error" and self.world_size > 1:
+            self._checked(sum(1 for _ in self._run(self._batches, run.place)))
+        for batch, after in self._run(self._shard, run.place):
+            run.took(after)
+            self._running = run
+            yield batch.window.samples[batch.numbers].tolist()
+        self._repeated = run.epoch
+
+    def _beginning(self) -> tuple[int, State]:
+        """The epoch and the place at which the next iteration begins."""
+        if self._restored is not None and self._restored[0] == self._epoch:
+            return self._restored
+        return self._epoch, self._shard.start(self._epoch)
+
+    def _place_after(self, run: _Run, taken: int) -> State:
+        if taken in (0, run.taken):
+            return run.place if taken else run.start
+        _, place = next(islice(self._run(self._shard, run.start), taken - 1, None))
+        return place
+
+    def _count(self) -> int:
+        """How many batches all ranks have in the epoch."""
+        epoch = self._epoch if self._settings["shuffle"] else 0
+        if self._counted is None or self._counted[0] != epoch:
+            self._counted = epoch, sum(1 for _ in self._run(self._batches, self._batches.start(epoch)))
+        return self._counted[1]
+
+    def _checked(self, batches: int) -> int:
+        if self.uneven == "error" and batches % self.world_size:
+            raise DataError(
+                f"uneven='error': {batches:,} batches of epoch {self._epoch:,} cannot be shared out evenly to "
+                f"{self.world_size:,} ranks; choose uneven='wrap' or 'drop'"
+            )
+        return batches
+
+    # -- the stages ------------------------------------------------------------------------------------------------------
+
+    def _run(self, stage: Stage[Batch], place: State) -> Generator[tuple[Batch, State], None, None]:
+        """The items of a stage, so that what the planner leaves out or cuts is logged once."""
+        context = copy_context()
+        context.run(TALLY.set, self._tally)
+        with running(stage, place) as items:
+            while (item := context.run(next, items, None)) is not None:
+                yield item
+
+    @once
+    def _tally(self) -> Tally:
+        return Tally()
+
+    @once
+    def _shard(self) -> Sharded:
+        return Sharded(self._batches, self.rank, self.world_size, uneven=self.uneven)
+
+    @once
+    def _batches(self) -> Batched:
+        settings = self._settings
+        samples = FromSequence(self._samples, settings["shuffle"], settings["seed"])
+        windows = Planned(samples, self._rows, lengths_required=True)
+        planner = ByPolicy(self.policy, settings["overlong"])
+        return Batched(
+            windows, planner, settings["drop_last"], settings["shuffle_batches"], settings["group"], settings["seed"]
+        )
+
+    @once
+    def _rows(self) -> int:
+        """Samples in a window."""
+        if not isinstance(self._window, str):
+            return self._window
+        count = len(self._samples)
+        lengths = self._samples.values[np.linspace(0, count - 1, min(count, _ENOUGH), dtype=np.int64)]
+        if lengths.ndim == 2:  # which pairs are too long, only the policy can say
+            kept = plan_with(self.policy, lengths, "drop")[0].batches
+            lengths = lengths[np.concatenate(kept)] if kept else lengths[:0]
+        return auto_rows(self.policy, lengths) if len(lengths) else 1
+
+    @once
+    def _header(self) -> dict[str, Any]:
+        header = {"verb": "BatchSampler", **self._samples.fingerprint(), "policy": described(self.policy)}
+        return header | self._settings | {"window": self._rows}
+
+
+@dataclass
+class _Run:
+    """One iteration: where it began, how far it is, and who takes its lists."""
+
+    epoch: int
+    start: State
+    reader: Any = field(default_factory=lambda: GUARD.ReadsAhead())
+    taken: int = 0
+
+    def __post_init__(self) -> None:
+        self.place = self.start
+        self.thread = threading.get_ident()
+
+    def took(self, after: State) -> None:
+        self.place = after
+        self.taken += 1
+        self.thread = threading.get_ident()
+
+    def lists_of(self, batches: int) -> int:
+        """How many lists were taken up to so many batches of the loop's."""
+        most = -(-self.taken // self.reader.processes) - self.reader.skipped
+        batches = integer("batches_consumed", batches, None)
+        if not 0 <= batches <= most:
+            raise ValueError(
+                f"batches_consumed must be between 0 and {most:,}, the batches handed out since this iteration began "
+                f"(got {batches:,})"
+            )
+        return min(int((self.reader.skipped + batches) * self.reader.processes), self.taken)
+
+    def place_of_the_loop(self) -> State:
+        """The place, where the loop has used all that was taken."""
+        name = self.reader.name or ("another thread" if self.thread != threading.get_ident() else None)
+        if self.taken and name is not None:
+            raise StateError(
+                f"{name} reads ahead: {self.taken:,} batches have been handed out, and only the training loop knows how "
+                "many of them it has used; pass that, state_dict(batches_consumed=...)"
+            )
+        return self.place

@@ -1,0 +1,127 @@
+"""A window: samples to plan over. Their lengths are known now; their rows are where `locate` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import Ragged, array_of, ragged
+from brimful.core.errors import settle
+from brimful.core.once import once
+from brimful.core.stage import Stage, runtime
+from brimful.plan import Policy, window_rows
+
+IntArray: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Samples 0 to n - 1 of a window, in arrival order.
+
+    Args:
+        epoch, number: which window of which epoch: the counter of its random choices.
+        lengths: tokens of each sample, int64 (n,) or (n, d).
+        samples: which row of the data set each of them is, of a stream which of the window, int64 (n,).
+        locate: gives a block that holds rows of these numbers and, int64, which row of it each of them is; called when the
+            first sample is wanted, once for all of them.
+        crc32: what a replay must reproduce; 0 where the header says it already.
+        num_labels_at: counts the labels of rows without reading them, where the index knows them: see `index.index.Index`.
+        schema: of the rows, where they need not be here for it.
+    """
+
+    epoch: int
+    number: int
+    lengths: IntArray
+    samples: IntArray
+    locate: Callable[[IntArray], tuple[Block, IntArray]]
+    crc32: int = 0
+    num_labels_at: Callable[[IntArray], IntArray] | None = None
+    schema: Callable[[], pa.Schema] | None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @once
+    def num_labels(self) -> IntArray | None:
+        """Of each sample its labels, those that are trained on, and whether the first one is, int64 (3, n), where known."""
+        return None if self.num_labels_at is None else self.num_labels_at(self.samples)
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of the rows."""
+        schema: pa.Schema = self.block.schema if self.schema is None else self.schema()
+        return list(schema.names)
+
+    def part(self, numbers: IntArray) -> Window:
+        """The window as far as some of its samples go, so that no other rows are located."""
+        return replace(self, lengths=self.lengths[numbers], samples=self.samples[numbers])
+
+    @property
+    def block(self) -> Block:
+        """The rows of the samples, among others where they lie in something larger in memory."""
+        return self._located[0]
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Which row of `block` each sample is."""
+        return self._located[1]
+
+    def ragged(self, column: str) -> Ragged:
+        """A list column of `block`, looked up once."""
+        if column not in self._columns:
+            self._columns[column] = ragged(self.block, column)
+        return self._columns[column]
+
+    def take(self, numbers: NDArray[np.int64]) -> Block:
+        """The rows of some samples, in the order given. Price: about 5 ns a token."""
+        return self.block.take(array_of(self.rows[numbers]))
+
+    @property
+    def located(self) -> bool:
+        """Whether the rows are here already."""
+        return "_located" in vars(self)
+
+    @once
+    def _located(self) -> tuple[Block, IntArray]:
+        return self.locate(self.samples)
+
+    @once
+    def _columns(self) -> dict[str, Ragged]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Windowed(Stage[Window]):
+    """What cuts rows into windows of `size`; 0: what `policy` needs for 1 % padding, or for `batches` of them, judged once.
+
+    `unmasked`: columns without the tokens that `attention_mask`, one of them, hides.
+    """
+
+    verb = ""
+
+    upstream: Stage[Any]
+    size: int
+    length_columns: tuple[str, ...] = ()
+    lengths_required: bool = False
+    policy: Policy | None = runtime(None)
+    batches: int | None = runtime(None)
+    unmasked: tuple[str, ...] = runtime(())
+
+    def __post_init__(self) -> None:
+        settle(self, "size", 0, "rows", "window")
+
+    def settings(self) -> dict[str, Any]:
+        return {"window": self.size or "auto", "length_column": [*self.length_columns]}
+
+
+def auto_rows(policy: Policy, lengths: NDArray[np.int64], batches: int | None = None) -> int:
+    """How many rows a window needs for 1 % padding under `policy`, or for so many batches, judged by some lengths."""
+    if policy.max_length is not None and lengths.ndim == 1:
+        lengths = np.minimum(lengths, policy.max_length)
+    return window_rows(policy, lengths, batches=batches)

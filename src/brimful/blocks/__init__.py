@@ -1,0 +1,1 @@
+"""Columnar tools for Arrow record batches: ragged columns, schemas, functions of blocks."""

@@ -1,0 +1,202 @@
+"""Blocks of rows, and samples: one to the other and back, and a user's function called on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from brimful.blocks.ragged import array_of, column_of, is_ragged, numpy_of, with_column
+from brimful.blocks.schema import UNFIT, as_column
+from brimful.core import random
+from brimful.core.errors import HIDDEN, ORIGIN, DataError, OnError, StageError, StateError, name_of, skipped, where
+from brimful.core.stage import BLOCK_ROWS, Stage, named
+
+Sample: TypeAlias = dict[str, Any]
+
+
+Block: TypeAlias = pa.RecordBatch
+
+
+KEY: Final = f"{HIDDEN}key"
+"""A hidden column of random 64-bit keys, for functions that draw random numbers."""
+
+
+def visible(block: Block) -> Block:
+    """The columns that users see."""
+    names = [name for name in block.schema.names if not name.startswith(HIDDEN)]
+    return block if len(names) == len(block.schema.names) else block.select(names)
+
+
+_WIDE: Final = {"uint8": np.int32, "int8": np.int32, "uint16": np.int32, "int16": np.int32, "uint32": np.int64}
+"""What integers of few bits are to a function, as tokens in a store have them: -100 and a difference must fit."""
+
+
+def samples(block: Block) -> list[Sample]:
+    """The rows of a block as dicts; lists of numbers as numpy arrays that the caller may write to, of 32 bits at least.
+
+    >>> samples(from_samples([{"input_ids": [1, 2], "id": 7}]))
+    [{'input_ids': array([1, 2]), 'id': 7}]
+    """
+    names = [name for name in block.schema.names if not name.startswith(HIDDEN)]
+    if not names:
+        return [{} for _ in range(block.num_rows)]
+    columns = [_tried_values(block, name) for name in names]
+    return [dict(zip(names, row)) for row in zip(*columns)]
+
+
+def _tried_values(block: Block, name: str) -> list[Any]:
+    array = block.column(name)
+    try:
+        return _values(array)
+    except (OverflowError, ValueError):  # a time that Python does not know, or bytes that are no text
+        for row in range(block.num_rows):
+            try:
+                array[row].as_py()
+            except (OverflowError, ValueError) as error:
+                raise DataError(
+                    f"column {name!r} holds what Python cannot ({where(block, row)}): {error}; leave it out (drop), or "
+                    "convert it where blocks are (map_blocks)"
+                ) from error
+        raise
+
+
+def _values(array: pa.Array) -> list[Any]:
+    if isinstance(array.type, pa.FixedShapeTensorType):
+        if array.null_count:
+            return [_tensor(value) for value in array]
+        moved = array.take(
+            array_of(np.arange(len(array)))
+        )  # Arrow 26 takes other rows where the values begin at an offset
+        return list(np.array(moved.to_numpy_ndarray()))
+    if not is_ragged(array.type) or pa.types.is_fixed_size_list(array.type):
+        return list(array.to_pylist())
+    bounds = array.offsets.to_pylist()
+    first = bounds[0]
+    inner = array.values[first : bounds[-1]]
+    if array.null_count or inner.null_count:  # a row is what it is, whatever its neighbours lack
+        dtype = numpy_of(inner.drop_null()).dtype
+        return [row if row is None or None in row else np.array(row, dtype=dtype) for row in array.to_pylist()]
+    flat = numpy_of(inner)
+    values = flat.astype(_WIDE.get(flat.dtype.name, flat.dtype))  # a copy: the caller may write to it
+    return [values[start - first : end - first] for start, end in pairwise(bounds)]
+
+
+def _tensor(value: Any) -> NDArray[Any] | None:
+    return np.array(value.to_numpy()) if value.is_valid else None
+
+
+def as_sample(row: Any) -> Sample:
+    """A row of a user's list: a dict as it is, a string as {"text": string}, integers as {"input_ids": integers}.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    if isinstance(row, str):
+        return {"text": row}
+    if isinstance(row, list | tuple) and all(
+        issubclass(kind, int | np.integer) and kind is not bool for kind in {*map(type, row)}
+    ):
+        return {"input_ids": list(row)}
+    if isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind in "iu":
+        return {"input_ids": row}
+    if not isinstance(row, dict):
+        hint = "; of a tensor, its .tolist()" if hasattr(row, "tolist") and not isinstance(row, np.ndarray) else ""
+        raise TypeError(f"a sample must be a dict, a string or a list of token ids (got {type(row).__name__}){hint}")
+    return row
+
+
+def from_samples(rows: Sequence[Sample]) -> Block:
+    """Dicts as a block: the columns in the order of their first appearance, absent values null.
+
+    Raises:
+        TypeError: where the values of a column have no common type, or a row is not a dict of strings; it is named.
+    """
+    names: dict[str, None] = {}
+    for row in rows:
+        if not isinstance(row, dict):
+            raise TypeError(f"a sample must be a dict (got {type(row).__name__})")
+        names.update(dict.fromkeys(row))
+    if odd := [name for name in names if not isinstance(name, str)]:
+        raise TypeError(f"the keys of a sample must be strings (got {odd[0]!r})")
+    if not names:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
+    columns = []
+    for name in names:
+        try:
+            columns.append(as_column([row.get(name) for row in rows]))
+        except UNFIT as error:
+            raise TypeError(f"the values of column {name!r} have no common type: {error}") from error
+    return pa.RecordBatch.from_arrays(columns, list(names))
+
+
+def rows_at(number: int) -> int:
+    """How many rows are made at a time where so many came before: half as many, as a power of two from 16 to 2,048.
+
+    >>> [rows_at(number) for number in (0, 32, 64, 200, 10_000)]
+    [16, 16, 32, 64, 2048]
+    """
+    return max(1, min(max(16, 1 << number.bit_length() >> 2), BLOCK_ROWS // 2))
+
+
+def call(stage: str, fn: Callable[..., Any], block: Block) -> Iterator[Any]:
+    """`fn(sample)` for each row of a block.
+
+    Raises:
+        StageError: what `fn` raised, with the row's place.
+    """
+    return (result for _, result in tried(stage, fn, block, False, "raise"))
+
+
+def tried(
+    stage: str,
+    fn: Callable[..., Any],
+    block: Block,
+    seeded: bool,
+    on_error: OnError,
+    convert: Callable[[Any], Any] = lambda result: result,
+) -> Iterator[tuple[int, Any]]:
+    """(row, `convert(fn(sample))`) for each row of a block, `fn(sample, rng)` where seeded, by the keys in the block; a row
+    for which it raises is an error, or is left out and counted.
+
+    Raises:
+        StageError: what `fn` raised, with the row's place.
+    """
+    keys = column_of(block, KEY).to_pylist() if seeded else ()
+    for row, sample in enumerate(samples(block)):
+        try:
+            result = convert(fn(sample, random.generator(keys[row])) if seeded else fn(sample))
+        except Exception as error:
+            message = f"{stage}({name_of(fn)}) failed at {where(block, row)}: {type(error).__name__}: {error}"
+            if on_error == "raise":
+                raise StageError(message) from error
+            skipped(StageError(message))
+            continue
+        yield row, result
+
+
+def with_origin(out: Block, block: Block, parents: NDArray[np.int64]) -> Block:
+    """`out` with the origins that the rows `parents` of `block` have."""
+    if block.schema.get_field_index(ORIGIN) < 0 or not out.num_rows:
+        return out
+    column = column_of(block, ORIGIN)
+    same = len(parents) == len(column) and bool((parents[1:] > parents[:-1]).all())
+    return with_column(out, ORIGIN, column if same else column.take(array_of(parents)))
+
+
+def check_replay(stage: Stage[Any], ours: int, saved: int, at: str) -> None:
+    """Refuses to go on where the rows read again are not the rows that the state was saved over.
+
+    Raises:
+        StateError: naming the stage, its place and both checksums.
+    """
+    if ours != saved:
+        raise StateError(
+            f"{named(stage)} gave other rows than when this state was saved (crc32 {saved:08x} then, {ours:08x} now, at "
+            f"{at}): a shard was edited, a tokenizer changed, or a function of the pipeline is random; go on with the "
+            "data and code that saved it, or start anew"
+        )

@@ -1,0 +1,474 @@
+"""Python values as Arrow columns: the types of the first rows, and every later row held against them.
+
+What a column is must not depend on the rows that happen to lie beside it. So a source, and a user's function, has the types
+of its first 1,000 rows, whatever is read or resumed first; what comes later is cast to them, or is an error with its place.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain, islice
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from brimful.blocks.ragged import is_list, list_array, numpy_of
+from brimful.core.errors import DataError
+
+SAMPLE_ROWS: Final = 1000
+FIRST_ROWS: Final = 32
+"""Of what a function makes, which may take long, so many rows tell the types if no column is null or absent in them."""
+OF_FILES: Final = "say its type in schema=, or leave the column out with columns="
+UNKNOWN: Final = "name it in schema=, or leave the column out with columns="
+UNFIT: Final = (pa.ArrowException, OverflowError, UnicodeEncodeError)
+"""What Arrow raises where values fit no type, or not the one that is wanted."""
+
+
+# -- columns of Python values --------------------------------------------------------------------------------------------
+
+
+def as_column(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:
+    """Values as a column of a type, or of the one that they have in common.
+
+    Arrays of one dimension become lists; of several, and of one shape, tensors of that shape, else lists in lists.
+
+    Raises:
+        pa.ArrowException, OverflowError, UnicodeEncodeError: they do not fit, or have nothing in common.
+
+    >>> as_column([np.zeros((2, 3), np.float32)]).type.shape
+    [2, 3]
+    """
+    try:
+        return _column(values, kind)
+    except UNFIT:
+        raise
+    except (ValueError, TypeError, RuntimeError) as error:  # numpy's, and torch's
+        raise pa.ArrowInvalid(str(error)) from error
+
+
+def _column(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
+    first = next((value for value in values if value is not None), None)
+    if not _is_array(first):
+        return _plain(values, kind)
+    arrays = [None if value is None else np.asarray(value) for value in values]
+    kinds = {(array.ndim, array.dtype.kind in "biuf") for array in arrays if array is not None}
+    shapes = {array.shape for array in arrays if array is not None}
+    if len(kinds) == 1 and next(iter(kinds))[0] == 1:
+        return _cast(_lists(arrays, kind), kind)
+    if len(shapes) == 1 and len(next(iter(shapes))) > 1 and all(numeric for _, numeric in kinds):
+        return _cast(_tensors(arrays, next(iter(shapes))), kind)
+    return _plain([None if array is None else array.tolist() for array in arrays], kind)
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array__") and not np.isscalar(value)
+
+
+def _plain(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
+    try:
+        own = pa.array(values)
+    except UNFIT:
+        if not any(map(_is_array, values)):
+            raise
+        values = [np.asarray(value).tolist() if _is_array(value) else value for value in values]
+        own = pa.array(values)
+    if isinstance(own, pa.ExtensionArray):  # of uuid.UUID
+        own = own.storage
+    if pa.types.is_temporal(own.type):  # Arrow makes a date of what has a time too, and drops time zones
+        kinds = {(type(value), getattr(value, "tzinfo", None) is None) for value in values if value is not None}
+        if len(kinds) > 1:
+            raise pa.ArrowTypeError("times of several kinds")
+    if _mixed(values, own.type):
+        raise pa.ArrowTypeError("values of several kinds")
+    if kind is None or own.type == kind:
+        return own
+    if _loses(own.type, kind) or not _alike(own.type, kind):
+        raise pa.ArrowTypeError(f"{own.type} is not {kind}")
+    return _checked(own, pa.array(values, kind) if pa.types.is_nested(kind) else own.cast(kind))
+
+
+def _mixed(values: Iterable[Any], kind: pa.DataType) -> bool:
+    """Whether Arrow made bytes of strings, or numbers of bools: it does so only beside others that are such, but what a value
+    becomes must not depend on its neighbours."""
+    there = [value for value in values if value is not None]
+    if pa.types.is_binary(kind):
+        return str in set(map(type, there))
+    if pa.types.is_floating(kind):
+        return not {bool, np.bool_}.isdisjoint(map(type, there))
+    if is_list(kind):
+        return _may_mix(kind) and _mixed(chain.from_iterable(there), kind.value_type)
+    if pa.types.is_struct(kind):
+        return any(_may_mix(one.type) and _mixed((value.get(one.name) for value in there), one.type) for one in kind)
+    return False
+
+
+def _may_mix(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_may_mix(one.type) for one in kind)
+    return _may_mix(kind.value_type) if is_list(kind) else pa.types.is_binary(kind) or pa.types.is_floating(kind)
+
+
+def _lists(arrays: Sequence[NDArray[Any] | None], kind: pa.DataType | None) -> pa.Array:
+    offsets = np.concatenate(([0], np.cumsum([0 if array is None else len(array) for array in arrays])))
+    null = np.array([array is None for array in arrays])
+    there = [array for array in arrays if array is not None]
+    if len({array.dtype.kind == "b" for array in there if len(array)}) > 1:
+        raise pa.ArrowTypeError("bool is no number")
+    if kind is not None and is_list(kind) and len({array.dtype for array in there}) > 1:  # numpy would widen them all
+        there = [numpy_of(_cast(pa.array(array), kind.value_type)) for array in there]
+    return list_array(np.concatenate(there), offsets, null)
+
+
+def _tensors(arrays: Sequence[NDArray[Any] | None], shape: tuple[int, ...]) -> pa.Array:
+    there = [array for array in arrays if array is not None]
+    flat = np.stack([np.zeros_like(there[0]) if array is None else array for array in arrays]).reshape(-1)
+    null = pa.array([array is None for array in arrays]) if len(there) < len(arrays) else None
+    values = pa.array(flat)
+    storage = pa.FixedSizeListArray.from_arrays(values, int(np.prod(shape)), mask=null)
+    return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(values.type, shape), storage)
+
+
+def _cast(array: pa.Array, kind: pa.DataType | None) -> pa.Array:
+    if kind is None or array.type == kind:
+        return array
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), kind)
+    if isinstance(kind, pa.FixedShapeTensorType):
+        if not isinstance(array.type, pa.FixedShapeTensorType) or array.type.shape != kind.shape:
+            raise pa.ArrowTypeError(f"{named(array.type)} is not {named(kind)}")
+        return pa.ExtensionArray.from_storage(kind, _checked(array.storage, array.storage.cast(kind.storage_type)))
+    if not _alike(array.type, kind):
+        raise pa.ArrowTypeError(f"{array.type} is not {kind}")
+    return _checked(array, array.cast(kind))
+
+
+def _checked(array: pa.Array, made: pa.Array) -> pa.Array:
+    """What a cast made, which may have no number beyond its type: Arrow makes them infinite without a word."""
+    before, after = array, made
+    while is_list(after.type) and is_list(before.type):
+        before, after = before.flatten(), after.flatten()
+    floats = pa.types.is_floating(after.type) and pa.types.is_floating(before.type)
+    if floats and pc.sum(pc.is_inf(after)).as_py() != pc.sum(pc.is_inf(before)).as_py():
+        raise pa.ArrowInvalid(f"a number is beyond {after.type}")
+    return made
+
+
+def _alike(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether a cast changes how a value is written down, not what it is: a number is no string."""
+    if one == other or pa.types.is_null(one):
+        return True
+    if is_list(one) and is_list(other):
+        return _alike(one.value_type, other.value_type)
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        return all(_alike(field.type, other.field(field.name).type) for field in one if _has(other, field.name))
+    if pa.types.is_timestamp(one) and pa.types.is_timestamp(other):
+        return bool(one.tz == other.tz)
+    number, text = (pa.types.is_integer, pa.types.is_floating), (pa.types.is_string, pa.types.is_large_string)
+    binary = (pa.types.is_binary, pa.types.is_large_binary)
+    families = (number, text, binary, (pa.types.is_decimal,), (pa.types.is_duration,), (pa.types.is_time,))
+    return any(any(test(one) for test in tests) and any(test(other) for test in tests) for tests in families)
+
+
+def _has(kind: pa.DataType | pa.Schema, name: str) -> bool:
+    return bool(kind.get_field_index(name) >= 0)
+
+
+def named(kind: pa.DataType) -> str:
+    """A type in words.
+
+    >>> named(pa.fixed_shape_tensor(pa.uint8(), (2, 3))), named(pa.int64())
+    ('an array of uint8 of shape (2, 3)', 'int64')
+    """
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return f"an array of {kind.value_type} of shape {tuple(kind.shape)}"
+    return str(kind)
+
+
+# -- the types of first rows ---------------------------------------------------------------------------------------------
+
+
+def types_of(rows: Sequence[Mapping[str, Any]]) -> tuple[pa.Schema, bool]:
+    """The schema of the first rows, as `infer` has it, and whether they tell all of it: every row has every column, and no
+    column is null in all of them."""
+    found = _inferred(rows, list(dict.fromkeys(name for row in rows for name in row)))
+    return settled(found), complete(found, rows)
+
+
+def complete(schema: pa.Schema, rows: Iterable[Collection[str]]) -> bool:
+    """Whether each of some rows, or blocks, has all columns of a schema, and each column a type."""
+    return not any(_untyped(field.type) for field in schema) and all(len(row) == len(schema) for row in rows)
+
+
+def _untyped(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_untyped(one.type) for one in kind)
+    return bool(pa.types.is_null(kind)) or (is_list(kind) and _untyped(kind.value_type))
+
+
+def first_rows(rows: Iterator[Any]) -> list[Any]:
+    """The rows that tell the types of all: the first 32, or up to 1,000 while a column is null or absent in them. What is no row
+    (an error) tells nothing."""
+    held: list[Any] = []
+    while more := list(islice(rows, min(len(held) or FIRST_ROWS, SAMPLE_ROWS - len(held)))):
+        held += more
+        if types_of(samples_in(held))[1]:
+            break
+    return held
+
+
+def samples_in(found: Iterable[Any]) -> list[Mapping[str, Any]]:
+    return [one for one in found if isinstance(one, Mapping)]
+
+
+def infer(rows: Sequence[Mapping[str, Any]], columns: tuple[str, ...] | None = None, where: str = "") -> pa.Schema:
+    """The schema of the first rows: every key that occurs in them (or `columns`), numbers widened.
+
+    A value that goes with none before it does not count: who reads its row finds that it does not fit. Lists that are all
+    empty are taken for lists of integers.
+
+    Raises:
+        DataError: one of `columns` never occurs.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    for name in columns or ():
+        if rows and name not in names:
+            raise DataError(
+                f"there is no column {name!r} in the first {len(rows):,} rows ({where}; "
+                f"keys: {', '.join(names)}); correct columns=, or say its type in schema="
+            )
+    return settled(_inferred(rows, columns or names))
+
+
+def _inferred(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> pa.Schema:
+    return pa.schema([(name, _common([row.get(name) for row in rows])) for name in names])
+
+
+def _common(values: list[Any]) -> pa.DataType:
+    there = [value for value in values if value is not None]
+    kinds = {*map(type, there)}  # two that need no pa.array, which imports pandas: .3 s
+    if kinds == {int} and max(map(int.bit_length, there)) < 64:
+        return pa.int64()
+    if kinds == {str} and not re.search(r"[\ud800-\udfff]", "".join(there)):
+        return pa.string()
+    try:
+        return as_column(values).type
+    except UNFIT:
+        found = pa.schema([("", pa.null())])
+        for value in values:
+            with suppress(*UNFIT):
+                one = pa.schema([("", as_column([value]).type)])
+                found = pa.unify_schemas([found, one], promote_options="permissive")
+        return found.field(0).type
+
+
+def settled(schema: pa.Schema) -> pa.Schema:
+    """A schema in which lists that never held a value are lists of integers."""
+    for place, field in enumerate(schema):
+        if is_list(field.type) and pa.types.is_null(field.type.value_type):
+            schema = schema.set(place, field.with_type(pa.list_(pa.int64())))
+    return schema
+
+
+def united(schemas: Iterable[tuple[int, pa.Schema]], what: str) -> pa.Schema:
+    """All columns of several schemas, numbers widened.
+
+    Args:
+        schemas: with the number of the data set that has each.
+        what: joins them.
+    Raises:
+        DataError: a column has two types that nothing unites.
+    """
+    whole = pa.schema([])
+    for number, schema in schemas:
+        if name := next((field.name for field in schema if _apart(whole, field)), None):
+            raise DataError(
+                f"{what}: column {name!r} is {named(schema.field(name).type)} in data set {number} and "
+                f"{named(whole.field(name).type)} in those before it; convert it (map), or rename or drop it in one of them"
+            )
+        whole = pa.unify_schemas([whole, schema.remove_metadata()], promote_options="permissive")
+    return whole
+
+
+def _apart(schema: pa.Schema, field: pa.Field) -> bool:
+    """Whether a column of this name has another type there, to which values of both cannot be cast without a change."""
+    if not _has(schema, field.name):
+        return False
+    kinds = schema.field(field.name).type, field.type
+    if kinds[0] == kinds[1]:
+        return False
+    try:
+        both = pa.unify_schemas([pa.schema([("", kind)]) for kind in kinds], promote_options="permissive").field(0).type
+    except pa.ArrowException:
+        return True
+    return not all(_alike(kind, both) for kind in kinds)
+
+
+def as_text(schema: pa.Schema) -> str:
+    """A schema as a state holds it: 100 to 300 bytes.
+
+    >>> schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
+    >>> from_text(as_text(schema)).equals(schema)
+    True
+    """
+    return base64.b85encode(zlib.compress(schema.serialize().to_pybytes(), 9)).decode()
+
+
+def from_text(text: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(base64.b85decode(text))))
+
+
+# -- later rows ----------------------------------------------------------------------------------------------------------
+
+
+def block_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows as a block of a schema, absent values null; keys that it does not have are left out.
+
+    Raises:
+        pa.ArrowException, OverflowError, UnicodeEncodeError: a row does not fit; `misfit` says why.
+    """
+    if not schema.names:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
+    columns = [as_column([row.get(field.name) for row in rows], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def fitting(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch | None:
+    """Rows as a block of a schema; None where one of them does not fit, or has another key."""
+    try:
+        block = block_of(rows, schema)
+    except UNFIT:
+        return None
+    return block if set().union(*rows) <= set(schema.names) else None
+
+
+def fitted(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A block with the columns and types of a schema, absent ones null; columns that it does not have are left out.
+
+    Raises:
+        pa.ArrowException: a column does not fit.
+    """
+    if block.schema.equals(schema):
+        return block
+    columns = []
+    for field in schema:
+        place = block.schema.get_field_index(field.name)
+        columns.append(pa.nulls(block.num_rows, field.type) if place < 0 else _cast(block.column(place), field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema) if columns else block.select([])
+
+
+def fits(own: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether values of a type are cast to another, as far as each of them goes: no float to an integer, no number to a text,
+    no key left out, which Arrow would do without a word.
+
+    >>> fits(pa.int64(), pa.int8()), fits(pa.float64(), pa.int8()), fits(pa.int64(), pa.string())
+    (True, False, False)
+    """
+    return own == kind or (_alike(own, kind) and not _loses(own, kind))
+
+
+def misfit(row: Mapping[str, Any], schema: pa.Schema, closed: bool, remedy: str = OF_FILES) -> str | None:
+    """Why a row does not fit a schema, if it does not; `closed`: it may have no other keys."""
+    if closed and (unknown := next((name for name in row if name not in schema.names), None)):
+        return (
+            f"key {unknown!r} is not in the schema ({', '.join(schema.names)}), which the first {SAMPLE_ROWS:,} rows "
+            f"decide where none is given; {_known(remedy)}"
+        )
+    for field in schema:
+        value = row.get(field.name)
+        if message := unknown_key(field.name, value, field.type, remedy) or _unfit(
+            field.name, value, field.type, remedy
+        ):
+            return message
+    return None
+
+
+OF_RESULTS: Final = "return one type in every sample"
+_EVERY: Final = "return it in every sample, None where there is nothing to say"
+
+
+def _known(remedy: str) -> str:
+    """How a key comes to be known to those who are told this remedy for a type."""
+    return UNKNOWN if remedy == OF_FILES else _EVERY
+
+
+def unknown_key(name: str, value: Any, kind: pa.DataType, remedy: str = OF_FILES) -> str | None:
+    """A key inside of a value that its column's type does not know and would drop."""
+    if pa.types.is_list(kind) and isinstance(value, list) and pa.types.is_nested(kind.value_type):
+        return next(filter(None, (unknown_key(f"{name}[]", inner, kind.value_type, remedy) for inner in value)), None)
+    if pa.types.is_struct(kind) and isinstance(value, dict):
+        for key, inner in value.items():
+            if kind.get_field_index(key) < 0:
+                return f"key {key!r} of column {name!r} is not in the schema ({kind}); {_known(remedy)}"
+            if message := unknown_key(f"{name}.{key}", inner, kind.field(key).type, remedy):
+                return message
+    return None
+
+
+def _unfit(name: str, value: Any, kind: pa.DataType, remedy: str) -> str | None:
+    try:
+        fits = len(as_column([value], kind)) == 1
+    except UNFIT:
+        fits = False
+    rounded = type(value) is int and pa.types.is_floating(kind)
+    here = f"the integer {value}, which it would round," if rounded else _type_of(value)
+    return None if fits else f"column {name!r} is {named(kind)} by the schema but {here} here; {remedy}"
+
+
+def first_misfit(block: pa.RecordBatch, schema: pa.Schema) -> tuple[str, int]:
+    """The column and the row of the first value of a block that cannot be `fitted`."""
+
+    def fits(part: pa.RecordBatch) -> bool:
+        try:
+            fitted(part, schema)
+        except pa.ArrowException:
+            return False
+        return True
+
+    column = next(column for name in block.schema.names if not fits(column := block.select([name])))
+    every = range(block.num_rows)  # a slice would share with others what lies inside of a list
+    row = next((row for row in every if not fits(column.take(pa.array([row])))), 0)
+    return column.schema.names[0], row
+
+
+def may_be_rounded(array: pa.Array) -> bool:
+    """Whether there are floats so large that they may be what became of integers between them."""
+    kind = array.type
+    if is_list(kind):
+        return may_be_rounded(array.flatten())
+    if pa.types.is_struct(kind):
+        return any(map(may_be_rounded, array.flatten()))
+    if not pa.types.is_floating(kind):
+        return False
+    values = numpy_of(array.drop_null())
+    return bool((np.abs(values) >= 2 ** (np.finfo(values.dtype).nmant + 1)).any())
+
+
+def has_floats(kind: pa.DataType) -> bool:
+    """Whether a type is of floats, or has some inside."""
+    inner = (kind.field(number).type for number in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind)) or any(map(has_floats, inner))
+
+
+def _loses(own: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether floats would become integers, or keys be left out, which Arrow does without a word."""
+    if pa.types.is_integer(kind):
+        return bool(pa.types.is_floating(own))
+    if pa.types.is_list(kind) and pa.types.is_list(own):
+        return _loses(own.value_type, kind.value_type)
+    if pa.types.is_struct(kind) and pa.types.is_struct(own):
+        return any(kind.get_field_index(one.name) < 0 or _loses(one.type, kind.field(one.name).type) for one in own)
+    return False
+
+
+def _type_of(value: Any) -> str:
+    try:
+        return named(as_column([value]).type)
+    except UNFIT:
+        return f"{type(value).__name__} that no column can hold"

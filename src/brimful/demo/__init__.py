@@ -1,0 +1,1 @@
+"""The main job on text that every machine has."""

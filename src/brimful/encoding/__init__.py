@@ -1,0 +1,1 @@
+"""Tokenizers: engines, the word cache, chat templates."""

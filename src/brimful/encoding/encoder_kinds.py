@@ -1,0 +1,331 @@
+"""Encoders of tokenizers, whoever made them: a list of texts in, the tokens of each out."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from tokenizers import Tokenizer, models
+
+from brimful.blocks.ragged import Ragged, flat
+from brimful.core.once import once
+from brimful.core.stage import described
+from brimful.encoding import compiled
+from brimful.encoding import splittable as cuttable
+from brimful.encoding.encoder import OFFSETS, Encoder, Texts
+from brimful.encoding.engines import Parts
+from brimful.encoding.fast import batched, twin
+from brimful.encoding.special_tokens import Frame, cut_off, cut_rows, frame_of
+
+
+def _sides(texts: Texts) -> tuple[list[str], ...]:
+    """Texts as a tokenizer that is called takes them: pairs as two lists."""
+    return tuple(map(list, zip(*texts))) if texts and isinstance(texts[0], tuple) else (cast("list[str]", texts),)
+
+
+def _named(answer: Any, outputs: tuple[str, ...]) -> list[Iterable[Sequence[int]]]:
+    """The tokens, and other outputs, of what a tokenizer returned."""
+    names = ("input_ids", *outputs)
+    if not isinstance(answer, Mapping):
+        raise TypeError(f"the tokenizer must return a dict of {', '.join(names)} (got {type(answer).__name__})")
+    if missing := [name for name in names if name not in answer]:
+        raise ValueError(f"the tokenizer returned no {missing[0]!r} (it returned {', '.join(answer)})")
+    return [answer[name] for name in names]
+
+
+@dataclass(frozen=True, eq=False)
+class FastEncoder(Encoder):
+    """`tokenizers.Tokenizer`: whole blocks through `encode_batch_fast`, on all cores, without the interpreter's lock."""
+
+    serialized: str
+    truncation: dict[str, Any] | None
+    add_special_tokens: bool
+    split_special_tokens: bool
+    added: dict[int, str]
+    """The added tokens, by their ids."""
+
+    @once
+    def _prepared(self) -> str:
+        exact = not isinstance(self._copy.model, models.Unigram)  # whose scores are others once they have been read
+        return _with_truncation(self.serialized if exact else self._copy.to_str(), self.truncation)
+
+    @once
+    def _copy(self) -> Any:
+        """The tokenizer without settings, which nobody changes: .1 s for GPT-2, under the interpreter's lock.
+
+        Raises:
+            ValueError: its added tokens have ids that its JSON cannot carry.
+        """
+        made = _without_settings(self.serialized)
+        for id_, token in sorted(self.added.items()):
+            if (saved := made.token_to_id(token)) != id_:
+                raise ValueError(
+                    f"the added token {token!r} has the id {id_} in this tokenizer, and {saved} in what it is saved as (tokens "
+                    "were added before it was trained, or before its model was replaced): tokens would differ "
+                    "from one process to the next; save it, load that, and give what was loaded"
+                )
+        return made
+
+    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
+        return [encoding.ids for encoding in self._encodings(texts)]
+
+    def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
+        encodings = self._encodings(texts, offsets=OFFSETS in outputs)
+        return [[getattr(one, OUTPUTS[name]) for one in encodings] for name in ("input_ids", *outputs)]
+
+    def _encodings(self, texts: Texts, offsets: bool = False) -> list[Any]:
+        with self._tokenizer() as made:
+            encode = made.encode_batch if offsets else made.encode_batch_fast  # which is that without offsets
+            encodings = list(encode(texts, add_special_tokens=self.add_special_tokens))
+            if self.truncation is not None:
+                pairs = bool(texts) and isinstance(texts[0], tuple)
+                added = made.num_special_tokens_to_add(pairs) if self.add_special_tokens else 0
+                self._count_cut(texts, encodings, added)
+            return encodings
+
+    def _count_cut(self, texts: Texts, encodings: list[Any], added: int) -> None:
+        """Counts what truncation left out of rows, to each of which so many special tokens are added."""
+        most = cast("dict[str, Any]", self.truncation)["max_length"]
+        full = [(row, one.overflowing) for row, one in enumerate(encodings) if len(one) == most]
+        cut = [(row, rest) for row, rest in full if rest]
+        if cut and isinstance(texts[0], tuple):  # what is left over of one text comes with each piece of the other one
+            with self._tokenizer(cut=False) as whole:
+                found = whole.encode_batch_fast([texts[row] for row, _ in cut], add_special_tokens=False)
+            cut_off([len(one) + added - most for one in found])
+        else:
+            cut_off([sum(map(len, rest)) - added * len(rest) for _, rest in cut])
+
+    def text(self, tokens: Sequence[int]) -> str | None:
+        with self._tokenizer() as made:
+            return str(made.decode(list(tokens), skip_special_tokens=False))
+
+    def bare(self, texts: list[str]) -> Ragged:
+        """The tokens of each text, not cut, and without special tokens."""
+        with self._tokenizer(cut=False) as made:
+            return batched(made, texts)
+
+    def parts(self) -> Parts | str:
+        fingerprint = self.fingerprint()
+        with self._tokenizer() as made:
+            described = cuttable.described(made)
+            normalizer = made.normalizer
+            return Parts(
+                fingerprint,
+                cast(Callable[[list[str]], Iterable[Sequence[int]]], self.encode),
+                self.bare,
+                frame_of(described["post_processor"], self.truncation, self.add_special_tokens),
+                cuttable.why_not(described, normalizer.normalize_str if normalizer else str),
+                compiled.why_not(described, self.split_special_tokens),
+                lambda: compiled.make(self._prepared),
+            )
+
+    def depends_on(self) -> tuple[Any, ...]:
+        return self._prepared, self.add_special_tokens, self.split_special_tokens
+
+    @property
+    def num_ids(self) -> int:
+        return max(Tokenizer.from_str(self.serialized).get_vocab().values(), default=-1) + 1
+
+    def words(self) -> str:
+        with self._tokenizer() as made:
+            size = f"{type(made.model).__name__} of {made.get_vocab_size():,} tokens"
+        return size if self.truncation is None else f"{size}, cut to {self.truncation['max_length']:,}"
+
+    def _tokenizer(self, *, cut: bool = True) -> AbstractContextManager[Any]:
+        """The tokenizer, for one thread alone; `cut`: whether it truncates."""
+        return self._lent(lambda: self._make(cut), "cut" if cut else "bare")
+
+    def _make(self, cut: bool) -> Any:
+        made = twin(self._copy)
+        made.encode_special_tokens = self.split_special_tokens  # the one setting that is not serialized
+        if cut and self.truncation is not None:
+            made.enable_truncation(**self.truncation)
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class TransformersEncoder(Encoder):
+    """A `transformers` tokenizer called as it is: a slow one, or a fast one with keywords of its own.
+
+    Args:
+        max_length: to which the keywords cut rows, if they do. Those of this length are tokenized once more, uncut, for `.stats`.
+    """
+
+    tokenizer: Any
+    kwargs: dict[str, Any]
+    max_length: int | None = None
+
+    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
+        return self.encode_with(texts, ())[0]
+
+    def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
+        wanted = {f"return_{_ASKED.get(name, name)}": True for name in outputs if name in OUTPUTS}
+        with self.lent() as made:
+            found = _named(made(*_sides(texts), **self.kwargs | wanted), outputs)
+            if self.max_length is not None:
+                full = [text for text, ids in zip(texts, found[0]) if len(ids) == self.max_length]
+                uncut = {"truncation": False, "max_length": _NO_LIMIT}
+                whole = _named(made(*_sides(cast(Texts, full)), **self.kwargs | uncut), ()) if full else [[]]
+                cut_off([len(ids) - self.max_length for ids in whole[0] if len(ids) > self.max_length])
+            return found
+
+    def lent(self) -> AbstractContextManager[Any]:
+        """The tokenizer, for one thread alone."""
+        return self._lent(lambda: copy.deepcopy(self.tokenizer))
+
+    def text(self, tokens: Sequence[int]) -> str | None:
+        with self.lent() as made:
+            return str(made.decode(list(tokens)))
+
+    def depends_on(self) -> tuple[Any, ...]:
+        tokenizer = self.tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        rules = sorted(tokenizer.get_vocab().items()) if backend is None else _serialized(backend.to_str())
+        settings = {
+            name: value
+            for name, value in tokenizer.init_kwargs.items()
+            if isinstance(value, (bool, int, float, str)) and not name.endswith(("_file", "_path"))
+        }
+        return type(tokenizer).__name__, rules, sorted(settings.items()), described(self.kwargs)
+
+    @property
+    def num_ids(self) -> int:
+        return max(self.tokenizer.get_vocab().values(), default=-1) + 1
+
+    def words(self) -> str:
+        return f"{type(self.tokenizer).__name__} of {len(self.tokenizer):,} tokens{_called(self.kwargs)}"
+
+
+@dataclass(frozen=True, eq=False)
+class TiktokenEncoder(Encoder):
+    """A `tiktoken.Encoding`, on all cores. Text that looks like a special token is text, unless the keywords say else.
+
+    It adds no special tokens, so that truncation leaves out the last tokens, as it does elsewhere.
+    """
+
+    tokenizer: Any
+    kwargs: dict[str, Any]
+    max_length: int | None = None
+
+    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
+        encode = self.tokenizer.encode_batch if self.kwargs else self.tokenizer.encode_ordinary_batch
+        rows = cast(Iterable[Sequence[int]], encode(texts, num_threads=os.cpu_count() or 1, **self.kwargs))
+        return cut_rows(rows, self.max_length)
+
+    def parts(self) -> Parts | str:
+        if self.kwargs:
+            return "special tokens in its texts are special"
+        own = self.tokenizer.encode_ordinary_batch
+
+        def bare(texts: list[str]) -> Ragged:
+            return flat(own(texts, num_threads=os.cpu_count() or 1), len(texts))
+
+        whole = self.tokenizer._pat_str in cuttable.TIKTOKEN.values()
+        return Parts(
+            self.fingerprint(),
+            cast(Callable[[list[str]], Iterable[Sequence[int]]], self.encode),
+            bare,
+            Frame(most=self.max_length),
+            None if whole else "its pattern is none of tiktoken's own",
+            "gigatoken makes none of a tiktoken.Encoding",
+            lambda: None,
+        )
+
+    def text(self, tokens: Sequence[int]) -> str | None:
+        return str(self.tokenizer.decode(list(tokens)))
+
+    def depends_on(self) -> tuple[Any, ...]:
+        tokenizer = self.tokenizer  # tiktoken's README builds on these three
+        ranks, special = sorted(tokenizer._mergeable_ranks.items()), sorted(tokenizer._special_tokens.items())
+        cut = () if self.max_length is None else (self.max_length,)
+        return tokenizer._pat_str, ranks, special, described(self.kwargs), *cut
+
+    @property
+    def num_ids(self) -> int:
+        return int(self.tokenizer.n_vocab)
+
+    def words(self) -> str:
+        cut = "" if self.max_length is None else f", cut to {self.max_length:,}"
+        return f"{self.tokenizer.name} of {self.tokenizer.n_vocab:,} tokens{_called(self.kwargs)}{cut}"
+
+
+@dataclass(frozen=True, eq=False)
+class CallableEncoder(Encoder):
+    """Any callable list[str] -> list[list[int]], or to a dict of them under `input_ids`. A state knows it by its name."""
+
+    fn: Callable[..., Any]
+    kwargs: dict[str, Any]
+
+    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
+        answer = self.fn(*_sides(texts), **self.kwargs)
+        return _integers(answer["input_ids"] if isinstance(answer, Mapping) else answer)
+
+    def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
+        found = _named(self.fn(*_sides(texts), **self.kwargs), outputs)
+        return [rows if name == OFFSETS else _integers(rows) for name, rows in zip(("input_ids", *outputs), found)]
+
+    def depends_on(self) -> tuple[Any, ...]:
+        return self.words(), described(self.kwargs)
+
+    def functions(self) -> list[str]:
+        return [f"tokenize({self.words()})"]
+
+    def words(self) -> str:
+        return getattr(self.fn, "__name__", type(self.fn).__name__)
+
+
+def _integers(rows: Iterable[Sequence[int]]) -> list[Sequence[int]]:
+    found = list(rows)
+    for row in found:
+        if len(row) and not hasattr(row[0], "__index__"):  # a float would be cut off to an integer
+            raise TypeError(f"the tokenizer must return integers (got {type(row[0]).__name__})")
+    return found
+
+
+_NO_LIMIT: Final = 1 << 30
+OUTPUTS: Final = {
+    "input_ids": "ids",
+    "attention_mask": "attention_mask",
+    "token_type_ids": "type_ids",
+    "special_tokens_mask": "special_tokens_mask",
+    OFFSETS: "offsets",
+}
+"""What an encoding calls them."""
+_ASKED: Final = {OFFSETS: "offsets_mapping"}
+"""What transformers' tokenizers are asked for by another name."""
+
+
+def _called(kwargs: Mapping[str, Any]) -> str:
+    """The keywords of a call that have short values."""
+    given = (f"{name}={value}" for name, value in kwargs.items() if isinstance(value, bool | int | str))
+    return "".join(f", {words}" for words in given)
+
+
+def _serialized(tokenizer: str) -> str:
+    """A tokenizer without the truncation and the padding that an earlier call may have left behind."""
+    return str(_without_settings(tokenizer).to_str())
+
+
+def _with_truncation(tokenizer: str, truncation: Mapping[str, Any] | None) -> str:
+    """A serialized tokenizer with other truncation, and no padding, which stand before all else; to write all of GPT-2's again
+    would be .03 s."""
+    empty = Tokenizer(models.BPE())
+    if truncation is not None:
+        empty.enable_truncation(**truncation)
+    head, (_, mark, rest) = empty.to_str().partition(_AFTER_SETTINGS)[0], tokenizer.partition(_AFTER_SETTINGS)
+    return head + mark + rest
+
+
+_AFTER_SETTINGS: Final = ',"added_tokens":'
+"""In a string quotes have a backslash before them, so it is found nowhere else."""
+
+
+def _without_settings(tokenizer: str) -> Any:
+    clone = Tokenizer.from_str(tokenizer)
+    clone.no_padding()
+    clone.no_truncation()
+    return clone

@@ -1,0 +1,242 @@
+"""Which encoder a tokenizer gets, whoever made it, and with which settings."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any, Final, get_args
+
+from tokenizers import Tokenizer
+
+from brimful.core.errors import integer, logger, one_of
+from brimful.encoding.encoder import OFFSETS, Encoder, Padding
+from brimful.encoding.encoder_kinds import OUTPUTS, CallableEncoder, FastEncoder, TiktokenEncoder, TransformersEncoder
+from brimful.encoding.engines import EngineName
+from brimful.encoding.gigatoken_encoder import GigatokenEncoder
+from brimful.encoding.tokenizer_by_name import loaded
+
+_STRATEGIES: Final = ("longest_first", "only_first", "only_second", "do_not_truncate")
+_FAST: Final = {"truncation", "max_length", "add_special_tokens", "split_special_tokens"}
+_TIKTOKEN: Final = {"allowed_special", "disallowed_special", "truncation", "max_length", "add_special_tokens"}
+_GIGATOKEN: Final = {"truncation", "max_length", "add_special_tokens"}
+_NO_LIMIT: Final = 10**9
+_ONE_ROW: Final = "tokenize makes one row of each text; chunk cuts tokens, flat_map makes several rows of one"
+_OF_OUTPUTS: Final = "name what you want of it in outputs="
+_NOT_SERVED: Final = {
+    "padding": "padding belongs to the batch",
+    "pad_to_multiple_of": "padding belongs to the batch, whose methods take it",
+    "padding_side": "padding belongs to the batch: pad_side=",
+    "return_tensors": "batches make the tensors",
+    "return_overflowing_tokens": _ONE_ROW,
+    "stride": _ONE_ROW,
+    "return_length": "batches have lengths",
+    "return_attention_mask": _OF_OUTPUTS,
+    "return_token_type_ids": _OF_OUTPUTS,
+    "return_special_tokens_mask": _OF_OUTPUTS,
+    "return_offsets_mapping": _OF_OUTPUTS,
+    "is_split_into_words": "the column holds texts, not lists of words: join them (map)",
+    "text_pair": "tokenize(column=(one, other)) makes pairs",
+    "text_target": "tokenize(column=(source, target), output=('input_ids', 'labels')) tokenizes both",
+}
+"""Keywords of a transformers call that ask for what a row has no place for, and what to do."""
+_NO_KEYWORDS: Final = {"self", "text", "text_pair_target", "tokenizer_kwargs", "kwargs", *_NOT_SERVED}
+
+
+def encoder_for(
+    tokenizer: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    asked: Mapping[str, Any] | None = None,
+    *,
+    pairs: bool = False,
+    outputs: tuple[str, ...] = (),
+    engine: EngineName = "auto",
+) -> Encoder:
+    """The encoder for a tokenizer: `tokenizers`, fast or slow `transformers`, `tiktoken`, `gigatoken`, any callable, or the name
+    of one (see `load_tokenizer`).
+
+    Keywords are those of a transformers call. Padding belongs to the batch and is refused here.
+
+    Args:
+        asked: truncation, max_length and add_special_tokens, where they are not for the tokenizer's call but to be seen to.
+        pairs: it is for pairs of texts.
+        outputs: what it is asked for beside the tokens.
+        engine: what makes the tokens of columns.
+    Raises:
+        TypeError: for anything else.
+        ValueError: for a keyword that the tokenizer does not take, for padding, for truncation to no length, for what it cannot
+            do, and for an engine that is named and cannot stand in for it.
+
+    >>> encoder_for(lambda texts: [[len(text)] for text in texts])(["a", "bc"]).values.tolist()
+    [1, 2]
+    """
+    one_of("engine", engine, *get_args(EngineName))
+    if engine not in ("auto", "tokenizer") and (pairs or outputs):
+        raise ValueError(
+            f"engine={engine!r} makes tokens alone, of single texts; of pairs, and outputs=, the tokenizer does"
+        )
+    tokenizer = loaded(tokenizer)
+    settings = dict(kwargs or {})
+    if settings.pop("padding", None):
+        raise ValueError("padding belongs to the batch: leave it out of tokenizer_kwargs")
+    if twice := sorted(settings.keys() & (asked or {}).keys()):
+        raise ValueError(f"tokenize: {twice[0]} is given twice, as an argument and in tokenizer_kwargs; give it once")
+    settings |= asked or {}
+    if isinstance(tokenizer, Tokenizer):
+        _refuse_unknown("tokenizers.Tokenizer", settings, _FAST)
+        _refuse_outputs("tokenizers.Tokenizer", outputs, OUTPUTS)
+        own = tokenizer.truncation
+        side = own["direction"].lower() if own else "right"
+        pads = tokenizer.padding
+        padding = None if pads is None else Padding(pads["pad_id"], pads["direction"].lower())
+        return _fast(tokenizer, settings, own, side, None, tokenizer.encode_special_tokens, padding, pairs, engine)
+    if hasattr(tokenizer, "model_max_length"):  # transformers
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        padding = Padding(tokenizer.pad_token_id, tokenizer.padding_side)
+        limit = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
+        itself = _encodes_itself(tokenizer)
+        _refuse_not_served(tokenizer, settings, outputs, itself)
+        called = settings.keys() - _FAST or set(outputs) - OUTPUTS.keys() or itself
+        if not isinstance(backend, Tokenizer) or called:
+            most = _truncated(settings, limit, 1, pairs)[0]
+            return TransformersEncoder(copy.deepcopy(tokenizer), settings, most, padding=padding, engine=engine)
+        split = tokenizer.split_special_tokens
+        return _fast(backend, settings, None, tokenizer.truncation_side, limit, split, padding, pairs, engine)
+    if hasattr(tokenizer, "encode_ordinary_batch"):
+        _refuse_unknown("tiktoken.Encoding", settings, _TIKTOKEN)
+        _refuse_outputs("tiktoken.Encoding", outputs, {})
+        if pairs:
+            raise ValueError("tiktoken.Encoding makes no row of a pair of texts; give each column an output of its own")
+        own_kwargs = {name: value for name, value in settings.items() if name not in _FAST}
+        return TiktokenEncoder(tokenizer, own_kwargs, _truncated(settings, None, 1, pairs)[0], engine=engine)
+    if type(tokenizer).__module__.partition(".")[0] == "gigatoken" and hasattr(tokenizer, "encode_batch_list"):
+        _refuse_unknown("gigatoken.Tokenizer", settings, _GIGATOKEN)
+        _refuse_outputs("gigatoken.Tokenizer", outputs, {})
+        if pairs:
+            raise ValueError(
+                "gigatoken.Tokenizer makes no row of a pair of texts; give each column an output of its own"
+            )
+        limit = _truncated(settings, None, 1, pairs)[0]
+        return GigatokenEncoder(tokenizer, limit, engine="auto" if engine == "gigatoken" else engine)
+    if callable(tokenizer):
+        if asked:
+            raise ValueError(
+                f"tokenize: {', '.join(asked)} cannot be seen to for a callable, which alone knows what it adds to the texts; "
+                "let it do that itself (tokenizer_kwargs go to it)"
+            )
+        return CallableEncoder(tokenizer, settings, engine=engine)
+    raise TypeError(
+        "a tokenizer must be from tokenizers, transformers or tiktoken, or a callable list[str] -> list[list[int]] "
+        f"(got {type(tokenizer).__name__})"
+    )
+
+
+def chat_encoder_for(tokenizer: Any) -> TransformersEncoder:
+    """The encoder of a tokenizer that has a chat template, or of the name of one.
+
+    Raises:
+        TypeError: it is none of transformers.
+        ValueError: it has no template.
+    """
+    tokenizer = loaded(tokenizer)
+    if not hasattr(tokenizer, "get_chat_template"):
+        raise TypeError(
+            f"chat takes a tokenizer of transformers, whose chat template it follows (got {type(tokenizer).__name__}); "
+            "AutoTokenizer.from_pretrained has it, or a template of your own: tokenizer.chat_template = ..."
+        )
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"this {type(tokenizer).__name__} has no chat_template, so how it writes a conversation is not known; take that of "
+            "the model that was tuned to chat, or set tokenizer.chat_template"
+        )
+    if "strftime_now" in str(tokenizer.chat_template):
+        logger.warning(
+            "the chat template of this %s writes today's date, so that the same data have other tokens tomorrow, after a resume "
+            "too: cache() them, or set tokenizer.chat_template to one without strftime_now",
+            type(tokenizer).__name__,
+        )
+    padding = Padding(tokenizer.pad_token_id, tokenizer.padding_side)
+    return TransformersEncoder(copy.deepcopy(tokenizer), {}, padding=padding, engine="tokenizer")
+
+
+def _refuse_not_served(tokenizer: Any, settings: dict[str, Any], outputs: tuple[str, ...], itself: bool) -> None:
+    """Refuses what a transformers tokenizer would take, and rows have no place for; and what it would pass over in silence.
+
+    Args:
+        itself: its class encodes in its own way, and may know more keywords and outputs.
+    """
+    for name, remedy in _NOT_SERVED.items():
+        if settings.get(name):
+            raise ValueError(f"{name}={settings[name]!r} is not served: {remedy}; leave it out of tokenizer_kwargs")
+    if OFFSETS in outputs and not tokenizer.is_fast:
+        raise ValueError(
+            f"{type(tokenizer).__name__} has no output {OFFSETS!r}: it is written in Python, and knows no offsets; take a fast "
+            "one"
+        )
+    if not itself:
+        _refuse_outputs(type(tokenizer).__name__, outputs, OUTPUTS)
+    if not itself and tokenizer.is_fast:
+        known = {*inspect.signature(type(tokenizer).__call__).parameters, *_FAST} - _NO_KEYWORDS
+        _refuse_unknown(
+            type(tokenizer).__name__, {name: settings[name] for name in settings.keys() - _NOT_SERVED}, known
+        )
+
+
+def _encodes_itself(tokenizer: Any) -> bool:
+    """Whether the class of a transformers tokenizer has its own way to encode, around the tokenizer that it holds."""
+    ways = (getattr(type(tokenizer), name, None) for name in ("__call__", "_encode_plus", "_batch_encode_plus"))
+    return any(way is not None and not way.__module__.startswith("transformers.tokenization_") for way in ways)
+
+
+def _fast(
+    tokenizer: Any,
+    settings: dict[str, Any],
+    own: dict[str, Any] | None,
+    side: str,
+    limit: int | None,
+    split: bool,
+    padding: Padding | None,
+    pairs: bool,
+    engine: EngineName,
+) -> FastEncoder:
+    special = settings.get("add_special_tokens", True)
+    least = max(1, tokenizer.num_special_tokens_to_add(pairs)) if special else 1
+    max_length, strategy = _truncated(settings, limit, least, pairs)
+    truncation: dict[str, Any] | None = None
+    if max_length is not None:
+        truncation = {"max_length": max_length, "direction": side} | ({"strategy": strategy} if pairs else {})
+    elif settings.get("truncation") is None:
+        truncation = own
+    split = settings.get("split_special_tokens", split)
+    added = {id_: token.content for id_, token in tokenizer.get_added_tokens_decoder().items()}
+    return FastEncoder(tokenizer.to_str(), truncation, special, split, added, padding=padding, engine=engine)
+
+
+def _truncated(settings: Mapping[str, Any], limit: int | None, least: int, pairs: bool) -> tuple[int | None, str]:
+    """To how many tokens rows are cut (None: not at all, or not said), and in which text of a pair; by transformers' rules: a
+    max_length alone asks for it, and without one it is the model's `limit`."""
+    wanted, max_length = settings.get("truncation"), settings.get("max_length")
+    named = {True: "longest_first", False: "do_not_truncate", None: "longest_first"}
+    strategy = named[wanted] if wanted is None or isinstance(wanted, bool) else getattr(wanted, "value", wanted)
+    if strategy not in _STRATEGIES:
+        raise ValueError(f"truncation must be True, False or one of {', '.join(_STRATEGIES)} (got {wanted!r})")
+    if strategy == "only_second" and not pairs:
+        raise ValueError("truncation='only_second' cuts the second text of a pair; here each row is made of one text")
+    if strategy == "do_not_truncate" or (wanted is None and max_length is None):
+        return None, strategy
+    max_length = limit if max_length is None else max_length
+    if max_length is None:
+        raise ValueError("truncation needs max_length, in tokens: tokenize(..., truncation=True, max_length=512)")
+    return integer("max_length", max_length, least, "token" if least == 1 else "tokens"), strategy
+
+
+def _refuse_unknown(name: str, settings: dict[str, Any], known: set[str]) -> None:
+    if unknown := sorted(settings.keys() - known):
+        raise ValueError(
+            f"unknown tokenizer_kwargs for {name}: {', '.join(unknown)} (it takes {', '.join(sorted(known))})"
+        )
+
+
+def _refuse_outputs(name: str, outputs: tuple[str, ...], known: Mapping[str, str]) -> None:
+    if unknown := [output for output in outputs if output not in known]:
+        raise ValueError(f"{name} has no output {unknown[0]!r} (it has {', '.join([*known][1:]) or 'tokens alone'})")

@@ -1,0 +1,307 @@
+"""The fastest way to a tokenizer's own tokens, chosen once for each of them, and held against it as it goes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from brimful.blocks.ragged import Ragged, array_of, flat, offsets_in
+from brimful.core import random
+from brimful.core.background import RUN, Workers
+from brimful.core.errors import tallied
+from brimful.core.once import once
+from brimful.encoding import compiled
+from brimful.encoding.special_tokens import Frame
+from brimful.encoding.word_cache import WordCache
+
+EngineName: TypeAlias = Literal["auto", "gigatoken", "cache", "tokenizer"]
+Encode: TypeAlias = Callable[[list[str]], Iterable[Sequence[int]]]
+"""The tokens of each of some texts."""
+
+AUDITED_TEXTS: Final = 1_000
+"""So many of a tokenizer's first texts go through it as well, .1 s; one of more than 1 kB counts for several."""
+_TURN: Final = 32
+"""So many of them at once, so that what the engine asks of the same threads does not wait for all."""
+_BEGINS_SECONDS: Final = 1.0
+"""How long an engine that has yet to be loaded, which keeps the interpreter's lock, lets the audit begin first: a few ms."""
+_KILOBYTE: Final = 1 << 10
+_ONE_IN: Final = 1 << 12
+_WORD: Final = 8
+_SHOWN: Final = 8
+
+
+class EngineError(RuntimeError):
+    """An engine gave other tokens than the tokenizer.
+
+    Args:
+        row: the text, by its number in the column.
+    """
+
+    def __init__(self, message: str, row: int) -> None:
+        super().__init__(message)
+        self.row = row
+
+
+class Parts(NamedTuple):
+    """What engines know of a tokenizer.
+
+    Args:
+        fingerprint: what tells it from others.
+        own: the tokens of texts, as they are to be.
+        bare: the tokens of texts before they are cut, and without special tokens, flat.
+        frame: what is done to these then; or why that is not known.
+        not_cut: why texts may not be cut at their spaces; None where they may.
+        not_compiled: why it cannot be compiled; None where it can.
+        compile: makes a gigatoken.Tokenizer of it.
+    """
+
+    fingerprint: str
+    own: Encode
+    bare: Callable[[list[str]], Ragged]
+    frame: Frame | str
+    not_cut: str | None
+    not_compiled: str | None
+    compile: Callable[[], object]
+
+
+class Way(NamedTuple):
+    """One way to a tokenizer's tokens.
+
+    Args:
+        name: what users know it by.
+        make: makes what gives the tokens of the texts of a column; raises what says why there is none.
+        slow: whether that takes .2 s, under the interpreter's lock.
+    """
+
+    name: str
+    make: Callable[[], Callable[[pa.Array], Ragged]]
+    slow: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """Another way to a tokenizer's tokens.
+
+    Args:
+        ways: the first of them that can be made is taken, when it is needed.
+        own: the tokenizer's tokens of some texts.
+        fingerprint: the tokenizer's.
+    """
+
+    ways: tuple[Way, ...]
+    own: Encode
+    fingerprint: str
+
+    @once
+    def _taken(self) -> tuple[str, Callable[[pa.Array], Ragged]]:
+        *others, last = self.ways
+        for way in others:
+            with suppress(Exception):
+                return way.name, way.make()
+        return last.name, last.make()
+
+    @property
+    def name(self) -> str:
+        """What users know it by.
+
+        Raises:
+            Exception: what the last way raised, as none can be made.
+        """
+        return self._taken[0]
+
+    def __call__(self, texts: pa.Array) -> Ragged:
+        """The tokens of each text, int32, flat.
+
+        Args:
+            texts: string or large_string, without nulls.
+        Raises:
+            EngineError: they are not the tokenizer's own, as far as that was looked at: in the first 1,000 texts that this
+                process has for it, and in one of 4,096 after that.
+        """
+        tokens, check = self.begin(texts)
+        check()
+        return tokens
+
+    def begin(self, texts: pa.Array) -> tuple[Ragged, Callable[[], None]]:
+        """The tokens of each text, and what waits until they have been held against the tokenizer's own, which goes on beside
+        whatever is done meanwhile; see above."""
+        texts.validate(full=True)  # UTF-8: what an engine makes of anything else is nobody's
+        key, run = self._key, RUN.get()
+        begun = {} if run is None else run.pools.setdefault(id(self), {})  # a run's blocks are handed out in order
+        seen = max(_SEEN.get(key, 0), begun.get(key, 0))
+        if seen >= AUDITED_TEXTS:
+            tokens = self._taken[1](texts)
+            if len(rows := _some(texts)):
+                own, _ = tallied(lambda: flat(self.own(texts.take(array_of(rows)).to_pylist()), len(rows)))
+                self._compare(tokens, rows, own)
+            return tokens, lambda: None
+        rows, worth = _first(texts, AUDITED_TEXTS - seen)
+        begun[key] = seen + worth
+        worker, made = Workers(1, "audit"), Future[Ragged]()
+        under_way = SimpleQueue[None]() if self.ways[0].slow and "_taken" not in vars(self) else None
+        worker.belong()
+        audited = worker.submit(self._audit, texts, rows, worth, made, under_way)
+        worker.finish()  # nobody may wait for it: workers that a loader keeps outlive the iterator
+        try:
+            if under_way is not None:
+                with suppress(Empty):
+                    under_way.get(timeout=_BEGINS_SECONDS)
+            made.set_result(self._taken[1](texts))
+        except BaseException as error:
+            made.set_exception(error)
+            worker.close()
+            raise
+
+        def check() -> None:
+            try:
+                audited.result()
+            finally:
+                worker.close()
+
+        return made.result(), check
+
+    @property
+    def _key(self) -> tuple[str, str]:
+        """Of what was audited: by the way that is hoped for, as which of them can be made is the same throughout a process."""
+        return self.ways[0].name, self.fingerprint
+
+    def _audit(
+        self,
+        texts: pa.Array,
+        rows: NDArray[np.int64],
+        worth: int,
+        made: Future[Ragged],
+        under_way: SimpleQueue[None] | None,
+    ) -> None:
+        """Holds some texts against the tokenizer.
+
+        Args:
+            under_way: is told when all are on their way to it; None: they take turns with what the engine asks of it.
+        """
+        key = self._key
+        try:
+            some = texts.take(array_of(rows)).to_pylist()
+            turn = _TURN
+            if under_way is not None:
+                turn = max(1, len(some))
+                under_way.put(None)
+            parts = [tallied(self.own, some[first : first + turn])[0] for first in range(0, len(some), turn)]
+            own = [*itertools.chain.from_iterable(parts)]
+            self._compare(made.result(), rows, flat(own, len(rows)))
+        except BaseException:
+            _SEEN.pop(key, None)  # they do not count
+            raise
+        _SEEN[key] = _SEEN.get(key, 0) + worth
+
+    def _compare(self, tokens: Ragged, rows: NDArray[np.int64], own: Ragged) -> None:
+        for number, row in enumerate(rows.tolist()):
+            ours = tokens.values[tokens.offsets[row] : tokens.offsets[row + 1]]
+            theirs = own.values[own.offsets[number] : own.offsets[number + 1]]
+            if not np.array_equal(ours, theirs):
+                same = next(
+                    (at for at, pair in enumerate(zip(ours, theirs)) if pair[0] != pair[1]), min(len(ours), len(theirs))
+                )
+                raise EngineError(
+                    f"engine {self.name!r} gave other tokens than the tokenizer: {_words(ours, same)}, not "
+                    f"{_words(theirs, same)}, from token {same:,} on; go on with engine='tokenizer', and please report it",
+                    row,
+                )
+
+
+_SEEN: Final[dict[tuple[str, str], int]] = {}
+"""How many texts were held against the tokenizer and were the same, by engine and fingerprint. What is being looked at counts
+for the run that it is of alone: another one would hand out what nothing has been held against, should that run be given up."""
+
+
+def chosen(name: EngineName, parts: Parts | str) -> Engine | None:
+    """The engine of a name, or of "auto" the fastest that can be, for a tokenizer; None: the tokenizer itself.
+
+    Args:
+        parts: what the tokenizer is made of; or why nothing else can make its tokens.
+    Raises:
+        ValueError: the one that is named cannot.
+    """
+    if name == "tokenizer":
+        return None
+    if isinstance(parts, str):
+        if name == "auto":
+            return None
+        raise _cannot(name, parts)
+    own = parts.own
+    if name == "auto":
+        found = [way for way in (_way(one, parts) for one in ("gigatoken", "cache")) if isinstance(way, Way)]
+        itself = Way("tokenizer", lambda: lambda texts: flat(own(texts.to_pylist()), len(texts)))
+        return Engine((*found, itself), own, parts.fingerprint) if found else None
+    way = _way(name, parts)
+    if isinstance(way, str):
+        raise _cannot(name, way)
+    engine = Engine((way,), own, parts.fingerprint)
+    try:
+        _ = engine.name
+    except Exception as error:
+        raise _cannot(name, f"{name} refuses it: {str(error).strip().splitlines()[0]}") from error
+    return engine
+
+
+def _cannot(name: str, reason: str) -> ValueError:
+    return ValueError(f"engine={name!r} cannot stand in for this tokenizer: {reason}; engine='auto' takes what can")
+
+
+def _way(name: str, parts: Parts) -> Way | str:
+    """A way to the tokens; or why there is none."""
+    frame = parts.frame
+    if isinstance(frame, str):
+        return f"{frame} is not known to leave single texts as they are"
+
+    def framed(encode: Callable[[pa.Array], Ragged]) -> Callable[[pa.Array], Ragged]:
+        return lambda texts: frame(encode(texts))
+
+    if name == "cache":
+        return parts.not_cut or Way(name, lambda: framed(WordCache(parts.bare)))
+    if parts.not_compiled is not None:
+        return parts.not_compiled
+    if not compiled.installed():
+        return "gigatoken is not installed: pip install 'brimful[fast]'"
+    return Way(name, lambda: framed(compiled.Compiled(parts.compile, parts.bare)), slow=True)
+
+
+def _first(texts: pa.Array, left: int) -> tuple[NDArray[np.int64], int]:
+    """The first texts, by number, that are worth `left` of 1 kB, and what they are worth."""
+    worth = np.cumsum(1 + np.diff(offsets_in(texts)) // _KILOBYTE)
+    count = min(len(texts), int(np.searchsorted(worth, left)) + 1)
+    return np.arange(count), int(worth[count - 1]) if count else 0
+
+
+def _some(texts: pa.Array) -> NDArray[np.int64]:
+    """One text in 4,096, by number: by a hash of its length and of 64 bytes from all of it. Price: 150 ns a text."""
+    offsets = offsets_in(texts)
+    data = np.frombuffer(texts.buffers()[2] or b"", dtype=np.uint8)[offsets[0] : offsets[-1]]
+    if len(data) < _WORD:
+        data = np.concatenate((data, np.zeros(_WORD, np.uint8)))
+    words = np.ndarray((len(data) - _WORD + 1,), "<u8", data, 0, (1,))  # at any byte
+    starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
+    beyond = np.minimum(starts + np.maximum(0, lengths - _WORD), len(words) - 1)  # where the last eight of a text begin
+    before = (8 * np.maximum(0, starts - beyond)).astype(
+        np.uint64
+    )  # bits of the texts before, where a short one is the last
+    beside = (8 * np.maximum(0, _WORD - lengths)).astype(np.uint64)  # bits of the next text, where one is short
+    hashes = random.mixed(lengths.astype(np.uint64))
+    for share in range(_WORD):
+        at = np.minimum(starts, beyond) + np.maximum(0, beyond - starts) * share // (_WORD - 1)
+        some = words[at].astype(np.uint64) >> before
+        hashes = random.mixed(hashes ^ np.where(lengths == 0, np.uint64(0), some << beside))
+    return np.flatnonzero(hashes % np.uint64(_ONE_IN) == 0)
+
+
+def _words(tokens: NDArray[np.int32], first: int) -> str:
+    some = [str(token) for token in itertools.islice(tokens[first:], _SHOWN)]
+    return f"[{', '.join(some)}{', ...' if len(tokens) - first > _SHOWN else ''}] ({len(tokens):,} in all)"

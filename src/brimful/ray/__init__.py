@@ -1,0 +1,1 @@
+"""The same work on a Ray cluster: read and tokenise shards, run inference."""

@@ -1,1 +1,0 @@
-"""Windows to batches, and batches to a rank's, while they are still integers."""

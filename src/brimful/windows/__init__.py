@@ -1,1 +1,0 @@
-"""Rows to windows: n lengths to plan over, held or looked up."""

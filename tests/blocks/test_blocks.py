@@ -1,0 +1,17 @@
+"""Blocks as samples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from brimful.blocks.blocks import samples
+
+
+def test_arrays_whose_values_begin_at_an_offset_are_those_of_their_rows() -> None:
+    values = pa.array(np.arange(20, dtype=np.float32)).slice(8, 8)
+    storage = pa.FixedSizeListArray.from_arrays(values, 4)
+    block = pa.record_batch({"a": pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.float32(), (2, 2)), storage)})
+    found = [sample["a"] for sample in samples(block)]
+    assert [one.tolist() for one in found] == [[[8, 9], [10, 11]], [[12, 13], [14, 15]]]
+    found[0][0, 0] = 1  # the caller may write to it

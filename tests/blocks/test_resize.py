@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+
+from brimful.blocks import resize as gathered
+from brimful.blocks.blocks import Block
+from brimful.core.stage import Stage, State
+from brimful.rows.concat_chunk import ConcatChunk
+from brimful.rows.pack_chunk import PackChunk
+from brimful.rows.rebatch import Rebatch
+from brimful.testing import assert_exact_resume
+from tests import strategies as draw
+
+
+@dataclass(frozen=True)
+class Gathered(Stage[Block]):
+    upstream: Stage[Block]
+
+    def start(self, epoch: int) -> State:
+        return self.upstream.start(epoch)
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        yield from gathered.gathered(self.upstream, at)
+
+
+@dataclass(frozen=True)
+class Failing(Stage[Block]):
+    upstream: Stage[Block]
+
+    def start(self, epoch: int) -> State:
+        return self.upstream.start(epoch)
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        yield from self.upstream.items(at)
+        raise ValueError("a bad shard")
+
+
+def found(*sizes: int) -> list[int]:
+    stage = Gathered(draw.Blocks((1,) * sum(sizes), sizes[:-1]))
+    return [block.num_rows for block, _ in stage.items(stage.start(0))]
+
+
+def tensors(values: Any) -> pa.Array:
+    return pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+
+
+@dataclass(frozen=True)
+class Given(Stage[Block]):
+    blocks: list[Block]
+
+    def start(self, epoch: int) -> State:
+        return 0
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        for number in range(at, len(self.blocks)):
+            yield self.blocks[number], number + 1
+
+
+def joined(blocks: list[Block]) -> list[Block]:
+    return [block for block, _ in Gathered(Given(blocks)).items(0)]
+
+
+def test_small_blocks_are_joined_up_to_32_rows() -> None:
+    assert found(*[1] * 75) == [32, 32, 11]
+    assert found(20, 10, 9, 1) == [30, 10]
+
+
+def test_large_blocks_stay_as_they_are() -> None:
+    assert found(1, 2, 32, 3, 4096, 1) == [3, 32, 3, 4096, 1]
+
+
+def resized(*sizes: int) -> list[int]:
+    stage = Rebatch(draw.Blocks((1,) * sum(sizes), sizes[:-1]))
+    return [block.num_rows for block, _ in stage.items(stage.start(0))]
+
+
+def test_long_blocks_are_cut_and_the_pieces_grow_up_to_4096_rows() -> None:
+    assert resized(4096, 4096, 8192, 9000)[:12] == [16, 16, 16, 16, 32, 32, 64, 64, 128, 128, 256, 256]
+    assert resized(4096, 4096, 8192, 9000)[12:] == [512, 512, 2048, 4096, 2048, 2048, 4096, 2048, 2048, 2048, 2856]
+
+
+def test_blocks_that_were_cut_before_stay_whole_also_where_a_filter_left_rows_out() -> None:
+    sizes = resized(*resized(4096, 4096, 4096, 4096))
+    assert resized(*sizes) == sizes
+    halves = [size // 2 for size in sizes]
+    assert set(accumulate(resized(*halves))) <= set(accumulate(halves)), "some are joined, none is cut"
+
+
+def test_the_law_holds_of_blocks_that_are_cut() -> None:
+    assert_exact_resume(lambda: Rebatch(draw.Blocks((1,) * 700, (300, 5))), epochs=(0,))
+
+
+def test_a_block_without_rows_ends_what_it_follows() -> None:
+    assert found(1, 1, 0, 0, 1, 1, 1) == [2, 0, 3]
+
+
+def test_blocks_are_joined_up_to_a_number_of_bytes() -> None:
+    with patch.object(gathered, "BLOCK_BYTES", 1_000):
+        sizes = found(*[1] * 100)
+    assert sum(sizes) == 100
+    assert set(sizes[:-1]) == {sizes[0]}
+    assert 5 < sizes[0] < 50
+
+
+def test_bytes_are_those_of_the_rows_alone() -> None:
+    columns = {
+        "text": pa.array(["a", None, "abc", "d"] * 8),
+        "tokens": pa.array([[1, 2], None, [], [3]] * 8),
+        "tensors": tensors(np.zeros((32, 2, 3), np.float32)),
+        "nested": pa.array([[["a"], []], None, [], [None]] * 8),
+        "map": pa.array([[("a", 1)], None, [], [("b", None), ("c", 2)]] * 8, pa.map_(pa.string(), pa.int64())),
+        "struct": pa.array([{"x": "a", "y": [1]}, None, {"x": None, "y": None}, {"x": "b", "y": []}] * 8),
+    }
+    block = pa.RecordBatch.from_pydict(columns)
+    pieces = [block.slice(first, 1) for first in range(32)]
+    copies = [piece.take(pa.array([0])) for piece in pieces]
+    with patch.object(gathered, "BLOCK_BYTES", 1_000):
+        one, other = ([block.num_rows for block in joined(blocks)] for blocks in (pieces, copies))
+    assert one == other
+    assert 1 < one[0] < 32
+
+
+def test_an_error_comes_after_the_rows_before_it() -> None:
+    stage = Gathered(Failing(draw.Blocks((1,) * 5, (1, 1, 1, 1))))
+    items = stage.items(stage.start(0))
+    block, _ = next(items)
+    assert block.num_rows == 5
+    with pytest.raises(ValueError, match=r"^a bad shard$"):
+        next(items)
+
+
+@given(draw.lengths, draw.sizes)
+def test_where_blocks_are_joined_depends_on_the_state_alone(lengths: list[int], sizes: tuple[int, ...]) -> None:
+    for rows in (1, 3, 5):
+        with draw.small(rows):
+            assert_exact_resume(lambda: Gathered(draw.Blocks(tuple(lengths), sizes)))
+
+
+@pytest.mark.parametrize("cls", [ConcatChunk, PackChunk])
+def test_held_rows_are_joined_once_a_chunk(cls: type[Any]) -> None:
+    stage = cls(draw.Blocks((1,) * 200, (1,) * 199), ("input_ids",), 50, *[False] * (cls is PackChunk))
+    with draw.small(1), patch.object(cls, "cut", autospec=True, side_effect=cls.cut) as cut:
+        blocks = [block for block, _ in stage.items(stage.start(0))]
+    assert len(blocks) == 200
+    assert sum(block.num_rows for block in blocks) == 4
+    assert cut.call_count <= 2 * 4

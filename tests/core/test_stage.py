@@ -1,0 +1,322 @@
+"""States that do not fit are refused: by name, with both sides."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import brimful as bf
+from brimful.blocks.blocks import Sample
+from tests import strategies as draw
+from tests.core.test_iterator import ROWS, same, taken
+
+
+def seeded(sample: Sample, rng: np.random.Generator) -> Sample:
+    return {**sample, "drawn": int(rng.integers(9))}
+
+
+def write(folder: Path, names: str = "ab", rows: list[Sample] = ROWS) -> str:
+    folder.mkdir(exist_ok=True)
+    for number, name in enumerate(names):
+        (folder / f"{name}.jsonl").write_bytes(draw.json_lines(rows[number :: len(names)]))
+    return f"{folder}/*.jsonl"
+
+
+def words(texts: list[str]) -> list[list[int]]:
+    return [[1] * len(text) for text in texts]
+
+
+def other(sample: Sample) -> Sample:
+    return sample
+
+
+def saved(data: bf.Dataset | bf.Batches, count: int = 3) -> dict[str, Any]:
+    with data.iter() as it:
+        taken(it, count)
+        state: dict[str, Any] = json.loads(json.dumps(it.state_dict()))
+        return state
+
+
+samples = bf.from_sequence(ROWS)
+batches = samples.batch_by_tokens(16, window=8)
+DIFFERENT: dict[str, tuple[Any, Any, str]] = {
+    "a stage more": (
+        samples,
+        samples.take(9),
+        "pipeline was from_sequence when it was saved and is from_sequence > take here",
+    ),
+    "a stage less": (
+        samples.take(9),
+        samples,
+        "pipeline was from_sequence > take when it was saved and is from_sequence here",
+    ),
+    "another count": (samples.take(9), samples.take(8), "take.n was 9 when it was saved and is 8 here"),
+    "the same, streamed": (
+        samples.map(other).take(9),
+        samples.map(other).take(8),
+        "take.n was 9 when it was saved and is 8 here",
+    ),
+    "below": (
+        samples.take(9).skip(1),
+        samples.take(8).skip(1),
+        "take.n was 9 when it was saved and is 8 here",
+    ),
+    "another seed": (
+        samples.shuffle(5, seed=1),
+        samples.shuffle(5),
+        "shuffle.seed was 1 when it was saved and is 42 here",
+    ),
+    "another buffer": (
+        samples.shuffle(5),
+        samples.shuffle(6),
+        "shuffle.buffer_size was 5 when it was saved and is 6 here",
+    ),
+    "another function": (
+        samples.map(other),
+        samples.map(dict),
+        r"map.fn was [\w.]+:other when it was saved and is builtins:dict here; .* allow={'functions'}",
+    ),
+    "repeats": (
+        samples,
+        bf.from_sequence(ROWS, repeat=True),
+        "pipeline was from_sequence when it was saved and is from_sequence > repeat here",
+    ),
+    "other rows": (
+        samples,
+        bf.from_sequence(ROWS[1:]),
+        "from_sequence.rows was 20 when it was saved and is 19 here",
+    ),
+    "other values": (
+        samples,
+        bf.from_sequence([{**row, "id": 0} for row in ROWS]),
+        "from_sequence.crc32 was [0-9]+ when it was saved and is [0-9]+ here",
+    ),
+    "another tokenizer": (
+        samples.tokenize(draw.letters),
+        samples.tokenize(words),
+        "tokenize.tokenizer was '[^']+[0-9a-f]+.' when it was saved and is '[^']+[0-9a-f]+.' here",
+    ),
+    "other tokenizer settings": (
+        samples.tokenize(draw.letters),
+        samples.tokenize(draw.letters, output="ids"),
+        r"tokenize.output\[0\] was 'input_ids' when it was saved and is 'ids' here",
+    ),
+    "another budget": (
+        batches,
+        samples.batch_by_tokens(32, window=8),
+        "batch.policy.max_tokens was 16 when it was saved and is 32 here",
+    ),
+    "other weights": (
+        bf.interleave_datasets([samples, samples], weights=[1, 2]),
+        bf.interleave_datasets([samples, samples], weights=[1, 3]),
+        r"interleave_datasets.fixed_weights\[1\] was 2 when it was saved and is 3 here",
+    ),
+    "another data set": (
+        samples + samples,
+        samples + samples.take(3),
+        r"concat_datasets.datasets\[1\] was from_sequence when it was saved and is from_sequence > take here",
+    ),
+    "batches for samples": (
+        batches,
+        samples,
+        "pipeline was from_sequence > batch when it was saved and is from_sequence here",
+    ),
+}
+
+
+@pytest.mark.parametrize(("one", "two", "message"), DIFFERENT.values(), ids=DIFFERENT)
+def test_a_state_of_another_pipeline_is_refused_by_name(one: Any, two: Any, message: str) -> None:
+    state = saved(one)
+    with pytest.raises(bf.StateError, match=f"^this state belongs to another pipeline: .*{message}"):
+        two.iter(state)
+
+
+@pytest.mark.parametrize("extra", [{}, {"allow": ()}, {"allow": ("weights",)}])
+def test_other_shards_are_refused(tmp_path: Path, extra: dict[str, Any]) -> None:
+    here = write(tmp_path / "here")
+    state = saved(bf.from_files(here))
+    more = write(tmp_path / "more", "abc")
+    digest = r"with the digest [0-9a-f]{16}"
+    remedy = (
+        r"; a shard was added, .* not each of them\): go on with .* or with these all the same by allow=\{'urls'\}$"
+    )
+    message = rf"from_files\.urls was 2 shards {digest} when it was saved and is 3 shards {digest} here{remedy}"
+    with pytest.raises(bf.StateError, match=message):
+        bf.from_files(more).iter(state, **extra)
+    for name in ("a", "b"):
+        longer = write(tmp_path / f"longer {name}")
+        with open(tmp_path / f"longer {name}" / f"{name}.jsonl", "ab") as file:
+            file.write(b"\n")
+        with pytest.raises(bf.StateError, match=message.replace("3 shards", "2 shards")):
+            bf.from_files(longer).iter(state, **extra)
+
+
+def test_a_corpus_may_move_and_urls_may_differ_where_that_is_allowed(tmp_path: Path) -> None:
+    here, there = write(tmp_path / "here"), write(tmp_path / "there")
+    everything = list(bf.from_files(here))
+    same(taken(bf.from_files(there).iter(saved(bf.from_files(here)))), everything[3:])
+    renamed = write(tmp_path / "renamed", "cd")
+    with pytest.raises(bf.StateError, match=r"from_files\.urls"):
+        bf.from_files(renamed).iter(saved(bf.from_files(here)))
+    same(taken(bf.from_files(renamed).iter(saved(bf.from_files(here)), allow={"urls"})), everything[3:])
+
+
+def test_weights_may_differ_where_that_is_allowed() -> None:
+    def mixed(*weights: float) -> bf.Dataset:
+        return bf.interleave_datasets([samples, samples.map(other)], weights=weights)
+
+    with draw.small(4):
+        state = saved(mixed(1, 1), 4)
+        with pytest.raises(
+            bf.StateError, match=r"interleave_datasets\.weights\[1\] was 1 when it was saved and is 3 here"
+        ):
+            mixed(1, 3).iter(state)
+        found = [row["id"] for row in mixed(1, 3).iter(state, allow={"weights"})]
+    assert found[:6] == [2, 3, 4, 5, 6, 2], "two rows of each are out: the other is due until it has three of four"
+
+
+def test_what_does_not_change_the_order_is_not_compared(tmp_path: Path) -> None:
+    urls = write(tmp_path / "here")
+
+    def pipeline(**runtime: Any) -> bf.Batches:
+        workers = runtime.pop("max_workers", 1)
+        return bf.from_files(urls, **runtime).tokenize(draw.letters, max_workers=workers).batch_by_tokens(16, window=8)
+
+    expected = taken(pipeline().iter())[3:]
+    state = saved(pipeline())
+    same(taken(pipeline(n_standby_shards=0, timeout_seconds=5.0, max_workers=0).prefetch(3).iter(state)), expected)
+    same(taken(pipeline().iter(saved(pipeline().prefetch(3)))), expected)
+
+
+REPLAYED: dict[str, tuple[int, Callable[[bf.Dataset], Any], str]] = {
+    "samples": (3, lambda data: data, "\\w+ gave other rows .* at 3 rows into a block"),
+    "shuffle": (5, lambda data: data.shuffle(9), "\\w+ gave other rows .* at window 0"),
+    "batches": (3, lambda data: data.batch(2, window=9), "\\w+ gave other rows .* at window 0"),
+    "windows": (3, lambda data: data.batch(1, window=1), "\\w+ gave other rows .* at window 3"),
+    "chunks": (2, lambda data: data.concat_chunk(7), "\\w+ gave other rows"),
+    "packs": (1, lambda data: data.pack_chunk(20), "\\w+ gave other rows"),
+    "copies": (5, lambda data: data.flat_map(thrice), "\\w+ gave other rows .* at 4 rows into a block"),
+    "a mix": (
+        5,
+        lambda data: bf.interleave_datasets([data, samples]),
+        "\\w+ gave other rows .* at 2 rows into a block",
+    ),
+}
+
+
+def thrice(sample: Sample) -> list[Sample]:
+    return [sample] * 3
+
+
+@pytest.mark.parametrize(("count", "pipeline", "message"), REPLAYED.values(), ids=REPLAYED)
+def test_an_edited_shard_is_refused(
+    count: int, pipeline: Callable[[bf.Dataset], Any], message: str, tmp_path: Path
+) -> None:
+    def run() -> Any:
+        return pipeline(bf.from_files(urls, n_active_shards=1).tokenize(draw.letters))
+
+    with draw.small(4):
+        urls = write(tmp_path / "here", "a")
+        state = saved(run(), count)
+        taken(run().iter(state))
+        write(tmp_path / "here", "a", [{**row, "text": row["text"].upper()} for row in ROWS])
+        with pytest.raises(bf.StateError, match=f"^{message}") as error:
+            taken(run().iter(state))
+    assert re.search(
+        r"than when this state was saved \(crc32 [0-9a-f]{8} then, [0-9a-f]{8} now, at .*\): a shard was edited, a tokenizer "
+        r"changed, or a function of the pipeline is random; go on with the data and code that saved it, or start anew$",
+        str(error.value),
+    )
+
+
+@pytest.mark.parametrize(("count", "pipeline", "message"), REPLAYED.values(), ids=REPLAYED)
+def test_a_random_function_is_refused(count: int, pipeline: Callable[[bf.Dataset], Any], message: str) -> None:
+    calls = itertools.count()
+
+    def fickle(sample: Sample) -> Sample:
+        return {**sample, "input_ids": (ids := [next(calls)] * 3), "labels": ids}
+
+    def run() -> Any:
+        return pipeline(bf.from_iterable(ROWS * 3).map(fickle))
+
+    with draw.small(4):
+        state = saved(run(), count)
+        with pytest.raises(bf.StateError, match=f"^{message}"):
+            taken(run().iter(state))
+
+
+@pytest.mark.parametrize("count", [3, 5, 6])
+def test_rows_that_are_gone_are_refused(count: int) -> None:
+    pipelines: list[Callable[[bf.Dataset], Any]] = [lambda data: data.shuffle(9), lambda data: data.batch(2, window=9)]
+    for pipeline in pipelines:
+        with draw.small(6):
+            state = saved(pipeline(bf.from_iterable(ROWS)), count)
+            with pytest.raises(bf.StateError, match=r"gave other rows|the iterable has \d+ samples, but this state"):
+                taken(pipeline(bf.from_iterable([])).iter(state))
+
+
+def test_settings_may_be_numpy_numbers() -> None:
+    def pipeline(number: Callable[[int], Any]) -> bf.Batches:
+        data = bf.from_sequence(ROWS, shuffle=True, seed=number(3)).map(seeded, seed=number(4)).skip(number(1))
+        data = data.stride(number(2), number(1)).shuffle(number(5), seed=number(6)).take(number(9))
+        mixed = bf.interleave_datasets([data.drop("drawn"), samples], weights=[number(1), number(2)])
+        return mixed.batch_by_tokens(number(16), window=number(8), seed=number(7)).take(number(6))
+
+    expected = list(pipeline(int))
+    for count in range(6):
+        state = saved(pipeline(np.int64), count)
+        assert state == saved(pipeline(int), count)
+        same(taken(pipeline(np.int64).iter(state)), expected[count:])
+    with pytest.raises(bf.StateError, match=r"take\.n was 9 when it was saved and is 8 here"):
+        samples.take(8).iter(saved(samples.take(np.int64(9))))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ([], r"a state is a dict of version, header, position and crc32, as state_dict\(\) returns it \(got list\)"),
+        ({"position": 1}, r"a state is a dict of version, header, position and crc32, .* \(got \['position'\]\)"),
+        (
+            {"version": 99, "header": None, "position": 1},
+            "this state has version 99, but this release .* reads version 4",
+        ),
+    ],
+)
+def test_what_is_no_state_is_refused(state: Any, message: str) -> None:
+    with pytest.raises(bf.StateError, match=f"^{message}"):
+        samples.iter(state)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -np.inf, np.float32("nan"), np.float64(0.5), np.int8(3)])
+def test_a_state_fits_where_a_number_is_not_finite_or_is_numpys(value: float) -> None:
+    def batches(value: float = value) -> bf.Batches:
+        rows = bf.from_sequence([{"input_ids": [1] * length, "score": [0.5] * length} for length in (1, 2, 3, 4)])
+        return rows.batch(2, window=2, pad_values={"score": value})
+
+    it = batches().iter()
+    next(it)
+    state = it.state_dict()
+    text = json.dumps(state, allow_nan=False)
+    assert json.loads(text) == state
+    assert len(list(batches().iter(json.loads(text)))) == 1
+    with pytest.raises(bf.StateError, match=r"pad_values\.score was "):
+        batches(9.0).iter(state)
+
+
+def test_a_word_of_allow_is_a_name_and_has_to_be_known(tmp_path: Path) -> None:
+    state = saved(bf.from_files(write(tmp_path / "a")))
+    moved = bf.from_files(write(tmp_path / "b", names="xy"))
+    same(taken(moved.iter(state, allow="urls"), 1), taken(moved.iter(state, allow=["urls"]), 1))
+    for wrong, name in (({"nonsense"}, "nonsense"), ("url", "url"), (["urls", "seed"], "seed")):
+        for data in (moved, moved.batch(2)):
+            with pytest.raises(
+                ValueError, match=rf"^allow takes the names 'functions', 'urls', 'weights' \(got '{name}'\)$"
+            ):
+                data.iter(allow=wrong)

@@ -1,0 +1,436 @@
+"""Inference over any number of samples: results in order, written whole, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import signal
+import time
+from collections import UserDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import brimful as bf
+from brimful.core.errors import DataError, StateError
+from brimful.memory import SimulatedOOM, map_batches_in_order
+from tests.effort import examples
+from tests.shards import write
+
+TEXTS = ["x" * (number * 7 % 23) + str(number) for number in range(100)]
+
+
+def spelled(batch: dict[str, Any]) -> list[str]:
+    return [text.upper() for text in batch["text"]]
+
+
+def lines(folder: Path) -> list[Any]:
+    files = sorted(folder.glob("*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def noted(batch: dict[str, Any]) -> list[str]:
+    return spelled(batch)
+
+
+class Texts:
+    """What can only be iterated over."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self._texts = texts
+
+    def __iter__(self) -> Any:
+        return iter(self._texts)
+
+
+@given(
+    st.lists(st.text(max_size=9), max_size=40),
+    st.integers(1, 12),
+    st.sampled_from(
+        [bf.TokenBudget(40), bf.FixedSize(3), 4, bf.FixedSize(2, sort=False), bf.StaticShapes([20, 40], 80)]
+    ),
+    st.sampled_from([list, Texts, lambda texts: bf.from_iterable(texts).map(dict), bf.from_sequence]),
+)
+@examples(40)
+def test_results_come_in_the_order_of_the_samples(texts: list[str], window: int, policy: Any, make: Any) -> None:
+    assert list(map_batches_in_order(spelled, make(texts), policy, window=window)) == [text.upper() for text in texts]
+
+
+def test_texts_are_planned_over_by_their_bytes_and_tokens_by_their_number(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def noted(batch: dict[str, Any]) -> torch.Tensor:
+        seen.append(batch)
+        return torch.arange(len(batch["text"]))
+
+    texts = ["é" * 10, "a" * 12, "bb", "c"]
+    found = list(map_batches_in_order(noted, texts, bf.TokenBudget(40), window=4))
+    assert [batch["text"] for batch in seen] == [["é" * 10, "a" * 12], ["bb", "c"]]
+    assert [int(row) for row in found] == [0, 1, 0, 1]
+    assert all(batch.keys() == {"text"} for batch in seen)
+    seen.clear()
+    data = bf.from_files(write(tmp_path / "a.jsonl", [{"text": text, "id": 7} for text in texts]))
+    tokens = data.tokenize(lambda texts: [[len(text)] * (5 - len(text) % 5) for text in texts])
+    list(map_batches_in_order(noted, tokens, 2, window=4, pad_side="left", pad_values={"input_ids": 9}))
+    assert [batch["input_ids"].tolist() for batch in seen] == [[[10] * 5, [9, 1, 1, 1, 1]], [[12] * 3, [2] * 3]]
+    assert seen[0].keys() == {"text", "id", "input_ids", "attention_mask", "lengths"}
+    by_text = list(map_batches_in_order(noted, tokens, 2, window=4, length_column="text"))
+    assert len(by_text) == 4
+
+
+def test_a_sample_that_the_policy_cannot_place_is_named_or_truncated_or_alone() -> None:
+    data = bf.from_sequence([{"input_ids": [1] * length} for length in (3, 9, 2)])
+
+    def lengths(batch: dict[str, Any]) -> list[int]:
+        return [int(length) for length in batch["lengths"]]
+
+    with pytest.raises(DataError, match=r"a sample of 9 tokens \(sequence, row 1\) cannot fit max_tokens=6"):
+        list(map_batches_in_order(lengths, data, bf.TokenBudget(6)))
+    assert list(map_batches_in_order(lengths, data, bf.TokenBudget(6), overlong="truncate")) == [3, 6, 2]
+    assert list(map_batches_in_order(lengths, data, bf.TokenBudget(6), overlong="alone")) == [3, 9, 2]
+
+
+def test_a_batch_that_is_out_of_memory_is_split_and_the_order_kept() -> None:
+    device = SimulatedOOM(30)
+    sizes: list[int] = []
+
+    def doubled(batch: dict[str, Any]) -> torch.Tensor:
+        sizes.append(len(device(batch["input_ids"])))
+        return batch["input_ids"] * 2  # as wide as the part is
+
+    rows = [{"input_ids": [number] * (1 + number % 9)} for number in range(60)]
+    found = list(map_batches_in_order(doubled, bf.from_sequence(rows), bf.TokenBudget(50), window=20))
+    assert [int(row[0]) for row in found] == [2 * number for number in range(60)]
+    device.limit = 5
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory with 1 sample alone") as caught:
+        list(map_batches_in_order(doubled, bf.from_sequence(rows), bf.TokenBudget(50), window=20))
+    assert "the first of them sequence, row 8" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("suffix", ["", ".jsonl", ".parquet"])
+def test_results_are_written_a_file_a_window_and_given_as_they_are_there(tmp_path: Path, suffix: str) -> None:
+    folder = tmp_path / f"out{suffix}"
+
+    def answer(batch: dict[str, Any]) -> list[Any]:
+        return [{"text": text, "size": np.int64(len(text)), "ids": torch.tensor([1, 2])} for text in batch["text"]]
+
+    found = list(map_batches_in_order(answer, TEXTS, bf.TokenBudget(60), output=folder, window=30))
+    assert found == [{"text": text, "size": len(text), "ids": [1, 2]} for text in TEXTS]
+    kind = "parquet" if suffix == ".parquet" else "jsonl"
+    assert sorted(path.name for path in folder.glob(f"*.{kind}")) == [f"0000{number}.{kind}" for number in range(3)]
+    assert list(folder.glob("*.part")) == []
+    again = list(map_batches_in_order(answer, TEXTS, bf.TokenBudget(60), output=str(folder), window=30))
+    assert again == found
+    if kind == "parquet":
+        assert pq.read_table(folder).num_rows == 100
+    else:
+        assert [row["text"] for row in bf.from_files(str(folder / "*.jsonl"), n_active_shards=1)] == TEXTS
+
+
+def test_results_that_are_no_dicts(tmp_path: Path) -> None:
+    for name in ("a", "b.parquet"):
+        assert list(map_batches_in_order(spelled, ["a", "b"], 2, output=tmp_path / name)) == ["A", "B"]
+    assert (tmp_path / "a" / "00000.jsonl").read_text() == '"A"\n"B"\n'
+    assert pq.read_table(tmp_path / "b.parquet").to_pydict() == {"result": ["A", "B"]}
+
+
+@pytest.mark.parametrize("stop", [1, 29, 30, 31, 65, 99])
+@pytest.mark.parametrize("name", ["out", "out.parquet"])
+def test_a_run_that_stops_goes_on_with_the_window_at_work(tmp_path: Path, stop: int, name: str) -> None:
+    asked: list[str] = []
+
+    def noted(batch: dict[str, Any]) -> list[str]:
+        asked.extend(batch["text"])
+        return spelled(batch)
+
+    def run() -> Any:
+        return map_batches_in_order(noted, TEXTS, bf.TokenBudget(60), output=tmp_path / name, window=30)
+
+    first = run()
+    got = [next(first) for _ in range(stop)]
+    first.close()
+    before = len(asked)
+    assert list(run()) == [text.upper() for text in TEXTS]
+    assert got == [text.upper() for text in TEXTS[:stop]]
+    assert before + len(asked[before:]) <= 100 + 40, "whole windows, and no more than the one at work"
+
+
+def test_a_rerun_over_other_data_or_settings_is_refused_with_both_sides(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+
+    def run(texts: Any = TEXTS, budget: int = 60, fn: Any = spelled, **options: Any) -> list[Any]:
+        given = {"window": 30} | options
+        return list(map_batches_in_order(fn, texts, bf.TokenBudget(budget), output=folder, **given))
+
+    run()
+    other = [*TEXTS]
+    other[3] = other[3].replace("x", "y")  # as long as it was
+    with pytest.raises(StateError, match=r"samples\[0\] was '100 with the digest .*' when they were .* is '100 with"):
+        run(other)
+    with pytest.raises(StateError, match=r"samples\[0\] was '100 with the digest"):
+        run(bf.from_sequence([{"text": text} for text in other]))
+    with pytest.raises(
+        StateError, match=r"samples was \['100 with the digest .*'\] when they were written and is \[\] here"
+    ):
+        run(bf.from_iterable(TEXTS))
+    with pytest.raises(StateError, match=r"fn was 'spelled' when they were written and is 'noted' here"):
+        run(fn=noted)
+    with pytest.raises(StateError, match=r"version was None when .* and is '2' here"):
+        run(version="2")
+    with pytest.raises(StateError, match=r"max_tokens was 60 when it was saved and is 61 here"):
+        run(budget=61)
+    with pytest.raises(StateError, match=r"window was 30 when it was saved and is 29 here"):
+        run(window=29)
+    assert lines(folder) == [text.upper() for text in TEXTS]
+
+
+def test_an_iterable_that_gives_other_samples_is_found_by_its_last_window(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    list(map_batches_in_order(spelled, Texts(TEXTS), 4, output=folder, window=30))
+    assert len(list(map_batches_in_order(spelled, Texts(TEXTS), 4, output=folder, window=30))) == 100
+    other = [*TEXTS[:-1], TEXTS[-1][:-1] + "?"]
+    with pytest.raises(StateError, match=r"of other data: the samples of window 2 had the digest [0-9a-f]{8} when"):
+        list(map_batches_in_order(spelled, Texts(other), 4, output=folder, window=30))
+    with pytest.raises(
+        StateError, match=r"of other data: the samples of window 2 had the digest [0-9a-f]{8} when they were written"
+    ):
+        list(map_batches_in_order(spelled, Texts([*TEXTS[:80], *TEXTS[70:90]]), 4, output=folder, window=30))
+
+
+def test_what_cannot_be_written_is_an_error_and_what_was_written_stays(tmp_path: Path) -> None:
+    def late(values: Any) -> Any:
+        return lambda batch: [values if "50" in text else {"a": 1} for text in batch["text"]]
+
+    for number, (name, value, kind, message) in enumerate(
+        [
+            (
+                "out",
+                {"a": float("nan")},
+                ValueError,
+                r"cannot be written as JSON .* Parquet \(output='...parquet'\) takes nan",
+            ),
+            ("out", {"a": {1, 2}}, TypeError, r"a result of type set cannot be written"),
+            ("out.parquet", {"a": "text"}, ValueError, r"a result does not fit those before it: .*'a'"),
+            ("out.parquet", {"b": 1}, ValueError, r"a result does not fit those before it: key 'b'"),
+        ]
+    ):
+        folder = tmp_path / str(number) / name
+        with pytest.raises(kind, match=message):
+            list(map_batches_in_order(late(value), TEXTS, 4, output=folder, window=30))
+        assert json.loads((folder / "_progress.json").read_text())["windows"] == 1
+    assert list(map_batches_in_order(late({"a": float("nan")}), ["50"], 1, output=tmp_path / "n.parquet"))
+
+
+def test_a_folder_that_is_not_ours_or_not_whole_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("")
+    with pytest.raises(ValueError, match=r"file is a file; results are written to a folder"):
+        list(map_batches_in_order(spelled, TEXTS, 4, output=tmp_path / "file"))
+    with pytest.raises(
+        ValueError, match=r"the folder .*mine is not empty, and holds no results of a run; name a new one"
+    ):
+        list(map_batches_in_order(spelled, TEXTS, 4, output=tmp_path / "mine"))
+    folder = tmp_path / "out"
+    running = map_batches_in_order(spelled, TEXTS, 4, output=folder, window=30)
+    next(running)
+    with pytest.raises(RuntimeError, match="out is being written by another run"):
+        next(map_batches_in_order(spelled, TEXTS, 4, output=folder, window=30))
+    list(running)
+    (folder / "00001.jsonl").unlink()
+    with pytest.raises(DataError, match=r"00001.jsonl is missing; put it back, or remove .*out to begin anew"):
+        list(map_batches_in_order(spelled, TEXTS, 4, output=folder, window=30))
+    (folder / "_progress.json").write_text("{")
+    with pytest.raises(DataError, match=r"_progress.json is damaged"):
+        list(map_batches_in_order(spelled, TEXTS, 4, output=folder, window=30))
+
+
+def test_what_it_is_given_is_checked_at_once() -> None:
+    with pytest.raises(TypeError, match=r"takes a policy of padded batches, or a number of samples \(got Packed"):
+        map_batches_in_order(spelled, TEXTS, bf.Packed(8))
+    with pytest.raises(TypeError, match=r"takes several texts \(got a single str\)"):
+        map_batches_in_order(spelled, "text", 2)
+    with pytest.raises(ValueError, match="this data set repeats without end"):
+        map_batches_in_order(spelled, bf.from_sequence(TEXTS, repeat=True), 2)
+    with pytest.raises(
+        DataError, match=r"there is no column 'tokens' whose lengths can be planned over \(columns: text\)"
+    ):
+        map_batches_in_order(spelled, TEXTS, 2, length_column="tokens")
+    with pytest.raises(TypeError, match=r"map_batches_in_order\(\) got an unknown option 'drop_last'"):
+        map_batches_in_order(spelled, TEXTS, 2, drop_last=True)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match=r"overlong must be one of raise, truncate, alone \(got 'drop'\)"):
+        map_batches_in_order(spelled, TEXTS, 2, overlong="drop")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"spelled returned 3 results for a batch of 4 samples"):
+        list(map_batches_in_order(named(lambda batch: batch["text"][1:]), TEXTS, 4))
+    with pytest.raises(TypeError, match=r"spelled must return one result a sample, .* 4 rows \(got dict\)"):
+        list(map_batches_in_order(named(dict), TEXTS, 4))
+    assert list(map_batches_in_order(spelled, [], 4)) == []
+
+
+def named(fn: Any) -> Any:
+    def spelled(batch: Any) -> Any:
+        return fn(batch)
+
+    return spelled
+
+
+def test_it_runs_ahead_by_a_window_at_most() -> None:
+    drawn = 0
+
+    class Endless:
+        def __iter__(self) -> Any:
+            nonlocal drawn
+            for number in range(1_000_000):
+                drawn = number
+                yield "x" * (number % 5)
+
+    found = map_batches_in_order(spelled, Endless(), 8, window=64)
+    for _ in range(64):
+        next(found)
+    found.close()  # type: ignore[attr-defined]
+    assert drawn < 2_000
+
+
+def test_a_model_that_generates_and_is_killed_twice_ends_with_the_output_of_an_unbroken_run(tmp_path: Path) -> None:
+    from tests.oom import generating_child
+
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["tests.oom.generating_child"])
+    draw, folder = random.Random(2), tmp_path / "out"
+    for kill in range(2):
+        child = processes.Process(target=generating_child.run_and_be_killed, args=(str(folder), 0.01))
+        child.start()
+        deadline = time.monotonic() + 60
+        while len(list(folder.glob("*.jsonl"))) < 3 * (kill + 1):
+            assert child.is_alive(), "the child ended by itself"
+            assert time.monotonic() < deadline, "the child wrote nothing within a minute"
+            time.sleep(0.001)
+        time.sleep(draw.random() * 0.05)
+        child.kill()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+    expected = generating_child.run(None)
+    assert generating_child.run(str(folder)) == expected
+    assert lines(folder) == expected
+    assert [row["text"] for row in expected] == generating_child.TEXTS
+    assert len({row["found"] for row in expected}) > 30
+
+
+def test_results_that_parquet_would_lose_or_change_are_refused_or_kept(tmp_path: Path) -> None:
+    def run(results: list[Any], name: str) -> list[Any]:
+        return list(
+            map_batches_in_order(
+                lambda batch: [results[int(text)] for text in batch["text"]], ["0", "1"], 1, output=tmp_path / name
+            )
+        )
+
+    with pytest.raises(ValueError, match="results that are dicts without keys cannot be written as Parquet"):
+        run([{}, {}], "a.parquet")
+    with pytest.raises(ValueError, match=r"results cannot be written as Parquet \(.*struct.*JSON lines"):
+        run([{"a": {}}, {"a": {}}], "b.parquet")
+    with pytest.raises(ValueError, match=r"does not fit those before it: \{'a': 1\} is a dict, and others are not"):
+        run([1, {"a": 1}], "c.parquet")
+    with pytest.raises(ValueError, match="does not fit those before it: 1 is no dict, and others are; return one kind"):
+        run([{"a": 1}, 1], "d.parquet")
+    for number, results in enumerate([[{"result": 1}, {"result": 2}], [1, 2], [{"a": 1}, {}], [b"a", b"b"]]):
+        expected = [{"a": 1}, {"a": None}] if number == 2 else results
+        for _ in range(2):
+            assert run(results, f"{number}.parquet") == expected, "also when they are there already"
+    assert run([{}, {"a": {}}], "lines") == [{}, {"a": {}}]
+
+
+def test_a_rerun_that_would_give_other_tensors_is_refused_with_both_sides(tmp_path: Path) -> None:
+    rows = [{"input_ids": [1] * (1 + number % 3)} for number in range(6)]
+
+    def run(**options: Any) -> list[Any]:
+        def shown(batch: Any) -> list[Any]:
+            return [0] * len(batch["input_ids"] if isinstance(batch, dict) else batch)
+
+        given = {"window": 2} | options
+        return list(map_batches_in_order(shown, bf.from_sequence(rows), 2, output=tmp_path / "out", **given))
+
+    assert run() == run(pad_side="right", layout="padded") == [0] * 6
+    for options, words in (
+        ({"pad_side": "left"}, "pad_side was 'right' when they were written and is 'left' here"),
+        ({"layout": "nested"}, "layout was 'padded' when they were written and is 'nested' here"),
+        ({"dtypes": {"input_ids": "int32"}}, r"dtypes.input_ids was None when they were written and is 'int32' here"),
+        ({"collate_fn": list}, "collate_fn was None when they were written and is 'list' here"),
+    ):
+        with pytest.raises(StateError, match=words):
+            run(**options)
+
+
+@pytest.mark.parametrize("name", ["out", "out.parquet"])
+def test_a_damaged_file_of_results_is_named_and_nothing_is_lost_in_silence(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+
+    def run() -> list[Any]:
+        return list(map_batches_in_order(spelled, TEXTS, bf.TokenBudget(60), output=folder, window=30))
+
+    run()
+    path = next(folder.glob("00001.*"))
+    content = path.read_bytes()
+    if name == "out":
+        path.write_bytes(content.partition(b"\n")[2])
+        with pytest.raises(
+            DataError, match=r"00001.jsonl holds 29 results, and had 30 when it was written; put it back"
+        ):
+            run()
+        path.write_bytes(content[:-1])
+        assert len(run()) == 100, "only the last end of a line is gone"
+    else:
+        pq.write_table(pq.read_table(path).slice(1), path)
+        with pytest.raises(DataError, match=r"00001.parquet holds 29 results, and had 30"):
+            run()
+    path.write_bytes(content[:-3])
+    with pytest.raises(DataError, match=r"00001.* is damaged \(.*\); put it back, or remove"):
+        run()
+    path.write_bytes(content)
+    journal = folder / "_progress.json"
+    saved = json.loads(journal.read_text())
+    assert saved["runs"] == [[30, 2], [40, 1]]
+    for damage in (
+        *({"windows": value} for value in ("a", 1.5, -1, None, True, 4)),
+        *({"digest": value} for value in (None, "a", -1)),
+        *({"runs": value} for value in (None, [[30, 3, 1]], [[0, 3]], 3)),
+        {"before": 3},
+    ):
+        journal.write_text(json.dumps(saved | damage))
+        with pytest.raises(DataError, match=r"_progress.json is damaged \(.*\); remove"):
+            run()
+    journal.write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"_progress.json is damaged"):
+        run()
+
+
+def test_what_fn_returns_and_json_cannot_hold_is_said_in_words(tmp_path: Path) -> None:
+    def run(result: Any, name: str) -> list[Any]:
+        return list(map_batches_in_order(lambda batch: [result], ["a"], 1, output=tmp_path / name))
+
+    assert run(UserDict({"a": UserDict(b=1)}), "dict") == [{"a": {"b": 1}}]
+    with pytest.raises(TypeError, match=r"a result of type bytes cannot be written as JSON: b'a'; decode it"):
+        run({"a": b"a"}, "bytes")
+    with pytest.raises(ValueError, match=r"a result holds half a character, a lone surrogate, .* errors='replace'"):
+        run("\ud800", "half")
+    with pytest.raises(TypeError, match=r"as a list or a tensor of 1 rows \(got Tensor without dimensions\)"):
+        list(map_batches_in_order(lambda batch: torch.tensor(1), ["a"], 1))
+
+
+def test_texts_are_not_truncated_and_their_lengths_are_said_to_be_bytes() -> None:
+    with pytest.raises(
+        ValueError, match=r"overlong='truncate' cuts tokens, and 'text' holds texts, which stay as they are"
+    ):
+        map_batches_in_order(spelled, TEXTS, bf.TokenBudget(60), overlong="truncate")
+    with pytest.raises(
+        DataError, match=r"cannot fit max_tokens=3.* A text has no tokens yet: these are its bytes in UTF-8$"
+    ):
+        list(map_batches_in_order(spelled, ["a", "éé"], bf.TokenBudget(3)))
+    with pytest.raises(ValueError, match=r"^policy must be at least 1 sample \(got 0\)"):
+        map_batches_in_order(spelled, TEXTS, 0)

@@ -1,0 +1,699 @@
+"""A step that runs out of memory is run in parts, and its gradients are those of the whole batch."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import brimful as bf
+from brimful.core.errors import StateError
+from brimful.memory import OomGuard, SimulatedOOM, oom_guard
+from brimful.oom.parts import divisible
+
+VOCABULARY, WIDTH = 11, 6
+
+
+@pytest.fixture(autouse=True)
+def _few_objects() -> None:
+    """What a collection of garbage looks at, after each OOM, is what the test has made: else it takes .2 s."""
+    gc.freeze()
+
+
+class Tagger(nn.Module):
+    """A layer of causal attention inside of each sample, in float64; `unused` never gets a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.tokens = nn.Parameter(torch.randn(VOCABULARY, WIDTH, dtype=torch.float64, generator=generator))
+        self.out = nn.Parameter(torch.randn(WIDTH, VOCABULARY, dtype=torch.float64, generator=generator))
+        self.unused = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        hidden = self.tokens[ids]
+        scores = (hidden @ hidden.mT).masked_fill(~mask, -1e9)
+        return (scores.softmax(-1) @ hidden).tanh() @ self.out
+
+
+def causal(batch: dict[str, Any]) -> Tensor:
+    size = batch["input_ids"].shape[1]
+    return torch.ones(size, size, dtype=torch.bool).tril()[None] & (batch["attention_mask"][:, None, :] > 0)
+
+
+def mean_of(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+
+def by_tokens(model: Tagger, batch: dict[str, Any]) -> Tensor:
+    return mean_of(model(batch["input_ids"], causal(batch)), batch["labels"])
+
+
+def by_next_tokens(model: Tagger, batch: dict[str, Any]) -> Tensor:
+    return mean_of(model(batch["input_ids"], causal(batch))[:, :-1], batch["labels"][:, 1:])
+
+
+def by_samples(model: Tagger, batch: dict[str, Any]) -> Tensor:
+    return model(batch["input_ids"], causal(batch)).square().mean((1, 2)).mean()
+
+
+def as_a_sum(model: Tagger, batch: dict[str, Any]) -> Tensor:
+    logits = model(batch["input_ids"], causal(batch))
+    return bf.token_mean(F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum"), batch)
+
+
+def packed(model: Tagger, batch: dict[str, Any]) -> Tensor:
+    logits = model(batch["input_ids"], bf.attention.document_mask(batch)[:, 0])
+    assert int(batch["cu_seqlens"][-1]) == batch["input_ids"].numel()
+    return mean_of(logits, batch["labels"])
+
+
+def nested(model: Tagger, batch: dict[str, Any]) -> Tensor:
+    losses = [
+        F.cross_entropy(
+            model(ids[None], torch.ones(len(ids), len(ids)).tril().bool()[None])[0], labels, reduction="sum"
+        )
+        for ids, labels in zip(batch["input_ids"].unbind(), batch["labels"].unbind(), strict=True)
+    ]
+    assert batch["input_ids"].offsets() is batch["labels"].offsets(), "computed with together"
+    return torch.stack(losses).sum() / (batch["labels"].values() != -100).sum()
+
+
+def samples(count: int = 13) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(3)
+    rows = []
+    for number in range(count):
+        ids = rng.integers(1, VOCABULARY, rng.integers(2, 9))
+        labels = np.where(rng.random(len(ids)) < 0.4, -100, ids)
+        labels[-1] = ids[-1]
+        rows.append({"input_ids": ids.tolist(), "labels": labels.tolist(), "id": number, "name": f"sample {number}"})
+    return rows
+
+
+def padded_batch() -> dict[str, Any]:
+    (batch,) = bf.from_sequence(samples()).batch(13)
+    return dict(batch)
+
+
+def packed_batch(rows: int) -> dict[str, Any]:
+    return dict(next(iter(bf.from_sequence(samples(30)).pack(40, rows=rows, shuffle_batches=False))))
+
+
+def nested_batch() -> dict[str, Any]:
+    (batch,) = bf.from_sequence(samples()).batch(13, layout="nested")
+    return dict(batch)
+
+
+CASES: dict[str, tuple[Callable[[], Any], Callable[[Tagger, Any], Tensor], Any]] = {
+    "by labels": (padded_batch, by_tokens, "auto"),
+    "by labels but the first": (padded_batch, by_next_tokens, "next_tokens"),
+    "by samples": (lambda: {k: v for k, v in padded_batch().items() if k != "labels"}, by_samples, "auto"),
+    "a sum": (lambda: padded_batch() | {"num_items_in_batch": torch.tensor(50)}, as_a_sum, "sum"),
+    "by a function": (padded_batch, by_tokens, lambda part: int((part["labels"] != -100).sum())),
+    "a packed row": (lambda: packed_batch(1), packed, "auto"),
+    "packed rows": (lambda: packed_batch(3), packed, "auto"),
+    "nested": (nested_batch, nested, "auto"),
+}
+
+
+class Labelled(NamedTuple):
+    inputs: Any
+    labels: Any
+
+
+class Pair(NamedTuple):
+    loss: Any
+    ids: Any
+
+
+def slots(batch: dict[str, Any]) -> Tensor:
+    """A tensor whose first two sizes are what memory is needed for: (rows, length), of nested batches (1, tokens)."""
+    ids = batch["input_ids"]
+    return ids.values()[None] if ids.is_nested else ids
+
+
+class Run:
+    """A model with a guarded step on a device of `limit` slots, and what the step was given."""
+
+    def __init__(self, loss: Callable[[Tagger, Any], Tensor], limit: int, where: Any, **options: Any) -> None:
+        self.model = Tagger()
+        self.device = SimulatedOOM(limit, where)
+        self.loss, self.seen = loss, [0]
+        self.guard = oom_guard(self.step, parameters=self.model.parameters(), **options)
+
+    def step(self, batch: Any, scale: float) -> Tensor:
+        scratch = torch.zeros(slots(batch).shape, dtype=torch.float64) + self.model.out.sum() * 0
+        loss = self.loss(self.model, batch) + self.device(scratch).sum() * 0
+        (loss * scale).backward()
+        self.seen.append(slots(batch).numel())
+        return loss
+
+    def gradients(self) -> list[Tensor | None]:
+        return [parameter.grad for parameter in self.model.parameters()]
+
+
+def assert_same(found: list[Tensor | None], expected: list[Tensor | None]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("already", [False, True], ids=["no gradients yet", "gradients accumulated"])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_the_unsplit_step(case: str, where: Any, already: bool) -> None:
+    make, loss, weigh = CASES[case]
+    batch = make()
+    size = slots(batch).numel()
+    for share, least_ooms in ((0.7, 1), (0.3, 2)):  # out of memory once; twice in a row
+        whole, split = Run(loss, 1 << 40, where, weigh=weigh), Run(loss, int(share * size), where, weigh=weigh)
+        for run in (whole, split) if already else ():
+            for parameter in (run.model.tokens, run.model.out):
+                parameter.grad = torch.full_like(parameter, 0.5)
+        held = [*split.gradients()]
+        one, other = whole.guard(batch), split.guard(batch)
+        torch.testing.assert_close(other, one.detach(), rtol=1e-10, atol=0)
+        assert_same(split.gradients(), whole.gradients())
+        assert split.model.unused.grad is None
+        assert split.guard.stats.ooms >= least_ooms
+        assert split.guard.stats.split == 1
+        expected_bytes = sum(grad.nbytes for grad in held if grad is not None)
+        assert split.guard.stats.cloned_bytes == expected_bytes
+        if already:
+            assert all(now is before for now, before in zip(split.gradients(), held, strict=True)), "in place"
+
+
+@pytest.mark.parametrize("already", [False, True])
+def test_what_parts_gave_before_one_ran_out_of_memory_does_not_count(already: bool) -> None:
+    whole, split = Run(by_tokens, 1 << 40, "forward"), Run(by_tokens, 1 << 40, "forward")
+    calls = iter([True, False, True, False, False, True])  # the whole; the second half; the third quarter
+
+    def step(batch: Any, scale: float) -> Tensor:
+        loss = split.step(batch, scale)
+        if next(calls, False):  # after its backward: an allocator's error may come late
+            raise torch.OutOfMemoryError("out of memory")
+        return loss
+
+    for run in (whole, split) if already else ():
+        run.model.tokens.grad = torch.full_like(run.model.tokens, 0.5)
+    guard = oom_guard(step, parameters=split.model.parameters())
+    one, other = whole.guard(padded_batch()), guard(padded_batch())
+    torch.testing.assert_close(other, one.detach(), rtol=1e-10, atol=0)
+    assert_same(split.gradients(), whole.gradients())
+    assert (guard.stats.ooms, guard.stats.parts) == (3, 8)
+
+
+def test_one_sample_that_does_not_fit_is_an_error_with_the_gradients_as_they_were() -> None:
+    run = Run(by_tokens, 3, "backward")
+    run.model.out.grad = torch.ones_like(run.model.out)
+    message = (
+        r"^out of memory with 1 sample alone \(of 8 values\), of a batch of 13; filter or truncate such samples, .* "
+        r"simulated: out of memory in backward with 1 x 8 = 8 slots, of which 3 fit$"
+    )
+    with pytest.raises(torch.OutOfMemoryError, match=message):
+        run.guard(padded_batch())
+    assert (run.model.tokens.grad, run.model.out.grad.unique().tolist()) == (None, [1.0])
+
+
+def test_a_batch_that_is_skipped_leaves_no_trace_but_its_count(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(by_tokens, 3, "backward", unfit="skip")
+    with caplog.at_level(logging.WARNING, "brimful"):
+        assert run.guard(padded_batch()) is None
+    assert run.gradients() == [None, None, None]
+    assert (run.guard.stats.skipped, run.guard.stats.batches) == (13, 1)
+    assert "skipped 13 samples, as one of them alone is out of memory: simulated" in caplog.text
+
+
+def test_the_lesson_stays_and_survives_a_restart() -> None:
+    batch = padded_batch()
+    first = Run(by_tokens, 60, "forward")
+    first.guard(batch)
+    assert first.guard.stats.ooms == 1
+    first.guard(batch)
+    assert (first.guard.stats.ooms, first.guard.stats.split, first.guard.stats.parts) == (1, 2, 4)
+    second = Run(by_tokens, 60, "forward")
+    second.guard.load_state_dict(json.loads(json.dumps(first.guard.state_dict())))
+    second.guard(batch)
+    assert (second.guard.stats.ooms, second.guard.stats.split) == (0, 1)
+    with pytest.raises(
+        StateError, match=r"a dict of version and limits, as state_dict\(\) returns it \(got \['limits'\]\)"
+    ):
+        second.guard.load_state_dict({"limits": []})
+    with pytest.raises(StateError, match=r"this state has version 9, but this release of brimful reads version 1"):
+        second.guard.load_state_dict({"version": 9, "limits": []})
+
+
+@pytest.mark.parametrize(("drift", "most"), [(0, 40), (3_000, 150)])
+def test_ten_thousand_batches_under_a_drifting_limit_lose_nothing_and_seldom_run_out_of_memory(
+    drift: int, most: int
+) -> None:
+    rng = np.random.default_rng(0)
+    device = SimulatedOOM(0)
+    seen: list[int] = []
+    shares: list[float] = []
+
+    def step(batch: dict[str, Tensor], scale: float) -> None:
+        if 0 in batch["id"].tolist():  # the first part: of a run that may have begun anew
+            seen.clear()
+            shares.clear()
+        device.check(batch["input_ids"])
+        seen.extend(batch["id"].tolist())
+        shares.append(scale)
+
+    guard = oom_guard(step, parameters=[])
+    ooms, fit, needless = [], 0, 0
+    for number in range(10_000):
+        device.limit = int(8_000 - drift * number / 10_000 + rng.integers(-200, 200))
+        length = int(np.clip(rng.lognormal(np.log(120), 0.7), 8, 1024))
+        count = max(1, int(rng.integers(3_000, 8_192)) // length)
+        before = guard.stats.split
+        guard({"input_ids": torch.empty(count, length, device="meta"), "id": torch.arange(count)})
+        assert seen == [*range(count)], "each sample once, in order, in the run that counts"
+        assert sum(shares) == pytest.approx(1.0, rel=1e-12)
+        ooms.append(guard.stats.ooms)
+        if count * length <= device.limit:
+            fit, needless = fit + 1, needless + guard.stats.split - before
+    assert guard.stats.batches == 10_000
+    assert ooms[-1] <= most
+    assert ooms[-1] - ooms[5_000] <= 0.6 * most
+    assert needless < 0.2 * fit
+    assert len(json.dumps(guard.state_dict())) < 4_000
+
+
+def test_a_batch_that_fits_runs_once_with_scale_one_and_copies_nothing() -> None:
+    batch, seen = padded_batch(), []
+
+    def step(given: Any, scale: float) -> str:
+        seen.append((given, scale))
+        return "as it is"
+
+    guard = oom_guard(step, parameters=[torch.zeros(3, requires_grad=True)])
+    assert guard(batch) == "as it is"
+    assert seen == [(batch, 1.0)]
+    assert (guard.stats.ooms, guard.stats.split, guard.stats.cloned_bytes) == (0, 0, 0)
+
+
+def test_what_is_no_oom_passes_through_untouched() -> None:
+    error = RuntimeError("shapes do not match")
+
+    def step(batch: Any, scale: float) -> None:
+        raise error
+
+    guard = oom_guard(step, parameters=[])
+    with pytest.raises(RuntimeError, match=r"^shapes do not match$") as caught:
+        guard(padded_batch())
+    assert caught.value is error
+    assert guard.stats.ooms == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        MemoryError("Unable to allocate 4 GiB for an array"),
+    ],
+    ids=lambda error: str(error)[:20],
+)
+def test_every_allocators_words_are_known(error: Exception) -> None:
+    def step(batch: Any, scale: float) -> float:
+        if len(batch) > 4:
+            raise error
+        return 1.0
+
+    guard = oom_guard(step, parameters=[])
+    assert guard([{"x": 1}] * 8) == 1.0
+    assert guard.stats.ooms == 1
+
+
+def test_a_real_allocation_that_fails_is_survived() -> None:
+    def step(batch: dict[str, Tensor], scale: float) -> None:
+        if len(batch["x"]) > 2:
+            torch.empty(1 << 60, dtype=torch.uint8)
+
+    guard = oom_guard(step, parameters=[])
+    guard({"x": torch.zeros(4, 1)})
+    assert (guard.stats.ooms, guard.stats.parts) == (1, 2)
+
+
+def test_what_a_failed_step_held_is_freed_before_it_is_run_again() -> None:
+    held: list[weakref.ref[Tensor]] = []
+
+    def inner(batch: dict[str, Tensor]) -> None:
+        activations = batch["x"] * 2
+        held.append(weakref.ref(activations))
+        try:
+            raise torch.OutOfMemoryError("out of memory")
+        except torch.OutOfMemoryError as error:
+            raise RuntimeError("CUDA error: out of memory") from error
+
+    def step(batch: dict[str, Tensor], scale: float) -> None:
+        activations = batch["x"] * 2
+        held.append(weakref.ref(activations))
+        if len(batch["x"]) > 1:
+            inner(batch)
+        assert [ref() for ref in held[:-1]] == [None] * (len(held) - 1)
+
+    oom_guard(step, parameters=[])({"x": torch.zeros(4, 2)})
+    assert len(held) == 8
+
+
+def test_random_numbers_are_those_of_a_batch_that_is_split_beforehand() -> None:
+    device = SimulatedOOM(8)
+    drawn: list[float] = []
+
+    def step(batch: dict[str, Tensor], scale: float) -> None:
+        drawn.append(torch.rand(()).item())
+        device.check(batch["x"])
+
+    guard = oom_guard(step, parameters=[])
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        drawn.clear()
+        guard({"x": torch.zeros(4, 4)})
+        runs.append(drawn[-2:])
+    assert guard.stats.ooms == 1
+    assert runs[0] == runs[1]
+
+
+def test_a_resume_in_the_middle_of_a_window_after_a_lesson_is_exact() -> None:
+    batches = bf.from_sequence(samples(60), shuffle=True).batch_by_tokens(64, window=30)
+
+    def run(state: Any, lessons: Any, steps: int | None) -> tuple[list[Any], Any, Any]:
+        seen: list[Any] = []
+
+        def step(batch: Any, scale: float) -> None:
+            SimulatedOOM(40).check(batch["input_ids"])
+            seen.append((batch["id"].tolist(), scale))
+
+        guard = oom_guard(step, parameters=[])
+        if lessons is not None:
+            guard.load_state_dict(lessons)
+        taken = []
+        with batches.iter(state) as it:
+            for batch in it:
+                seen.clear()
+                guard(batch)
+                sizes = sum(len(ids) for ids, _ in seen[-guard.stats.parts :])
+                taken.append((batch["id"].tolist(), sizes, guard.state_dict()))
+                if len(taken) == steps:
+                    break
+            return taken, json.loads(json.dumps(it.state_dict())), json.loads(json.dumps(guard.state_dict()))
+
+    unbroken, _, _ = run(None, None, None)
+    for stop in range(1, len(unbroken), 3):
+        first, state, lessons = run(None, None, stop)
+        rest, _, _ = run(state, lessons, None)
+        assert [one[0] for one in first + rest] == [one[0] for one in unbroken]
+        assert rest[-1][2] == unbroken[-1][2], "the same lessons"
+
+
+def test_sparse_gradients_go_back_too() -> None:
+    table = nn.Embedding(9, 2, sparse=True)
+    whole = nn.Embedding(9, 2, sparse=True)
+    device = SimulatedOOM(4, "backward")
+
+    def step(of: nn.Embedding, batch: dict[str, Tensor], scale: float) -> None:
+        found = of(batch["x"])
+        (found.mean() * scale).backward()
+        if of is table:
+            device.check(batch["x"])
+
+    for model in (table, whole):
+        model(torch.tensor([1, 2])).sum().backward()
+        guard = oom_guard(lambda batch, scale, model=model: step(model, batch, scale), parameters=model.parameters())
+        guard({"x": torch.arange(8).reshape(8, 1)})
+        assert guard.stats.cloned_bytes == 2 * 8 + 4 * 4
+    assert table.weight.grad is not None
+    assert whole.weight.grad is not None
+    torch.testing.assert_close(table.weight.grad.to_dense(), whole.weight.grad.to_dense())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("already", [False, True])
+def test_a_gpu_that_is_out_of_memory_gives_the_gradients_of_the_whole(already: bool) -> None:
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (1 << 30) / total))
+    try:
+        weight = torch.randn(1024, 1024, device="cuda", dtype=torch.float64, requires_grad=True)
+        ids = torch.randn(4096, 1024, device="cuda", dtype=torch.float64)
+        if already:
+            weight.grad = torch.ones_like(weight)
+
+        def step(batch: dict[str, Tensor], scale: float) -> Tensor:
+            hidden = batch["x"]
+            for _ in range(40):  # 32 MB each: 1.3 GB, of which 1 GB is to be had
+                hidden = (hidden @ weight * 0.03).tanh()
+            loss = hidden.square().mean()
+            (loss * scale).backward()
+            return loss
+
+        guard = oom_guard(step, parameters=[weight])
+        before = torch.cuda.memory_allocated()
+        guard({"x": ids})
+        assert weight.grad is not None
+        found, held = weight.grad.clone(), torch.cuda.memory_allocated() - before
+        assert guard.stats.ooms >= 1
+        assert held < 64 << 20, "nothing of the failed step stays"
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    weight.grad = torch.ones_like(weight) if already else None
+    step({"x": ids}, 1.0)
+    torch.testing.assert_close(found, weight.grad, rtol=1e-10, atol=1e-13)
+
+
+def test_an_optimizer_inside_of_the_step_is_refused() -> None:
+    weight = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def step(batch: Any, scale: float) -> None:
+        (weight.sum() * scale).backward()
+        optimizer.step()
+
+    guard = oom_guard(step, parameters=[weight])
+    with pytest.raises(RuntimeError, match=r"SGD stepped inside of a guarded step: .* call optimizer.step"):
+        guard(padded_batch())
+    assert weight.item() == 0
+    optimizer.step()
+    assert weight.item() == -1, "outside it steps"
+
+
+def test_without_parameters_a_step_is_run_again_only_while_nothing_has_a_gradient() -> None:
+    gc.unfreeze()
+    run = Run(by_tokens, 60, "forward")
+    oom_guard(run.step)(padded_batch())
+    whole = Run(by_tokens, 1 << 40, "forward")
+    whole.guard(padded_batch())
+    assert_same(run.gradients(), whole.gradients())
+    for parameter in (*run.model.parameters(), *whole.model.parameters()):
+        parameter.grad = None
+    weight = torch.zeros(1, requires_grad=True)
+
+    def twice(batch: dict[str, Tensor], scale: float) -> None:
+        (weight.sum() * scale).backward()
+        SimulatedOOM(60).check(batch["input_ids"])
+
+    with pytest.raises(
+        RuntimeError, match=r"cannot be run again: there are gradients, .* parameters=model.parameters\(\)"
+    ):
+        oom_guard(twice)(padded_batch())
+    gc.freeze()
+    with pytest.raises(RuntimeError, match="cannot be run again"):  # nobody can look at what is frozen
+        oom_guard(Run(by_tokens, 60, "forward").step)(padded_batch())
+    with torch.no_grad():
+        device = SimulatedOOM(60)
+        assert oom_guard(lambda batch, scale: device(batch["input_ids"]).shape[0])(padded_batch()) == pytest.approx(
+            6.5, abs=0.1
+        )
+
+
+def test_a_part_without_labels_is_not_run_as_its_mean_is_nan() -> None:
+    batch = padded_batch()
+    batch["labels"][6:] = -100
+    whole, split = Run(by_tokens, 1 << 40, "forward"), Run(by_tokens, 60, "forward")
+    whole.guard(batch)
+    split.guard(batch)
+    assert_same(split.gradients(), whole.gradients())
+    assert split.guard.stats.parts == 2
+    assert len(split.seen) == 2, "and the zero at the front"
+    guard = oom_guard(lambda part, scale: SimulatedOOM(60)(part["input_ids"]).tolist(), parameters=[])
+    with pytest.raises(
+        TypeError, match=r"returned a list, which cannot be joined .*, and parts without labels were not run"
+    ):
+        guard(batch)
+
+
+def test_what_a_step_returns_is_joined() -> None:
+    def step(batch: dict[str, Any], scale: float) -> Any:
+        SimulatedOOM(2).check(batch["x"])
+        loss = batch["x"].mean()
+        return {"loss": loss, "pair": Pair(loss.item(), batch["x"]), "rows": batch["x"][:, 0].tolist(), "none": None}
+
+    values = torch.arange(4.0)[:, None]
+    found = oom_guard(step, parameters=[])({"x": values})
+    assert (found["loss"].item(), found["pair"].loss, found["rows"], found["none"]) == (1.5, 1.5, [0, 1, 2, 3], None)
+    assert found["pair"].ids.equal(values)
+
+
+def test_what_a_guard_takes_is_checked_when_it_is_made() -> None:
+    step = by_tokens
+    with pytest.raises(ValueError, match=r"weigh must be one of auto, tokens, .* \(got 'labels'\)"):
+        oom_guard(step, weigh="labels")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"unfit must be one of raise, skip \(got 'drop'\)"):
+        oom_guard(step, unfit="drop")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"distributed must be one of ddp, fsdp \(got 'tp'\)"):
+        oom_guard(step, distributed="tp")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"parameters takes tensors, as model.parameters\(\) gives them \(got dict\)"):
+        oom_guard(step, parameters=[{"params": []}])  # type: ignore[list-item]
+    with pytest.raises(
+        TypeError, match=r"parameters takes tensors \(got the module Linear\); say model.parameters\(\)"
+    ):
+        oom_guard(step, parameters=nn.Linear(1, 1))  # type: ignore[arg-type]
+
+
+def test_a_batch_by_whose_labels_nobody_can_tell_what_a_part_weighs_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    guard = oom_guard(lambda batch, scale: 1.0, parameters=[])
+    with pytest.raises(ValueError, match=r"the batch has num_items_in_batch, .*weigh='sum'"):
+        guard(padded_batch() | {"num_items_in_batch": torch.tensor(3)})
+    with pytest.raises(ValueError, match="weigh='tokens' counts labels, and the batch has none by the name"):
+        oom_guard(lambda batch, scale: 1.0, weigh="tokens")({"x": torch.zeros(2)})
+    batch = padded_batch()
+    batch["labels"][0, 0] = 1
+    with caplog.at_level(logging.WARNING, "brimful"):
+        for _ in range(3):
+            guard(batch)
+    assert caplog.text.count("say weigh='next_tokens' to oom_guard") == 1
+
+
+@pytest.mark.parametrize("weigh", ["auto", "tokens", "next_tokens"])
+@pytest.mark.parametrize(
+    "form", ["samples", "samples with lists", "nested", "tuple", "named", "lists", "arrays", "array", "top"]
+)
+def test_labels_are_found_wherever_they_are(form: str, weigh: Any) -> None:
+    rows = [[1, 2, 3, -100, 5, 1], [2, 1], [-100, 4], [3, 3, 3]]
+    ids = [[1] * len(row) for row in rows]
+    padded = torch.tensor([row + [-100] * (6 - len(row)) for row in rows])
+    zeros = torch.zeros(4, 6, dtype=torch.int64)
+    batch: Any = {
+        "samples": [{"input_ids": torch.tensor(x), "labels": torch.tensor(y)} for x, y in zip(ids, rows)],
+        "samples with lists": [{"input_ids": x, "labels": y} for x, y in zip(ids, rows)],
+        "nested": {"inputs": {"x": zeros, "labels": padded}, "labels": None},
+        "tuple": (zeros, {"labels": padded}),
+        "named": Labelled(zeros, padded),
+        "lists": {"input_ids": zeros, "labels": rows},
+        "arrays": {"input_ids": zeros, "labels": [np.array(row) for row in rows]},
+        "array": {"input_ids": zeros, "labels": padded.numpy()},
+        "top": {"input_ids": zeros, "labels": padded},
+    }[form]
+    scales: list[float] = []
+    device = SimulatedOOM(2)
+
+    def step(part: Any, scale: float) -> float:
+        scales.append(scale)
+        device.check(torch.zeros(divisible(part).samples))
+        return 1.0
+
+    assert oom_guard(step, parameters=[], weigh=weigh)(batch) == pytest.approx(1.0)
+    counts = (5, 3) if weigh == "next_tokens" else (7, 4)
+    assert scales[1:] == pytest.approx([count / sum(counts) for count in counts])
+
+
+@pytest.mark.parametrize(
+    ("weigh", "batch", "message"),
+    [
+        (
+            "auto",
+            (torch.zeros(4, 2), torch.zeros(4, 2).long()),
+            r"weigh='auto' looks for 'labels' by name, and a tuple of",
+        ),
+        ("auto", [([1, 2], [3, 4]), ([1], [2])], r"weigh='auto' looks for 'labels' by name, and a list of columns"),
+        (
+            "auto",
+            {"x": torch.zeros(2), "labels": ["cat", "dog"]},
+            r"labels must be numbers to be counted \(got 'cat'\)",
+        ),
+        ("auto", {"x": torch.zeros(2), "labels": 3}, r"must be a tensor, an array or a list .* \(got int\)"),
+        ("auto", {"a": {"labels": [1]}, "b": {"labels": [2]}}, r"has 'labels' in 'a' and in 'b', and nobody can see"),
+        ("auto", [{"labels": [1]}, {"x": [1]}], r"of a list of 2 samples 1 have 'labels', and sample 1 has none"),
+        ("tokens", [{"x": [1]}], r"weigh='tokens' counts labels, and the batch has none by the name 'labels'"),
+        ("next_tokens", {"labels": torch.zeros(4)}, r"takes labels of shape \(B, L\), a row a sample \(got \(4,\)\)"),
+        ("next_tokens", {"labels": [1, 2]}, r"a row a sample \(got one number a sample\); say weigh='tokens'"),
+    ],
+)
+def test_labels_that_cannot_be_counted_are_refused_before_the_first_step(weigh: Any, batch: Any, message: str) -> None:
+    def step(part: Any, scale: float) -> None:
+        raise AssertionError("no step")
+
+    with pytest.raises(ValueError, match=message):
+        oom_guard(step, parameters=[], weigh=weigh)(batch)
+
+
+def test_a_tuple_of_inputs_and_classes_weighs_by_samples() -> None:
+    scales: list[float] = []
+
+    def step(part: Any, scale: float) -> None:
+        scales.append(scale)
+        SimulatedOOM(6).check(part[0])
+
+    oom_guard(step, parameters=[])((torch.zeros(4, 3), torch.tensor([1, -100, 2, 3])))
+    assert scales == [1.0, 0.5, 0.5]
+
+
+def test_one_out_of_memory_on_long_samples_does_not_split_short_ones() -> None:
+    device = SimulatedOOM(100)
+
+    def step(part: list[dict[str, list[int]]], scale: float) -> None:
+        device.check(torch.zeros(len(part), max(len(sample["input_ids"]) for sample in part)))
+
+    guard = oom_guard(step, parameters=[])
+    guard([{"input_ids": [1] * 50, "labels": [1] * 50}] * 4)
+    assert (guard.stats.ooms, guard.stats.split) == (1, 1)
+    guard([{"input_ids": [1] * 5, "labels": [1] * 5}] * 4)
+    assert (guard.stats.ooms, guard.stats.split) == (1, 1)
+
+
+def test_an_oom_that_is_survived_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(by_tokens, 60, "forward")
+    with caplog.at_level(logging.WARNING, "brimful"):
+        run.guard(padded_batch())
+        run.guard.load_state_dict({"version": 1, "limits": []})
+        run.guard(padded_batch())
+    assert run.guard.stats.ooms == 2
+    assert caplog.text.count("out of memory: a batch of 13 samples is run again in parts") == 1
+    assert "each one counts in `.stats.ooms`): simulated: out of memory" in caplog.text
+
+
+def test_the_gradients_are_those_of_a_batch_that_is_filled_up_to_a_static_shape() -> None:
+    rows = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6]}]
+    (batch,) = bf.from_sequence(rows).batch(bf.StaticShapes([4], 16))
+
+    def weighted(model: Tagger, given: dict[str, Any]) -> Tensor:
+        weights = given["sample_weights"].double()
+        return (model(given["input_ids"], causal(given)).square().mean((1, 2)) * weights).sum() / weights.sum()
+
+    whole, split = Run(weighted, 1 << 40, "forward"), Run(weighted, 8, "forward")
+    whole.guard(batch)
+    split.guard(batch)
+    assert split.guard.stats.ooms == 1
+    assert_same(split.gradients(), whole.gradients())
+
+
+def test_it_is_made_by_its_function_and_is_there_at_the_top() -> None:
+    assert bf.oom_guard is oom_guard
+    assert isinstance(bf.oom_guard(lambda batch, scale: None), OomGuard)
+    assert bf.memory.oom_guard is oom_guard
