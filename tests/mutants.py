@@ -437,11 +437,11 @@ MUTANTS = [
         of("index/test_choose_order", "test_a_choice_of_columns_leaves_the_order_alone"),
     ),
     Mutant(
-        "a sum of which a part was renamed has another place",
+        "a sum of sums has another place than one concatenation",
         "index/concat.py",
         "flat: ClassVar[bool] = True",
         "flat: ClassVar[bool] = False",
-        of("index/test_choose_order", "test_a_choice_of_columns_leaves_the_order_alone"),
+        of("index/test_choose_order", "test_a_sum_of_sums_has_the_order_of_one_concatenation"),
     ),
     Mutant(
         "a damaged position is taken",

@@ -83,3 +83,9 @@ def test_a_data_set_zipped_with_a_renamed_self_pairs_equal_rows() -> None:
     data = bf.from_sequence(rows(40)).shuffle(7)
     pairs = bf.zip_datasets([data.select("id"), data.select("id").rename({"id": "same"})])
     assert all(pair["id"] == pair["same"] for pair in pairs)
+
+
+@pytest.mark.parametrize("source", [bf.from_sequence, bf.from_iterable])
+def test_a_sum_of_sums_has_the_order_of_one_concatenation(source: Source) -> None:
+    a, b, c = (source(rows(20, first)) for first in (0, 50, 90))
+    assert ids((a + b + c).shuffle(5)) == ids(bf.concat_datasets([a, b, c]).shuffle(5))
