@@ -12,6 +12,7 @@ import torch
 
 import brimful as bf
 from brimful.core.errors import MOST, finite, integer, positive
+from brimful.encoding.encoders import encoder_for
 from brimful.plan import split_long
 from brimful.plan.mix import check
 
@@ -38,7 +39,7 @@ COUNTS: dict[str, tuple[str, int, Call]] = {  # what is called; by what name the
     "tokenize to a length": (
         "max_length",
         2,
-        lambda n: bf.rows.encoders.encoder_for(word_tokenizer(), {"max_length": n}),
+        lambda n: encoder_for(word_tokenizer(), {"max_length": n}),
     ),
     "add_bos_eos, bos": ("bos_token_id", 2, lambda n: DATA.add_bos_eos(n, None)),
     "add_bos_eos, eos": ("eos_token_id", 2, lambda n: DATA.add_bos_eos(None, n)),
