@@ -20,8 +20,8 @@ from brimful.encoding.compiled import Compiled, with_new_characters
 from brimful.encoding.splittable import CL100K, DEEPSEEK_V3, O200K, QWEN2, QWEN3_5
 from tests import tokenizers as make
 from tests.effort import SOAK, times
-from tests.rows.test_cuttable import BYTES, MARK, WORDS, added, line, split, whole
-from tests.rows.test_encoders import rows_of
+from tests.encoding.test_encoders import rows_of
+from tests.encoding.test_splittable import BYTES, MARK, WORDS, added, line, split, whole
 from tests.texts import texts
 
 Make = Callable[[], Tokenizer]

@@ -26,7 +26,7 @@ from brimful.encoding.engines import EngineName
 from brimful.encoding.gigatoken_encoder import GigatokenEncoder
 from brimful.encoding.word_cache import WordCache
 from tests import tokenizers as make
-from tests.rows.test_encoders import rows_of
+from tests.encoding.test_encoders import rows_of
 from tests.samples import ids, shard
 from tests.texts import texts
 

@@ -13,9 +13,9 @@ from brimful.encoding.encoders import encoder_for
 from brimful.encoding.fast import batched, twin
 from tests import tokenizers as make
 from tests.effort import times
-from tests.rows.test_compiled import llama2
-from tests.rows.test_cuttable import HOLD
-from tests.rows.test_encoders import rows_of
+from tests.encoding.test_compiled import llama2
+from tests.encoding.test_encoders import rows_of
+from tests.encoding.test_splittable import HOLD
 from tests.texts import ADDED, texts
 
 KINDS: dict[str, Callable[[], Tokenizer]] = {**HOLD, "Llama-2": llama2, "with a template": make.wordpiece}

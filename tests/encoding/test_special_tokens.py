@@ -9,7 +9,7 @@ from tokenizers import processors
 from brimful.encoding.encoders import encoder_for
 from brimful.encoding.special_tokens import Frame, frame_of
 from tests import tokenizers as make
-from tests.rows.test_encoders import rows_of
+from tests.encoding.test_encoders import rows_of
 from tests.texts import texts
 
 TEXTS = ["", "a", *texts(300, seed=4)]

@@ -29,7 +29,7 @@ from brimful.encoding.splittable import (
 from brimful.encoding.word_cache import WordCache
 from tests import tokenizers as make
 from tests.effort import times
-from tests.rows.test_encoders import rows_of
+from tests.encoding.test_encoders import rows_of
 from tests.texts import texts
 
 Make = Callable[[], Tokenizer]

@@ -10,7 +10,7 @@ import pytest
 from brimful.blocks.ragged import Ragged, flat
 from brimful.encoding.word_cache import MAX_BYTES, WordCache
 from tests import tokenizers as make
-from tests.rows.test_encoders import rows_of
+from tests.encoding.test_encoders import rows_of
 from tests.texts import texts
 
 
