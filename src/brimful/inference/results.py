@@ -22,7 +22,7 @@ from brimful.blocks.blocks import from_samples
 from brimful.blocks.schema import UNFIT, fitting, misfit
 from brimful.core.errors import DataError, StateError, integer
 from brimful.core.stage import State, header_difference
-from brimful.store.manifest import part_of, settle, write_whole
+from brimful.core.whole import part_of, settle, write_whole
 
 JOURNAL: Final = "_progress.json"
 LOCK: Final = "_writer.lock"
@@ -145,7 +145,7 @@ class Results:
     def save(self, done: Done) -> None:
         """Says how far the results reach. Price: two writes to the disk, 1 KB."""
         content = {"version": VERSION, "settings": self._settings, **done._asdict()}
-        write_whole(self.path / JOURNAL, json.dumps(content).encode() + b"\n")
+        write_whole(self.path / JOURNAL, json.dumps(content).encode() + b"\n", alone=True)
 
     def write(self, number: int, results: Sequence[Any]) -> None:
         """The file of a window, whole or not at all.
@@ -155,7 +155,7 @@ class Results:
         """
         path = self._file(number)
         if self._suffix == "jsonl":
-            write_whole(path, b"".join(map(_line, results)))
+            write_whole(path, b"".join(map(_line, results)), alone=True)
             return
         try:
             table = pa.Table.from_batches([self._block(results)])

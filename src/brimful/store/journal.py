@@ -14,7 +14,8 @@ from typing import Any
 
 from brimful.core.errors import DataError
 from brimful.core.stage import State
-from brimful.store.manifest import JOURNAL, StoredFile, stored_file, write_whole
+from brimful.core.whole import write_whole
+from brimful.store.manifest import JOURNAL, StoredFile, stored_file
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Journal:
             "skip": self.skip,
             "engine": self.engine,
         }
-        write_whole(self.folder / JOURNAL, json.dumps(content).encode() + b"\n")
+        write_whole(self.folder / JOURNAL, json.dumps(content).encode() + b"\n", alone=True)
 
     def touch(self) -> None:
         """Tells those who wait that there is progress. Price: 2 us."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -23,6 +22,7 @@ from typing import Any, Final
 
 from brimful.core.errors import DataError, StateError
 from brimful.core.once import once
+from brimful.core.whole import write_whole
 
 MANIFEST: Final = "manifest.json"
 JOURNAL: Final = "journal.jsonl"
@@ -110,7 +110,7 @@ class Manifest:
             **dataclasses.asdict(self),
         }
         text = json.dumps(content | {"sha256": _digest(content)}, indent=1)
-        write_whole(folder / MANIFEST, text.encode() + b"\n")
+        write_whole(folder / MANIFEST, text.encode() + b"\n", alone=True)
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
@@ -173,33 +173,6 @@ def sha256_of(path: Path) -> str:
     """Price: about .7 ns a byte."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Replaces a file at once: after a crash it holds the old content or the new, never a part."""
-    part = part_of(path)
-    part.write_bytes(content)
-    settle(part, path)
-
-
-def part_of(path: Path) -> Path:
-    """What a file is called until it is complete."""
-    return path.with_name(f"{path.name}.part")
-
-
-def settle(part: Path, path: Path) -> None:
-    """Gives a file that is complete its name, for good: what this has returned from outlives the machine."""
-    _sync(part)
-    part.replace(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _digest(content: Any) -> str:

@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import is_ragged
-from brimful.store.manifest import StoredFile, part_of, settle, sha256_of
+from brimful.core.whole import part_of, settle
+from brimful.store.manifest import StoredFile, sha256_of
 
 
 class PartFile:

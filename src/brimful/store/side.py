@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, is_ragged, numpy_of, offsets_of, trained_on
+from brimful.core.whole import part_of, settle
 from brimful.index.index import has_labels
-from brimful.store.manifest import SideFile, StoredFile, described, part_of, settle
+from brimful.store.manifest import SideFile, StoredFile, described
 from brimful.store.mapped import MappedFile
 from brimful.store.places import PLACES, num_places, places_of
 

@@ -11,7 +11,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from brimful.core.errors import StateError, logger
 from brimful.core.states import check_form
-from brimful.store.manifest import write_whole
+from brimful.core.whole import write_whole
 
 FILE: Final = "brimful_state.json"
 VERSION: Final = 1
@@ -23,7 +23,7 @@ TRAINER_FILE: Final = "trainer_state.json"
 def save(folder: str, **values: Any) -> None:
     """Writes the file, all or nothing."""
     assert values.keys() == {*NAMES}
-    write_whole(Path(folder) / FILE, json.dumps({"version": VERSION} | values, indent=1).encode() + b"\n")
+    write_whole(Path(folder) / FILE, json.dumps({"version": VERSION} | values, indent=1).encode() + b"\n", alone=True)
 
 
 def read(folder: str | os.PathLike[str]) -> dict[str, Any]:
