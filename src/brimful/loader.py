@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -219,8 +218,7 @@ class Loader(IterableDataset[Any]):
         """
         if self._used is not None:
             return copy.deepcopy(self._used.state)
-        asked_by = sys._getframe(1).f_globals.get("__name__", "")
-        if self._looping is not None and self._reader is not None and not asked_by.startswith("torchdata."):
+        if self._looping is not None and self._reader is not None and not GUARD.asked_by_torchdata():
             raise StateError(
                 f"{self._reader} takes batches of this loader before the training loop wants them, so that a state would leave "
                 "some out; give the loader itself to brimful.integrations.accelerate.prepare, and save what that returns"

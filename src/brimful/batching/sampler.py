@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Generator, Iterator
 from contextvars import copy_context
@@ -191,10 +190,9 @@ class BatchSampler:
         Price: with a count below what was handed out, the lists up to there are planned again.
         """
         run = self._running or _Run(*self._beginning())
-        asked_by = sys._getframe(1).f_globals.get("__name__", "")
         if batches_consumed is not None:
             place = self._place_after(run, run.lists_of(batches_consumed))
-        elif asked_by.startswith("torchdata."):  # it asks as it takes a list, and keeps the answer with that one
+        elif GUARD.asked_by_torchdata():  # which keeps the place with the list that it takes
             place = run.place
         else:
             place = run.place_of_the_loop()

@@ -41,6 +41,11 @@ def reader_here() -> ReadsAhead:
     return reader
 
 
+def asked_by_torchdata() -> bool:
+    """Whether a StatefulDataLoader asks the caller for a state: it does so as it takes an item, and keeps both."""
+    return str(sys._getframe(2).f_globals.get("__name__", "")).startswith("torchdata.")
+
+
 def refuse_stacking(batches: object) -> None:
     """Refuses to go on where a DataLoader asks, which would stack whole batches into one of another dimension, or fail at it: one
     around a loader of `batches`, without batch_size=None and without a collate_fn of the user's.
