@@ -63,9 +63,6 @@ class Typed(Stage[Block]):
             self.over(*(one.stream(number, count) for one in self.below)), types=partial(getattr, self, "schema")
         )
 
-    def sent(self, source: Stage[Any]) -> Stage[Block]:
-        return replace(self.over(*(one.sent(source) for one in self.below)), types=partial(_given, self.schema))
-
     @abstractmethod
     def first_types(self) -> pa.Schema:
         """The columns that its first rows have."""

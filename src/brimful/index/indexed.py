@@ -136,39 +136,8 @@ class Source(Indexed):
 
 
 @dataclass(frozen=True)
-class ChooseSource(Source):
-    """The samples of a source with the columns of a choice."""
-
-    transparent = True
-
-    upstream: Source
-    choice: Choice
-
-    @property
-    def verb(self) -> str:
-        return self.choice.verb
-
-    @once
-    def index(self) -> Index:
-        return ChosenIndex(self.upstream.index, self.choice)
-
-    @property
-    def in_index_order(self) -> bool:
-        return self.upstream.in_index_order
-
-    def ordered(self, index: Index, epoch: int) -> RowNumbers:
-        return self.upstream.ordered(index, epoch)
-
-    def tokenizers(self) -> dict[str, tuple[Any, ...]]:
-        return self.choice.renamed(self.upstream.tokenizers())
-
-    def settings(self) -> dict[str, Any]:
-        return self.choice.settings()
-
-
-@dataclass(frozen=True)
 class Choose(Indexed):
-    """The samples of data that are joined or mixed, with the columns of a choice."""
+    """The samples of indexed data with the columns of a choice."""
 
     transparent = True
 
@@ -222,3 +191,21 @@ def over_epochs(stage: Indexed, epoch: int) -> RowNumbers:
         return np.concatenate(pieces)
 
     return rows
+
+
+@dataclass(frozen=True)
+class ChooseSource(Choose, Source):
+    """The samples of a source with the columns of a choice: a source again."""
+
+    upstream: Source
+
+    @property
+    def count(self) -> int:
+        return self.upstream.count
+
+    @property
+    def in_index_order(self) -> bool:
+        return self.upstream.in_index_order
+
+    def ordered(self, index: Index, epoch: int) -> RowNumbers:
+        return self.upstream.ordered(index, epoch)
