@@ -69,9 +69,8 @@ def _values(array: pa.Array) -> list[Any]:
     if isinstance(array.type, pa.FixedShapeTensorType):
         if array.null_count:
             return [_tensor(value) for value in array]
-        moved = array.take(
-            array_of(np.arange(len(array)))
-        )  # Arrow 26 takes other rows where the values begin at an offset
+        # Arrow 26 takes other rows where the values begin at an offset
+        moved = array.take(array_of(np.arange(len(array))))
         return list(np.array(moved.to_numpy_ndarray()))
     if not is_ragged(array.type) or pa.types.is_fixed_size_list(array.type):
         return list(array.to_pylist())

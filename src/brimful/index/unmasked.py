@@ -41,9 +41,8 @@ class UnmaskedIndex(Index):
         lengths = self.base.lengths_at(numbers, columns, required)
         if self._masks is None or not len(numbers):
             return lengths
-        return np.maximum(
-            lengths - num_hidden(*self._masks.locate(numbers)), 0
-        )  # lists of two lengths: `locate` says so
+        hidden = num_hidden(*self._masks.locate(numbers))
+        return np.maximum(lengths - hidden, 0)  # lists of two lengths: `locate` says so
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         block, rows = self.base.locate(numbers)
@@ -56,9 +55,8 @@ class UnmaskedIndex(Index):
         return self.base.knows_labels
 
     def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.base.num_labels_at(
-            numbers
-        )  # those of rows with hidden tokens are looked at, as of all that are cut
+        # those of rows with hidden tokens are looked at, as of all that are cut
+        return self.base.num_labels_at(numbers)
 
     def fingerprint(self) -> Any:
         return self.base.fingerprint()
