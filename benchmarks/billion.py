@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 import brimful as bf
 from brimful.blocks.blocks import Block
 from brimful.core import random
-from brimful.index.index import Index
+from brimful.index.index import DataIndex
 from brimful.index.sequence import FromSequence
 
 RUNS = 9
 
 
 @dataclass(frozen=True, eq=False)
-class Synthetic(Index):
+class Synthetic(DataIndex):
     """Rows of 1 to 256 tokens, by a hash of their number."""
 
     count: int

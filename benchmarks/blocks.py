@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 import brimful as bf
-from brimful.batching.buffered import Buffered
+from brimful.batching.windows import Buffered
 from brimful.blocks.blocks import Block
 from brimful.core.ahead import Ahead
 from brimful.core.errors import ORIGIN, origins
@@ -102,14 +102,14 @@ STAGES: dict[str, Callable[[bf.Dataset], Stage[Any]]] = {
     "map_blocks": lambda data: data.map_blocks(same).stage,
     "pack_chunk, short": lambda data: data.pack_chunk(250).stage,
     "pack_chunk, long": lambda data: data.pack_chunk(100_000).stage,
-    "pad": lambda data: data.pad({"input_ids": 0}, 128).stage,
+    "pad": lambda data: data.pad(128, {"input_ids": 0}).stage,
     "prefetch": lambda data: Ahead(data.stage, 2),
     "samples": lambda data: Unbatch(data.stage),
     "select": lambda data: data.select("input_ids").stage,
     "skip": lambda data: data.skip(1).stage,
     "stride": lambda data: data.stride(2, 0).stage,
     "take": lambda data: data.take(1 << 40).stage,
-    "tokenize": lambda data: data.tokenize(letters, output="tokens").stage,
+    "tokenize": lambda data: data.tokenize(letters, output_column="tokens").stage,
     "windows": lambda data: Buffered(data.stage, 1000, ("input_ids",), True),
     "shuffle": lambda data: data.shuffle(1000).stage,
 }

@@ -44,7 +44,7 @@ def stored(folder: Path, count: int) -> bf.Dataset:
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     tokens = np.random.default_rng(1).integers(0, VOCABULARY, offsets[-1], dtype=np.uint16)
     rows = pa.table({"input_ids": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(tokens))})
-    len(bf.from_sequence(rows).cache(folder))
+    bf.from_sequence(rows).to_store(folder)
     return bf.from_store(folder, shuffle=True, repeat=True)
 
 

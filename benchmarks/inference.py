@@ -57,6 +57,8 @@ def answers(count: int, policy: bf.Policy, output: str | None) -> list[dict[str,
         ]
 
     data = bf.from_sequence(texts(count)).tokenize(letters)
+    if output is None:
+        return list(bf.map_batches_in_order(answer, data, policy, window=WINDOW))
     return list(bf.map_batches_in_order(answer, data, policy, output=output, window=WINDOW, version="1"))
 
 
@@ -74,7 +76,7 @@ def killed(count: int, folder: Path, files: int) -> None:
 def guarded() -> float:
     """Microseconds that a guard adds to a step of nothing."""
     batch = {name: torch.zeros(32, 128, dtype=torch.int64) for name in ("input_ids", "attention_mask", "labels")}
-    guard = bf.oom_guard(
+    guard = bf.memory.oom_guard(
         lambda batch, scale: None, parameters=[torch.zeros(1, requires_grad=True)] * 200, weigh="tokens"
     )
     guard(batch)

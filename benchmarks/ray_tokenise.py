@@ -43,7 +43,7 @@ def run(folder: Path, engine: str, workers: int, tokenizer: str) -> dict[str, An
         data = bf.from_files(urls, columns=["text"]).tokenize(tokenizer, engine=engine).select("input_ids")
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as store:
-            tokens = int(data.cache(Path(store) / name, engine=by).lengths().sum())
+            tokens = int(data.to_store(Path(store) / name, executor=by).lengths().sum())
             return tokens, time.perf_counter() - began
 
     written(str(folder / "small" / "*.jsonl"), "small")

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from brimful.blocks.blocks import visible
 from brimful.core.errors import DataError, OnError, tallied
-from brimful.sources.format import Format
-from brimful.sources.reader import Position, Wanted
+from brimful.sources.format import Format, Position, Wanted
 from tests.shards import Memory
 
 

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from brimful.core.errors import DataError, OnError, tallied
 from brimful.sources.bytes import LocalFile
+from brimful.sources.format import Wanted
 from brimful.sources.formats import FORMATS
-from brimful.sources.reader import Wanted
 
 MOST = 100_000
 """Rows, more than which a file cannot have got by damage."""

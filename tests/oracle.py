@@ -101,12 +101,12 @@ class Rows:
     def causal_labels(self, shift: bool) -> Rows:
         return self.map(lambda row: with_labels(row, shift))
 
-    def pad(self, pad_values: dict[str, int], chunk_length: int) -> Rows:
+    def pad(self, length: int, values: dict[str, int]) -> Rows:
         def filled(row: Row) -> Row:
-            first = len(row[next(iter(pad_values))])
+            first = len(row[next(iter(values))])
             mask = row.get("attention_mask", [1] * first)
-            values = {name: row[name] + [fill] * (chunk_length - len(row[name])) for name, fill in pad_values.items()}
-            return row | {"attention_mask": mask + [0] * (chunk_length - len(mask))} | values
+            lists = {name: row[name] + [fill] * (length - len(row[name])) for name, fill in values.items()}
+            return row | {"attention_mask": mask + [0] * (length - len(mask))} | lists
 
         return self.map(filled)
 
@@ -151,10 +151,11 @@ def with_labels(row: Row, shift: bool) -> Row:
     tokens = row["input_ids"]
     mask = row.get("attention_mask", [1] * len(tokens))
     seen = [place > 0 and mask[place - 1] and mask[place] for place in range(len(tokens))]
-    labels = [token if is_seen else NO_LABEL for token, is_seen in zip(tokens, seen, strict=True)]
+    given = row.get("labels", tokens)
+    labels = [label if is_seen else NO_LABEL for label, is_seen in zip(given, seen, strict=True)]
     if not shift:
         return row | {"labels": labels}
-    return row | {"shift_labels": ([*row.get("labels", labels), NO_LABEL])[1:] if tokens else []}
+    return row | {"shift_labels": [*labels, NO_LABEL][1:] if tokens else []}
 
 
 def concatenated(parts: Sequence[Rows]) -> Rows:
@@ -433,8 +434,9 @@ def packed(packs: Sequence[Sequence[Row]], said: Batching, rows: int) -> dict[st
                 continue
             segment += 1
             starts.append(at * said.size + len(whole["input_ids"]))
+            shifted = [0, *piece["shift_labels"]] if "shift_labels" in piece else piece["input_ids"]
             made = {
-                "labels": [NO_LABEL, *piece.get("labels", piece["input_ids"])[1:]],
+                "labels": [NO_LABEL, *piece.get("labels", shifted)[1:length]],
                 "position_ids": list(range(length)),
                 "segment_ids": [segment] * length,
             }

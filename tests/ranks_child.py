@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import brimful as bf
-from brimful.batching import rendezvous as agreement
+from brimful.batching import rendezvous
 from brimful.batching.batch import Uneven
 from brimful.core import background
 from brimful.loader import Loader
@@ -46,7 +46,7 @@ def batches(kind: str, folder: Path) -> bf.Batches:
     if kind == "streams":
         return data(folder)
     if kind == "buckets":
-        return mixture().batch(bf.StaticShapes([10, 30, 60], 120), window=64, group=2)
+        return mixture().batch(bf.StaticShapes([10, 30, 60], 120), window=64, balance_group=2)
     return mixture().pack(64, rows=2, window=40)
 
 
@@ -74,7 +74,7 @@ def validate(folder: Path) -> Any:
 def epochs(folder: Path, uneven: Any, group: Any) -> Any:
     seen = []
     for epoch in range(2):
-        it = data(folder).shard(group=group, uneven=uneven, timeout_seconds=30).iter(epoch=epoch)
+        it = data(folder).shard(process_group=group, uneven=uneven, timeout_seconds=30).iter(epoch=epoch)
         try:
             seen.append([one(batch) for batch in in_step(it)])
         except bf.DataError as error:
@@ -114,7 +114,7 @@ def stuck(folder: Path) -> Any:
     """Rank 0, which hosts the store, is stopped; what the other says."""
     pids: list[Any] = [None, None]
     dist.all_gather_object(pids, os.getpid())
-    agreement._GRACE = background.JOIN_SECONDS = 0.5  # type: ignore[misc]
+    rendezvous._GRACE = background.JOIN_SECONDS = 0.5  # type: ignore[misc]
     try:
         for _ in data(folder).shard(timeout_seconds=4):
             if dist.get_rank() == 0:

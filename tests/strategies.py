@@ -31,26 +31,24 @@ from hypothesis.strategies import SearchStrategy
 
 import brimful as bf
 from brimful.batching.batched import Batched
-from brimful.batching.buffered import Buffered
 from brimful.batching.micro_batches import MicroBatches
-from brimful.batching.planned import Planned
+from brimful.batching.narrowed import Narrowed
 from brimful.batching.planners import ByKey, ByPacking, ByPolicy
 from brimful.batching.round_robin import RoundRobin
 from brimful.batching.sharded import Sharded
 from brimful.batching.shuffle import Shuffle
+from brimful.batching.windows import Buffered, Planned
 from brimful.blocks.blocks import Block, Sample
 from brimful.blocks.choice import Choice
+from brimful.blocks.hashes import Split
 from brimful.blocks.parallel import Parallel
 from brimful.blocks.ragged import EMPTY
-from brimful.blocks.sides import Split
 from brimful.blocks.text_bytes import TextBytes
 from brimful.core.ahead import Ahead
-from brimful.core.enumerate_items import EnumerateItems
 from brimful.core.errors import ORIGIN, origins
-from brimful.core.map_items import MapItems
+from brimful.core.items import EnumerateItems, MapItems, TakeItems
 from brimful.core.repeat import Repeat
 from brimful.core.stage import END, Stage, State
-from brimful.core.take_items import TakeItems
 from brimful.device.bucketed import Bucketed, ToBuckets
 from brimful.device.loaded import Loaded
 from brimful.device.warm_up import Synthetic
@@ -63,10 +61,8 @@ from brimful.index.interleave import Interleave as IndexInterleave
 from brimful.index.repeat import Repeat as IndexRepeat
 from brimful.index.sequence import FromSequence
 from brimful.index.shuffle import Shuffle as IndexShuffle
-from brimful.index.skip import Skip as IndexSkip
-from brimful.index.some_rows import Sides
-from brimful.index.stride import Stride as IndexStride
-from brimful.index.take import Take as IndexTake
+from brimful.index.slice import Slice
+from brimful.index.train_valid_split import SplitMask
 from brimful.index.train_valid_split import TrainValidSplit as IndexTrainValidSplit
 from brimful.index.zip import Zip as IndexZip
 from brimful.memory import MemoryModel
@@ -92,18 +88,17 @@ from brimful.rows.rebatch import Rebatch
 from brimful.rows.row_keys import RowKeys
 from brimful.rows.scan import Scan
 from brimful.rows.skip import Skip
+from brimful.rows.sliding_window import SlidingWindow
 from brimful.rows.stride import Stride
 from brimful.rows.take import Take
 from brimful.rows.tokenize import Tokenize
 from brimful.rows.train_valid_split import TrainValidSplit
 from brimful.rows.unbatch import Unbatch
-from brimful.rows.window import Window
 from brimful.rows.zip import Zip
 from brimful.sources.files import FromFiles
-from brimful.sources.iterable import FromIterable
-from brimful.sources.tables import FromTables
+from brimful.sources.iterable import FromIterable, FromTables
 from brimful.tensors.collated import Collated
-from brimful.tensors.layouts import ByFunction, ColumnRules, Nested, Padded
+from brimful.tensors.layouts import CollateFnLayout, ColumnRules, Nested, Padded
 from brimful.tensors.on_device import OnDevice
 
 T = TypeVar("T")
@@ -361,7 +356,7 @@ def store(lengths: tuple[int, ...]) -> str:
     """The name of a token store of samples of these lengths."""
     path = folder() / f"store-{hashlib.sha256(repr(lengths).encode()).hexdigest()[:16]}"
     if not path.exists():
-        len(bf.from_sequence(samples_of(lengths)).cache(path))
+        bf.from_sequence(samples_of(lengths)).to_store(path)
     return str(path)
 
 
@@ -493,10 +488,15 @@ def tagged(item: Any) -> Any:
 # -- stages: for each class, how to draw its settings --------------------------------------------------------------------
 
 
-def on(cls: type[Any], **settings: Any) -> SearchStrategy[Link]:
+def on(cls: Callable[..., Stage[Any]], **settings: Any) -> SearchStrategy[Link]:
     """Stages of a class on an upstream that is given later; settings are strategies, or values."""
     drawn = {name: value if isinstance(value, SearchStrategy) else st.just(value) for name, value in settings.items()}
     return st.fixed_dictionaries(drawn).map(lambda kwargs: lambda upstream: cls(upstream, **kwargs))
+
+
+def of_tokens(cls: Callable[..., Stage[Any]]) -> Callable[..., Stage[Any]]:
+    """A stage that refuses to leave labels out, of rows without them."""
+    return lambda upstream, **settings: cls(Choose(upstream, Choice("select", ("input_ids",))), **settings)
 
 
 def keyed(cls: type[Any], plain: Any, seeded: Any, failing: Any = refuses_some) -> SearchStrategy[Link]:
@@ -631,6 +631,19 @@ SOURCES: Final[dict[type[Stage[Any]], SearchStrategy[Make]]] = {
             seeds,
         ),
         blocks.map(lambda make: lambda: bf.Dataset(make()).cache().stage),
+        st.builds(
+            lambda counts, given, shuffle, seed: (
+                lambda: (
+                    bf.from_dataset(
+                        samples_of(counts), lengths=counts if given else None, shuffle=shuffle, seed=seed
+                    ).stage
+                )
+            ),
+            lengths,
+            st.booleans(),
+            st.booleans(),
+            seeds,
+        ),
     ),
 }
 ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
@@ -642,8 +655,8 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
         threads,
     ),
     Choose: on(Choose, choice=choices),
-    Chunk: on(Chunk, chunk_length=few, target_columns=targets, drop_remainder=st.booleans()),
-    ConcatChunk: on(ConcatChunk, target_columns=targets, chunk_length=few),
+    Chunk: on(of_tokens(Chunk), chunk_length=few, target_columns=targets, drop_remainder=st.booleans()),
+    ConcatChunk: on(of_tokens(ConcatChunk), target_columns=targets, chunk_length=few),
     Enumerate: on(Enumerate, count_column="step"),
     EnsureBosEos: on(
         EnsureBosEos,
@@ -657,8 +670,8 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
     RowKeys: on(RowKeys, seed=seeds),
     Map: keyed(Map, [longer], noisy),
     MapBlocks: on(MapBlocks, fn=st.sampled_from([every_row_thrice, tokens_only, no_rows]), parallel=threads),
-    PackChunk: on(PackChunk, target_columns=targets, chunk_length=few, discard_long_samples=st.booleans()),
-    Pad: on(Pad, pad_values={"input_ids": 0}, chunk_length=3 * LONG),
+    PackChunk: on(of_tokens(PackChunk), target_columns=targets, chunk_length=few, discard_long_samples=st.booleans()),
+    Pad: on(Pad, length=3 * LONG, values={"input_ids": 0}),
     Rebatch: on(Rebatch),
     Scan: on(Scan, fn=counted, initial=st.just({"count": 0, "sizes": []})),
     Shuffle: on(Shuffle, buffer_size=few, seed=seeds),
@@ -669,22 +682,22 @@ ROWS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # rows to rows
     Tokenize: st.one_of(
         on(
             Tokenize,
-            encoder=encoder_for(letters),
+            tokenizer=encoder_for(letters),
             column=("text",),
-            output=st.sampled_from([("input_ids",), ("tokens",)]),
+            output_column=st.sampled_from([("input_ids",), ("tokens",)]),
             parallel=threads,
         ),
         on(
             Tokenize,
-            encoder=encoder_for(letters_of_two),
+            tokenizer=encoder_for(letters_of_two),
             column=("text", "text"),
-            output=("input_ids",),
-            outputs=("sides",),
+            output_column=("input_ids",),
+            extra_outputs=("sides",),
             parallel=threads,
         ),
     ),
     TrainValidSplit: on(TrainValidSplit, split=splits, side=sides),
-    Window: on(Window, width=few),
+    SlidingWindow: on(SlidingWindow, width=few),
     Zip: st.builds(lambda size, seed: lambda upstream: beside_its_numbers(upstream, size, seed), few, seeds),
 }
 SEVERAL: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # several streams of rows to one
@@ -705,11 +718,15 @@ INDEXED: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # indexed data
         on(IndexFilter, fn=refuses_some, on_error="skip"),
     ),
     IndexShuffle: on(IndexShuffle, buffer_size=few, seed=seeds),
-    IndexSkip: on(IndexSkip, n=count),
-    IndexStride: on(IndexStride, interval=st.just(3), offset=st.integers(0, 2)),
-    IndexTake: on(IndexTake, n=count),
+    Slice: st.one_of(
+        on(Slice.skip, n=count),
+        on(Slice.stride, interval=st.just(3), offset=st.integers(0, 2)),
+        on(Slice.take, n=count),
+    ),
     IndexTrainValidSplit: st.builds(
-        lambda split, side: lambda source: IndexTrainValidSplit(source, Sides(source.index, split), side), splits, sides
+        lambda split, side: lambda source: IndexTrainValidSplit(source, SplitMask(source.index, split), side),
+        splits,
+        sides,
     ),
     IndexZip: st.builds(lambda size, seed: lambda upstream: beside_other_ids(upstream, size, seed), few, seeds),
 }
@@ -732,7 +749,7 @@ BATCHES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # windows to b
         planner=planners,
         drop_last=st.booleans(),
         shuffle_batches=st.sampled_from([True, False, "stratified"]),
-        group=st.integers(1, 3),
+        balance_group=st.integers(1, 3),
         seed=seeds,
     ),
 }
@@ -743,7 +760,10 @@ SHARES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to ba
         st.sampled_from(["pad", "drop", "wrap"]),
     ),
 }
-STEPS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {MicroBatches: on(MicroBatches, number=few)}  # likewise
+STEPS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # likewise
+    MicroBatches: on(MicroBatches, number=few),
+    Narrowed: on(Narrowed),
+}
 TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to what is trained on
     Collated: on(
         Collated,
@@ -754,7 +774,7 @@ TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to w
             st.just({"input_ids": 9}),
             st.sampled_from([{}, {"input_ids": "int32", "attention_mask": "bool"}]),
         ),
-        layout=st.one_of(st.builds(Padded, st.booleans()), st.just(Nested()), st.just(ByFunction(list))),
+        layout=st.one_of(st.builds(Padded, st.booleans()), st.just(Nested()), st.just(CollateFnLayout(list))),
     ),
 }
 SAMPLES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {Unbatch: on(Unbatch)}  # rows to dicts
@@ -795,7 +815,7 @@ STAGES: Final[set[type[Stage[Any]]]] = {
 }
 CUTTERS: Final[set[type[Stage[Any]]]] = {Choose, Chunk, ConcatChunk, PackChunk, MapBlocks}
 """After these a sample may have no text."""
-COUNTING: Final[set[type[Stage[Any]]]] = {Enumerate, Scan, Skip, Stride, Take, Window, Zip}
+COUNTING: Final[set[type[Stage[Any]]]] = {Enumerate, Scan, Skip, Stride, Take, SlidingWindow, Zip}
 """What rows in several streams are refused by."""
 
 
@@ -828,7 +848,7 @@ def sources() -> SearchStrategy[Make]:
 def indexed_sources() -> SearchStrategy[Make]:
     """Indexed data as they are, or filtered, or some samples of their epochs."""
     source = SOURCES[FromSequence]
-    some = on(IndexTake, n=st.integers(0, 40))
+    some = on(Slice.take, n=st.integers(0, 40))
     return st.one_of(
         source, st.builds(chain, source, INDEXED[IndexFilter]), st.builds(chain, source, INDEXED[IndexRepeat], some)
     )
@@ -836,9 +856,7 @@ def indexed_sources() -> SearchStrategy[Make]:
 
 def indexed() -> SearchStrategy[Make]:
     """Indexed data, sliced, shuffled, joined and mixed."""
-    links = st.lists(
-        st.one_of(*(INDEXED[cls] for cls in (IndexSkip, IndexStride, IndexTake, IndexShuffle))), max_size=2
-    )
+    links = st.lists(st.one_of(INDEXED[Slice], INDEXED[IndexShuffle]), max_size=2)
     straight = st.builds(lambda make, links: chain(make, *links), indexed_sources(), links)
     mixed = st.builds(
         lambda makes, link, links: chain(joined(makes, link), *links),
@@ -864,8 +882,8 @@ def row_links(
         ):
             continue
         seen |= {cls}
-        if cls is Window:
-            links += [draw(ROWS[Window]), lambda upstream: MapBlocks(upstream, last_of_each)]
+        if cls is SlidingWindow:
+            links += [draw(ROWS[SlidingWindow]), lambda upstream: MapBlocks(upstream, last_of_each)]
         elif cls is Repeat:
             links += [draw(ITEMS[Repeat]), draw(ROWS[Take])]
         else:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -82,7 +83,7 @@ def test_groups_inside_a_batch() -> None:
     assert grouped.partition == ((0, 1, 2), (3,))
     total = grouped.apply(lambda x, mask: (x * mask).sum(1), masks={"mask": "seq"}, outputs="")
     assert [one.item() for one in total.ungroup()] == [1, 4, 2, 9]
-    assert bf.find_thresholds([1] * 771 + [4] * 193 + [16] * 48 + [64] * 12, 4) == [1, 4, 16]
+    assert bf.grouping.find_thresholds([1] * 771 + [4] * 193 + [16] * 48 + [64] * 12, 4) == [1, 4, 16]
 
 
 def test_uniform_buckets_end_at_the_longest() -> None:
@@ -116,7 +117,7 @@ def test_a_packed_batch() -> None:
     assert batch["segment_ids"].tolist() == [[1, 1, 1, 2], [1, 1, 0, 0]]
     assert (batch["cu_seqlens"].tolist(), batch["cu_seqlens"].dtype) == ([0, 3, 4, 6, 8], torch.int32)
     assert isinstance(batch["max_seqlen"], int)
-    (named,) = tokens([1, 2, 3]).pack(4, hf_flash_attention=True)
+    (named,) = tokens([1, 2, 3]).pack(4)
     assert {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"} <= named.keys()
 
 
@@ -302,7 +303,7 @@ def test_integers_of_a_store_are_wide_enough_for_a_users_arithmetic(tmp_path: Pa
 
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    len(bf.from_sequence(["a b"]).tokenize(tokenizer).cache(tmp_path / "store"))
+    bf.from_sequence(["a b"]).tokenize(tokenizer).to_store(tmp_path / "store")
 
     def labelled(sample: dict[str, Any]) -> dict[str, Any]:
         labels = sample["input_ids"] - 200
@@ -324,6 +325,30 @@ def test_what_drop_last_leaves_out_is_counted(way: str) -> None:
         taken = sum(len(batch["lengths"]) for batch in it)
         assert taken + it.stats.dropped == 23
         assert it.stats.dropped > 0
+        assert it.stats.tokens + it.stats.dropped_tokens == sum(1 + n % 5 for n in range(23))
+
+
+@pytest.mark.parametrize("where", ["indexed", "stream"])
+@pytest.mark.parametrize(
+    ("way", "overlong"),
+    [(way, word) for way in ("batch", "tokens", "static") for word in ("truncate", "drop", "alone")]
+    + [("pack", word) for word in ("truncate", "drop", "split")],
+)
+def test_the_tokens_that_are_cut_or_dropped_are_counted(way: str, overlong: Any, where: str) -> None:
+    data = bf.from_sequence([{"input_ids": [1] * length} for length in (9, 3, 5, 12, 4, 1, 5)])
+    data = data if where == "indexed" else data.map(dict)
+    batches = {
+        "batch": lambda: data.batch(2, window=7, buckets=[5], overlong=overlong),
+        "tokens": lambda: data.batch_by_tokens(5, window=4, overlong=overlong),
+        "static": lambda: data.batch(bf.StaticShapes([5], 10), window=4, overlong=overlong),
+        "pack": lambda: data.pack(5, window=4, overlong=overlong),
+    }[way]()
+    with batches.iter() as it:
+        list(it)
+        found = (it.stats.truncated, it.stats.dropped, it.stats.alone, it.stats.dropped_tokens)
+        assert it.stats.tokens + it.stats.dropped_tokens == 39
+    words = {"truncate": (2, 0, 0, 4 + 7), "drop": (0, 2, 0, 9 + 12), "alone": (0, 0, 2, 0), "split": (0, 0, 0, 0)}
+    assert found == words[overlong]
 
 
 def test_what_follows_memory_is_called_as_it_is_said() -> None:
@@ -335,10 +360,57 @@ def test_what_follows_memory_is_called_as_it_is_said() -> None:
         parameters = inspect.signature(function).parameters.values()
         return [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
 
-    assert required(bf.oom_guard) == ["step"]
-    assert optional(bf.oom_guard)["parameters"] is None
+    assert required(bf.memory.oom_guard) == ["step"]
+    assert optional(bf.memory.oom_guard)["parameters"] is None
     assert required(bf.map_batches_in_order) == ["fn", "texts_or_dataset", "policy"]
     assert {"output": None, "window": "auto"}.items() <= optional(bf.map_batches_in_order).items()
     texts = ["one", "three", "two"]
     shouted = bf.map_batches_in_order(lambda batch: [text + "!" for text in batch["text"]], texts, bf.TokenBudget(6))
     assert list(shouted) == ["one!", "three!", "two!"]
+
+
+def test_what_other_libraries_take_between_brackets_is_refused_with_the_method_for_it(tmp_path: Path) -> None:
+    indexed = bf.from_sequence(["a", "b", "c"])
+    for data in (indexed, indexed.stream()):
+        with pytest.raises(
+            TypeError, match=r"^a data set has a sample by its number \(got 'text'\); \.select\('text'\) gives"
+        ):
+            data["text"]
+        with pytest.raises(
+            TypeError, match=r"^a data set has one sample by its number, or some by a slice \(got \[1, 2\]\)"
+        ):
+            data[[1, 2]]
+
+
+def test_a_method_of_samples_that_is_called_on_batches_says_where_it_belongs() -> None:
+    batches = bf.from_sequence(["a"]).batch(1)
+    with pytest.raises(
+        AttributeError, match=r"^batches have no 'pack', which is for samples: call \.pack\(\.\.\.\) before they are"
+    ):
+        _ = batches.pack
+    with pytest.raises(AttributeError, match=r"^'Batches' object has no attribute 'tokenise'$"):
+        _ = batches.tokenise
+    methods = {name for name in vars(bf.Dataset) if not name.startswith("_")} - set(dir(batches))
+    for name in methods - {"kind", "stage"}:
+        with pytest.raises(AttributeError, match="before they are batched"):
+            getattr(batches, name)
+
+
+def test_a_table_with_two_columns_of_one_name_is_refused() -> None:
+    table = pa.table([[1], [2]], names=["a", "a"])
+    with pytest.raises(ValueError, match=r"^from_sequence got a table with two columns 'a'; rename one"):
+        bf.from_sequence(table)
+
+
+def test_braces_beyond_the_length_of_a_name_are_counted() -> None:
+    with pytest.raises(ValueError, match=r"stand for [\d,]+ names, and may stand for 1,000,000"):
+        list(bf.from_files("{a,b}" * 60 + ".jsonl"))
+
+
+def test_data_without_a_row_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    data = bf.from_files(tmp_path / "empty.jsonl")
+    assert list(data) == list(data.map(dict)) == []
+    assert [record.getMessage() for record in caplog.records] == [
+        f"from_files: there is no row in {tmp_path}/empty.jsonl"
+    ]

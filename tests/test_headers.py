@@ -17,9 +17,10 @@ GOLDEN: Final = Path(__file__).parent / "headers.json"
 NO_PARAMETERS: Final = {
     "verb": "the method or function that was called",
     "datasets": "the headers of what is joined",
-    "of": "the header of what was cached",
+    "of": "the header of what `cache` keeps",
     "rows": "how many there are",
     "crc32": "a checksum of their values, or of which of them are kept",
+    "lengths_crc32": "a checksum of lengths that were given, or measured",
     "digest": "of names and sizes of shards, or of a store's manifest",
     "shards": "how many there are",
     "kept": "how many rows a filter or a split keeps",
@@ -70,6 +71,8 @@ ROWS: Final = bf.from_sequence(
 STREAM: Final = ROWS.stream().map(same)
 MADE: Final[dict[str, Callable[[], bf.Dataset | bf.Batches]]] = {
     "from_sequence": lambda: bf.from_sequence(["a"], shuffle=True, repeat=True),
+    "from_dataset": lambda: bf.from_dataset([{"input_ids": [1]}], lengths=[1], shuffle=True),
+    "from_dataset with measured lengths": lambda: bf.from_dataset([{"input_ids": [1]}]).batch(1),
     "from_iterable": lambda: bf.from_iterable([{"a": 1}]),
     "map": lambda: ROWS.map(same),
     "map with a seed": lambda: ROWS.map(drawn, seed=3, on_error="skip"),
@@ -79,14 +82,14 @@ MADE: Final[dict[str, Callable[[], bf.Dataset | bf.Batches]]] = {
     "flat_map": lambda: ROWS.flat_map(several),
     "map_blocks": lambda: ROWS.map_blocks(block_of),
     "scan": lambda: ROWS.scan(counted, 0),
-    "window": lambda: ROWS.window(2),
-    "tokenize": lambda: ROWS.tokenize(letters, output="tokens", remove_columns="text"),
+    "sliding_window": lambda: ROWS.sliding_window(2),
+    "tokenize": lambda: ROWS.tokenize(letters, output_column="tokens", remove_columns="text"),
     "add_bos_eos": lambda: ROWS.add_bos_eos(1, None),
     "causal_labels": lambda: ROWS.causal_labels(shift=True),
     "chunk": lambda: ROWS.chunk(4, drop_remainder=False),
     "concat_chunk": lambda: ROWS.concat_chunk(4),
     "pack_chunk": lambda: ROWS.pack_chunk(4, discard_long_samples=True),
-    "pad": lambda: ROWS.pad({"input_ids": 0}, 9),
+    "pad": lambda: ROWS.pad(9, {"input_ids": 0}),
     "shuffle": lambda: ROWS.shuffle(3, seed=1),
     "shuffle of a stream": lambda: STREAM.shuffle(3),
     "take": lambda: ROWS.take(3),
@@ -110,7 +113,9 @@ MADE: Final[dict[str, Callable[[], bf.Dataset | bf.Batches]]] = {
     "batch": lambda: ROWS.batch(4, drop_last=True),
     "batch with a window": lambda: ROWS.batch(4, window=8, pad_to_multiple_of=8, pad_values={"input_ids": 7}),
     "batch_by_tokens": lambda: STREAM.batch_by_tokens(64, buckets=[4, 8], shuffle_batches=False).take(3),
-    "batch of static shapes": lambda: ROWS.batch(bf.StaticShapes([4, 8], 16), group=2, token_columns=["labels"]),
+    "batch of static shapes": lambda: ROWS.batch(
+        bf.StaticShapes([4, 8], 16), balance_group=2, token_columns=["labels"]
+    ),
     "batch_by": lambda: ROWS.batch_by(4, length),
     "pack": lambda: ROWS.pack(16, rows=2, overlong="truncate", micro_batches=2).enumerate(),
     "batches after methods": lambda: ROWS.batch(4).shard(0, 2).map(same).prefetch(2).take(2),
@@ -128,7 +133,7 @@ def test_the_header_of_a_verb_is_what_it_was(name: str) -> None:
 
 
 def test_a_header_holds_parameters_by_their_public_names() -> None:
-    faces = [bf.from_files, bf.from_sequence, bf.from_iterable, bf.from_store, bf.interleave_datasets]
+    faces = [bf.from_files, bf.from_sequence, bf.from_dataset, bf.from_iterable, bf.from_store, bf.interleave_datasets]
     faces += [
         method for owner in (bf.Dataset, bf.Batches) for _, method in inspect.getmembers(owner, inspect.isfunction)
     ]

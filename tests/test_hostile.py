@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import brimful as bf
-from brimful.core.processes import Records
+from brimful.core.processes import LogCapture
 from brimful.sources import forward
 from brimful.store.manifest import MANIFEST, _digest
 from tests.cli.commands import invoke
@@ -20,7 +20,7 @@ from tests.samples import all_stages
 
 @pytest.mark.parametrize("end", [".jsonl", ".txt", ".csv", ".jsonl.gz"])
 def test_a_line_without_an_end_is_refused(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "LINE_BYTES", 1 << 20)
+    monkeypatch.setattr(forward, "RECORD_BYTES", 1 << 20)
     path = tmp_path / f"a{end}"
     first = {".txt": "x\n", ".csv": "text\nx\n"}.get(end, '{"text": "x"}\n').encode()
     data = first + b"0" * (3 << 20) + b"\n" + first
@@ -43,7 +43,7 @@ def test_braces_stand_for_a_million_names_at_most() -> None:
 
 @pytest.mark.parametrize("name", ["../secret.arrow", "/etc/passwd", "a/b.arrow", "..", "", "..\\x"])
 def test_a_manifest_names_files_of_its_folder_alone(name: str, tmp_path: Path) -> None:
-    assert len(bf.from_sequence([{"input_ids": [1, 2]}]).cache(tmp_path / "store")) == 1
+    assert len(bf.from_sequence([{"input_ids": [1, 2]}]).to_store(tmp_path / "store")) == 1
     path = next(tmp_path.rglob(MANIFEST))
     content = json.loads(path.read_text())
     content.pop("sha256")
@@ -98,7 +98,7 @@ def test_plans_and_shapes_are_those_of_the_batches_that_are_taken(repeat: bool) 
 def test_the_log_goes_where_the_user_lets_it(propagates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     logger = logging.getLogger("brimful")
     monkeypatch.setattr(logger, "propagate", propagates)
-    with Records():
+    with LogCapture():
         assert not logger.propagate
     assert logger.propagate is propagates
 
@@ -106,9 +106,9 @@ def test_the_log_goes_where_the_user_lets_it(propagates: bool, monkeypatch: pyte
 def test_two_savers_of_a_memory_model_have_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr("os.fsync", synced.append)
-    model = bf.MemoryModel.fit([(1, 8), (8, 8), (8, 16)], [1008, 1064, 1128])
+    model = bf.memory.MemoryModel.fit([(1, 8), (8, 8), (8, 16)], [1008, 1064, 1128])
     (tmp_path / "model.json.part").write_text("another's")
     model.save(tmp_path / "model.json")
     assert synced
-    assert bf.MemoryModel.load(tmp_path / "model.json").to_json() == model.to_json()
+    assert bf.memory.MemoryModel.load(tmp_path / "model.json").to_json() == model.to_json()
     assert (tmp_path / "model.json.part").read_text() == "another's"

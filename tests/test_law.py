@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 import brimful
 import brimful as bf
-from brimful.batching.buffered import Buffered
-from brimful.batching.planned import Planned
-from brimful.batching.window import Window
+from brimful.batching.window import PlanningWindow
+from brimful.batching.windows import Buffered, Planned
 from brimful.blocks.blocks import Block
 from brimful.core.repeat import Repeat
 from brimful.core.stage import END, Stage, running
@@ -30,7 +29,7 @@ from brimful.device.loaded import Loaded
 from brimful.index.concat import Concat as IndexConcat
 from brimful.index.interleave import Interleave as IndexInterleave
 from brimful.index.repeat import Repeat as IndexRepeat
-from brimful.ray.spread import Fed, Spread
+from brimful.ray.spread import OneBlock, RayStage
 from brimful.rows.chunk import Chunk
 from brimful.rows.concat import Concat
 from brimful.rows.concat_chunk import ConcatChunk
@@ -85,7 +84,7 @@ def test_law_of_each_stage(cls: type[Stage[Any]], data: st.DataObject, rows: int
             assert_exact_resume(make, max_items=20, max_resumes=20)
 
 
-OF_A_CLUSTER = {Fed, Spread}
+OF_A_CLUSTER = {OneBlock, RayStage}
 """Of these tests/ray/test_spread.py holds the law, and tests/test_ray.py where there is a cluster."""
 ENDLESS = {
     IndexRepeat,
@@ -159,7 +158,7 @@ def rows_of(item: Any) -> Iterator[Any]:
     """What a stream says, without how it was cut."""
     if isinstance(item, pa.RecordBatch):
         yield from item.to_pylist()
-    elif isinstance(item, Window):
+    elif isinstance(item, PlanningWindow):
         yield item.number, item.lengths.tolist(), *item.take(np.arange(len(item))).to_pylist()
     else:
         yield item.numbers.tolist(), item.padded_length, item.padded_size, *rows_of(item.window)
@@ -243,7 +242,7 @@ def test_a_type_is_not_remembered_after_the_rows_that_had_it(cls: type[Any]) -> 
 def test_held_rows_come_out_where_upstream_ends_without_saying_so() -> None:
     def make() -> Stage[Any]:
         rows = Concat((draw.Blocks((1, 1, 1)), Take(draw.Blocks((1,)), 0)))
-        return PackChunk(rows, ("input_ids",), 2, False)
+        return PackChunk(rows, ("input_ids", "labels"), 2, False)
 
     assert [row["input_ids"] for row in content(make, 0)] == [[0, 100], [200]]
     assert_exact_resume(make)

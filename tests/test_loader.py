@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 import pickle
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader
 
 import brimful as bf
 from brimful.core.errors import StateError
+from brimful.core.states import as_text
 from brimful.device.async_loader import AsyncLoader
 from brimful.loader import Loader
 from tests.effort import examples
@@ -95,7 +97,7 @@ def test_a_restored_epoch_keeps_its_position_and_another_is_refused_before_its_f
 def test_a_state_after_the_loop_is_that_of_the_next_epoch() -> None:
     loader = make()
     flat(loader)
-    assert loader.state_dict() == {"epoch": 1, "iterator": ""}
+    assert loader.state_dict() == as_text(1, None, None)
 
 
 def test_leaving_a_loop_closes_what_it_ran() -> None:
@@ -127,7 +129,7 @@ def test_another_epoch_has_nothing_of_the_one_that_was_left() -> None:
     for _ in loader:
         break
     loader.set_epoch(1)
-    assert loader.state_dict() == {"epoch": 1, "iterator": ""}
+    assert loader.state_dict() == as_text(1, None, None)
 
 
 def by_zip(loader: Loader) -> object:
@@ -151,7 +153,7 @@ def test_a_loader_that_is_read_to_its_last_batch_has_ended_its_epoch(read: Any, 
         if named:
             loader.set_epoch(epoch)
         assert flat(read(loader)) == expected[epoch]
-        assert loader.state_dict() == {"epoch": epoch + 1, "iterator": ""}
+        assert loader.state_dict() == as_text(epoch + 1, None, None)
         resumed = make()
         resumed.load_state_dict(loader.state_dict())
         assert flat(resumed) == flat(iter_epoch(epoch + 1))
@@ -245,12 +247,17 @@ def test_an_empty_data_set_has_empty_epochs(caplog: pytest.LogCaptureFixture) ->
         assert list(make_batches(0).loader()) == []
 
 
-@pytest.mark.parametrize(
-    "make_loader", [make, lambda: AsyncLoader(make(), "cpu"), lambda: stepping(6)], ids=["whole", "ahead", "steps"]
-)
+KINDS: dict[str, Callable[[], Any]] = {
+    "whole": make,
+    "ahead": lambda: AsyncLoader(make(), "cpu"),
+    "steps": lambda: stepping(6),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("begun", [False, True])
-def test_what_was_taken_and_not_used_comes_again(make_loader: Any, begun: bool) -> None:
-    whole = flat(make())
+def test_what_was_taken_and_not_used_comes_again(kind: str, begun: bool) -> None:
+    whole, make_loader = flat(make()), KINDS[kind]
     loader, used = make_loader(), [70]
     held = iter(loader)
     if begun:
@@ -270,6 +277,19 @@ def test_what_was_taken_and_not_used_comes_again(make_loader: Any, begun: bool) 
     assert flat(resumed) == whole[4:]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loader_that_was_sent_elsewhere_inside_of_a_loop_is_followed_from_there(kind: str) -> None:
+    loader = KINDS[kind]()
+    held = iter(loader)
+    next(held)
+    state = loader.state_dict()
+    next(held)
+    loader.load_state_dict(state)
+    loader.follow(lambda: 0)
+    assert loader.state_dict() == state
+    assert flat(loader) == flat(make())[2:]
+
+
 def test_a_loop_that_begins_goes_back_to_what_was_used() -> None:
     loader, used = stepping(6), [0]
     loader.follow(lambda: used[0])
@@ -277,6 +297,48 @@ def test_a_loop_that_begins_goes_back_to_what_was_used() -> None:
         pass
     used[0] = 1
     assert flat(loader)[:4] == flat(make())[2:6], "the second batch was not used"
+
+
+@given(
+    kind=st.sampled_from(["whole", "steps", "steps ahead", "whole ahead"]),
+    acts=st.lists(
+        st.sampled_from(["take", "take", "take", "use", "use", "leave", "save", "copy", "again"]), max_size=40
+    ),
+)
+@examples(60)
+def test_a_trainer_uses_each_batch_once_whatever_it_takes_leaves_and_saves(kind: str, acts: list[str]) -> None:
+    used: list[int] = []
+    held: list[Any] = []
+
+    def made() -> Any:
+        loader = stepping(2) if "steps" in kind else make()
+        return AsyncLoader(loader, "cpu") if "ahead" in kind else loader
+
+    loader, running = made(), None
+    loader.follow(lambda: len(used) // 2)
+    for act in acts:
+        if act == "take":
+            running = iter(loader) if running is None else running
+            if (batch := next(running, None)) is None:
+                running = None
+            else:
+                held.append(batch)
+        elif act == "use" and held:
+            used.extend(flat([held.pop(0)]))
+        elif act == "leave" and running is not None and "steps" in kind:  # an epoch of the data would begin again
+            running.close()
+            running = None
+            held.clear()
+        elif act in ("save", "copy"):
+            state = json.loads(json.dumps(loader.state_dict()))
+            loader, running = made() if act == "save" else pickle.loads(pickle.dumps(loader)), None
+            assert act == "save" or loader.state_dict() == state
+            loader.load_state_dict(state)
+            loader.follow(lambda: len(used) // 2)
+            held.clear()
+        elif act == "again":  # another trainer counts on
+            loader.follow(lambda: 100 + len(used) // 2)
+    assert used == endless(len(used) // 2)
 
 
 # -- epochs of so many steps ---------------------------------------------------------------------------------------------
@@ -342,6 +404,49 @@ def test_a_state_of_epochs_of_steps_is_for_such_and_the_reverse() -> None:
     )
     with pytest.raises(bf.StateError, match=message):
         whole.load_state_dict(steps.state_dict())
+
+
+@pytest.mark.parametrize("steps", [5, 7])
+def test_a_state_behind_the_end_of_shorter_epochs_is_refused_with_both_numbers(steps: int) -> None:
+    longer, shorter = stepping(10), stepping(5)
+    flat(islice(longer, steps))
+    message = rf"^this state was saved after {steps} steps of its epoch, and this loader has steps_per_epoch=5; go on"
+    with pytest.raises(bf.StateError, match=message):
+        shorter.load_state_dict(longer.state_dict())
+    assert flat(shorter) == endless(5)  # stands where it stood
+    still = stepping(steps + 1)
+    still.load_state_dict(longer.state_dict())
+    assert flat(still) == endless(steps + 1)[2 * steps :]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": -3}, "steps must be at least 0"),
+        ({"steps": 10**30}, "steps must be at most"),
+        ({"steps": 2.5}, r"steps must be an integer \(got 2.5\)"),
+        ({"steps": "2"}, r"steps must be an integer \(got '2'\)"),
+        ({"steps": None}, r"steps must be an integer \(got None\)"),
+        ({"steps": 2}, r"epoch 0, steps 2 and its place have the checksum \d+, not \d+; it was edited"),
+        ({"epoch": 1}, r"epoch 1, steps 3 and its place have the checksum"),
+        ({"iterator": ""}, r"epoch 0, steps 3 and its place have the checksum"),
+        ({"crc32": "x"}, r"epoch 0, steps 3 and its place have the checksum \d+, not 'x'"),
+    ],
+)
+def test_a_state_whose_numbers_were_changed_is_refused(change: dict[str, Any], message: str) -> None:
+    loader = stepping()
+    flat(islice(loader, 3))
+    with pytest.raises(bf.StateError, match=f"^this loader's state is damaged: {message}"):
+        stepping().load_state_dict(loader.state_dict() | change)
+
+
+def test_a_state_of_before_without_a_checksum_is_taken() -> None:
+    loader, again = stepping(), stepping()
+    flat(islice(loader, 3))
+    state = loader.state_dict()
+    del state["crc32"]
+    again.load_state_dict(state)
+    assert flat(again) == endless(4)[6:]
 
 
 def test_a_loop_inside_a_loop_of_steps_ends_the_outer_one_with_an_error() -> None:

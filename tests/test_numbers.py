@@ -34,7 +34,7 @@ COUNTS: dict[str, tuple[str, int, Call]] = {  # what is called; by what name the
     "chunk": ("chunk_length", 2, DATA.chunk),
     "concat_chunk": ("chunk_length", 2, DATA.concat_chunk),
     "pack_chunk": ("chunk_length", 2, DATA.pack_chunk),
-    "pad": ("chunk_length", 9, lambda n: DATA.pad({"input_ids": 0}, n)),
+    "pad": ("length", 9, lambda n: DATA.pad(n, {"input_ids": 0})),
     "tokenize": ("max_workers", 2, lambda n: DATA.tokenize(letters, max_workers=n)),
     "tokenize to a length": (
         "max_length",
@@ -45,7 +45,7 @@ COUNTS: dict[str, tuple[str, int, Call]] = {  # what is called; by what name the
     "add_bos_eos, eos": ("eos_token_id", 2, lambda n: DATA.add_bos_eos(None, n)),
     "batch": ("n", 2, DATA.batch),
     "window of batch": ("window", 3, lambda n: DATA.batch(2, window=n)),
-    "group": ("group", 2, lambda n: DATA.batch(2, group=n)),
+    "group": ("balance_group", 2, lambda n: DATA.batch(2, balance_group=n)),
     "batch_by_tokens": ("max_tokens", 8, DATA.batch_by_tokens),
     "pad_to_multiple_of": ("pad_to_multiple_of", 2, lambda n: DATA.batch_by_tokens(8, pad_to_multiple_of=n)),
     "buckets of batch_by_tokens": ("buckets", 6, lambda n: DATA.batch_by_tokens(8, buckets=[n])),
@@ -77,12 +77,9 @@ COUNTS: dict[str, tuple[str, int, Call]] = {  # what is called; by what name the
     "max_length": ("max_length", 6, lambda n: bf.optimal_buckets(LENGTHS, 2, max_length=n)),
     "uniform_buckets": ("max_length", 9, lambda n: bf.uniform_buckets(n, 2)),
     "number of uniform_buckets": ("num_buckets", 2, lambda n: bf.uniform_buckets(9, n)),
-    "quantile_buckets": ("num_buckets", 2, lambda n: bf.quantile_buckets(LENGTHS, n)),
-    "exponential_buckets": ("max_length", 9, lambda n: bf.exponential_buckets(1, n, 2)),
-    "number of exponential_buckets": ("num_buckets", 2, lambda n: bf.exponential_buckets(1, 9, n)),
     "window of BatchSampler": ("window", 3, lambda n: bf.BatchSampler(LENGTHS, bf.FixedSize(2), window=n)),
     "world_size of BatchSampler": ("world_size", 2, lambda n: bf.BatchSampler(LENGTHS, bf.FixedSize(2), world_size=n)),
-    "group of BatchSampler": ("group", 2, lambda n: bf.BatchSampler(LENGTHS, bf.FixedSize(2), group=n)),
+    "group of BatchSampler": ("balance_group", 2, lambda n: bf.BatchSampler(LENGTHS, bf.FixedSize(2), balance_group=n)),
     "epoch of BatchSampler": ("epoch", 2, lambda n: bf.BatchSampler(LENGTHS, bf.FixedSize(2)).set_epoch(n)),
 }
 SEEDS: dict[str, Call] = {
@@ -99,7 +96,7 @@ SEEDS: dict[str, Call] = {
 SECONDS: dict[str, Call] = {
     "from_files": lambda seconds: bf.from_files("none.jsonl", timeout_seconds=seconds),
     "from_store": lambda seconds: bf.from_store("none", timeout_seconds=seconds),
-    "cache": lambda seconds: DATA.cache("none", timeout_seconds=seconds),
+    "to_store": lambda seconds: DATA.to_store("none", timeout_seconds=seconds),
     "shard": lambda seconds: BATCHES.shard(0, 1, timeout_seconds=seconds),
 }
 

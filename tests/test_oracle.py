@@ -88,7 +88,8 @@ class Pipeline:
     world_size: int
     uneven: Any
     repeat: int
-    epochs: int = 1
+    names_columns: bool = False
+    """Whether `token_columns` of packed rows names those that there are, but for the mask, which hides tokens all the same."""
 
     def __str__(self) -> str:
         lines = [f"pipeline {self.number}"]
@@ -191,6 +192,9 @@ class Pipeline:
             options["window"] = said.window
         if self.collates:
             options["collate_fn"] = as_they_are
+        if self.names_columns:
+            columns = self.rows().rows[0]
+            options["token_columns"] = [name for name in TOKEN_COLUMNS if name in columns and name != "attention_mask"]
         data = self.dataset(folder)
         if said.kind == "pack":
             return data.pack(said.size, rows=said.rows, **options)
@@ -225,7 +229,7 @@ VERBS: Final[dict[str, Callable[..., bf.Dataset]]] = {
     "rename": lambda data, names: data.rename(names),
     "add_bos_eos": lambda data, bos, eos: data.add_bos_eos(bos, eos),
     "causal_labels": lambda data, shift: data.causal_labels(shift=shift),
-    "pad": lambda data, values, length: data.pad(values, length),
+    "pad": lambda data, length, values: data.pad(length, values),
     "chunk": lambda data, length, names, drop: data.chunk(length, target_columns=names, drop_remainder=drop),
     "concat_chunk": lambda data, length, names: data.concat_chunk(length, target_columns=names),
     "pack_chunk": lambda data, length, names, discard: data.pack_chunk(
@@ -270,7 +274,7 @@ def their_source(folder: Path, kind: str, rows: list[Row], options: dict[str, An
         return bf.from_sequence(rows, repeat=repeat, **options)
     if kind == "store":
         if not folder.exists():
-            list(bf.from_sequence(rows).cache(folder))
+            list(bf.from_sequence(rows).to_store(folder))
         return bf.from_store(folder, repeat=repeat, **options)
     if not folder.exists():
         folder.mkdir(parents=True)
@@ -316,6 +320,7 @@ def drawn_rows(draw: random.Random, count: int, names: Sequence[str], lengths: S
             "attention_mask": mask,
             "token_type_ids": [draw.randrange(2) for _ in ids],
             "labels": labels,
+            "shift_labels": [draw.choice([NO_LABEL, one]) for one in ids],
             "chosen_labels": [draw.choice([NO_LABEL, 3, 4]) for _ in other],
             "numbers": [draw.randrange(100) for _ in other],
             "scores": [draw.randrange(8) / 4 for _ in other],
@@ -336,6 +341,7 @@ def drawn(number: int) -> Pipeline:
     draw = random.Random(number)
     names = ["id", "input_ids"]
     names += ["attention_mask"] * (draw.random() < 0.3) + ["labels"] * (draw.random() < 0.4)
+    names += ["shift_labels"] * (draw.random() < 0.1)
     names += [name for name in OPTIONAL if draw.random() < 0.2]
     lengths = draw.choice([[1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 9], [1], [0, 1, 12, 13], [4], list(range(14))])
     repeats = draw.random() < 0.08
@@ -389,6 +395,7 @@ def drawn(number: int) -> Pipeline:
     else:
         pipeline.world_size, pipeline.uneven = 1, None
     pipeline.repeat *= pipeline.said.share  # whole steps
+    pipeline.names_columns = pipeline.said.kind == "pack" and bool(rows.rows) and draw.random() < 0.3
     pipeline.collates = pipeline.said.kind not in ("pack", "static") and draw.random() < 0.08
     return pipeline
 
@@ -410,7 +417,10 @@ def drawn_verb(
         ("filter_map", (odd_ones,)),
         ("flat_map", (copies,)),
     ]
-    if not is_padded:
+    unnamed = [name for name in row if (name in columns or oracle.is_labels(name)) and name not in chosen]
+    if unnamed:  # which chunkers refuse to leave out
+        choices += [("drop", (unnamed,))] * 2
+    elif not is_padded:
         choices += [("chunk", (length, chosen, draw.random() < 0.5))]
         if rows.ordered and len({row["input_ids"][0] for row in rows.rows if row["input_ids"]}) == sum(
             bool(row["input_ids"]) for row in rows.rows
@@ -418,13 +428,13 @@ def drawn_verb(
             choices += [("concat_chunk", (length, chosen)), ("pack_chunk", (length, chosen, draw.random() < 0.3))]
     if not {"labels", "shift_labels"} & row.keys():
         choices += [("causal_labels", (False,)), ("causal_labels", (True,)), ("map", (backwards,))] * 2
-    elif "shift_labels" not in row and not any(map(has_unseen_labels, rows.rows)):
+    elif "shift_labels" not in row:
         choices += [("causal_labels", (True,))] * 3
     if columns == ["input_ids"]:
         choices += [("add_bos_eos", draw.choice([(1, 2), (None, 2), (1, None)]))] * 2
     if longest and "shift_labels" not in row:
         fills = {name: NO_LABEL if name == "labels" else 0 for name in columns if name != "attention_mask"}
-        choices += [("pad", (fills, longest + draw.randrange(3)))]
+        choices += [("pad", (longest + draw.randrange(3), fills))]
     others = [name for name in row if name not in columns and name != "id"]
     if others:
         choices += [("drop", ([draw.choice(others)],)), ("select", ([name for name in row if name != others[0]],))]
@@ -438,15 +448,6 @@ def drawn_verb(
         if not {"step", "total"} & row.keys():
             choices += [("enumerate", ("step",)), ("scan", (running_total, 0))]
     return draw.choice(choices)
-
-
-def has_unseen_labels(row: Row) -> bool:
-    """Whether it has a label that nothing predicts, or that is hidden: shifted ones would be fewer."""
-    mask = row.get("attention_mask", [1] * len(row["labels"]))
-    return any(
-        label != NO_LABEL and not (place and mask[place - 1] and mask[place])
-        for place, label in enumerate(row["labels"])
-    )
 
 
 def drawn_batching(draw: random.Random, rows: list[Row]) -> Batching:
@@ -525,7 +526,7 @@ def keys_of(rows: Sequence[Row], numbers: Sequence[str]) -> list[Any]:
 def rows_in(batch: dict[str, Any], numbers: Sequence[str], said: Batching, collates: bool) -> list[Any]:
     """The keys of the rows of a batch of theirs; of packed ones those of each row's pieces."""
     if collates:
-        return keys_of(batch["samples"], numbers)
+        return keys_of(plain(batch["samples"]), numbers)
     if said.kind == "pack":
         pieces, packs = iter(range(len(batch["lengths"]))), []
         for tokens, segments in zip(batch["input_ids"].tolist(), batch["segment_ids"].tolist(), strict=True):
@@ -570,9 +571,10 @@ class Expected:
         self.by_key = dict(zip(keys_of(pieces, self.numbers), pieces, strict=True))
         self.keys = Counter(keys_of(oracle.cut(rows.rows, said), self.numbers))
         self.is_exact = rows.ordered and said.is_exact
-        self.labels = [name for name in ("labels", "shift_labels") if name in columns]
-        if said.kind == "pack":
-            self.labels = list(dict.fromkeys(["labels", *self.labels]))
+        self.labels = [name for name in ("shift_labels", "labels") if name in columns][:1]
+        if said.kind == "pack" and not self.labels:
+            self.labels = ["labels"]
+        self.are_known = self.pipeline.is_indexed and self.labels == ["labels"]  # without reading the rows
 
     def check_content(self, batch: dict[str, Any], keys: list[Any], is_filler: bool = False) -> None:
         """A batch is what plain Python makes of its rows."""
@@ -646,11 +648,10 @@ class Expected:
         assert set(theirs) == {name for name in rows[0] if name not in self.lists and name not in self.numbers}
 
     def supervised(self, batch: dict[str, Any]) -> int:
-        """Labels of a batch that are trained on; shifted ones are as many, unless rows were cut behind them."""
+        """Labels of a batch that the loss is taken over: the shifted ones, where there are both."""
         parts = list(batch["groups"].groups) if "groups" in batch else [batch]
-        counts = [sum(oracle.supervised({name: plain(part[name])}, name) for part in parts) for name in self.labels]
-        assert len(set(counts)) == 1 or any("chunk" in name for name, _ in self.pipeline.verbs), counts
-        return counts[0]
+        (name,) = self.labels
+        return sum(oracle.supervised({name: plain(part[name])}, name) for part in parts)
 
 
 def token_means(batches: Sequence[dict[str, Any]], labels: Sequence[str]) -> float:
@@ -680,9 +681,9 @@ def check_steps(ranks: list[list[dict[str, Any]]], expected: Expected) -> None:
             for batch in mine:
                 if "num_items_on_rank" in batch:
                     assert world_size > 1
-                    assert not pipeline.is_indexed
+                    assert not expected.are_known
                     assert int(batch["num_items_on_rank"]) == count
-                elif "num_items_in_batch" in batch or said.micro or pipeline.is_indexed:
+                elif "num_items_in_batch" in batch or said.micro or expected.are_known:
                     assert int(batch["num_items_in_batch"]) == sum(counts)
         if ("num_items_in_batch" in step[0][0] or world_size == 1) and sum(counts):
             values = [
@@ -761,7 +762,9 @@ def taken_by_ranks(pipeline: Pipeline, folder: Path) -> list[list[dict[str, Any]
     def of_rank(rank: int) -> list[dict[str, Any]]:
         batches = pipeline.batches(folder)
         return list(
-            taken(batches.shard(rank, pipeline.world_size, uneven=pipeline.uneven, group=group), pipeline.repeat)
+            taken(
+                batches.shard(rank, pipeline.world_size, uneven=pipeline.uneven, process_group=group), pipeline.repeat
+            )
         )
 
     if not group:

@@ -19,7 +19,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.batching.window import Window
+from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Block
 from brimful.core.errors import add_counts, count, skipped, tallied
 from brimful.core.stage import Stage, State, running
@@ -40,7 +40,7 @@ def words(item: Any) -> Any:
     """An item as what may be compared across processes."""
     if isinstance(item, pa.RecordBatch):
         return item.to_pylist()
-    if isinstance(item, Window):
+    if isinstance(item, PlanningWindow):
         return item.lengths.tolist(), item.take(np.arange(len(item))).to_pylist()
     if isinstance(item, (dict, list, tuple)):
         return [words(value) for value in (item.items() if isinstance(item, dict) else item)]
@@ -132,7 +132,7 @@ class Elsewhere(Stage[Block]):
 
 
 def chunks_of_two(block: Block) -> Block:
-    return Chunk(draw.Blocks(()), 2, ("input_ids",), True).apply(block)
+    return Chunk(draw.Blocks(()), 2, ("input_ids", "labels"), True).apply(block)
 
 
 def test_what_is_left_out_in_another_process_is_counted_and_said_here(caplog: pytest.LogCaptureFixture) -> None:

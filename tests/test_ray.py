@@ -28,7 +28,7 @@ import pytest
 import brimful as bf
 from brimful.core.stage import running
 from brimful.ray.spread import spread
-from brimful.store.verify import verify_store
+from brimful.store.folders import verify_store
 from tests.store.stores import small
 
 pytestmark = [
@@ -105,9 +105,9 @@ def checksums(store: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(store.iterdir())}
 
 
-def written(data: bf.Dataset, path: Path, engine: Any) -> dict[str, str]:
+def written(data: bf.Dataset, path: Path, executor: Any) -> dict[str, str]:
     with small(10_000, 20_000):
-        len(data.cache(path, version="1", engine=engine))
+        data.to_store(path, version="1", executor=executor)
     return checksums(path)
 
 
@@ -127,9 +127,9 @@ def test_what_is_skipped_is_said_once_and_here(
     cluster: Any, corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = []
-    for engine in ("local", "ray"):
+    for executor in ("local", "ray"):
         caplog.clear()
-        written(files(corpus).map(lambda row: row), tmp_path / engine, engine)
+        written(files(corpus).map(lambda row: row), tmp_path / executor, executor)
         said.append([record.getMessage() for record in caplog.records if record.name == "brimful"])
     assert said[0] == said[1]
     assert said[0][0].startswith("skipped: shard 3.jsonl, line 101: invalid JSON")
@@ -186,7 +186,7 @@ def test_a_worker_that_is_killed_costs_no_row(
     assert re.search(r"another one goes on at shard \d.jsonl(.gz)?, line 1$", caplog.text, re.MULTILINE)
 
 
-def test_what_was_interrupted_goes_on_by_the_engine_that_began_it(cluster: Any, corpus: Path, tmp_path: Path) -> None:
+def test_what_was_interrupted_goes_on_by_the_executor_that_began_it(cluster: Any, corpus: Path, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     where = str(stop)
 
@@ -200,19 +200,17 @@ def test_what_was_interrupted_goes_on_by_the_engine_that_began_it(cluster: Any, 
     chain = files(corpus, n_active_shards=1).map(stopping).tokenize(letters)
     expected = written(chain, tmp_path / "local", "local")
     stop.touch()
-    for engine, other in (("ray", "local"), ("local", "ray")):
-        path = tmp_path / f"by {engine}"
+    for executor, other in (("ray", "local"), ("local", "ray")):
+        path = tmp_path / f"by {executor}"
         with pytest.raises(bf.StageError, match=r"map\(stopping\) failed at shard 6.jsonl, line 500: KeyError"):
-            written(chain, path, engine)
+            written(chain, path, executor)
         assert len(list(path.glob("*.arrow"))) > 1
-        words = (
-            f"was begun with engine='{engine}', and this is engine='{other}', which counts its places otherwise; go on"
-        )
+        words = f"was begun with executor='{executor}', and this is executor='{other}', which counts its places otherwise; go on"
         with pytest.raises(bf.StateError, match=words):
             written(chain, path, other)
     stop.unlink()
-    for engine in ("ray", "local"):
-        assert written(chain, tmp_path / f"by {engine}", engine) == expected
+    for executor in ("ray", "local"):
+        assert written(chain, tmp_path / f"by {executor}", executor) == expected
 
 
 def test_errors_are_those_of_one_process(cluster: Any, corpus: Path, tmp_path: Path) -> None:
@@ -220,9 +218,9 @@ def test_errors_are_those_of_one_process(cluster: Any, corpus: Path, tmp_path: P
         return row if row["id"] != 650 else 1 / 0
 
     said = []
-    for engine in ("local", "ray"):
+    for executor in ("local", "ray"):
         with pytest.raises(bf.StageError) as raised:
-            written(files(corpus).map(wrong), tmp_path / engine, engine)
+            written(files(corpus).map(wrong), tmp_path / executor, executor)
         said.append(str(raised.value))
         assert isinstance(raised.value.__cause__, ZeroDivisionError)
     assert said == ["map(wrong) failed at shard 2.jsonl.gz, line 651: ZeroDivisionError: division by zero"] * 2
@@ -290,7 +288,7 @@ def test_the_command_connects_to_the_cluster_that_it_is_told(cluster: Any, corpu
     tokenizer = data / "tokenizers" / "gpt2.json"
     if not tokenizer.exists():
         pytest.skip(f"{tokenizer} is not there")
-    for engine, more in (("local", []), ("ray", ["--ray-address", address])):
+    for executor, more in (("local", []), ("ray", ["--ray-address", address])):
         command = [
             sys.executable,
             "-m",
@@ -300,7 +298,7 @@ def test_the_command_connects_to_the_cluster_that_it_is_told(cluster: Any, corpu
             "--tokenizer",
             str(tokenizer),
         ]
-        command += ["--output", str(tmp_path / engine), "--engine", engine, *more]
+        command += ["--output", str(tmp_path / executor), "--executor", executor, *more]
         subprocess.run(command, check=True, timeout=120, capture_output=True)
     assert checksums(tmp_path / "ray") == checksums(tmp_path / "local")
     assert cluster.is_initialized()
@@ -310,8 +308,8 @@ def test_the_command_connects_to_the_cluster_that_it_is_told(cluster: Any, corpu
 
 
 def test_what_cannot_be_spread_is_refused_with_the_stage_named(corpus: Path, tmp_path: Path) -> None:
-    def cached(data: bf.Dataset, **options: Any) -> None:
-        data.cache(tmp_path / "store", **({"engine": "ray", "version": "1"} | options))
+    def write(data: bf.Dataset, **options: Any) -> None:
+        data.to_store(tmp_path / "store", **({"executor": "ray", "version": "1"} | options))
 
     data = files(corpus)
     for chain, words in (
@@ -327,43 +325,42 @@ def test_what_cannot_be_spread_is_refused_with_the_stage_named(corpus: Path, tmp
         ),
         (
             bf.interleave_datasets([data, data]),
-            "interleave_datasets joins several data sets: cache each of them by itself",
+            "interleave_datasets joins several data sets: write a store of each of them",
         ),
     ):
         with pytest.raises(ValueError, match=words):
-            cached(chain)
+            write(chain)
     chain = data.tokenize(letters)
     with pytest.raises(ValueError, match=r"ray_address='ray://a:1' is that of a Ray client server, through which"):
-        cached(chain, ray_address="ray://a:1")
+        write(chain, ray_address="ray://a:1")
     with pytest.raises(TypeError, match="ray_address must be a string"):
-        cached(chain, ray_address=1)
-    with pytest.raises(ValueError, match="ray_address='auto' is for engine='ray'"):
-        cached(chain, engine="local", ray_address="auto")
-    with pytest.raises(ValueError, match="engine must be one of local, ray"):
-        cached(chain, engine="dask")
-    with pytest.raises(ValueError, match="engine='ray' writes a store, and a cache without path= lies in memory"):
-        chain.cache(engine="ray")
+        write(chain, ray_address=1)
+    with pytest.raises(ValueError, match="ray_address='auto' is for executor='ray'"):
+        write(chain, executor="local", ray_address="auto")
+    with pytest.raises(ValueError, match="executor must be one of local, ray"):
+        write(chain, executor="dask")
 
 
 def test_what_is_left_to_this_process_is_said(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
     spread(files(corpus).tokenize(letters).concat_chunk(4).stage, None)
     assert (
-        "engine='ray': concat_chunk goes by more than single rows, so it and what follows it run in this" in caplog.text
+        "executor='ray': concat_chunk goes by more than single rows, so it and what follows it run in this"
+        in caplog.text
     )
 
 
 def test_without_ray_the_extra_is_named(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError, match=r"engine='ray' needs Ray: pip install 'brimful\[ray\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"executor='ray' needs Ray: pip install 'brimful\[ray\]'"):
         written(files(corpus).tokenize(letters), tmp_path / "store", "ray")
 
 
 def test_another_cluster_than_the_one_at_hand_is_refused(cluster: Any, corpus: Path, tmp_path: Path) -> None:
-    data = files(corpus).tokenize(letters).cache(tmp_path / "s", version="1", engine="ray", ray_address="10.0.0.9:6379")
+    data = files(corpus).tokenize(letters)
     with pytest.raises(
         ValueError, match=r"ray_address='10\.0\.0\.9:6379', but this process is connected to the Ray cluster at"
     ):
-        len(data)
+        data.to_store(tmp_path / "s", version="1", executor="ray", ray_address="10.0.0.9:6379")
 
 
 # -- inference -------------------------------------------------------------------------------------------------------------
@@ -375,8 +372,9 @@ class Upper:
     marks = ""
 
     def __init__(self) -> None:
-        with open(f"{self.marks}/{os.getpid()}", "a") as file:
-            file.write("made\n")
+        mark, part = Path(self.marks, str(os.getpid())), Path(f"{self.marks}.{os.getpid()}")
+        part.write_text((mark.read_text() if mark.exists() else "") + "made\n")
+        part.rename(mark)  # who sees the mark may kill this process at once
 
     def __call__(self, batch: Any) -> list[str]:
         time.sleep(0.02)
@@ -397,18 +395,19 @@ def test_results_are_in_the_order_of_the_samples_though_a_worker_is_killed(
 ) -> None:
     texts = ["x" * (number * 7 % 50) + str(number) for number in range(400)]
     with killing(Path(upper.marks), 1) as killed:
-        options: dict[str, Any] = {"engine": "ray", "num_workers": 2, "window": 100, "output": tmp_path / "out"}
-        found = list(bf.map_batches_in_order(upper, texts, 4, **options))
+        options: dict[str, Any] = {"executor": "ray", "num_workers": 2, "window": 100, "output": tmp_path / "out"}
+        found = [row["result"] for row in bf.map_batches_in_order(upper, texts, 4, **options)]
     assert found == [text.upper() for text in texts]
     assert len(killed) == 1
     made = [path.read_text() for path in Path(upper.marks).iterdir()]
     assert made == ["made\n"] * 3  # two workers, and one in the place of the dead
-    assert list(bf.map_batches_in_order(upper, texts, 4, **options)) == found  # which the files have
+    assert bf.map_batches_in_order(upper, texts, 4, **options)[399] == {"result": found[399]}  # which the files have
+    assert len(list(Path(upper.marks).iterdir())) == 3, "and no worker has begun for that"
 
 
 def test_workers_that_find_no_room_are_given_nothing(cluster: Any, upper: Any) -> None:
     texts = [str(number) for number in range(60)]
-    found = bf.map_batches_in_order(upper, texts, 4, engine="ray", num_workers=5)  # on two processors
+    found = bf.map_batches_in_order(upper, texts, 4, executor="ray", num_workers=5)  # on two processors
     assert list(found) == texts
 
 
@@ -425,7 +424,7 @@ def test_it_is_said_that_no_worker_finds_room(
     logging.getLogger("brimful").addFilter(stop_waiting)
     request.addfinalizer(lambda: logging.getLogger("brimful").removeFilter(stop_waiting))
     with pytest.raises(InterruptedError):
-        list(bf.map_batches_in_order(upper, ["a"], 1, engine="ray", num_workers=1, num_gpus_per_worker=100))
+        list(bf.map_batches_in_order(upper, ["a"], 1, executor="ray", num_workers=1, num_gpus_per_worker=100))
     assert said[0].startswith(
         "no worker for Upper has begun yet: each needs a processor and 100 GPUs, and the cluster has 2"
     )
@@ -435,18 +434,18 @@ def test_it_is_said_that_no_worker_finds_room(
 def test_an_error_of_inference_says_which_batch(cluster: Any, upper: Any) -> None:
     texts = ["a", "die here", "ccc"]
     with pytest.raises(KeyError, match="die here") as raised:
-        list(bf.map_batches_in_order(upper, texts, 1, engine="ray", num_workers=1))
-    assert "map_batches_in_order: of Upper for 1 samples padded to 8, the first of them" in raised.value.__notes__[0]
+        list(bf.map_batches_in_order(upper, texts, 1, executor="ray", num_workers=1))
+    assert "map_batches_in_order: of Upper for 1 sample padded to 8, the first of them" in raised.value.__notes__[0]
 
 
 def test_options_of_ray_are_refused_without_it() -> None:
     for name, value in {"ray_address": "auto", "num_workers": 2, "num_gpus_per_worker": 0.5}.items():
-        with pytest.raises(ValueError, match=f"{name}='?{value}'? is for engine='ray'"):
+        with pytest.raises(ValueError, match=f"{name}='?{value}'? is for executor='ray'"):
             bf.map_batches_in_order(len, ["a"], 1, **{name: value})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_workers must be at least 1 worker"):
-        bf.map_batches_in_order(len, ["a"], 1, engine="ray", num_workers=0)
+        bf.map_batches_in_order(len, ["a"], 1, executor="ray", num_workers=0)
     with pytest.raises(ValueError, match="num_gpus_per_worker must be at least 0"):
-        bf.map_batches_in_order(len, ["a"], 1, engine="ray", num_gpus_per_worker=-1)
+        bf.map_batches_in_order(len, ["a"], 1, executor="ray", num_gpus_per_worker=-1)
 
 
 # -- training --------------------------------------------------------------------------------------------------------------

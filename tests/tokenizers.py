@@ -11,6 +11,7 @@ import tiktoken
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
+from brimful.blocks.ragged import Ragged
 from tests.texts import texts
 
 TEXTS = [
@@ -158,3 +159,10 @@ def trained(model: str, pre_tokenizer: Any, normalizer: Any = None) -> Tokenizer
         tokenizer.normalizer = normalizer
     tokenizer.train_from_iterator(texts(1_000, seed=2), trainer())
     return tokenizer
+
+
+def of_column(encoder: Any, texts: pa.Array) -> Ragged:
+    """The tokens of each text of a column by an encoder, or an engine, audited."""
+    tokens, check = encoder.begin(texts)
+    check()
+    return tokens

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from brimful.batches import Batches
 from brimful.batching.sampler import BatchSampler
-from brimful.core import logs
-from brimful.core.errors import BrokenError, DataError, RankError, StageError, StateError
+from brimful.core.errors import BrokenError, DataError, RankError, StageError, StateError, set_up_log
 from brimful.core.states import merge_states
 from brimful.dataset import Dataset, IndexedDataset
 from brimful.plan import (
@@ -32,15 +31,12 @@ from brimful.plan import (
     Policy,
     StaticShapes,
     TokenBudget,
-    best_num_buckets,
-    exponential_buckets,
-    find_thresholds,
     optimal_buckets,
-    quantile_buckets,
     uniform_buckets,
 )
 from brimful.read import (
     concat_datasets,
+    from_dataset,
     from_files,
     from_iterable,
     from_sequence,
@@ -50,23 +46,17 @@ from brimful.read import (
 )
 
 if TYPE_CHECKING:
-    from brimful import grouping, memory
+    from brimful import grouping, memory, testing
     from brimful.device.async_loader import AsyncLoader
     from brimful.device.warm_up import warm_up
-    from brimful.memory import (
-        MemoryModel,
-        build_dynamic_batch_dataloader,
-        estimate,
-        map_batches_in_order,
-        oom_guard,
-        probe,
-    )
+    from brimful.inference.inference import map_batches_in_order
+    from brimful.memory.dataloader import build_dynamic_batch_dataloader
     from brimful.tensors import attention
     from brimful.tensors.loss import token_mean
 
 __version__ = "0.1.0"
 
-logs.set_up()
+set_up_log()
 
 __all__ = [
     "AsyncLoader",
@@ -80,7 +70,6 @@ __all__ = [
     "FixedSize",
     "IndexedDataset",
     "MemoryBudget",
-    "MemoryModel",
     "OverlongError",
     "Packed",
     "Plan",
@@ -91,12 +80,9 @@ __all__ = [
     "StaticShapes",
     "TokenBudget",
     "attention",
-    "best_num_buckets",
     "build_dynamic_batch_dataloader",
     "concat_datasets",
-    "estimate",
-    "exponential_buckets",
-    "find_thresholds",
+    "from_dataset",
     "from_files",
     "from_iterable",
     "from_sequence",
@@ -106,10 +92,8 @@ __all__ = [
     "map_batches_in_order",
     "memory",
     "merge_states",
-    "oom_guard",
     "optimal_buckets",
-    "probe",
-    "quantile_buckets",
+    "testing",
     "token_mean",
     "uniform_buckets",
     "warm_up",
@@ -118,19 +102,16 @@ __all__ = [
 
 _LATER = {
     "AsyncLoader": "brimful.device.async_loader",
-    "MemoryModel": "brimful.memory",
     "attention": "brimful.tensors.attention",
-    "build_dynamic_batch_dataloader": "brimful.memory",
-    "estimate": "brimful.memory",
+    "build_dynamic_batch_dataloader": "brimful.memory.dataloader",
     "grouping": "brimful.grouping",
-    "map_batches_in_order": "brimful.memory",
+    "map_batches_in_order": "brimful.inference.inference",
     "memory": "brimful.memory",
-    "oom_guard": "brimful.memory",
-    "probe": "brimful.memory",
+    "testing": "brimful.testing",
     "token_mean": "brimful.tensors.loss",
     "warm_up": "brimful.device.warm_up",
 }
-_MODULES = {"attention", "grouping", "memory"}
+_MODULES = {"attention", "grouping", "memory", "testing"}
 
 
 def __getattr__(name: str) -> Any:

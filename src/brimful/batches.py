@@ -6,34 +6,34 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, TypeVar, cast, get_args
 
 from brimful.batching.batch import Batch, Uneven
 from brimful.batching.batched import Batched, ShuffleBatches, check_shuffle
-from brimful.batching.buffered import Buffered
 from brimful.batching.distributed import world_size_here
+from brimful.batching.labels import LabelsFollow
 from brimful.batching.micro_batches import MicroBatches
-from brimful.batching.planned import Planned
+from brimful.batching.narrowed import Narrowed
 from brimful.batching.planners import BatchPlanner
 from brimful.batching.round_robin import RoundRobin
-from brimful.batching.window import Window
+from brimful.batching.window import PlanningWindow
+from brimful.batching.windows import Buffered, Planned
 from brimful.blocks.blocks import Block, Sample
+from brimful.blocks.inside import as_html, as_text, facts
 from brimful.blocks.parallel import ExecutorType, Parallel
-from brimful.blocks.ragged import LABELS, is_labels
+from brimful.blocks.ragged import LABELS, SHIFTED, is_labels
 from brimful.core.above import GUARD
 from brimful.core.ahead import Ahead
-from brimful.core.enumerate_items import EnumerateItems
 from brimful.core.errors import integer, logger, names_of, one_of, positive
+from brimful.core.items import EnumerateItems, MapItems, TakeItems
 from brimful.core.iterator import ResumableIterator
-from brimful.core.map_items import MapItems
 from brimful.core.once import once, settings_of
 from brimful.core.repeat import Repeat
-from brimful.core.stage import Stage, check_depth, running, shown
-from brimful.core.take_items import TakeItems
+from brimful.core.stage import Stage, check_depth, running
 from brimful.encoding.encoder import Padding, paddings
 from brimful.index.indexed import Indexed
 from brimful.tensors.collated import Collated
-from brimful.tensors.layouts import ByFunction, ColumnRules, Layout, PackedRows, layout_named
+from brimful.tensors.layouts import CollateFnLayout, ColumnRules, Layout, PackedLayout, layout_named
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +42,51 @@ if TYPE_CHECKING:
     from brimful.tensors.explained import Explanation
 
 T = TypeVar("T")
+
+
+_OF_SAMPLES: Final = frozenset(
+    (
+        *(
+            "add_bos_eos",
+            "batch",
+            "batch_by",
+            "batch_by_tokens",
+            "cache",
+            "causal_labels",
+            "chat",
+            "chunk",
+            "concat_chunk",
+            "drop",
+        ),
+        *(
+            "ensure_bos_eos",
+            "filter",
+            "filter_map",
+            "flat_map",
+            "lengths",
+            "map_blocks",
+            "pack",
+            "pack_chunk",
+            "pad",
+            "peek",
+        ),
+        *(
+            "rename",
+            "scan",
+            "select",
+            "shuffle",
+            "skip",
+            "stream",
+            "stride",
+            "to_hf",
+            "to_store",
+            "tokenize",
+            "train_valid_split",
+            "sliding_window",
+        ),
+    )
+)
+"""The methods of `Dataset` that batches lack."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +104,13 @@ class Batches:
         check_depth(self.stage)
 
     def __iter__(self) -> Iterator[Any]:
-        if GUARD.lightning_here() is not None:
-            raise ValueError(  # a TypeError it would take for its own
-                "Lightning cannot save or restore the place in Batches, and each of its epochs would be the first one again; "
-                "give Trainer.fit the loader: batches.loader()"
-            )
+        GUARD.loop_here().check_batches()
         return self.iter()
 
     def iter(
         self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0, allow: Collection[str] = ()
     ) -> ResumableIterator[Any]:
         """An iterator over the batches, from the start of an epoch or from a state; see `Dataset.iter`."""
-        GUARD.refuse_stacking(self)
         world_size = 1 if self.sharded else world_size_here()
         if world_size > 1:
             _say_unsharded(world_size)
@@ -101,7 +141,8 @@ class Batches:
         rank: int | None = None,
         world_size: int | None = None,
         *,
-        group: Any = None,
+        process_group: Any = None,
+        mesh: Any = None,
         uneven: Uneven = "pad",
         timeout_seconds: float = 600.0,
     ) -> Batches:
@@ -112,9 +153,9 @@ class Batches:
         the states of all ranks with `bf.merge_states` (or save the loader with torch.distributed.checkpoint), and resume on
         any world size that divides n. Each batch carries `weight` and `is_filler`. Resolved when iterated.
 
-        Of indexed data with a column `labels` (lists of integers, none null), or packed without one, each batch also has
-        `num_items_in_batch`, the number of labels other than -100 that its step has on all ranks together, () int64: what
-        `bf.token_mean` divides by.
+        Of indexed data with a column `labels` (lists of integers, none null) and no `shift_labels`, or packed without either,
+        each batch also has `num_items_in_batch`, the number of labels other than -100 that its step has on all ranks together,
+        () int64: what `bf.token_mean` divides by.
         It is that of the samples, cut as planned: a collate_fn that makes other labels should set another number. It takes
         70 ns a sample, on every rank for all, and the rows of those that are cut; it is left out where labels are lists of a
         fixed size, are padded with another value, or are not to be signed integers.
@@ -123,13 +164,14 @@ class Batches:
         place of the call before.
 
         Args:
-            rank, world_size: the data-parallel ones; by default of `group`, else of torch.distributed, else of the
-                environment, else this process is the only one.
-            group: a process group or a one-dimensional device mesh; or, beside rank and world_size, the
+            rank, world_size: the data-parallel ones; by default of `process_group` or `mesh`, else of torch.distributed,
+                else of the environment, else this process is the only one.
+            process_group: of torch.distributed, that of the data-parallel ranks. Beside rank and world_size it may be the
                 torch.distributed.Store through which ranks that read streams agree on the end of the epoch.
+            mesh: or a device mesh of one dimension: `mesh["dp"]` of one of several.
             uneven: where a step has too few batches, the last one of indexed data or those after a stream's end: "pad" (a
                 filler: one real row again, weight 0), "drop" the step (and what follows), "wrap" to the epoch's first
-                batches (of streams: the stream's), or "error".
+                batches (of streams: the stream's), or "raise" an error.
             timeout_seconds: how long to wait for other ranks that read streams.
         Raises:
             ValueError: (when iterated) streamed data without streams at a world size above 1: its ranks would have to read
@@ -141,7 +183,12 @@ class Batches:
         positive("timeout_seconds", timeout_seconds)
         rank = None if rank is None else integer("rank", rank)
         world_size = None if world_size is None else integer("world_size", world_size, 1, "rank")
-        how = {"rank": rank, "world_size": world_size, "group": group, "uneven": uneven}
+        if process_group is not None and mesh is not None:
+            raise ValueError(
+                "shard takes the data-parallel ranks from process_group or from mesh (got both); give one of them"
+            )
+        ranks = process_group if mesh is None else mesh
+        how = {"rank": rank, "world_size": world_size, "process_group": ranks, "uneven": uneven}
         return replace(self, stage=self.stage.sharded(**how, timeout_seconds=timeout_seconds))
 
     def plans(self, epoch: int = 0) -> Iterator[Batch]:
@@ -164,11 +211,27 @@ class Batches:
             f"samples with batch_sampler=bf.BatchSampler(lengths, policy). {GUARD.FOR_TRAINER}"
         )
 
+    if not TYPE_CHECKING:  # else any attribute would pass for one that is there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in _OF_SAMPLES:
+                raise AttributeError(
+                    f"batches have no {name!r}, which is for samples: call .{name}(...) before they are batched"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __getstate__(self) -> dict[str, Any]:
         return settings_of(self)
 
     def __repr__(self) -> str:
-        return f"Batches({shown(self.stage)}{', repeat' if self.repeats else ''})"
+        return as_text("Batches", self._facts, self.repeats)
+
+    def _repr_html_(self) -> str:
+        return as_html("Batches", self._facts)
+
+    @property
+    def _facts(self) -> dict[str, str]:
+        return facts(self.stage, self.stage.planned, self.repeats, vars(self).get("_length"))
 
     @property
     def streams(self) -> int | None:
@@ -239,9 +302,8 @@ class Batches:
             >>> next(iter(bf.from_sequence([{"input_ids": [3]}]).batch(1).to_device("meta")))["input_ids"].device.type
             'meta'
         """
-        from brimful.tensors.copies import numbered
+        from brimful.tensors.copies import StaticBuffers, numbered
         from brimful.tensors.on_device import OnDevice
-        from brimful.tensors.static_buffers import StaticBuffers
 
         sent = self._unpadded() if pad_on_device else self
         buffers = StaticBuffers() if static_buffers else None
@@ -292,7 +354,9 @@ class Batches:
     def _unknown(self) -> str:
         """Why the number of batches is not known, in words."""
         by = self.stage.planned.streamed_by
-        return f"the data set is streamed (by {by}); cache() it to know" if by else "the data set repeats without end"
+        if not by:
+            return "the data set repeats without end"
+        return f"the data set is streamed (by {by}); to_store(path) or cache() makes it known"
 
     @property
     def _endless(self) -> Stage[Any]:
@@ -327,7 +391,7 @@ class OrderSettings(NamedTuple):
     drop_last: bool
     shuffle_batches: ShuffleBatches
     micro_batches: int | None
-    group: int
+    balance_group: int
     seed: int
 
 
@@ -340,7 +404,6 @@ class FormSettings(NamedTuple):
     collate_fn: Callable[[list[Sample]], Any] | None
     max_workers: int
     executor_type: ExecutorType
-    hf_flash_attention: bool = False
 
 
 def batches_of(
@@ -353,37 +416,57 @@ def batches_of(
     form: FormSettings,
 ) -> Batches:
     """Rows to batches: windows of them, each planned, each batch collated."""
-    parts = None if order.micro_batches is None else integer("micro_batches", order.micro_batches, 1, "batch")
-    planner = planner if parts is None else planner.divided(parts)
+    parts = 1 if order.micro_batches is None else integer("micro_batches", order.micro_batches, 1, "batch")
+    planner = planner if parts == 1 else planner.divided(parts)
     shuffle = check_shuffle(order.shuffle_batches)
     shuffle = False if planner.in_order else shuffle
-    shuffle = "stratified" if parts is not None and shuffle is True else shuffle
+    shuffle = "stratified" if parts > 1 and shuffle is True else shuffle
     known = paddings(stage.tokenizers())
-    rules = _rules(known, columns)
+    rules = _rules(known, columns, planner.packs)
+    originals = stage.originals
+    if originals is not None:
+        _check_whole(planner)
+        rules = replace(rules, explicit=())  # there are no columns
     rows, batches = _rows(window, parts)
     required = planner.sizing is not None and not planner.in_order
     unmasked = rules.beside_tokens if planner.packs else ()
     sizing = planner.sizing, planner.rows_of(batches)
-    windows: Stage[Window]
+    windows: Stage[PlanningWindow]
     if stage.streamed_by:
-        buffered = Buffered(stage, rows, rules.length_columns, required, *sizing, unmasked)
+        buffered = Buffered(stage, rows, rules.length_columns, required, *sizing, unmasked, planner.first_rows)
         windows = Ahead(buffered, 1, "window")
     else:
         windows = Planned(cast(Indexed, stage), rows, rules.length_columns, required, *sizing, unmasked)
-    follows = rules.follows(LABELS)
+    follow = LabelsFollow(rules.follows(LABELS), rules.follows(SHIFTED))
     planned: Stage[Batch] = Batched(
-        windows, planner, order.drop_last, shuffle, order.group, order.seed, labels_follow=follows
+        windows, planner, order.drop_last, shuffle, order.balance_group, order.seed, labels_follow=follow
     )
     if stage.streams is not None:
         planned = RoundRobin(planned, stage.streams)
-    if parts is not None:
-        planned = MicroBatches(planned, parts, follows)
+    if stage.one_by_one:
+        planned = Narrowed(planned)
+    if parts > 1:
+        planned = MicroBatches(planned, parts, follow)
     tokens = known.get(rules.length_columns[0])
-    layout = _layout(form, planner, None if tokens is None else tokens.side)
+    layout = _layout(form, planner, None if tokens is None else tokens.side, originals)
     return Batches(Collated(planned, rules, layout, planner.few_shapes, planner.verb), repeats)
 
 
-def _rules(known: Mapping[str, Padding], columns: ColumnSettings) -> ColumnRules:
+def _check_whole(planner: BatchPlanner) -> None:
+    """Refuses to look into samples that are handed to a collate_fn as they are, or to cut them."""
+    if planner.asks_samples:
+        raise ValueError(
+            f"{planner.verb} calls functions of rows, and from_dataset(collate_fn=...) hands its samples on as they are: give "
+            "from_dataset lengths=, a function of a sample, and batch by a policy"
+        )
+    if planner.overlong in ("truncate", "split"):
+        raise ValueError(
+            f"overlong={planner.overlong!r} cuts samples, and from_dataset(collate_fn=...) hands them on as they are; choose "
+            "'drop' or 'alone', or cut them in the data set's __getitem__ and give their lengths after that"
+        )
+
+
+def _rules(known: Mapping[str, Padding], columns: ColumnSettings, packs: bool) -> ColumnRules:
     lengths = names_of("length_column", columns.length_column)
     tokens = None if columns.token_columns is None else names_of("token_columns", columns.token_columns)
     if not lengths:
@@ -394,23 +477,24 @@ def _rules(known: Mapping[str, Padding], columns: ColumnSettings) -> ColumnRules
         name: str(dtype).removeprefix("torch.") for name, dtype in (columns.dtypes or {}).items()
     }  # torch.int32 too
     explicit = tuple(dict.fromkeys((*(lengths if lengths != ("input_ids",) else ()), *given, *dtypes)))
-    return ColumnRules(lengths, tokens, fills | dict(given), dtypes, explicit)
+    return ColumnRules(lengths, tokens, fills | dict(given), dtypes, explicit, packs)
 
 
-def _layout(form: FormSettings, planner: BatchPlanner, tokenizer_side: str | None) -> Layout:
+def _layout(form: FormSettings, planner: BatchPlanner, tokenizer_side: str | None, originals: Any) -> Layout:
     """That of the tensors, or what a user's function makes instead."""
     side = form.pad_side or tokenizer_side or "right"
     one_of("pad_side", side, "right", "left")
     parallel = Parallel(form.max_workers, form.executor_type, prefetch_factor=1)
-    if form.collate_fn is not None:
+    collate_fn = form.collate_fn or (None if originals is None else originals.collate_fn)
+    if collate_fn is not None:
         if form.layout not in ("padded", "packed") or form.num_groups is not None:
             given = f"layout={form.layout!r}" if form.layout != "padded" else f"num_groups={form.num_groups}"
             raise ValueError(f"collate_fn makes the batch, which leaves nothing for {given} to do; give one of the two")
-        return ByFunction(form.collate_fn, parallel)
+        return CollateFnLayout(collate_fn, parallel, originals)
     if parallel != Parallel(prefetch_factor=1):
         raise ValueError("max_workers and executor_type are for a collate_fn, of which there is none; see prefetch")
     if form.layout == "packed":
-        return PackedRows(form.hf_flash_attention)
+        return PackedLayout()
     if form.layout == "grouped" and form.pad_side == "left":
         raise ValueError("layout='grouped' pads on the right; leave pad_side out, or choose layout='padded'")
     if form.layout == "grouped" and side == "left":
@@ -427,13 +511,11 @@ def _say_right() -> None:
     )
 
 
-def _rows(window: int | str, micro_batches: int | None) -> tuple[int, int | None]:
+def _rows(window: int | str, micro_batches: int) -> tuple[int, int | None]:
     """How many rows are planned over, 0 where the policy says, and how many batches it then is to make of them, if so many."""
     if window == "auto":
         return 0, None
     if window == "steps":
-        if micro_batches is None:
-            raise ValueError('window="steps" is that of two optimizer steps: say of how many batches, micro_batches=4')
         return 0, 2 * micro_batches
     if isinstance(window, str):
         raise ValueError(f"window must be a number of rows, 'auto' or 'steps' (got {window!r})")

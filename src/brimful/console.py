@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from brimful.core.errors import StageError
 
@@ -37,29 +37,47 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def clear_errors() -> Iterator[None]:
-    """What the user can mend becomes one line on stderr and exit code 2; anything else stays a traceback."""
+def clear_errors(*, say: Callable[[str], str] = str) -> Iterator[None]:
+    """What the user can mend becomes one line on stderr and exit code 2; anything else stays a traceback.
+
+    Args:
+        say: puts the message in the words of whoever runs the command.
+    """
     try:
         yield
     except BrokenPipeError:
         raise
     except (ValueError, OSError, StageError) as error:
         text = " ".join(str(error).split()) or type(error).__name__
-        typer.echo(f"brimful: {text}", err=True)
+        typer.echo(f"brimful: {say(text)}", err=True)
         raise typer.Exit(2) from error
 
 
 @contextmanager
 def progress(total: int | None) -> Iterator[Update]:
-    """A bar on a terminal, `total` batches long (None: it shows only that something moves); else a line every 10 s."""
+    """A bar on a terminal, `total` batches long (None: it shows only that something moves); else a line every 10 s.
+
+    The bar and its clock are there before the first batch: opening files and loading a tokenizer may take a while.
+    """
     console = stderr()
     if not console.is_terminal:
         yield _every(LINE_SECONDS, lambda _, status: console.print(status))
         return
-    columns = BarColumn(bar_width=10), TextColumn("{task.fields[status]}")
+    columns = BarColumn(bar_width=10), TimeElapsedColumn(), TextColumn("{task.fields[status]}")
     with Progress(*columns, console=console, refresh_per_second=4, transient=True) as bar:
-        task = bar.add_task("", total=total, status="")
+        task = bar.add_task("", total=total, status="starting")
         yield _every(0.25, lambda advance, status: bar.update(task, advance=advance, status=status))
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Says on a terminal what is waited for, as long as it takes."""
+    console = stderr()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(text):
+        yield
 
 
 def _every(seconds: float, show: Callable[[int, str], None]) -> Update:

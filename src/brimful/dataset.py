@@ -20,27 +20,26 @@ from brimful.batching.round_robin import RoundRobin
 from brimful.batching.shuffle import Shuffle
 from brimful.blocks.blocks import Block, Sample, samples
 from brimful.blocks.choice import Choice
+from brimful.blocks.hashes import Side, Split
+from brimful.blocks.inside import as_html, as_text, facts
 from brimful.blocks.parallel import ExecutorType, Parallel
-from brimful.blocks.sides import Side, Split
-from brimful.core.above import GUARD
 from brimful.core.errors import OnError, integer, names_of, one_of, positive
 from brimful.core.iterator import ResumableIterator
+from brimful.core.progress import shown as progress
 from brimful.core.repeat import Repeat
 from brimful.core.stage import BLOCK_ROWS, Stage, check_depth, shown
 from brimful.encoding.conversations import TrainOn
-from brimful.encoding.encoders import chat_encoder_for, encoder_for
-from brimful.encoding.engines import EngineName as TokenizerEngine
-from brimful.encoding.tokenizer_by_name import loaded
+from brimful.encoding.encoders import chat_encoder_for, encoder_for, loaded
+from brimful.encoding.engines import EngineName
 from brimful.index.concat import Concat as IndexConcat
 from brimful.index.filter import Filter as IndexFilter
 from brimful.index.indexed import SPAN, Indexed, Source
+from brimful.index.map_style import SAMPLE
 from brimful.index.repeat import Repeat as IndexRepeat
 from brimful.index.sequence import CachedIndex, FromSequence
 from brimful.index.shuffle import Shuffle as IndexShuffle
-from brimful.index.skip import Skip as IndexSkip
-from brimful.index.some_rows import Sides
-from brimful.index.stride import Stride as IndexStride
-from brimful.index.take import Take as IndexTake
+from brimful.index.slice import Slice
+from brimful.index.train_valid_split import SplitMask
 from brimful.index.train_valid_split import TrainValidSplit as IndexTrainValidSplit
 from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
 from brimful.plan.rounded import Rounding
@@ -65,20 +64,21 @@ from brimful.rows.rebatch import Rebatch
 from brimful.rows.row_keys import RowKeys
 from brimful.rows.scan import Scan
 from brimful.rows.skip import Skip
+from brimful.rows.sliding_window import SlidingWindow
 from brimful.rows.stride import Stride
 from brimful.rows.take import Take
 from brimful.rows.tokenize import Tokenize
 from brimful.rows.train_valid_split import TrainValidSplit
 from brimful.rows.unbatch import Unbatch
-from brimful.rows.window import Window
 from brimful.store.hugging_face import hugging_face_of
-from brimful.store.index import stored
+from brimful.store.index import StoreIndex
+from brimful.store.writer import write_store
 
 if TYPE_CHECKING:
     from brimful.loader import Loader
 
-EngineName: TypeAlias = Literal["local", "ray"]
-"""What runs a chain: this process, or a Ray cluster."""
+Executor: TypeAlias = Literal["local", "ray"]
+"""Where work runs: in this process, or on a Ray cluster."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         check_depth(self.stage)
+        _ = self.stage.originals  # which a stage that works on rows refuses
 
     def __iter__(self) -> Iterator[Sample]:
         return self.iter()
@@ -107,7 +108,9 @@ class Dataset:
 
         Args:
             state_dict: what `state_dict()` returned; it is not changed.
-            allow: settings in which the state may differ: "urls", "weights".
+            allow: settings in which the state may differ. "functions": for one that gives the same rows for those that were
+                taken already, as they are made once more where a window began before the place. "urls": for shards that
+                were moved, or added behind the others. "weights": of a mixture of streams.
         Raises:
             StateError: the state belongs to another pipeline, or the data read again are not those it was saved over.
 
@@ -146,13 +149,20 @@ class Dataset:
         return True
 
     def __getitem__(self, number: Any) -> Any:
-        raise TypeError(f"the samples of this data set cannot be had by number: it is {self.kind}; cache it")
+        _check_number(number)
+        raise TypeError(
+            f"the samples of this data set cannot be had by number: it is {self.kind}; cache() keeps "
+            "it in memory, to_store(path) on disk"
+        )
 
     def __add__(self, other: Dataset) -> Dataset:
         return concatenated([self, other])
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({shown(self.stage)}{', repeat' if self.repeats else ''})"
+        return as_text(type(self).__name__, facts(self.stage, self.stage, self.repeats), self.repeats)
+
+    def _repr_html_(self) -> str:
+        return as_html(type(self).__name__, facts(self.stage, self.stage, self.repeats))
 
     @property
     def kind(self) -> str:
@@ -293,7 +303,7 @@ class Dataset:
         """
         return self._add(Scan(self.stage, fn, initial))
 
-    def window(self, width: int) -> Dataset:
+    def sliding_window(self, width: int) -> Dataset:
         """`width` neighbours in one sample, each column a list of theirs; of n samples of an epoch n - width + 1, or none.
 
         A sample is said to come from where its first one does. Of several streams it is refused.
@@ -302,23 +312,23 @@ class Dataset:
         Price: they are held; memory and time are `width` times those of the samples, 1 MB or so at a time.
 
         >>> import brimful as bf
-        >>> list(bf.from_sequence(["a", "b", "c"]).window(2))
+        >>> list(bf.from_sequence(["a", "b", "c"]).sliding_window(2))
         [{'text': ['a', 'b']}, {'text': ['b', 'c']}]
         """
-        return self._add(Window(self.stage, width))
+        return self._add(SlidingWindow(self.stage, width))
 
     def tokenize(
         self,
         tokenizer: Any,
         *,
         column: str | Sequence[str] = "text",
-        output: str | Sequence[str] = "input_ids",
+        output_column: str | Sequence[str] = "input_ids",
         truncation: bool | str | None = None,
         max_length: int | None = None,
         add_special_tokens: bool = True,
         remove_columns: str | Sequence[str] = (),
-        engine: TokenizerEngine = "auto",
-        outputs: str | Sequence[str] = (),
+        engine: EngineName = "auto",
+        extra_outputs: str | Sequence[str] = (),
         tokenizer_kwargs: Mapping[str, Any] | None = None,
         max_workers: int = 1,
         executor_type: ExecutorType = "thread",
@@ -331,10 +341,10 @@ class Dataset:
                 folder or a name for transformers, tiktoken:NAME. It is never changed: threads work on clones. (What a
                 gigatoken.Tokenizer gives is
                 what it says: there is no other to hold it against, and its memory grows with the words that it has seen.)
-            column: of text. Of several, as many as there are in `output`, each is tokenised by itself (an encoder's input
+            column: of text. Of several, as many as there are in `output_column`, each is tokenised by itself (an encoder's input
                 and a decoder's labels); of two with one output, pairs of texts make one row (a cross-encoder's):
                 transformers' `tokenizer(a, b)`; a callable gets two lists.
-            output: the column, or columns, of tokens.
+            output_column: the column, or columns, of tokens.
             truncation: True, or which text of a pair is cut: "longest_first" (what True means), "only_first",
                 "only_second". None: as the tokenizer is set, or to `max_length` where that is given. False: not at all.
             max_length: tokens of a row at most, special ones included; without it that of a transformers tokenizer's model.
@@ -344,10 +354,10 @@ class Dataset:
                 the fastest
                 that is known to give them: "gigatoken", where it is installed (the extra `fast`), for most byte-level and
                 SentencePiece-style BPE; "cache", which looks words up that it has seen and has only new ones tokenised,
-                for most others; else "tokenizer", as it is, which also makes pairs and `outputs`. The first two are held
+                for most others; else "tokenizer", as it is, which also makes pairs and `extra_outputs`. The first two are held
                 against the tokenizer in the first 1,000 texts, and in one of 4,096 after that. `repr` and `.stats.engines`
                 say which it is; name a faster one, and the error says why it cannot.
-            outputs: what else the tokenizer says of each row, as columns: "token_type_ids", "attention_mask",
+            extra_outputs: what else the tokenizer says of each row, as columns: "token_type_ids", "attention_mask",
                 "special_tokens_mask", "offset_mapping" (of fast ones: of each token the first of its characters, and the
                 one after its last; batches have no place for it: drop it before); of a callable, what its dicts have.
             tokenizer_kwargs: other keywords of a transformers call, of tiktoken's, of the callable. What would be passed
@@ -368,18 +378,21 @@ class Dataset:
         >>> import brimful as bf
         >>> def tokenizer(texts): return [list(text.encode()) for text in texts]
         >>> pairs = bf.from_sequence([{"source": "ab", "target": "c"}])
-        >>> list(pairs.tokenize(tokenizer, column=("source", "target"), output=("input_ids", "labels"), remove_columns="source"))
+        >>> both = {"column": ("source", "target"), "output_column": ("input_ids", "labels")}
+        >>> list(pairs.tokenize(tokenizer, **both, remove_columns="source"))
         [{'target': 'c', 'input_ids': array([97, 98], dtype=int32), 'labels': array([99], dtype=int32)}]
         """
-        columns, made = names_of("column", column), names_of("output", output)
-        more, removed = names_of("outputs", outputs), names_of("remove_columns", remove_columns)
+        columns, made = names_of("column", column), names_of("output_column", output_column)
+        more, removed = names_of("extra_outputs", extra_outputs), names_of("remove_columns", remove_columns)
         pairs = len(columns) == 2 and len(made) == 1
         if not columns or (len(columns) != len(made) and not pairs):
             raise ValueError(
-                f"tokenize makes an output of each column, or one of two columns (got column={columns} and output={made})"
+                f"tokenize makes an output of each column, or one of two columns (got column={columns} and output_column={made})"
             )
         if more and len(made) > 1:
-            raise ValueError("tokenize: outputs= would be those of several columns; tokenize the columns one by one")
+            raise ValueError(
+                "tokenize: extra_outputs= would be those of several columns; tokenize the columns one by one"
+            )
         names_of("tokenize", (*made, *more))
         if kept := [name for name in removed if name in (*made, *more)]:
             raise ValueError(f"tokenize makes the column {kept[0]!r} that remove_columns leaves out")
@@ -500,6 +513,15 @@ class Dataset:
     ) -> Dataset:
         """Each sample cut by itself; the rows have the target columns alone.
 
+        Args:
+            chunk_length: tokens of a chunk.
+            target_columns: lists that are cut together. Other columns are left out, but labels and masks are not left out in
+                silence: name them here, or `drop` them first.
+            drop_remainder: leave out a last chunk of a sample that is shorter; its tokens are counted.
+        Raises:
+            DataError: (when run) lists of two lengths in a row; `labels`, `attention_mask` or another column of tokens that is
+                not among the target columns.
+
         >>> import brimful as bf
         >>> samples = bf.from_sequence([{"input_ids": list(range(10))}, {"input_ids": [10, 11]}])
         >>> [sample["input_ids"].tolist() for sample in samples.chunk(6)]
@@ -510,6 +532,11 @@ class Dataset:
     def concat_chunk(self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",)) -> Dataset:
         """All samples end to end, cut; the tail of the data that fills no chunk is dropped and counted. In data that
         repeat the next epoch fills it, unless a window that sorts, packs or shuffles reads the chunks.
+
+        Args:
+            chunk_length, target_columns: as for `chunk`.
+        Raises:
+            DataError: (when run) as for `chunk`.
 
         >>> import brimful as bf
         >>> samples = bf.from_sequence([{"input_ids": [0, 1, 2]}, {"input_ids": [3, 4]}])
@@ -527,6 +554,12 @@ class Dataset:
     ) -> Dataset:
         """Neighbouring samples joined as long as they fit; a longer one is cut to a chunk, or left out, and counted.
 
+        Args:
+            chunk_length, target_columns: as for `chunk`.
+            discard_long_samples: leave a longer sample out, instead of cutting it.
+        Raises:
+            DataError: (when run) as for `chunk`.
+
         >>> import brimful as bf
         >>> samples = bf.from_sequence([{"input_ids": [0, 1]}, {"input_ids": [2]}, {"input_ids": [3, 4]}])
         >>> [sample["input_ids"].tolist() for sample in samples.pack_chunk(4)]
@@ -534,13 +567,13 @@ class Dataset:
         """
         return self._add(PackChunk(self.stage, _targets(target_columns), chunk_length, discard_long_samples))
 
-    def pad(self, pad_values: Mapping[str, int], chunk_length: int) -> Dataset:
-        """Fills each list of the columns in `pad_values` to `chunk_length` values.
+    def pad(self, length: int, values: Mapping[str, int]) -> Dataset:
+        """Fills each list of the columns in `values`, which name what they are filled with, to `length` values.
 
         `attention_mask` says how many each had (1, then 0), by the first of these columns, unless the samples have a mask:
         that is filled with 0.
         """
-        return self._add(Pad(self.stage, dict(pad_values), chunk_length))
+        return self._add(Pad(self.stage, length, dict(values)))
 
     def select(self, names: str | Sequence[str]) -> Dataset:
         """The samples with these columns alone, in this order. Indexed data stay indexed; of a store no others are read.
@@ -628,47 +661,94 @@ class Dataset:
         train, valid = (self._add(TrainValidSplit(self.stage, how, side)) for side in get_args(Side))
         return train, valid
 
-    def cache(
+    def to_store(
         self,
-        path: str | os.PathLike[str] | None = None,
+        path: str | os.PathLike[str],
         *,
+        executor: Executor = "local",
         version: str | None = None,
         timeout_seconds: float = 600.0,
-        engine: EngineName = "local",
         ray_address: str | None = None,
     ) -> IndexedDataset:
-        """The samples of the first epoch, read once and kept, in stream order: an indexed data set.
+        """Writes the samples of the first epoch to a token store, and returns the store: what `from_store(path)` reads.
+
+        The store is written now, with a progress bar if stderr is a terminal, and is complete when the call returns. If
+        the folder has the finished store of the same pipeline, it is opened and not written again. If it has a part of
+        it (Ctrl-C, a crash), the call goes on where that stopped. If several processes call it, one writes and the others
+        wait: so all ranks of a run may call it.
+
+        All columns are stored, also a text that was tokenised (`drop` it before). The files, `path/*.arrow`, open
+        anywhere: pyarrow, polars, `datasets.load_dataset("arrow", data_files=...)`. Data that repeat are written once, and
+        the returned data set repeats. States of the returned data set are those of `from_store(path)`.
 
         Args:
-            path: None: in memory. A folder: a token store, complete before the first sample is handed out, or the finished
-                one of the same pipeline that is there already; what was interrupted goes on where it stopped. Every column
-                is stored, a text that has been tokenised too. Its files, `path/*.arrow`, open anywhere: pyarrow, polars,
-                `datasets.load_dataset("arrow", data_files=...)`.
-            version: of the functions in the chain, which a store cannot tell apart: another one when they change.
-            timeout_seconds: how long to wait for another writer of the store that makes no progress.
-            engine: "local", or "ray": the shards of `from_files` are read and worked on by the processes of a Ray cluster,
-                up to the first stage that goes by more than single rows (it and what follows run here, which is logged).
-                The files are those that "local" writes, to the byte. A worker that is killed costs what of its shard had
-                not arrived.
-            ray_address: of the cluster, "auto" or "host:port". None: the one that this process is connected to, or that
-                RAY_ADDRESS names, or one on this machine, which is started if need be.
+            path: a local folder: a new one, an empty one, or one with this store.
+            executor: "local": this process. "ray": a Ray cluster reads the shards of `from_files` and runs the stages that
+                work on single rows; the first other stage and those after it run here, which is logged. The files are the
+                same, to the byte. If a worker is killed, the rows of its shard that had not arrived are made again.
+            version: the version of your functions in the chain. A store cannot see that a function changed: give another
+                version then.
+            timeout_seconds: how long to wait for another writer that makes no progress.
+            ray_address: the address of the cluster: "auto" or "host:port". None: the cluster that this process is connected
+                to, or that RAY_ADDRESS names, or one on this machine, which is started if need be.
         Raises:
-            ValueError: functions without a version; a folder of other things; nothing that Ray could spread.
-            ModuleNotFoundError: (when run) Ray is not installed: `pip install 'brimful[ray]'`.
-            StateError: (when run) another pipeline wrote the store, or another engine began it; both are named.
-            TimeoutError: (when run) the other writer, which is named, makes no progress.
-        Price: on disk 2 bytes a token where the chain tokenises and the vocabulary has at most 65,536, else 4; other integers
-            take what their type takes; and 4 bytes a row and list column.
+            ValueError: a data set without an end; functions without a version; a folder of other things, or a URL; no
+                stage that Ray could run.
+            ModuleNotFoundError: Ray is not installed: `pip install 'brimful[ray]'`.
+            StateError: another pipeline wrote the store, or another executor began it; both are named.
+            TimeoutError: another writer, which is named, makes no progress.
+            DataError: the rows differ in their columns or types; with file and line.
+        Price: the time of the chain, and about 10 ns a token; 50 MB held. On disk 2 bytes a token if the chain tokenises and
+            the vocabulary has at most 65,536 tokens, else 4; 4 bytes a row and list column; other columns as Arrow has them.
+
+        >>> import tempfile
+        >>> import brimful as bf
+        >>> rows = bf.from_sequence([{"input_ids": [5, 6]}, {"input_ids": [7]}])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = rows.to_store(f"{folder}/tokens")
+        ...     len(store), store.lengths().tolist(), store[1]["input_ids"].tolist()
+        (2, [2, 1], [7])
         """
+        self._refuse_originals("to_store")
         timeout = positive("timeout_seconds", timeout_seconds)
-        run = run_by(engine, self.stage, ray_address)
-        if path is not None:
-            kept = FromSequence(stored(self.stage, path, version, timeout, run, engine), shuffle=False, seed=0)
-            return IndexedDataset(kept, self.repeats)
-        if engine != "local":
-            raise ValueError(
-                f"engine={engine!r} writes a store, and a cache without path= lies in memory; name a folder"
+        run = run_by(executor, self.stage, ray_address)
+        self._check_end("to_store")
+        with progress() as report:
+            write_store(
+                self.stage,
+                path,
+                version=version,
+                timeout_seconds=timeout,
+                report=report,
+                run=run,
+                executor=executor,
             )
+        return IndexedDataset(FromSequence(StoreIndex.opened(path), shuffle=False, seed=42), self.repeats)
+
+    def cache(self, path: None = None) -> IndexedDataset:
+        """The samples of the first epoch in memory, in stream order: an indexed data set.
+
+        The chain runs once, when the first sample or length is wanted. Each process has its own copy. `to_store` keeps the
+        samples on disk, for data that are larger than memory and for other processes.
+
+        Args:
+            path: none: `to_store(path)` writes to disk.
+        Raises:
+            TypeError: a path.
+            ValueError: the data set has no end.
+        Price: all samples are held, as Arrow columns.
+
+        >>> import brimful as bf
+        >>> squares = bf.from_sequence([{"n": 2}, {"n": 3}]).map(lambda row: {"n": row["n"] ** 2}).cache()
+        >>> len(squares), squares[1]
+        (2, {'n': 9})
+        """
+        if path is not None:
+            raise TypeError(
+                f"cache() keeps samples in memory (got path={path!r}); to_store({path!r}) writes them to disk"
+            )
+        self._refuse_originals("cache")
+        self._check_end("cache")
         return IndexedDataset(FromSequence(CachedIndex(self.stage), shuffle=False, seed=0), self.repeats)
 
     def to_hf(self, path: str | os.PathLike[str] | None = None) -> Any:
@@ -685,10 +765,8 @@ class Dataset:
             ModuleNotFoundError: `datasets` is not installed: `pip install 'brimful[hf]'`.
         Price: what the chain costs, and about 2 ns a byte; 30 MB held.
         """
-        if self.repeats or self.stage.endless:
-            raise ValueError(
-                "this data set repeats without end, and to_hf writes all of it; take(n) says how much of it to write"
-            )
+        self._refuse_originals("to_hf")
+        self._check_end("to_hf", repeats=self.repeats)
         return hugging_face_of(self.stage, path)
 
     def lengths(self, column: str = "input_ids") -> NDArray[Any]:
@@ -704,7 +782,10 @@ class Dataset:
         >>> bf.from_sequence([{"input_ids": [1, 2]}, {"input_ids": [3]}]).lengths().tolist()
         [2, 1]
         """
-        raise TypeError(f"the lengths of this data set are not known: it is {self.kind}; cache it")
+        raise TypeError(
+            f"the lengths of this data set are not known: it is {self.kind}; cache() keeps "
+            "it in memory, to_store(path) on disk"
+        )
 
     # -- batches ---------------------------------------------------------------------------------------------------------
 
@@ -725,8 +806,8 @@ class Dataset:
         dtypes: Mapping[str, Any] | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
-        micro_batches: int | None = None,
-        group: int = 1,
+        micro_batches: int | None = 1,
+        balance_group: int = 1,
         seed: int = 42,
         collate_fn: Callable[[list[Sample]], Any] | None = None,
         max_workers: int = 0,
@@ -766,9 +847,10 @@ class Dataset:
             shuffle_batches: hand out a window's batches in a random order; "stratified": in one of which any k that follow
                 one another cover short and long alike (`plan.low_discrepancy_order` says how evenly), in each of the
                 streams of from_files(streams=n) and, as long as their windows keep pace, over all of them.
-            micro_batches: so many batches on each rank are one optimizer step, whose gradients the loop adds up. What the
-                policy limits (samples, tokens, cost, rows) is that of a step then, and dealt to its batches; the memory of
-                a MemoryBudget, and what a policy or function of one's own limits, is that of each batch.
+            micro_batches: so many batches on each rank are one optimizer step, whose gradients the loop adds up. 1, or None: the
+                loop may add up the gradients of as many as it likes. The policy's limit (samples, tokens, cost, rows) is that
+                of a step, and is dealt to its batches; the memory of a MemoryBudget, and the limit of a policy or function
+                of one's own, is that of each batch.
                 `shuffle_batches=True` means "stratified", so that a step has samples of all lengths, as random batches do.
                 Each batch carries `weight`, `is_filler`, `ends_step` (bool: now the optimizer steps) and, where there are
                 labels, `num_items_in_batch`, the labels of its whole step on all ranks, which `bf.token_mean` divides by;
@@ -777,7 +859,7 @@ class Dataset:
                 fewer batches; where epochs follow each other (data that repeat, loader(steps_per_epoch=...)) steps go on
                 over their ends. `take` a multiple of k, or the last step is cut. Of trainers it sets the accumulation of
                 gradients: docs/trainers.md.
-            group: keep so many batches of like cost next to each other when they are shuffled; the world size: equal work
+            balance_group: keep so many batches of like cost next to each other when they are shuffled; the world size: equal work
                 on all ranks.
             seed: of that order.
             collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of a layout.
@@ -805,7 +887,7 @@ class Dataset:
             raise TypeError(f"batch takes a number of samples or a policy (got {size_or_policy!r})")
         planner = ByPolicy(policy, overlong, _rounding(pad_to_multiple_of, buckets))
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
-        order = OrderSettings(drop_last, shuffle_batches, micro_batches, group, seed)
+        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed)
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type)
         return batches_of(self.stage, self.repeats, planner, rows, columns, order, form)
 
@@ -826,8 +908,8 @@ class Dataset:
         dtypes: Mapping[str, Any] | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
-        micro_batches: int | None = None,
-        group: int = 1,
+        micro_batches: int | None = 1,
+        balance_group: int = 1,
         seed: int = 42,
         collate_fn: Callable[[list[Sample]], Any] | None = None,
         max_workers: int = 0,
@@ -850,7 +932,7 @@ class Dataset:
         one_of("overlong", overlong, *get_args(Overlong))
         policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=_lengths(buckets))
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
-        order = OrderSettings(drop_last, shuffle_batches, micro_batches, group, seed)
+        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed)
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type)
         return batches_of(self.stage, self.repeats, ByPolicy(policy, overlong), window, columns, order, form)
 
@@ -873,8 +955,8 @@ class Dataset:
         dtypes: Mapping[str, Any] | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
-        micro_batches: int | None = None,
-        group: int = 1,
+        micro_batches: int | None = 1,
+        balance_group: int = 1,
         seed: int = 42,
         collate_fn: Callable[[list[Sample]], Any] | None = None,
         max_workers: int = 0,
@@ -901,7 +983,7 @@ class Dataset:
         size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
         planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
-        order = OrderSettings(drop_last, shuffle_batches, micro_batches, group, seed)
+        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed)
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type)
         return batches_of(self.stage, self.repeats, planner, window, columns, order, form)
 
@@ -912,15 +994,14 @@ class Dataset:
         rows: int = 1,
         window: int | Literal["auto", "steps"] = "auto",
         overlong: Literal["raise", "truncate", "drop", "split"] = "raise",
-        hf_flash_attention: bool = False,
         length_column: str = "input_ids",
         token_columns: Sequence[str] | None = None,
         pad_values: Mapping[str, float] | None = None,
         dtypes: Mapping[str, Any] | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
-        micro_batches: int | None = None,
-        group: int = 1,
+        micro_batches: int | None = 1,
+        balance_group: int = 1,
         seed: int = 42,
         collate_fn: Callable[[list[Sample]], Any] | None = None,
         max_workers: int = 0,
@@ -934,8 +1015,6 @@ class Dataset:
             rows: rows in a batch, in every one: those that a window's last batch lacks are padding.
             window: samples to plan over; "auto": what fills 250 batches, where .2 to .5 % is wasted; of streams 256 MB at most.
             overlong: what becomes of a sample longer than a row: "raise", "truncate", "drop", or "split" (cut into pieces).
-            hf_flash_attention: name the boundaries as transformers' flash attention does alone, not cu_seqlens and
-                max_seqlen too.
             the rest: as for `batch`.
         Shapes: `input_ids`, `labels`, `position_ids`, `segment_ids` (rows, row_length) int64; `cu_seqlens` (n + 1,) int32;
             `max_seqlen` int. Labels are not shifted: models do it; the first one of each sample is -100. A model must look
@@ -955,8 +1034,8 @@ class Dataset:
         one_of("overlong", overlong, "raise", "truncate", "drop", "split")
         planner = ByPacking(Packed(row_length), integer("rows", rows, 1, "row"), overlong, bool(shuffle_batches))
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
-        order = OrderSettings(drop_last, shuffle_batches, micro_batches, group, seed)
-        form = FormSettings("packed", None, None, collate_fn, max_workers, executor_type, hf_flash_attention)
+        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed)
+        form = FormSettings("packed", None, None, collate_fn, max_workers, executor_type)
         return batches_of(self.stage, self.repeats, planner, window, columns, order, form)
 
     # -- within ----------------------------------------------------------------------------------------------------------
@@ -974,9 +1053,23 @@ class Dataset:
         turns = RoundRobin(Unbatch(self.stage), streams, ahead=max(1, BLOCK_ROWS // streams))
         return Repeat(turns) if self.repeats else turns
 
+    def _refuse_originals(self, verb: str) -> None:
+        if self.stage.originals is not None:
+            raise ValueError(
+                f"{verb} keeps rows, and from_dataset(collate_fn=...) hands its samples to collate_fn as they are: leave "
+                "collate_fn out, and return dicts of numbers, lists, 1-D tensors and texts"
+            )
+
     def _keyed(self, seed: int | None) -> Stage[Block]:
         """The rows, each with a key to draw random numbers by where there is a seed."""
         return self.stage if seed is None else RowKeys(self.stage, seed)
+
+    def _check_end(self, method: str, *, repeats: bool = False) -> None:
+        """Refuses a chain whose epoch has no end, where all of it would be kept."""
+        if repeats or self.stage.endless:
+            raise ValueError(
+                f"this data set repeats without end, and {method} keeps all of it; take(n) says how much of it to keep"
+            )
 
     def _add(self, stage: Stage[Block]) -> Dataset:
         return Dataset(Rebatch(stage) if stage.makes_long_blocks else stage, self.repeats)
@@ -1019,6 +1112,7 @@ class IndexedDataset(Dataset):
         {'text': 'b'}
         """
         if not isinstance(number, slice):
+            _check_number(number)
             return self._at([number])[0]
         first, last, step = number.indices(len(self))
         if step < 1:
@@ -1027,9 +1121,10 @@ class IndexedDataset(Dataset):
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Sample]:
         """Samples at once, for torch's DataLoader."""
+        from brimful.tensors.fetched import fetched
+
         found = self._at(numbers)
-        GUARD.refuse_ragged(found)
-        return found
+        return found if self.stage.originals is not None else fetched(found)
 
     def filter(
         self,
@@ -1037,15 +1132,47 @@ class IndexedDataset(Dataset):
         *,
         seed: int | None = None,
         on_error: OnError = "raise",
+        version: str | None = None,
         max_workers: int = 0,
         executor_type: ExecutorType = "thread",
         prefetch_factor: int = 10,
     ) -> IndexedDataset:
+        """The samples for which `fn(sample)` is true: indexed again.
+
+        All samples are read once, when the first one is wanted; a bar shows the progress, and the log says how many are kept.
+
+        Args:
+            fn: is asked about every sample of the source, whatever the order. It must give the same answer each time.
+            seed: an error here: what is kept may not differ from epoch to epoch. Say `stream().filter(fn, seed=...)`.
+            on_error: where the function raises: "raise" names file and line; "skip" leaves the sample out, counts and logs
+                it.
+            version: of a local store: keeps the answers beside it, so that later runs, and the other ranks of this machine,
+                do not ask again. Give another version whenever `fn` changes: nothing else tells. One process asks, the
+                others wait. The file has a bit a sample; other data, another function or version has another file.
+            max_workers, executor_type, prefetch_factor: as for `map`.
+        Raises:
+            ValueError: a seed; a version of data that are in no store; what was sliced, mixed or zipped before.
+        Price: Python, once a sample, in each process (with a version once); 8 bytes kept a sample that is left.
+
+        >>> import brimful as bf
+        >>> some = bf.from_sequence(["a", "b", "c"]).filter(lambda sample: sample["text"] != "b")
+        >>> len(some), some[1]
+        (2, {'text': 'c'})
+        """
         if seed is not None:
             raise ValueError("filter with a seed may keep other samples in each epoch: say stream().filter(...)")
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
-        some_of = partial(IndexFilter, fn=fn, on_error=_checked(on_error), parallel=parallel)
-        return self._selected("filter", some_of)
+        checked = _checked(on_error)
+
+        def kept(source: Source) -> Indexed:
+            if version is not None and not source.holds_files:
+                raise ValueError(
+                    f"version={version!r} keeps what filter finds beside a store, and there is none here: leave version out, or "
+                    "write a store first"
+                )
+            return IndexFilter(source, fn, checked, parallel, version)
+
+        return self._selected("filter", kept)
 
     def select(self, names: str | Sequence[str]) -> IndexedDataset:
         return self._with(self.stage.chosen(Choice("select", names_of("select", names))))
@@ -1060,23 +1187,30 @@ class IndexedDataset(Dataset):
         return self._with(IndexShuffle(self.stage, buffer_size, seed))
 
     def take(self, n: int) -> IndexedDataset:
-        return IndexedDataset(IndexTake(self._endless, n))
+        return IndexedDataset(Slice.take(self._endless, n))
 
     def skip(self, n: int) -> IndexedDataset:
-        return IndexedDataset(IndexSkip(self._endless, n))
+        return IndexedDataset(Slice.skip(self._endless, n))
 
     def stride(self, interval: int, offset: int) -> IndexedDataset:
-        return IndexedDataset(IndexStride(self._endless, interval, offset))
+        return IndexedDataset(Slice.stride(self._endless, interval, offset))
 
     def train_valid_split(
         self, valid_share: float, *, key: str | None = None, seed: int = 42
     ) -> tuple[IndexedDataset, IndexedDataset]:
         how = Split(valid_share, key, seed)
-        known: dict[int, Sides] = {}  # found by one pass for both sides
+        if self.stage.originals is not None:
+            if key is not None:
+                raise ValueError(
+                    f"key={key!r} is a column, and from_dataset(collate_fn=...) hands its samples on as they are: leave key out, "
+                    "to split by the numbers of samples"
+                )
+            how = Split(valid_share, SAMPLE, seed)
+        known: dict[int, SplitMask] = {}  # found by one pass for both sides
 
         def one(side: Side, source: Source) -> Indexed:
-            sides = known.setdefault(id(source), Sides(source.index, how))
-            return IndexTrainValidSplit(source, sides, side)
+            mask = known.setdefault(id(source), SplitMask(source.index, how))
+            return IndexTrainValidSplit(source, mask, side)
 
         train, valid = (self._selected("train_valid_split", partial(one, side)) for side in get_args(Side))
         return train, valid
@@ -1106,8 +1240,8 @@ class IndexedDataset(Dataset):
         found = self.stage.selected(some_of)
         if found is None:
             raise ValueError(
-                f"{verb} cannot keep {self!r} indexed: what is left of a slice, a mixture or a zip may differ from epoch "
-                f"to epoch. Say {verb} before it, or stream().{verb}(...)"
+                f"{verb} cannot keep {shown(self.stage)} indexed: what is left of a slice, a mixture or a zip may differ "
+                f"from epoch to epoch. Say {verb} before it, or stream().{verb}(...)"
             )
         return self._with(found)
 
@@ -1125,7 +1259,10 @@ class IndexedDataset(Dataset):
                     f"there is no sample {number:,} in a data set of {'no end' if count is None else f'{count:,}'}"
                 )
             found.append(rows(place, place + 1))
-        return samples(stage.index.take(np.concatenate(found)))
+        if len(found) == 1:
+            return []
+        block, originals = stage.index.take(np.concatenate(found)), stage.originals
+        return samples(block) if originals is None else list(originals.samples(block))
 
 
 def dataset_of(stage: Stage[Block], repeats: bool = False) -> Dataset:
@@ -1159,18 +1296,33 @@ def concatenated(datasets: Sequence[Dataset]) -> Dataset:
     return IndexedDataset(IndexConcat(cast(tuple[Indexed, ...], parts)))
 
 
-def run_by(engine: EngineName, stage: Stage[Block], ray_address: str | None) -> Stage[Block]:
-    """A chain as an engine runs it: the same rows in the same order.
+def run_by(executor: Executor, stage: Stage[Block], ray_address: str | None) -> Stage[Block]:
+    """A chain as an executor runs it: the same rows in the same order.
 
     Raises:
         ValueError: it cannot.
     """
-    one_of("engine", engine, *get_args(EngineName))
-    if engine == "ray":
+    one_of("executor", executor, *get_args(Executor))
+    if executor == "ray":
         return spread(stage, ray_address)
     if ray_address is not None:
-        raise ValueError(f"ray_address={ray_address!r} is for engine='ray' (got engine={engine!r})")
+        raise ValueError(f"ray_address={ray_address!r} is for executor='ray' (got executor={executor!r})")
     return stage
+
+
+def _check_number(number: Any) -> None:
+    """Refuses what other libraries take between brackets.
+
+    Raises:
+        TypeError: naming the method for it.
+    """
+    if isinstance(number, str):
+        raise TypeError(f"a data set has a sample by its number (got {number!r}); .select({number!r}) gives the column")
+    if isinstance(number, list | tuple | set | np.ndarray):
+        raise TypeError(
+            f"a data set has one sample by its number, or some by a slice (got {number!r:.40}); several: "
+            "[dataset[number] for number in numbers]; columns: .select(names)"
+        )
 
 
 def _checked(on_error: OnError) -> OnError:

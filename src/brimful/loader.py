@@ -13,12 +13,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from brimful.core.above import GUARD
 from brimful.core.background import KEEPER, Running
+from brimful.core.consumed import Consumed
 from brimful.core.errors import StateError, integer
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stage import Stage
 from brimful.core.states import as_text, from_text, restored_elsewhere
 from brimful.core.stats import Stats
-from brimful.core.used import Used
 
 
 class Runs(Protocol):
@@ -63,18 +63,15 @@ class Loader(IterableDataset[Any]):
         self.batches = batches
         self.steps_per_epoch = steps_per_epoch
         self._steps = 0  # of an epoch of so many
-        self.epoch = 0
+        self.epoch: int = 0
         self._running: ResumableIterator[Any] | None = None
         self._last: object = None  # what the last iteration ran, unless this was sent elsewhere since
         self._restored: dict[str, Any] | None = None
         self._left: dict[str, Any] | None = None  # the place of a loop that read ahead of what was used
         self._loaded = False  # a state, and no loop has begun since
-        self._loop: object = None  # of epochs of steps the one that began last
-        self._used: Used | None = None  # where a trainer says how many batches it has used
-        self._began: dict[str, Any] | None = None  # the state at the start of the loop that began last
-        self._looping: object = None  # that loop, until it ends
         self._kept: Running | None = None  # the workers of all epochs
         self._reader: str | None = None  # who takes its batches before the training loop wants them
+        self._consumed = Consumed()
 
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
@@ -82,30 +79,36 @@ class Loader(IterableDataset[Any]):
                 "this loader reads in the process that iterates over it: in DataLoader workers each would read everything. "
                 "Use DataLoader(loader, batch_size=None, num_workers=0); brimful works ahead in threads (prefetch)"
             )
-        self._reader = GUARD.check_reader("loader", followed=self._used is not None).name
-        if self._used is not None and self._used.ahead:
-            self.leave_at(self._used.state)
-        self._looping = loop = object()
-        steps = self.steps_per_epoch
+        begun = GUARD.loop_here()
+        begun.check_loader(self, followed=self._consumed.followed)
+        self._reader = begun.reader.name
+        if (place := self._consumed.left_at) is not None:
+            self.leave_at(place)
+        loop = self._begin()
         try:
-            for batch in self._epoch_of_data() if steps is None else self._next_steps(steps):
-                if self._used is not None:
-                    self._used.took(self._state())
+            steps = self.steps_per_epoch
+            for batch in self._rest_of_data() if steps is None else self._rest_of_steps(loop, steps):
+                self._consumed.took(self._state)
                 yield batch
-            if self._used is not None and self._looping is loop:
-                self._used.ended(self._state())
+            self._consumed.end(loop, self._state)
         finally:
-            if self._looping is loop:
-                self._looping = None
+            self._consumed.leave(loop)
 
-    def _epoch_of_data(self) -> Iterator[Any]:
-        """The rest of the epoch where this stands, or the next one."""
+    def _begin(self) -> object:
+        """A loop begins where this stands, and is named by what is returned. An epoch of the data that was left begins again;
+        one of steps begins with the batch after the last one, unless a state was loaded in its middle."""
+        if self.steps_per_epoch is None:
+            left = self._left if self._running is None else self._running.state_dict()
+            if left is not None and self._restored is None and self._is_over(left):
+                self.epoch += 1
+            self._leave(for_another=object())
+        elif self._steps and not self._loaded:
+            self.epoch, self._steps = self.epoch + 1, 0
         self._loaded = False
-        left = self._left if self._running is None else self._running.state_dict()
-        if left is not None and self._restored is None and self._is_over(left):
-            self.epoch += 1
-        self._leave(for_another=object())
-        self._begins()
+        return self._consumed.begin(self._state())
+
+    def _rest_of_data(self) -> Iterator[Any]:
+        """The rest of the epoch where this stands, or the next one."""
         over = False
         while not over:
             restored = self._restored
@@ -127,35 +130,23 @@ class Loader(IterableDataset[Any]):
                 raise _ended_by_another()
             self.epoch, self._running = self.epoch + 1, None
 
-    def _next_steps(self, steps_per_epoch: int) -> Iterator[Any]:
-        """The batches after the last one, to the end of an epoch of so many steps; its first batch begins one, unless a state
-        was loaded in its middle."""
-        if self._steps and not self._loaded:
-            self.epoch, self._steps = self.epoch + 1, 0
-        self._loaded = False
-        self._begins()
+    def _rest_of_steps(self, loop: object, steps_per_epoch: int) -> Iterator[Any]:
+        """The batches after the last one, to the end of an epoch of so many steps."""
         if self._running is None:
             self._running = self._begun(self._place())
             self._restored = self._left = None
-        self._loop = loop = object()
         self._last = running = self._running
         over = False
         while not over and (batch := next(running, None)) is not None:
             self._steps += 1
-            over = self._steps == steps_per_epoch
+            over = self._steps >= steps_per_epoch
             if over:
                 self.epoch, self._steps = self.epoch + 1, 0
             yield batch
             if self._running is not running:
                 return  # sent to another place
-            if self._loop is not loop:
+            if not self._consumed.runs(loop):
                 raise _ended_by_another()
-
-    def _begins(self) -> None:
-        """A loop begins where this stands."""
-        self._began = self._state()
-        if self._used is not None:
-            self._used = self._used.anew(self._began)
 
     def _begun(self, state: dict[str, Any] | None) -> ResumableIterator[Any]:
         """A run from a state of its own, or of the epoch from its start."""
@@ -174,17 +165,19 @@ class Loader(IterableDataset[Any]):
         return True
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy goes on where this one is."""
+        """A copy goes on where this one is, after what was used."""
+        unused = self._consumed.unused
+        epoch, steps, place = (self.epoch, self._steps, self._place()) if unused is None else from_text(unused)
         return vars(self) | {
+            "epoch": epoch,
+            "_steps": steps or 0,
             "_running": None,
             "_last": None,
-            "_loop": None,
-            "_restored": self._place(),
+            "_restored": place,
             "_left": None,
             "_loaded": False,
-            "_used": None,
-            "_looping": None,
             "_kept": None,
+            "_consumed": Consumed(),
         }
 
     @property
@@ -199,7 +192,7 @@ class Loader(IterableDataset[Any]):
             ValueError: another epoch than the restored one before its first batch: what was trained on would come again.
         """
         epoch = integer("epoch", epoch)
-        GUARD.check_reader("loader", followed=True)  # Accelerate tells it on all ranks, and reads it on the first alone
+        GUARD.loop_here().check_processes()  # Accelerate tells it on all ranks, and reads it on the first alone
         if epoch != self.epoch:
             if self._loaded:
                 raise ValueError(restored_elsewhere("loader", self.epoch, epoch))
@@ -207,7 +200,7 @@ class Loader(IterableDataset[Any]):
                 self._leave()
                 self._restored = None
             self.epoch, self._steps = epoch, 0
-            self._moved()
+            self._consumed.moved(self._state())
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON: the epoch and, as text, the place after the last batch that was taken; of streams an entry for each
@@ -216,9 +209,12 @@ class Loader(IterableDataset[Any]):
         Raises:
             StateError: a DataLoader that Accelerate prepared takes batches before the loop wants them.
         """
-        if self._used is not None:
-            return copy.deepcopy(self._used.state)
-        if self._looping is not None and self._reader is not None and not GUARD.asked_by_torchdata():
+        state: dict[str, Any] = self._consumed.state(self._taken)
+        return state
+
+    def _taken(self) -> dict[str, Any]:
+        """The state after the last batch that was taken, where nobody takes some before the loop wants them."""
+        if self._consumed.looping and self._reader is not None and not GUARD.asked_by_torchdata():
             raise StateError(
                 f"{self._reader} takes batches of this loader before the training loop wants them, so that a state would leave "
                 "some out; give the loader itself to brimful.integrations.accelerate.prepare, and save what that returns"
@@ -227,20 +223,22 @@ class Loader(IterableDataset[Any]):
 
     def _state(self) -> dict[str, Any]:
         """The state after the last batch that was taken."""
-        state = as_text(self.epoch, self._place(), self.batches.streams)
-        return state if self.steps_per_epoch is None else state | {"steps": self._steps}
+        steps = None if self.steps_per_epoch is None else self._steps
+        return as_text(self.epoch, self._place(), self.batches.streams, steps)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a state at the next iteration. The state is checked against the pipeline then.
 
         Raises:
-            StateError: it is no state of a loader, or one of whole epochs where this has epochs of steps, or the reverse.
+            StateError: it is no state of a loader, or one of whole epochs where this has epochs of steps, or the reverse; or it
+                was saved after as many steps of an epoch as this one's have, or more.
         """
+        saved = self._read(state_dict)
         self._leave()
-        self._go_to(state_dict)
+        self.epoch, self._steps, self._left = saved
         self._restored, self._left = self._left, None
         self._loaded = True
-        self._moved()
+        self._consumed.moved(self._state())
 
     def at(self, state_dict: dict[str, Any]) -> Loader:
         """A copy that goes on from a state."""
@@ -256,48 +254,44 @@ class Loader(IterableDataset[Any]):
             return
         self._leave(self._last)
         self._restored = None
-        self._go_to(state_dict)
-        self._moved()
+        self.epoch, self._steps, self._left = self._read(state_dict)
+        self._consumed.moved(self._state())
 
     @property
     def began(self) -> dict[str, Any] | None:
         """The state at the start of the loop that began last; None where none has."""
-        return self._began
+        return self._consumed.began
 
     def follow(self, used: Callable[[], int] | None) -> None:
         """Has the state follow what is used of the batches, where a trainer takes some before it uses them.
 
-        What the loop that runs has taken so far is not used yet. A loop that begins goes back to what was used.
+        What the loop that runs has taken so far is not used yet. After a loop that was left, the next one goes back to what was
+        used; after one that came to its end, it goes on.
 
         Args:
             used: how many batches the trainer has used by now, counted from anywhere; None: as many as are taken, from the
                 place after those that were used.
         """
-        if used is None:
-            before, self._used = self._used, None
-            if before is not None and before.ahead:
-                self.leave_at(before.state)
-        elif self._looping is None or self._began is None:
-            self._used = Used(used, self._state())
-        else:
-            self._used = Used(used, self._began)
-            if self._began != (state := self._state()):
-                self._used.took(state)
+        if used is not None:
+            self._consumed.follow(used, self._state)
+        elif (place := self._consumed.unfollow()) is not None:
+            self.leave_at(place)
 
-    def _moved(self) -> None:
-        """What was taken before this was sent to another place does not count."""
-        if self._used is not None:
-            self._used = self._used.anew(self._state())
-
-    def _go_to(self, state_dict: dict[str, Any]) -> None:
-        epoch, place = from_text(state_dict)
+    def _read(self, state_dict: dict[str, Any]) -> tuple[int, int, dict[str, Any] | None]:
+        """The epoch, the steps and the place of a state, which is one of such epochs as this has."""
+        epoch, steps, place = from_text(state_dict)
         kinds = {True: "epochs of the data", False: f"epochs of steps_per_epoch={self.steps_per_epoch or '...'}"}
-        whole = "steps" not in state_dict
+        whole = steps is None
         if whole != (self.steps_per_epoch is None):
             raise StateError(
                 f"this state is of a loader of {kinds[whole]}, and this one has {kinds[not whole]}; use the same"
             )
-        self.epoch, self._left, self._steps = epoch, place, state_dict.get("steps", 0)
+        if steps is not None and self.steps_per_epoch is not None and steps >= self.steps_per_epoch:
+            raise StateError(
+                f"this state was saved after {steps:,} steps of its epoch, and this loader has steps_per_epoch="
+                f"{self.steps_per_epoch:,}; go on with the one that it was saved with, at least to the end of that epoch"
+            )
+        return epoch, steps or 0, place
 
     def _place(self) -> dict[str, Any] | None:
         """In the epoch; None at its start."""

@@ -16,9 +16,11 @@ import pyarrow as pa
 
 from brimful.batches import Batches
 from brimful.batching.batch import Batch
-from brimful.batching.window import Window
+from brimful.batching.window import PlanningWindow
 from brimful.core.stage import Stage, State, running
 from brimful.dataset import Dataset
+
+__all__ = ["assert_exact_resume", "first_difference"]
 
 
 def assert_exact_resume(
@@ -73,7 +75,7 @@ def assert_exact_resume(
     else:
         limits = {"max_items": max_items, "max_resumes": max_resumes, "max_state_bytes": max_state_bytes}
         assert_exact_resume(lambda: cast(_Data, make()).stage, epochs=epochs, **limits)
-        _Law(repr(made), partial(_iterator_runs, make), **limits).check()
+        _Law(repr(made).splitlines()[0], partial(_iterator_runs, make), **limits).check()
 
 
 _Data: TypeAlias = Dataset | Batches
@@ -221,7 +223,7 @@ def first_difference(found: Any, expected: Any) -> str | None:
         return _first((f"[{i}]", *pair) for i, pair in enumerate(zip(found, expected))) or _lengths(found, expected)
     if isinstance(found, pa.RecordBatch):
         return _block_difference(found, expected)
-    if isinstance(found, Window):
+    if isinstance(found, PlanningWindow):
         rows = np.arange(len(found))
         return _fields(found, expected, "epoch", "number", "lengths", "crc32") or _first(
             [(".take(all)", found.take(rows), expected.take(rows))]
@@ -315,3 +317,7 @@ def _is(found: Any, expected: Any) -> str:
 
 def _brief(text: str, size: int = 200) -> str:
     return text if len(text) <= size else f"{text[: size - 3]}..."
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -38,6 +38,7 @@ def test_such_a_sample_is_left_alone_or_dropped_and_counted(tmp_path: Path, capl
             with batches(tmp_path, overlong=word).iter() as it:
                 assert [batch["lengths"].tolist() for batch in it] == expected
                 assert (it.stats.alone, it.stats.dropped) == ((2, 0) if word == "alone" else (0, 2))
+                assert it.stats.dropped_tokens == (0 if word == "alone" else 6 + 4)
     assert [record.message for record in caplog.records] == [
         f"overlong: samples {word}, as batch_size is -2 (shard a.jsonl, line 5)" for word in ("alone", "dropped")
     ]

@@ -32,7 +32,7 @@ def test_a_shuffled_epoch_has_the_batches_of_the_plan_in_another_order(sizes: li
 @given(lengths, st.integers(2, 4))
 def test_groups_of_neighbours_stay_together(sizes: list[int], group: int) -> None:
     in_order = [tuple(batch) for batch in numbers(batches(sizes, shuffle_batches=False))]
-    shuffled = [tuple(batch) for batch in numbers(batches(sizes, group=group))]
+    shuffled = [tuple(batch) for batch in numbers(batches(sizes, balance_group=group))]
     groups = [in_order[first : first + group] for first in range(0, len(in_order), group)]
     place = 0
     while place < len(shuffled):
@@ -64,19 +64,19 @@ def test_the_number_of_batches_is_known_for_indexed_data() -> None:
     assert len(data) == len(numbers(data))
     with pytest.raises(
         TypeError,
-        match=r"^the number of batches is not known: the data set is streamed \(by map\); cache\(",
+        match=r"^the number of batches is not known: the data set is streamed \(by map\); to_store\(path\) or cache\(",
     ):
         len(tokens([1]).map(lambda sample: sample).batch(1))
 
 
 def test_resume_is_exact_at_every_batch() -> None:
-    for options in ({}, {"window": 7}, {"group": 3}, {"drop_last": True}):
+    for options in ({}, {"window": 7}, {"balance_group": 3}, {"drop_last": True}):
         assert_exact_resume(lambda: batches(list(range(20)), **options))  # noqa: B023
 
 
 def test_a_group_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^group must be at least 1 batch \(got 0\)$"):
-        batches([1], group=0)
+    with pytest.raises(ValueError, match=r"^balance_group must be at least 1 batch \(got 0\)$"):
+        batches([1], balance_group=0)
 
 
 @pytest.mark.parametrize("overlong", ["raise", "split"])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def unknown() -> bf.Dataset:
 
 
 MAKES: dict[str, Callable[[bf.Dataset], bf.Batches]] = {
-    "budget": lambda data: data.batch_by_tokens(1024, micro_batches=4, window=200, group=2),
+    "budget": lambda data: data.batch_by_tokens(1024, micro_batches=4, window=200, balance_group=2),
     "packed": lambda data: data.pack(200, rows=4, micro_batches=4, window=200),
     "static": lambda data: data.batch(bf.StaticShapes([10, 50, 200], 1024), micro_batches=4, window=200),
     "fixed": lambda data: data.batch(32, micro_batches=4),
@@ -85,7 +85,7 @@ def test_ranks_of_streams_count_their_own_labels(tmp_path: Path) -> None:
     batches = bf.from_files(str(tmp_path / "*.jsonl"), streams=2).batch_by_tokens(1024, micro_batches=4, window=100)
     store = HashStore()
     with ThreadPoolExecutor(2) as pool:
-        ranks = [*pool.map(lambda rank: list(batches.shard(rank, 2, group=store)), range(2))]
+        ranks = [*pool.map(lambda rank: list(batches.shard(rank, 2, process_group=store)), range(2))]
     for rank in ranks:
         assert "num_items_in_batch" not in rank[0]
         for first in range(0, len(rank), 4):
@@ -106,12 +106,21 @@ def test_windows_of_steps_have_samples_of_two(data: Callable[[], bf.Dataset]) ->
         sizes = np.bincount(planned)
         assert len(sizes) > 3
         assert 7 <= np.median(sizes) <= 11
-    with pytest.raises(ValueError, match=r'window="steps" is that of two optimizer steps: say of how many batches'):
-        indexed().batch_by_tokens(1024, window="steps")
     with pytest.raises(TypeError, match=r"window must be an integer \(got 'steps'\)"):
         indexed().batch_by(32, len, micro_batches=4, window="steps")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"window must be a number of rows, 'auto' or 'steps' \(got 'all'\)"):
         indexed().batch_by_tokens(1024, window="all")  # type: ignore[arg-type]
+
+
+def test_one_micro_batch_is_the_same_as_none() -> None:
+    one, none = (indexed().batch_by_tokens(1024, micro_batches=number) for number in (1, None))
+    first, second = one.iter(), none.iter()
+    for _ in range(3):
+        batch, same = next(first), next(second)
+        assert batch.keys() == same.keys()
+        assert batch["lengths"].tolist() == same["lengths"].tolist()
+    assert first.state_dict() == second.state_dict()
+    assert one.micro_batches is none.micro_batches is None
 
 
 def test_a_sample_too_long_for_its_share_is_an_error_that_says_so() -> None:
@@ -158,7 +167,7 @@ def test_ranks_of_streams_that_repeat_count_their_own_labels(tmp_path: Path) -> 
     batches = bf.from_files(str(tmp_path / "*.jsonl"), streams=2, repeat=True).batch(36, micro_batches=4)
     store = HashStore()
     with ThreadPoolExecutor(2) as pool:
-        ranks = [*pool.map(lambda rank: list(islice(batches.shard(rank, 2, group=store), 12)), range(2))]
+        ranks = [*pool.map(lambda rank: list(islice(batches.shard(rank, 2, process_group=store), 12)), range(2))]
     for rank in ranks:
         assert [batch["ends_step"] for batch in rank] == [False, False, False, True] * 3
         for first in range(0, 12, 4):
@@ -187,7 +196,7 @@ def test_fillers_of_data_without_labels_count_none(tmp_path: Path) -> None:
     batches = bf.from_files(str(tmp_path / "*.jsonl"), streams=2).batch(8, micro_batches=4)
     store = HashStore()
     with ThreadPoolExecutor(2) as pool:
-        short, _ = pool.map(lambda rank: list(batches.shard(rank, 2, group=store)), range(2))
+        short, _ = pool.map(lambda rank: list(batches.shard(rank, 2, process_group=store)), range(2))
     assert [batch["weight"] for batch in short[4:8]] == [0.0] * 4
     assert {tuple(batch) for batch in short} == {tuple(short[0])}
     assert "num_items_on_rank" not in short[0]
@@ -215,6 +224,61 @@ def test_labels_that_are_cut_are_not_counted() -> None:
                 assert {int(batch["num_items_in_batch"]) for batch in step} == {sum(map(trained_on, step))}
 
 
+SHIFTED: Final = (
+    ("batch", lambda data, **how: data.batch(2, **how)),
+    ("truncate", lambda data, **how: data.batch_by_tokens(8, window=8, overlong="truncate", **how)),
+    ("pack", lambda data, **how: data.pack(6, rows=2, window=8, overlong="truncate", **how)),
+    ("split", lambda data, **how: data.pack(3, rows=4, window=8, overlong="split", **how)),
+    ("named", lambda data, **how: data.batch_by_tokens(8, overlong="truncate", token_columns=["shift_labels"], **how)),
+)
+
+
+@pytest.mark.parametrize("where", ["stream", "indexed"])
+@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize(("way", "make"), SHIFTED, ids=[way for way, _ in SHIFTED])
+def test_the_labels_that_the_loss_is_taken_over_are_counted(way: str, make: Any, is_masked: bool, where: str) -> None:
+    """`labels` of which some have no place among the `shift_labels`, and `shift_labels` whose last one asks for something."""
+    rows = [{"input_ids": [*range(1, length + 1)]} for length in (4, 2, 5, 1, 6, 3)]
+    rows = [row | {"labels": row["input_ids"], "shift_labels": [*row["input_ids"][1:], 9]} for row in rows]
+    if way == "named":
+        rows = [{name: row[name] for name in ("input_ids", "shift_labels")} for row in rows]
+    if is_masked and way != "named":
+        rows = [row | {"attention_mask": [1] * len(row["input_ids"])} for row in rows]
+    data = bf.from_sequence(rows)
+    batches = list(make(data.map(dict) if where == "stream" else data, micro_batches=2))
+    for first in range(0, len(batches), 2):
+        step = batches[first : first + 2]
+        count = sum(int((batch["shift_labels"] != -100).sum()) for batch in step)
+        assert {int(batch["num_items_in_batch"]) for batch in step} == {count}
+    with make(data.map(dict), micro_batches=2).iter() as it:
+        next(it)
+        json.dumps(it.state_dict())
+    ranks = [list(make(data, micro_batches=2).shard(rank, 2)) for rank in range(2)]
+    for mine in ranks:
+        for first in range(0, len(mine), 2):
+            step = mine[first : first + 2]
+            count = sum(int((batch["shift_labels"] != -100).sum()) for batch in step)
+            assert {int(batch["num_items_on_rank"]) for batch in step} == {count}, "no index knows them"
+            assert "num_items_in_batch" not in step[0]
+
+
+def test_labels_that_nobody_trains_on_are_not_counted_for_a_collate_fn() -> None:
+    """A function makes other labels than a column that no loss is taken over; `labels` and `shift_labels` it gets whole."""
+    rows = [{"input_ids": [1, 2, 3, 4], "chosen_labels": [1, 2]}] * 4
+    made = next(iter(bf.from_sequence(rows).pack(8, rows=2, micro_batches=2, collate_fn=lambda rows: {"rows": rows})))
+    assert "num_items_in_batch" not in made
+    for name in ("labels", "shift_labels"):
+        named = bf.from_sequence([{"input_ids": [1, 2, 3, 4], name: [-100, 2, 3, 4]}] * 4)
+        for batch in named.pack(8, rows=2, micro_batches=2, collate_fn=lambda rows: {"rows": rows}):
+            assert int(batch["num_items_in_batch"]) == 12, name
+
+
+@pytest.mark.parametrize("options", [{"pad_values": {"shift_labels": 0}}, {"dtypes": {"shift_labels": "float32"}}])
+def test_shifted_labels_that_padding_may_be_taken_for_are_not_counted(options: Any) -> None:
+    data = bf.from_sequence([{"input_ids": [1, 2], "labels": [1, 2], "shift_labels": [2, -100]}] * 4)
+    assert "num_items_in_batch" not in next(iter(data.batch(2, micro_batches=2, **options)))
+
+
 def test_labels_that_are_null_are_an_error_of_their_column() -> None:
     rows = [{"input_ids": [row], "labels": [None if row == 5 else row]} for row in range(8)]
     with pytest.raises(
@@ -235,7 +299,10 @@ def test_a_resume_inside_a_step_knows_what_is_left_of_it(make: str) -> None:
 
 
 def test_as_many_ranks_more_as_batches_fewer_go_on_with_the_same_order() -> None:
-    one, four = (indexed().batch_by_tokens(256 * number, micro_batches=number, window=200) for number in (1, 4))
+    one, four = (
+        indexed().batch_by_tokens(256 * number, micro_batches=number, window=200, shuffle_batches="stratified")
+        for number in (1, 4)
+    )
     with four.shard(0, 1).iter() as it:
         begun = [batch["input_ids"].tolist() for batch in islice(it, 8)]
         state = it.state_dict()
@@ -282,7 +349,7 @@ def test_any_batches_in_a_row_have_about_the_mean_length_of_all(spread: str) -> 
     else:
         lengths = np.clip(random.lognormal(np.log(420), 1.1, 8_000).astype(int), 8, 4096)
     data = bf.from_sequence([{"input_ids": [0] * length} for length in lengths.tolist()], shuffle=True)
-    planned = list(data.batch_by_tokens(8 * 4_096, micro_batches=8, window=2_000, group=2).plans())
+    planned = list(data.batch_by_tokens(8 * 4_096, micro_batches=8, window=2_000, balance_group=2).plans())
     windows = np.array([batch.window.number for batch in planned])
     for number in range(windows.max() + 1):
         padded = np.array([batch.padded_length for batch in planned])[windows == number]
@@ -316,7 +383,7 @@ def test_equal_work_of_ranks_costs_what_a_random_order_does() -> None:
     data = bf.from_sequence([{"input_ids": [0] * length} for length in lengths.tolist()], shuffle=True)
     cost = {}
     for order in (True, "stratified"):
-        made = data.batch_by_tokens(4_096, window=4_000, group=8, shuffle_batches=order).plans()  # type: ignore[arg-type]
+        made = data.batch_by_tokens(4_096, window=4_000, balance_group=8, shuffle_batches=order).plans()  # type: ignore[arg-type]
         work = np.array([batch.padded_size * batch.padded_length * (1 + batch.padded_length / 768) for batch in made])
         steps = work[: len(work) // 8 * 8].reshape(-1, 8)
         cost[order] = steps.max(axis=1).sum() / steps.mean(axis=1).sum()

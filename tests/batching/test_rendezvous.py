@@ -48,8 +48,8 @@ def test_ranks_with_unequal_streams_finish_under_every_rule(ranks_of: Any, folde
         assert pad == expected
         assert drop == expected[: len(drop)]
         assert {number for batch in wrap for number in batch} == set(range(sum(COUNTS)))
-    assert ranks[0]["error"] == ranks[1]["error"]
-    assert "streams have ended before the others; choose uneven='pad', 'drop' or 'wrap'" in ranks[0]["error"]
+    assert ranks[0]["raise"] == ranks[1]["raise"]
+    assert "streams have ended before the others; choose uneven='pad', 'drop' or 'wrap'" in ranks[0]["raise"]
 
 
 def test_a_rank_that_is_killed_is_named_by_the_others(ranks_of: Any, folder: Path) -> None:

@@ -27,7 +27,7 @@ from tests.effort import examples
 
 STREAMS = 12
 WORLDS = (1, 2, 3, 4, 6, 12)
-UNEVEN = ["pad", "drop", "wrap", "error"]
+UNEVEN = ["pad", "drop", "wrap", "raise"]
 
 
 def shards(counts: list[int]) -> list[str]:
@@ -74,7 +74,7 @@ class Ranks:
     def _rank(self, rank: int, taken: list[Any], state: Any, steps: int | None) -> None:
         group = self.store if self.world_size > 1 else None
         sharded = self.batches.shard(
-            rank, self.world_size, group=group, uneven=self.uneven, timeout_seconds=self.timeout_seconds
+            rank, self.world_size, process_group=group, uneven=self.uneven, timeout_seconds=self.timeout_seconds
         )
         try:
             with sharded.iter(state) as it:
@@ -145,7 +145,7 @@ def test_a_rank_goes_on_from_its_own_state_at_the_same_world_size() -> None:
     store, rest = HashStore(), {}
 
     def go_on(rank: int) -> None:
-        rest[rank] = list(made.shard(rank, 2, group=store, timeout_seconds=20).iter(first.states[rank]))
+        rest[rank] = list(made.shard(rank, 2, process_group=store, timeout_seconds=20).iter(first.states[rank]))
 
     threads = [threading.Thread(target=go_on, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -164,7 +164,7 @@ def test_a_rank_reads_the_shards_of_its_own_streams_alone(monkeypatch: pytest.Mo
         return draw.read_json(file)
 
     data = bf.from_files(urls, format=one_a_line, streams=STREAMS, schema=draw.schema(draw.pa.int64()))
-    one = data.batch(3).shard(1, 4, group=HashStore(), timeout_seconds=0.1)
+    one = data.batch(3).shard(1, 4, process_group=HashStore(), timeout_seconds=0.1)
     with pytest.raises(TimeoutError):
         list(one)
     assert sorted(opened) == sorted(urls[1::4])
@@ -203,7 +203,7 @@ def test_wrap_begins_a_stream_again_until_all_have_ended(world_size: int) -> Non
 
 
 def test_an_uneven_end_is_an_error_on_all_ranks_where_it_is_asked_to_be() -> None:
-    ranks = Ranks(batches(shards([3, 20, 1, 40]), streams=4), 2, "error")
+    ranks = Ranks(batches(shards([3, 20, 1, 40]), streams=4), 2, "raise")
     steps = ranks.run()
     assert len(steps) > 0
     assert [str(ranks.errors[rank]) for rank in (0, 1)] == [
@@ -245,7 +245,7 @@ def test_a_rank_that_fails_is_named_by_all_others_after_what_came_before() -> No
 
 
 def test_a_rank_that_never_comes_is_named_in_time() -> None:
-    lonely = batches(UNEQUAL).shard(0, 3, group=HashStore(), timeout_seconds=0.2)
+    lonely = batches(UNEQUAL).shard(0, 3, process_group=HashStore(), timeout_seconds=0.2)
     message = r"waited 0.2 seconds for rank 1 \(never came\), rank 2 \(never came\) to come to round 0 of the epoch"
     with pytest.raises(TimeoutError, match=message):
         next(iter(lonely))
@@ -260,7 +260,7 @@ def test_a_rank_that_stops_early_is_named_at_once(how: str) -> None:
     ranks = Ranks(made, 2, timeout_seconds=600.0)
     thread = threading.Thread(target=ranks._rank, args=(0, [], None, None))
     thread.start()
-    sharded = made.shard(1, 2, group=ranks.store)
+    sharded = made.shard(1, 2, process_group=ranks.store)
     it = (sharded.map(fails) if how == "fail" else sharded.prefetch(2) if how == "prefetch" else sharded).iter()
     if how == "fail":
         with pytest.raises(bf.StageError, match="a training loop"):
@@ -416,7 +416,7 @@ def test_ranks_that_read_other_shards_are_told_so() -> None:
 
     def run(rank: int, made: bf.Batches) -> None:
         try:
-            list(made.shard(rank, 2, group=store, timeout_seconds=5))
+            list(made.shard(rank, 2, process_group=store, timeout_seconds=5))
         except Exception as error:
             errors[rank] = error
 

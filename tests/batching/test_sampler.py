@@ -75,7 +75,7 @@ def settings_of_a_sampler(draw: st.DrawFn) -> dict[str, Any]:
         "window": draw(st.sampled_from([1, 3, 7, 50, "auto"])),
         "shuffle": draw(st.booleans()),
         "drop_last": draw(st.booleans()),
-        "group": draw(st.integers(1, 3)),
+        "balance_group": draw(st.integers(1, 3)),
         "seed": draw(st.integers(0, 2)),
     }
 
@@ -115,13 +115,13 @@ def test_one_order_for_every_world_size_and_exact_len(
 def test_uneven_error_names_batches_and_ranks_before_the_first_batch() -> None:
     batches = len(sampler())
     world_size = next(size for size in range(2, 9) if batches % size)
-    one = sampler(world_size=world_size, uneven="error")
-    message = f"uneven='error': {batches} batches of epoch 0 cannot be shared out evenly to {world_size} ranks; choose"
+    one = sampler(world_size=world_size, uneven="raise")
+    message = f"uneven='raise': {batches} batches of epoch 0 cannot be shared out evenly to {world_size} ranks; choose"
     with pytest.raises(bf.DataError, match=message):
         next(iter(one))
     with pytest.raises(bf.DataError, match=message):
         len(one)
-    even = [list(sampler(range(1, 13), bf.FixedSize(3), rank=rank, world_size=2, uneven="error")) for rank in range(2)]
+    even = [list(sampler(range(1, 13), bf.FixedSize(3), rank=rank, world_size=2, uneven="raise")) for rank in range(2)]
     assert len(even[0]) == len(even[1]) == 2
     assert order_of_all(even) == list(sampler(range(1, 13), bf.FixedSize(3)))
 
@@ -129,8 +129,8 @@ def test_uneven_error_names_batches_and_ranks_before_the_first_batch() -> None:
 @pytest.mark.parametrize("policy", [bf.TokenBudget(120), bf.FixedSize(3), bf.FixedSize(3, sort=False)])
 def test_the_plan_is_that_of_a_data_set_with_these_lengths(policy: Policy) -> None:
     rows = [{"input_ids": [0] * length} for length in LENGTHS]
-    dataset = bf.from_sequence(rows, shuffle=True).batch(policy, window=25, group=2)
-    one = sampler(policy=policy, group=2)
+    dataset = bf.from_sequence(rows, shuffle=True).batch(policy, window=25, balance_group=2)
+    one = sampler(policy=policy, balance_group=2)
     for epoch in range(2):
         one.set_epoch(epoch)
         assert list(one) == [plan.window.rows[plan.numbers].tolist() for plan in dataset.plans(epoch)]
@@ -248,9 +248,9 @@ def test_an_overlong_pair_is_named_by_its_number_in_the_data_set(window: Any) ->
         ({"window": "all"}, r"window must be one of auto \(got 'all'\)"),
         ({"rank": 2, "world_size": 2}, r"rank must be at least 0 and below world_size=2 \(got 2\)"),
         ({"world_size": 0}, r"world_size must be at least 1 \(got 0\)"),
-        ({"uneven": "pad"}, r"uneven must be one of wrap, drop, error \(got 'pad'\)"),
+        ({"uneven": "pad"}, r"uneven must be one of wrap, drop, raise \(got 'pad'\)"),
         ({"overlong": "cut"}, r"overlong must be one of raise, truncate, drop, alone \(got 'cut'\)"),
-        ({"group": 0}, r"group must be at least 1 batch \(got 0\)"),
+        ({"balance_group": 0}, r"balance_group must be at least 1 batch \(got 0\)"),
     ],
 )
 def test_settings_are_checked_at_construction(options: dict[str, Any], message: str) -> None:
@@ -403,7 +403,7 @@ OTHER: dict[str, tuple[Any, str]] = {  # each setting that the order depends on,
     "overlong": ("alone", "overlong was 'raise' when it was saved and is 'alone' here"),
     "drop_last": (True, "drop_last was False when it was saved and is True here"),
     "shuffle_batches": (False, "shuffle_batches was True when it was saved and is False here"),
-    "group": (2, "group was 1 when it was saved and is 2 here"),
+    "balance_group": (2, "balance_group was 1 when it was saved and is 2 here"),
 }
 
 

@@ -23,7 +23,7 @@ from brimful.batches import _say_unsharded
 from brimful.batching.batch import Batch
 from brimful.batching.window import IntArray
 from brimful.dataset import dataset_of
-from brimful.index.index import Index
+from brimful.index.index import DataIndex
 from brimful.testing import first_difference
 from tests.effort import examples
 from tests.store.stores import small
@@ -42,7 +42,7 @@ def ways(count: int) -> dict[str, bf.Batches]:
     data = dataset(count)
     return {
         "budget": data.batch_by_tokens(120, window=50),
-        "groups": data.batch_by_tokens(120, window=50, group=2),
+        "groups": data.batch_by_tokens(120, window=50, balance_group=2),
         "buckets": data.batch(bf.StaticShapes([10, 30, 60], 120), window=64),
         "packs": data.pack(64, rows=2, window=40),
         "arrival": data.batch(7),
@@ -98,7 +98,7 @@ def test_wrap_begins_again_as_often_as_it_must() -> None:
 
 def test_an_uneven_end_is_an_error_where_it_is_asked_to_be() -> None:
     with pytest.raises(ValueError, match=r"the last step of the epoch has 1 batches for 4 ranks; choose uneven='pad'"):
-        list(dataset(21).batch(1).shard(2, 4, uneven="error"))
+        list(dataset(21).batch(1).shard(2, 4, uneven="raise"))
 
 
 def test_a_filler_has_no_weight_and_no_label() -> None:
@@ -214,22 +214,22 @@ def labelled(count: int, seed: int = 0, longest: int = 60) -> list[dict[str, Any
 def kept(path: Path, rows: list[dict[str, Any]]) -> bf.Dataset:
     """A store, shuffled."""
     with small(batch_bytes=2_000, file_bytes=20_000):
-        len(bf.from_sequence(rows).cache(path / "store"))
+        bf.from_sequence(rows).to_store(path / "store")
     return bf.from_store(path / "store", shuffle=True)
 
 
 @dataclass(frozen=True, eq=False)
-class Counting(Index):
+class Counting(DataIndex):
     """An index that notes how many rows it is asked for."""
 
-    index: Index
+    index: DataIndex
     asked: list[int]
 
     def __len__(self) -> int:
         return len(self.index)
 
-    def lengths(self, columns: Sequence[str], required: bool) -> Any:
-        return self.index.lengths(columns, required)
+    def lengths_at(self, numbers: IntArray, columns: Sequence[str], required: bool) -> Any:
+        return self.index.lengths_at(numbers, columns, required)
 
     def locate(self, numbers: IntArray) -> Any:
         self.asked.append(len(numbers))
@@ -270,7 +270,6 @@ POLICIES: dict[str, Callable[[bf.Dataset], bf.Batches]] = {
     "packed, split": lambda data: data.pack(17, rows=3, window=40, overlong="split"),
     "packed, truncated": lambda data: data.pack(17, rows=3, window=40, overlong="truncate"),
     "packed by score": lambda data: data.pack(6, rows=3, window=40, length_column="score", token_columns=()),
-    "for flash attention": lambda data: data.pack(64, window=40, hf_flash_attention=True),
 }
 
 
@@ -365,14 +364,14 @@ def check_count(step: list[dict[str, Any]], known: bool | None = True) -> None:
         assert [int(number) for number in numbers] == [sum(map(supervised, step))] * len(step)
 
 
-@pytest.mark.parametrize("uneven", ["pad", "drop", "wrap", "error"])
+@pytest.mark.parametrize("uneven", ["pad", "drop", "wrap", "raise"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("way", POLICIES)
 def test_every_batch_knows_the_labels_of_its_step(way: str, world_size: int, uneven: Any) -> None:
     batches = POLICIES[way](bf.from_sequence(labelled(101, seed=len(way)), shuffle=True))
     complete = len(list(batches.plans())) // world_size
     ranks = [iter(batches.shard(rank, world_size, uneven=uneven)) for rank in range(world_size)]
-    if uneven == "error":  # raised at the end
+    if uneven == "raise":  # raised at the end
         ranks = [islice(rank, complete) for rank in ranks]
     steps = list(zip(*ranks, strict=True))
     assert len(steps) - complete in (0, 1)
@@ -488,7 +487,7 @@ def test_fillers_that_nothing_can_mark_are_refused_on_every_rank(streamed: bool,
 
         def taken(rank: int) -> Any:
             try:
-                return len(list(batches.shard(rank, world_size, group=store, uneven=uneven)))
+                return len(list(batches.shard(rank, world_size, process_group=store, uneven=uneven)))
             except TypeError as error:
                 return str(error)
 

@@ -19,7 +19,6 @@ from brimful.blocks.ragged import (
     gaps,
     gather,
     is_ragged,
-    lengths,
     list_array,
     null_in,
     numpy_of,
@@ -58,7 +57,7 @@ def test_a_list_column_is_seen_without_a_copy(drawn: tuple[pa.RecordBatch, list[
     made, values = drawn
     column = ragged(made, "a")
     assert rows(column) == values
-    assert column.lengths.tolist() == lengths(made, ["a"]).tolist() == [len(row) for row in values]
+    assert column.lengths.tolist() == token_counts(made, ["a"], required=True).tolist() == [len(row) for row in values]
     assert column.lengths.dtype == np.int64
     starts, counts = column.spans(np.arange(len(values)))
     assert rows(gather(column.values, starts, counts)) == values
@@ -91,7 +90,7 @@ def test_what_is_no_list_of_numbers_is_an_error_with_its_place() -> None:
     )
     for column, message in (
         ("text", "column 'text' must be a list of numbers (got string; shard a.jsonl, line 7)"),
-        ("none", "column 'none' is null (shard a.jsonl, line 9); filter it out or fill it"),
+        ("none", "column 'none' is null or missing (shard a.jsonl, line 9); filter it out or fill it"),
         ("inner", "column 'inner' has a null inside a list (near shard a.jsonl, line 7); filter it out or fill it"),
         ("other", "there is no column 'other' (columns: text, none, inner; shard a.jsonl, line 7)"),
     ):
@@ -103,7 +102,7 @@ def test_what_is_no_list_of_numbers_is_an_error_with_its_place() -> None:
 
 def test_lengths_of_several_columns_stand_side_by_side() -> None:
     made = block(a=[[1, 2], [3]], b=[[1], []])
-    assert lengths(made, ("a", "b")).tolist() == [[2, 1], [1, 0]]
+    assert token_counts(made, ("a", "b"), required=True).tolist() == [[2, 1], [1, 0]]
     assert token_counts(made, ("a",), required=True).tolist() == [2, 1]
     assert token_counts(made, ("c",), required=False).tolist() == [0, 0]
     with pytest.raises(DataError, match=r"^there is no column 'c' \(columns: a, b; row 0 of a block of 2 rows\)$"):

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from brimful.blocks import resize as gathered
+from brimful.blocks import resize
 from brimful.blocks.blocks import Block
 from brimful.core.stage import Stage, State
 from brimful.rows.concat_chunk import ConcatChunk
@@ -22,14 +22,14 @@ from tests import strategies as draw
 
 
 @dataclass(frozen=True)
-class Gathered(Stage[Block]):
+class Coalesced(Stage[Block]):
     upstream: Stage[Block]
 
     def start(self, epoch: int) -> State:
         return self.upstream.start(epoch)
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        yield from gathered.gathered(self.upstream, at)
+        yield from resize.coalesced(self.upstream, at)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Failing(Stage[Block]):
 
 
 def found(*sizes: int) -> list[int]:
-    stage = Gathered(draw.Blocks((1,) * sum(sizes), sizes[:-1]))
+    stage = Coalesced(draw.Blocks((1,) * sum(sizes), sizes[:-1]))
     return [block.num_rows for block, _ in stage.items(stage.start(0))]
 
 
@@ -66,7 +66,7 @@ class Given(Stage[Block]):
 
 
 def joined(blocks: list[Block]) -> list[Block]:
-    return [block for block, _ in Gathered(Given(blocks)).items(0)]
+    return [block for block, _ in Coalesced(Given(blocks)).items(0)]
 
 
 def test_small_blocks_are_joined_up_to_32_rows() -> None:
@@ -104,7 +104,7 @@ def test_a_block_without_rows_ends_what_it_follows() -> None:
 
 
 def test_blocks_are_joined_up_to_a_number_of_bytes() -> None:
-    with patch.object(gathered, "BLOCK_BYTES", 1_000):
+    with patch.object(resize, "BLOCK_BYTES", 1_000):
         sizes = found(*[1] * 100)
     assert sum(sizes) == 100
     assert set(sizes[:-1]) == {sizes[0]}
@@ -123,14 +123,14 @@ def test_bytes_are_those_of_the_rows_alone() -> None:
     block = pa.RecordBatch.from_pydict(columns)
     pieces = [block.slice(first, 1) for first in range(32)]
     copies = [piece.take(pa.array([0])) for piece in pieces]
-    with patch.object(gathered, "BLOCK_BYTES", 1_000):
+    with patch.object(resize, "BLOCK_BYTES", 1_000):
         one, other = ([block.num_rows for block in joined(blocks)] for blocks in (pieces, copies))
     assert one == other
     assert 1 < one[0] < 32
 
 
 def test_an_error_comes_after_the_rows_before_it() -> None:
-    stage = Gathered(Failing(draw.Blocks((1,) * 5, (1, 1, 1, 1))))
+    stage = Coalesced(Failing(draw.Blocks((1,) * 5, (1, 1, 1, 1))))
     items = stage.items(stage.start(0))
     block, _ = next(items)
     assert block.num_rows == 5
@@ -142,12 +142,12 @@ def test_an_error_comes_after_the_rows_before_it() -> None:
 def test_where_blocks_are_joined_depends_on_the_state_alone(lengths: list[int], sizes: tuple[int, ...]) -> None:
     for rows in (1, 3, 5):
         with draw.small(rows):
-            assert_exact_resume(lambda: Gathered(draw.Blocks(tuple(lengths), sizes)))
+            assert_exact_resume(lambda: Coalesced(draw.Blocks(tuple(lengths), sizes)))
 
 
 @pytest.mark.parametrize("cls", [ConcatChunk, PackChunk])
 def test_held_rows_are_joined_once_a_chunk(cls: type[Any]) -> None:
-    stage = cls(draw.Blocks((1,) * 200, (1,) * 199), ("input_ids",), 50, *[False] * (cls is PackChunk))
+    stage = cls(draw.Blocks((1,) * 200, (1,) * 199), ("input_ids", "labels"), 50, *[False] * (cls is PackChunk))
     with draw.small(1), patch.object(cls, "cut", autospec=True, side_effect=cls.cut) as cut:
         blocks = [block for block, _ in stage.items(stage.start(0))]
     assert len(blocks) == 200

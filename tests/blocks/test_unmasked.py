@@ -75,12 +75,12 @@ def test_what_is_hidden_is_not_there(make: str, masks: list[list[int]], labelled
     assert batches_of(bf.from_sequence(rows).map(dict), MAKES[make]) == streamed
 
 
-@pytest.mark.parametrize("labelled", [True, False])
-def test_of_a_store_and_of_a_table_too(tmp_path: Path, labelled: bool) -> None:
+@pytest.mark.parametrize("columns", [COLUMNS, COLUMNS[:2], COLUMNS[:1]])
+def test_of_a_store_and_of_a_table_too(tmp_path: Path, columns: tuple[str, ...]) -> None:
     generator = np.random.default_rng(0)
     masks = [(generator.random(count) < 0.7).astype(int).tolist() for count in generator.integers(1, 20, 200)]
-    rows = masked(masks, COLUMNS if labelled else COLUMNS[:1])
-    len(bf.from_sequence(rows).cache(tmp_path / "hidden"))
+    rows = masked(masks, columns)
+    bf.from_sequence(rows).to_store(tmp_path / "hidden")
     made: Any = lambda data: data.pack(20, rows=2, window=50, micro_batches=2, shuffle_batches=False)  # noqa: E731
     expected = batches_of(bf.from_sequence(by_hand(rows)), made)
     kept = [bf.from_store(tmp_path / "hidden"), bf.from_store(tmp_path / "hidden").rename({"id": "id"})]
@@ -93,12 +93,12 @@ def test_of_a_store_and_of_a_table_too(tmp_path: Path, labelled: bool) -> None:
             for data in (kept[0], bf.from_sequence(by_hand(rows)))
         )
         assert ours == theirs
-        assert "num_items_in_batch" in ours[0]
+        assert ("num_items_on_rank" if columns == COLUMNS else "num_items_in_batch") in ours[0]
 
 
 def test_rows_that_are_padded_are_packed_without_their_padding() -> None:
     data = bf.from_sequence([{"input_ids": [5, 6]}, {"input_ids": [7, 8, 9]}]).map(dict)
-    (batch,) = data.pad({"input_ids": 0}, 6).causal_labels().pack(6)
+    (batch,) = data.pad(6, {"input_ids": 0}).causal_labels().pack(6)
     assert batch["input_ids"].tolist() == [[7, 8, 9, 5, 6, 0]]
     assert batch["labels"].tolist() == [[-100, 8, 9, -100, 6, -100]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0]]
@@ -120,7 +120,54 @@ def test_a_mask_of_another_length_is_an_error(tmp_path: Path) -> None:
             list(data.pack(4))
 
 
-def test_a_mask_that_is_no_token_column_hides_nothing() -> None:
+def test_without_its_mask_a_sample_is_packed_whole() -> None:
     data = bf.from_sequence([{"input_ids": [5, 6], "attention_mask": [1, 0]}])
-    (batch,) = data.pack(4, token_columns=())
-    assert batch["input_ids"].tolist() == [[5, 6, 0, 0]]
+    for batches, tokens in ((data.pack(4, token_columns=()), [5, 0]), (data.drop("attention_mask").pack(4), [5, 6])):
+        assert next(iter(batches))["input_ids"].tolist() == [[*tokens, 0, 0]]
+
+
+def padded_rows(tokens: int = 3) -> list[dict[str, Any]]:
+    mask = [1] * tokens + [0] * (5 - tokens)
+    return [{"input_ids": [5, 6, 7, 0, 0], "attention_mask": mask, "tags": [1, 2, 3, 0, 0]}] * 2
+
+
+@pytest.mark.parametrize("make", ["whole", "split"])
+@pytest.mark.parametrize("where", ["indexed", "stream", "store"])
+def test_a_mask_hides_tokens_whether_or_not_it_is_named(make: str, where: str, tmp_path: Path) -> None:
+    data = bf.from_sequence(padded_rows())
+    data = {
+        "indexed": lambda: data,
+        "stream": lambda: data.map(dict),
+        "store": lambda: data.to_store(tmp_path / "store"),
+    }[where]()
+    how: dict[str, Any] = {"overlong": "split", "rows": 2} if make == "split" else {}
+    length = 2 if make == "split" else 10
+    named = data.pack(length, token_columns=["tags"], micro_batches=1, **how).shard(0, 1)
+    everything = data.pack(length, token_columns=["tags", "attention_mask"], **how).shard(0, 1)
+    for one, other in zip(named, everything, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in one)
+        assert "attention_mask" not in one
+        assert one["tags"].tolist() == (one["input_ids"] - 4 * (one["segment_ids"] > 0)).tolist()
+        assert int(one["num_items_in_batch"]) == int((one["labels"] != -100).sum())
+    assert sum(int((batch["input_ids"] != 0).sum()) for batch in named) == 6
+    with named.iter() as it:
+        assert len(list(it)) == len(list(everything))
+        assert it.stats.tokens == 6
+
+
+def test_a_function_gets_a_mask_that_is_cut_with_the_tokens() -> None:
+    data = bf.from_sequence(padded_rows(5))
+    for batch in data.pack(2, token_columns=["tags"], overlong="split", collate_fn=lambda rows: {"rows": rows}):
+        assert all(len(row["attention_mask"]) == len(row["input_ids"]) for row in batch["rows"])
+
+
+def test_shifted_labels_that_are_not_packed_with_the_tokens_are_refused() -> None:
+    """Else the labels would be all tokens."""
+    data = bf.from_sequence([{"input_ids": [1, 2, 3], "shift_labels": [-100, 3, -100], "tags": [1, 2, 3]}] * 2)
+    with pytest.raises(
+        bf.DataError, match=r"a column 'shift_labels', which token_columns=\['tags'\] does not name.*drop it$"
+    ):
+        next(iter(data.pack(6, token_columns=["tags"])))
+    (batch,) = data.pack(6, token_columns=["tags", "shift_labels"])
+    assert batch["labels"].tolist() == [[-100, -100, 3] * 2]

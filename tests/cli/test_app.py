@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
 import sys
 
@@ -15,7 +17,7 @@ def test_version() -> None:
     assert invoke("--version").stdout == f"brimful {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["demo", "run", "state show"])
+@pytest.mark.parametrize("command", ["demo", "head", "report", "run", "state show"])
 def test_help_shows_an_example(command: str) -> None:
     result = invoke(*command.split(), "--help")
     assert result.exit_code == 0
@@ -26,3 +28,40 @@ def test_help_needs_nothing_heavy() -> None:
     heavy = "{'torch', 'transformers', 'tiktoken'}"
     code = f"import sys, brimful.cli; sys.exit(len({heavy} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_completion_can_be_installed() -> None:
+    result = invoke("--help")
+    assert "--install-completion" in result.stdout
+    environment = os.environ | {"_BRIMFUL_COMPLETE": "complete_bash", "COMP_WORDS": "brimful he", "COMP_CWORD": "1"}
+    words = [sys.executable, "-m", "brimful"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.split() == ["head"]
+
+
+@pytest.mark.parametrize("command", ["run", "tokenize", "report", "head"])
+def test_help_names_all_formats(command: str) -> None:
+    said = "".join(invoke(command, "--help").stdout.replace("│", " ").split())
+    assert "Files(jsonl,text,csv,tsv,cbor,parquet,arrow;allbutthelasttwoalso.gz.zst.bz2.lz4.xz)" in said
+    assert "--format" in said
+
+
+def test_a_terminal_shows_a_bar_from_the_first_second() -> None:
+    code = (
+        "import time\n"
+        "from brimful.console import progress, waiting\n"
+        "with waiting('loading the tokenizer'):\n"
+        "    time.sleep(.3)\n"
+        "with progress(None):\n"
+        "    time.sleep(.3)\n"
+    )
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=theirs, env=environment)
+    os.close(theirs)
+    assert process.wait(60) == 0
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert "loading the tokenizer" in shown
+    assert "0:00:00" in shown
+    assert "starting" in shown

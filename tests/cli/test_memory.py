@@ -44,7 +44,7 @@ def test_probe_then_fit_then_a_policy(tmp_path: Path) -> None:
     result = invoke("memory", "fit", tmp_path / "cpu.jsonl", "--output", tmp_path / "memory.json", "--limit-gb", 0.01)
     assert result.exit_code == 0, result.output
     assert "MemoryModel(3 peaks, batches 1 to 16, lengths 128 to 512; at risk 2.5 %" in result.stdout
-    model = bf.MemoryModel.load(tmp_path / "memory.json")
+    model = bf.memory.MemoryModel.load(tmp_path / "memory.json")
     assert f" {model.largest_batch(512, 1e7)} " in result.stdout
     assert model.predict(rows[0]["batch"], rows[0]["length"]) == pytest.approx(rows[0]["peak_bytes"], rel=0.05)
 
@@ -56,7 +56,7 @@ def test_a_log_of_pairs(tmp_path: Path) -> None:
     result = invoke("memory", "fit", tmp_path / "log.csv", "--output", tmp_path / "memory.json", "--limit-gb", 1e-5)
     assert result.exit_code == 0, result.output
     assert "8 and 64" in result.stdout
-    assert bf.MemoryModel.load(tmp_path / "memory.json").num_lengths == 2
+    assert bf.memory.MemoryModel.load(tmp_path / "memory.json").num_lengths == 2
 
 
 def test_what_is_wrong_is_a_line(tmp_path: Path) -> None:

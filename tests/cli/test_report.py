@@ -59,14 +59,54 @@ def test_sample_is_of_the_first_rows(corpus: Corpus, lengths: Path) -> None:
     assert (found["lengths"]["samples"], found["more"]) == (5_000, False)
 
 
-def test_text_is_cut_at_512_and_lengths_are_not_cut(corpus: Corpus, lengths: Path) -> None:
-    text = document(corpus.urls, "--tokenizer", corpus.tokenizer)["settings"]
-    assert (text["max_length"], text["row_length"]) == (512, 512)
+def test_samples_are_whole_unless_asked(corpus: Corpus, lengths: Path) -> None:
+    text = document(corpus.urls, "--tokenizer", corpus.tokenizer)
+    assert (text["settings"]["max_length"], text["settings"]["row_length"]) == (None, None)
+    assert text["lengths"]["tokens"] == corpus.tokens
     whole = document(lengths)
     assert whole["settings"]["max_length"] is None
     assert whole["policies"][-1]["name"] == f"packed rows of {whole['lengths']['longest']:,}"
+    assert "; none is cut" in invoke("report", lengths).stdout
     cut = document(lengths, "--max-length", 100)
     assert cut["lengths"]["longest"] == 100
+
+
+def test_samples_longer_than_the_budget_are_counted_and_planned_as_if_cut(lengths: Path) -> None:
+    values = np.load(lengths)
+    found = document(lengths, "--max-tokens", 1000)["lengths"]
+    over = int((values > 1000).sum())
+    assert (found["over_max_tokens"], found["uncut_longest"], found["longest"]) == (over, values.max(), 1000)
+    said = " ".join(invoke("report", lengths, "--max-tokens", 1000).stdout.split())
+    assert (
+        f"{over} samples are longer than --max-tokens 1,000 ({over / 5000:.1%}".replace("%", " %")
+        + f"; the longest has {values.max():,}) and fit no batch: this report cuts them there. Do the same with --max-length "
+        "1000 (tokenize(max_length=1_000) in Python), or raise --max-tokens."
+    ) in said
+
+
+def test_steps_are_of_batches_of_the_size_that_was_given(lengths: Path) -> None:
+    sentence = document(lengths)["advice"][-1]["sentence"]
+    assert "4 batches of 16,384 tokens each, as given, make an optimizer step of 65,536" in sentence
+
+
+def test_a_store_is_reported_without_reading_its_tokens(corpus: Corpus, tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    assert invoke("tokenize", corpus.urls, "--tokenizer", corpus.tokenizer, "--output", path).exit_code == 0
+    streamed = document(corpus.urls, "--tokenizer", corpus.tokenizer, *SMALL)
+    for file in path.glob("*.arrow"):
+        file.write_bytes(b"")
+    stored = document(path, *SMALL)
+    assert stored["source"] == str(path)
+    assert {**stored, "source": ""} == {**streamed, "source": ""}
+    assert document(path, path, "--sample", 700)["lengths"]["samples"] == 700
+    assert "there is no list column 'text' in the store" in refusal("report", path, "--column", "text")
+    assert "--tokenizer is not used" in invoke("report", path, "--tokenizer", corpus.tokenizer).stderr
+
+
+def test_a_format_is_named_where_no_extension_says_it(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("alpha beta\n")
+    words = (tmp_path / "a", "--tokenizer", corpus.tokenizer)
+    assert document(*words, "--format", "text")["lengths"]["tokens"] == 2
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -127,19 +167,19 @@ def test_tokenising_shows_a_bar_on_the_terminal(corpus: Corpus) -> None:
     [
         (["gone.npy"], "there is no file 'gone.npy'"),
         (
-            ["a.jsonl"],
-            "a.jsonl holds no lengths: name a tokenizer with --tokenizer to count them, or give .npy or .parquet files "
-            "of lengths",
+            ["TOKENIZER"],
+            "TOKENIZER holds no lengths: name a tokenizer with --tokenizer to count them, or give a token store, or .npy or "
+            ".parquet files of lengths",
         ),
+        (["nowhere"], "there is no file 'nowhere'"),
         (["gone.jsonl", "--tokenizer", "TOKENIZER"], "there is no file 'gone.jsonl'"),
-        (["LENGTHS", "--max-tokens", 0], "max_tokens must be at least 1 token (got 0)"),
+        (["LENGTHS", "--max-tokens", 0], "--max-tokens must be at least 1 token (got 0)"),
         (["LENGTHS", "--sample", -1], "--sample must be at least 0 samples (got -1)"),
         (["LENGTHS", "--max-length", -1], "--max-length must be at least 0 tokens (got -1)"),
-        (["LENGTHS", "--row-length", 0], "row_length must be at least 1 token (got 0)"),
+        (["LENGTHS", "--row-length", 0], "--row-length must be at least 1 token (got 0)"),
         (
-            ["LENGTHS", "--max-tokens", 1000],
-            "max_tokens must be at least the longest sample, 4,096 tokens (got 1,000); raise it, or cut the samples with "
-            "max_length",
+            ["LENGTHS", "--max-tokens", 1000, "--max-length", 2000],
+            "--max-length must be at most --max-tokens 1,000 (got 2,000): a sample of that length would fit no batch",
         ),
         (
             ["LENGTHS", "--html", "/no/such/folder/a.html"],
@@ -149,6 +189,7 @@ def test_tokenising_shows_a_bar_on_the_terminal(corpus: Corpus) -> None:
 )
 def test_refusals(words: list[Any], message: str, lengths: Path, corpus: Corpus) -> None:
     given = {"LENGTHS": lengths, "TOKENIZER": corpus.tokenizer}
+    message = message.replace("TOKENIZER", corpus.tokenizer)
     assert refusal("report", *[given.get(word, word) for word in words]) == f"brimful: {message}"
 
 

@@ -68,6 +68,19 @@ def test_max_length_cuts_samples(corpus: Corpus) -> None:
     assert json.loads(invoke(*short, 0).stdout)["tokens"] == corpus.tokens
 
 
+def test_it_is_said_whether_samples_are_cut(words: list[Any]) -> None:
+    assert re.search(r"cut at +none +samples are whole; --max-length cuts them", invoke(*words, "--limit", 1).stdout)
+    cut = invoke(*words, "--limit", 1, "--max-length", 9).stdout
+    assert re.search(r"cut at +9 +tokens of a sample \(--max-length\)", cut)
+
+
+def test_a_format_is_named_where_no_extension_says_it(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("alpha beta\n")
+    words = ["run", tmp_path / "a", "--tokenizer", corpus.tokenizer, "--json"]
+    assert "cannot be told from its name; name it with --format (jsonl, text" in refusal(*words)
+    assert json.loads(invoke(*words, "--format", "text").stdout)["tokens"] == 2
+
+
 def test_step_seconds_are_not_waiting(words: list[Any]) -> None:
     summary = json.loads(invoke(*words, "--limit", 10, "--step-seconds", 0.05, "--json").stdout)
     assert summary["seconds"] > 0.5 > summary["seconds_waited"]
@@ -168,11 +181,11 @@ def test_ctrl_c_and_sigterm_save_the_last_batch(words: list[Any], unbroken: str,
         (["--max-tokens", 0], "--max-tokens must be at least 1 token (got 0)"),
         (["--max-length", 20_000], "--max-length must be at most --max-tokens=16,384 (got 20,000)"),
         (["--window", "wide"], "--window must be a number of samples or auto (got 'wide')"),
-        (["--on-error", "shrug"], "on_error must be one of raise, skip (got 'shrug')"),
+        (["--on-error", "shrug"], "--on-error must be one of raise, skip (got 'shrug')"),
         (["--limit", 0], "--limit must be at least 1 batch (got 0)"),
         (["--save-every", 0], "--save-every must be at least 1 batch (got 0)"),
         (["--tokenizer", "nowhere.json"], "tokenizer 'nowhere.json' cannot be loaded: there is no such file"),
-        (["--column", "prose"], "prose"),
+        (["--column", "prose"], "keys: text, other); correct --column"),
         (["--state", "/nowhere/state.json"], "No such file or directory"),
         (["--digests", "/nowhere/digests.txt"], "No such file or directory"),
     ],
@@ -193,8 +206,12 @@ def test_a_tokenizer_that_is_none(corpus: Corpus, tmp_path: Path) -> None:
 
 
 def test_a_sample_over_the_budget_is_named(corpus: Corpus) -> None:
-    words = ["run", corpus.urls, "--tokenizer", corpus.tokenizer, "--max-tokens", 10, "--max-length", 0]
-    assert re.search(r"\d+ tokens \(shard .*jsonl.*, line \d+\) cannot fit max_tokens=10; ", refusal(*words))
+    words = ["run", corpus.urls, "--tokenizer", corpus.tokenizer, "--max-tokens", 10]
+    assert re.search(
+        r"\d+ tokens \(shard .*jsonl.*, line \d+\) cannot fit --max-tokens 10; cut such samples \(--max-length 10\), or raise "
+        r"--max-tokens$",
+        refusal(*words),
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,8 +234,8 @@ def test_a_place_in_another_run(words: list[Any], corpus: Corpus, tmp_path: Path
     words += ["--state", state, "--limit", 3]
     assert invoke(*words, "--digests", digests).exit_code == 0
     saved = state.read_bytes()
-    assert "max_tokens was 512 when it was saved and is 600 here" in refused(*words, "--max-tokens", 600)
-    assert "seed was 42 when it was saved and is 7 here" in refused(*words, "--seed", 7)
+    assert "--max-tokens was 512 when it was saved and is 600 here" in refused(*words, "--max-tokens", 600)
+    assert "--seed was 42 when it was saved and is 7 here" in refused(*words, "--seed", 7)
     shutil.copy(digests, tmp_path / "short.txt")
     (tmp_path / "short.txt").write_text(digests.read_text().split("\n")[0] + "\n")
     assert "holds the digests of 1 batches, but this run goes on after batch 3" in refused(

@@ -17,7 +17,7 @@ def test_shows_where_a_run_is(corpus: Corpus, tmp_path: Path) -> None:
     words = ["run", corpus.urls, "--tokenizer", corpus.tokenizer, "--max-tokens", 512, "--state", state]
     assert invoke(*words, "--limit", 3).exit_code == 0
     lines = invoke("state", "show", state).stdout.splitlines()
-    assert lines[:2] == ["batches   3", "version   4"]
+    assert lines[:3] == ["batches   3", "epoch     0 (the first is 0)", "version   4"]
     stages = [line.split("(")[0].strip() for line in lines[lines.index("pipeline") + 1 : -2]]
     assert stages == ["from_files", "tokenize", "batch"]
     assert (
@@ -25,7 +25,23 @@ def test_shows_where_a_run_is(corpus: Corpus, tmp_path: Path) -> None:
         == json.loads(json.loads(state.read_bytes())["loader"]["iterator"])["position"]
     )
     assert invoke(*words).exit_code == 0
-    assert "position  the start of epoch 1" in invoke("state", "show", state).stdout
+    ended = invoke("state", "show", state).stdout.splitlines()
+    assert ended[1:-1] == ["epoch     1 (the first is 0)", *lines[2:-2]]  # version and pipeline
+    assert ended[-1] == "position  the start of epoch 1"
+    assert "(epoch 1; the first is 0), as" in invoke(*words, "--epochs", 2).stderr
+
+
+def test_shows_the_pipeline_of_a_store(corpus: Corpus, tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    words = ("tokenize", corpus.urls, "--tokenizer", corpus.tokenizer, "--output", path, "--keep", "other")
+    assert invoke(*words).exit_code == 0
+    lines = invoke("state", "show", path).stdout.splitlines()
+    assert f"tokens    {corpus.tokens:,} in input_ids, lengths in lengths.input_ids.npy" in lines
+    assert f"rows      {corpus.samples} in 1 files" in lines
+    assert "column    other: int64" in lines
+    stages = [line.split("(")[0].strip() for line in lines[lines.index("pipeline") + 1 : -1]]
+    assert stages == ["from_files", "tokenize", "select"]
+    assert lines[-1] == "position  none: a store is whole"
 
 
 def test_shows_a_state_dict_with_its_branches(tmp_path: Path) -> None:
@@ -61,7 +77,7 @@ def test_shows_a_checkpoint_of_torch(tmp_path: Path) -> None:
     model = {"weight": torch.zeros(2)}
     torch.save({"model": model, "step": 7, "losses": [1.0], "loader": loader.state_dict()}, path)
     lines = invoke("state", "show", path).stdout.splitlines()
-    assert lines[:3] == ["step      7", "version   4", "pipeline"]
+    assert lines[:4] == ["step      7", "epoch     0 (the first is 0)", "version   4", "pipeline"]
     torch.save({"loader": tmp_path}, path)  # an object, which unpickling might run
     assert "checkpoint.pt holds no state that can be read: Weights only load failed" in refusal("state", "show", path)
 
@@ -71,9 +87,14 @@ def test_shows_the_state_of_a_loader_that_has_not_begun(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.json"
     for epoch in range(2):
         path.write_text(json.dumps(loader.state_dict()))
-        assert invoke("state", "show", path).stdout == f"epoch     {epoch}\nposition  the start of epoch {epoch}\n"
+        said = (
+            f"epoch     {epoch} (the first is 0)\n"
+            "pipeline  not saved: between two epochs a loader's state fits any pipeline\n"
+            f"position  the start of epoch {epoch}\n"
+        )
+        assert invoke("state", "show", path).stdout == said
         path.write_text(json.dumps({"step": 3, "model": {"a": 1}, "loader": loader.state_dict()}))
-        assert invoke("state", "show", path).stdout == f"step      3\nposition  the start of epoch {epoch}\n"
+        assert invoke("state", "show", path).stdout == f"step      3\n{said}"
         list(loader)
 
 

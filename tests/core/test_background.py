@@ -13,8 +13,7 @@ import pytest
 
 import brimful as bf
 from brimful.core import background
-from brimful.core.background import Channel, Stopped, Workers, read_ahead
-from brimful.core.map_ahead import map_ahead
+from brimful.core.background import Channel, Stopped, Workers, map_ahead, read_ahead
 from tests.shards import threads_left, write
 
 

@@ -124,12 +124,49 @@ def test_a_repeated_shuffled_stream_has_another_order_each_epoch(tmp_path: Path)
 
 
 @pytest.mark.parametrize("source", [bf.from_sequence, bf.from_iterable])
-@pytest.mark.parametrize("between", [lambda data: data.map(dict), lambda data: data.skip(0)], ids=["map", "skip"])
-def test_two_shuffles_with_one_seed_differ(source: Any, between: Any) -> None:
-    once = [sample["id"] for sample in source(ROWS).shuffle(20)]
-    later = [sample["id"] for sample in between(source(ROWS)).shuffle(20)]
-    assert sorted(once) == sorted(later)
-    assert once != later
+def test_two_shuffles_with_one_seed_differ(source: Any) -> None:
+    rows = [{"id": number} for number in range(20)]
+    once = [sample["id"] for sample in source(rows).shuffle(20)]
+    twice = [sample["id"] for sample in source(rows).shuffle(20).shuffle(20)]
+    assert sorted(once) == sorted(twice) == list(range(20))
+    assert [once.index(number) for number in twice] != once
+
+
+def drawn(sample: Any, rng: Any) -> Any:
+    return sample | {"drawn": int(rng.integers(1 << 40))}
+
+
+ORDERS: dict[str, Any] = {
+    "shuffle": lambda data: data.shuffle(20),
+    "pack": lambda data: data.pack(16, rows=2, window=20),
+    "batch": lambda data: data.batch(3, window=12),
+    "a seeded function": lambda data: data.map(drawn, seed=7).batch(2),
+}
+BETWEEN: dict[str, Any] = {
+    "map": lambda data: data.map(dict),
+    "skip": lambda data: data.skip(0),
+    "filter": lambda data: data.filter(bool),
+    "stream": lambda data: data.stream(),
+    "concat": lambda data: data + data.filter(lambda sample: False),
+}
+
+
+@pytest.mark.parametrize("ordered", ORDERS.values(), ids=ORDERS)
+@pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
+@pytest.mark.parametrize("source", [bf.from_sequence, bf.from_iterable])
+def test_what_draws_no_random_numbers_changes_no_order_above_it(source: Any, between: Any, ordered: Any) -> None:
+    rows = [{"id": number, "input_ids": [number] * (1 + number * 7 % 11)} for number in range(60)]
+
+    def seen(data: Any) -> list[str]:
+        kept = ("id", "input_ids", "labels", "drawn")
+        return [str({name: batch[name].tolist() for name in kept if name in batch}) for batch in data]
+
+    data = source(rows).stream()
+    once, later = ordered(data), ordered(between(data))
+    if isinstance(once, bf.Batches):
+        assert seen(once) == seen(later)
+    else:
+        assert [sample["id"] for sample in once] == [sample["id"] for sample in later]
 
 
 def test_what_comes_last_in_a_row_of_data_sets_may_repeat() -> None:
@@ -503,7 +540,8 @@ def test_close_ends_the_run_and_keeps_the_state() -> None:
     it = streamed().iter()
     some = taken(it, 5)
     it.close()
-    assert next(it, None) is None
+    with pytest.raises(bf.BrokenError, match="closed before its end"):
+        next(it)
     same(some + taken(streamed().iter(it.state_dict())), taken(streamed().iter()))
 
 
@@ -643,3 +681,47 @@ def test_arrays_are_the_callers_own() -> None:
         sample = next(it)
         assert sample["input_ids"].tolist() == [1, 2]
         sample["input_ids"] += np.int64(5)
+
+
+def test_an_iterator_that_was_closed_before_its_end_says_so() -> None:
+    data = bf.from_sequence(["a", "b", "c"])
+    it = data.iter()
+    next(it)
+    it.close()
+    message = r"^this iterator was closed before its end; go on with a new one: iter\(state\), with"
+    for _ in range(2):
+        with pytest.raises(bf.BrokenError, match=message):
+            next(it)
+    with pytest.raises(bf.BrokenError, match=message):
+        list(it)
+    assert [sample["text"] for sample in data.iter(it.state_dict())] == ["b", "c"]
+
+
+def test_an_iterator_that_came_to_its_end_stays_there_when_it_is_closed() -> None:
+    for data in (bf.from_sequence(["a"]), bf.from_sequence([]), bf.from_sequence(["a"]).filter(lambda sample: False)):
+        with data.iter() as it:
+            list(it)
+        assert list(it) == []
+        it.close()
+        assert next(it, None) is None
+
+
+def test_loops_that_are_left_and_generators_that_are_closed_end_without_an_error() -> None:
+    def rows() -> Any:
+        with bf.from_sequence(["a", "b"]).iter() as it:
+            yield from it
+
+    running = rows()
+    next(running)
+    running.close()
+    with bf.from_sequence(["a", "b"]).iter() as it:
+        for _ in it:
+            break
+
+
+def test_an_empty_dict_is_no_state() -> None:
+    batches = bf.from_sequence(["a"]).batch(1)
+    with pytest.raises(bf.StateError, match=r"\(got an empty dict\); None begins at the start$"):
+        batches.iter({})
+    with pytest.raises(bf.StateError, match=r"\(got an empty dict\); without one it begins at the start$"):
+        batches.loader().load_state_dict({})

@@ -25,7 +25,7 @@ def numbered(count: int) -> bf.Dataset:
 
 
 def stored(data: bf.Dataset) -> bf.Dataset:
-    return data.cache(Path(tempfile.mkdtemp(prefix="brimful-")) / "store", version="1")
+    return data.to_store(Path(tempfile.mkdtemp(prefix="brimful-")) / "store", version="1")
 
 
 KEPT: dict[str, Callable[[bf.Dataset], bf.Dataset]] = {

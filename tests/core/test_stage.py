@@ -105,8 +105,8 @@ DIFFERENT: dict[str, tuple[Any, Any, str]] = {
     ),
     "other tokenizer settings": (
         samples.tokenize(draw.letters),
-        samples.tokenize(draw.letters, output="ids"),
-        r"tokenize.output\[0\] was 'input_ids' when it was saved and is 'ids' here",
+        samples.tokenize(draw.letters, output_column="ids"),
+        r"tokenize.output_column\[0\] was 'input_ids' when it was saved and is 'ids' here",
     ),
     "another budget": (
         batches,
@@ -200,8 +200,8 @@ REPLAYED: dict[str, tuple[int, Callable[[bf.Dataset], Any], str]] = {
     "shuffle": (5, lambda data: data.shuffle(9), "\\w+ gave other rows .* at window 0"),
     "batches": (3, lambda data: data.batch(2, window=9), "\\w+ gave other rows .* at window 0"),
     "windows": (3, lambda data: data.batch(1, window=1), "\\w+ gave other rows .* at window 3"),
-    "chunks": (2, lambda data: data.concat_chunk(7), "\\w+ gave other rows"),
-    "packs": (1, lambda data: data.pack_chunk(20), "\\w+ gave other rows"),
+    "chunks": (2, lambda data: data.drop("labels").concat_chunk(7), "\\w+ gave other rows"),
+    "packs": (1, lambda data: data.drop("labels").pack_chunk(20), "\\w+ gave other rows"),
     "copies": (5, lambda data: data.flat_map(thrice), "\\w+ gave other rows .* at 4 rows into a block"),
     "a mix": (
         5,
@@ -231,7 +231,8 @@ def test_an_edited_shard_is_refused(
             taken(run().iter(state))
     assert re.search(
         r"than when this state was saved \(crc32 [0-9a-f]{8} then, [0-9a-f]{8} now, at .*\): a shard was edited, a tokenizer "
-        r"changed, or a function of the pipeline is random; go on with the data and code that saved it, or start anew$",
+        r"changed, a function is random, or another one than before \(allow=.*\); go on with the data and code that saved it, or"
+        r" start anew$",
         str(error.value),
     )
 
@@ -320,3 +321,52 @@ def test_a_word_of_allow_is_a_name_and_has_to_be_known(tmp_path: Path) -> None:
                 ValueError, match=rf"^allow takes the names 'functions', 'urls', 'weights' \(got '{name}'\)$"
             ):
                 data.iter(allow=wrong)
+
+
+def test_another_function_is_allowed_where_it_gives_the_same_rows_for_those_that_were_taken() -> None:
+    def chain(fn: Any) -> Any:
+        return (
+            bf.from_sequence([{"input_ids": [n] * (1 + n % 3)} for n in range(20)]).stream().map(fn).batch(2, window=8)
+        )
+
+    def one(sample: Any) -> Any:
+        return sample
+
+    def like_it(sample: Any) -> Any:
+        return dict(sample)
+
+    def another(sample: Any) -> Any:
+        return {"input_ids": [7, *sample["input_ids"]]}
+
+    it = chain(one).iter()
+    next(it)
+    state, rest = it.state_dict(), [batch["input_ids"].tolist() for batch in it]
+    with pytest.raises(
+        bf.StateError, match=r"by allow=\{'functions'\} if it gives the same rows for the rows that were taken"
+    ):
+        chain(like_it).iter(state)
+    found = chain(like_it).iter(state, allow={"functions"})
+    assert [batch["input_ids"].tolist() for batch in found] == rest
+    with pytest.raises(
+        bf.StateError, match=r"\(allow=\{'functions'\} is for one that gives the same rows for those that were"
+    ):
+        list(chain(another).iter(state, allow={"functions"}))
+
+
+@pytest.mark.parametrize("taken", [1, 70])
+def test_shards_that_were_taken_away_are_named_as_such(tmp_path: Path, taken: int) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.jsonl").write_text("".join(f'{{"n": 1{number}{row}}}\n' for row in range(30)))
+
+    def data(last: str) -> bf.Dataset:
+        return bf.from_files(f"{tmp_path}/[0-{last}].jsonl", n_active_shards=4)
+
+    it = data("3").iter()
+    for _ in range(taken):
+        next(it)
+    message = {
+        1: r"^from_files gave other rows than .* allow=\{'urls'\} for shards that were moved, or added behind the others\)",
+        70: r"^this state was saved after 4 shards, but there are 3: shards were taken away\. .* put them back, or begin anew$",
+    }[taken]
+    with pytest.raises(bf.StateError, match=message):
+        list(data("2").iter(it.state_dict(), allow={"urls"}))

@@ -560,7 +560,7 @@ def test_another_dimension_is_padded_by_name() -> None:
         ({"buckets": []}, r"^buckets must be at least 1 length, in a list \(got none\)$"),
         ({"buckets": [0]}, r"^buckets must be at least 1 token \(got 0\)$"),
         ({"max_length": 0}, r"^max_length must be at least 1 token \(got 0\)$"),
-        ({"overflow": "crop"}, r"^overflow must be one of error, grow, truncate \(got 'crop'\)$"),
+        ({"overflow": "crop"}, r"^overflow must be one of raise, grow, truncate \(got 'crop'\)$"),
         ({"pad_side": "up"}, r"^pad_side must be one of right, left \(got 'up'\)$"),
         ({"prefetch": -1}, r"^prefetch must be at least 0 batches \(got -1\)$"),
     ],

@@ -14,8 +14,7 @@ from tokenizers import normalizers as n
 from tokenizers import pre_tokenizers as p
 
 from brimful.blocks.ragged import Ragged, flat
-from brimful.encoding import compiled
-from brimful.encoding import splittable as cuttable
+from brimful.encoding import compiled, splittable
 from brimful.encoding.compiled import Compiled, with_new_characters
 from brimful.encoding.splittable import CL100K, DEEPSEEK_V3, O200K, QWEN2, QWEN3_5
 from tests import tokenizers as make
@@ -62,7 +61,7 @@ SAME: dict[str, Make] = {
 
 
 def why_not(tokenizer: Tokenizer) -> str | None:
-    return compiled.why_not(cuttable.described(tokenizer), tokenizer.encode_special_tokens)
+    return compiled.why_not(splittable.described(tokenizer), tokenizer.encode_special_tokens)
 
 
 def own(tokenizer: Tokenizer) -> Callable[[list[str]], list[list[int]]]:

@@ -170,7 +170,7 @@ def test_further_outputs_of_single_texts(tokenizer: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("tokenizer", [make.bert, make.llama])
 def test_offsets_are_pairs_of_integers_a_token(tokenizer: Callable[..., Any]) -> None:
     own = tokenizer()(TEXTS, return_offsets_mapping=True)
-    data = bf.from_sequence(TEXTS).tokenize(tokenizer(), outputs=("offset_mapping", "attention_mask"))
+    data = bf.from_sequence(TEXTS).tokenize(tokenizer(), extra_outputs=("offset_mapping", "attention_mask"))
     for number, sample in enumerate(data):
         assert sample["input_ids"].tolist() == own["input_ids"][number]
         assert sample["offset_mapping"] == [list(pair) for pair in own["offset_mapping"][number]]
@@ -188,7 +188,7 @@ def test_a_callable_may_give_offsets() -> None:
             "offset_mapping": [[(0, 1)] * len(text) for text in texts],
         }
 
-    samples = list(bf.from_sequence(["ab", ""]).tokenize(spans, outputs="offset_mapping"))
+    samples = list(bf.from_sequence(["ab", ""]).tokenize(spans, extra_outputs="offset_mapping"))
     assert [sample["offset_mapping"] for sample in samples] == [[[0, 1], [0, 1]], []]
 
 
@@ -433,11 +433,11 @@ def test_parts_that_are_changed_in_place_later_do_not_change_the_data_set(change
     then = Tokenizer.from_str(own.to_str())
     expected = [one.ids for one in then.encode_batch(texts)]
     before, at_once = encoder_for(own, engine=engine), encoder_for(own, engine=engine)
-    assert rows_of(before.of_column(pa.array(texts[:10]))) == expected[:10]
+    assert rows_of(make.of_column(before, pa.array(texts[:10]))) == expected[:10]
     changed(own)
     assert [one.ids for one in own.encode_batch(texts)] != expected
     for encoder in (before, at_once, pickle.loads(pickle.dumps(before))):
-        assert rows_of(encoder.of_column(pa.array(texts[10:]))) == expected[10:]
+        assert rows_of(make.of_column(encoder, pa.array(texts[10:]))) == expected[10:]
         assert encoder.fingerprint() == encoder_for(then).fingerprint()
         assert encoder.text(expected[0]) == then.decode(expected[0], skip_special_tokens=False)
 
@@ -447,7 +447,7 @@ def test_the_users_tokenizer_may_be_trained_anew_and_set_up_anew_afterwards() ->
     texts = [f"Zebra number{number} Where" for number in range(40)]
     own, untouched = make.bpe(), make.bpe()
     for engine in ("cache", "tokenizer", "auto"):
-        assert encoder_for(own, engine=engine).of_column(pa.array(texts)).values.size  # type: ignore[arg-type]
+        assert make.of_column(encoder_for(own, engine=engine), pa.array(texts)).values.size  # type: ignore[arg-type]
     for tokenizer in (own, untouched):
         retrained(tokenizer)
     assert [one.ids for one in own.encode_batch(texts)] == [one.ids for one in untouched.encode_batch(texts)]
@@ -467,9 +467,11 @@ def test_added_tokens_whose_ids_cannot_be_saved_are_refused(engine: Any) -> None
     with pytest.raises(
         ValueError, match=r"^the added token '<pad>' has the id 0 in this tokenizer, and \d+ in what it is saved"
     ):
-        encoder_for(own, engine=engine).of_column(pa.array(["a<pad>"]))
+        make.of_column(encoder_for(own, engine=engine), pa.array(["a<pad>"]))
     loaded = Tokenizer.from_str(own.to_str())
-    assert rows_of(encoder_for(loaded, engine=engine).of_column(pa.array(["a<pad>"]))) == [loaded.encode("a<pad>").ids]
+    assert rows_of(make.of_column(encoder_for(loaded, engine=engine), pa.array(["a<pad>"]))) == [
+        loaded.encode("a<pad>").ids
+    ]
 
 
 @pytest.mark.parametrize(

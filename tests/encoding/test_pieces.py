@@ -5,7 +5,7 @@ import re
 import pyarrow as pa
 import pytest
 
-from brimful.encoding.pieces import cut
+from brimful.encoding.word_cache import cut
 from tests.effort import times
 from tests.texts import WHITE, texts
 

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import processors
 
 from brimful.encoding.encoders import encoder_for
-from brimful.encoding.special_tokens import Frame, frame_of
+from brimful.encoding.special_tokens import SpecialTokens, special_tokens_of
 from tests import tokenizers as make
 from tests.encoding.test_encoders import rows_of
 from tests.texts import texts
@@ -37,7 +37,7 @@ def test_special_tokens_and_truncation_of_columns_are_the_tokenizers_own(post: A
             tokenizer.enable_truncation(most, direction=side)
         expected = [one.ids for one in tokenizer.encode_batch(TEXTS, add_special_tokens=special)]
         encoder = encoder_for(tokenizer, {"add_special_tokens": special}, engine="cache")
-        assert rows_of(encoder.of_column(make.column(TEXTS))) == expected
+        assert rows_of(make.of_column(encoder, make.column(TEXTS))) == expected
 
 
 def test_what_is_not_known_is_left_to_the_tokenizer() -> None:
@@ -46,13 +46,15 @@ def test_what_is_not_known_is_left_to_the_tokenizer() -> None:
     for post, bare in ((twice, "cache"), (doubled, "tokenizer")):
         tokenizer = make.bpe()
         tokenizer.post_processor = post
-        assert "its post-processor" in str(frame_of(json.loads(tokenizer.to_str())["post_processor"], None))
+        assert "its post-processor" in str(special_tokens_of(json.loads(tokenizer.to_str())["post_processor"], None))
         assert encoder_for(tokenizer).by_name == "tokenizer"
         without = encoder_for(tokenizer, {"add_special_tokens": False}, engine=bare if bare == "cache" else "auto")
         assert without.by_name == bare
         expected = [one.ids for one in tokenizer.encode_batch(TEXTS, add_special_tokens=False)]
-        assert rows_of(without.of_column(make.column(TEXTS))) == expected
-    assert "its truncation" in str(frame_of(None, {"max_length": 5, "direction": "right", "strategy": "only_second"}))
+        assert rows_of(make.of_column(without, make.column(TEXTS))) == expected
+    assert "its truncation" in str(
+        special_tokens_of(None, {"max_length": 5, "direction": "right", "strategy": "only_second"})
+    )
     around = json.loads(ROBERTA.__getstate__())
-    assert "its truncation" in str(frame_of(around, {"max_length": 2, "direction": "right"}))
-    assert frame_of(around, {"max_length": 3, "direction": "Left"}) == Frame((5,), (6,), 1, left=True)
+    assert "its truncation" in str(special_tokens_of(around, {"max_length": 2, "direction": "right"}))
+    assert special_tokens_of(around, {"max_length": 3, "direction": "Left"}) == SpecialTokens((5,), (6,), 1, left=True)

@@ -14,7 +14,7 @@ from tokenizers import normalizers as n
 from tokenizers import pre_tokenizers as p
 
 from brimful.blocks.ragged import flat
-from brimful.encoding import splittable as cuttable
+from brimful.encoding import splittable
 from brimful.encoding.splittable import (
     CL100K,
     CL100K_SPELT_OUT,
@@ -97,7 +97,7 @@ def mapped(
 
 META = p.Metaspace()
 PARTS = p.Sequence([p.WhitespaceSplit(), META])
-INSIDE = [p.Split(Regex(one), "isolated") for one in sorted(cuttable.INSIDE)]
+INSIDE = [p.Split(Regex(one), "isolated") for one in sorted(splittable.INSIDE)]
 THREES = p.Split(Regex("[0-9][0-9][0-9]"), "isolated")
 RUNS_OF_MARKS = p.Sequence([p.Metaspace(split=False), p.Split(Regex("\u2581+"), "isolated")])
 
@@ -163,7 +163,7 @@ def differing(tokenizer: Tokenizer, given: list[str]) -> list[str]:
 
 def why_not(tokenizer: Tokenizer) -> str | None:
     normalizer: Any = tokenizer.normalizer
-    return cuttable.why_not(cuttable.described(tokenizer), normalizer.normalize_str if normalizer else str)
+    return splittable.why_not(splittable.described(tokenizer), normalizer.normalize_str if normalizer else str)
 
 
 @pytest.mark.parametrize("kind", HOLD)

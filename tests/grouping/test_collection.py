@@ -137,7 +137,7 @@ def test_thresholds_give_the_partition_of_the_issue() -> None:
 def test_optimal_groups_cost_what_thresholds_of_the_same_lengths_cost() -> None:
     lengths = np.random.default_rng(0).integers(0, 50, 40)
     collection = Collection([torch.ones(int(length)) for length in lengths], "seq")
-    by_threshold = collection.group(LengthThresholds("seq", bf.find_thresholds(lengths, 4)))
+    by_threshold = collection.group(LengthThresholds("seq", bf.grouping.find_thresholds(lengths, 4)))
     assert collection.group(OptimalGroups("seq", 4)).partition == by_threshold.partition
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brimful.grouping.keys import leaves, tree_of
-from brimful.grouping.language import names_in, num_leading, parse, text_of, trailing, value_of, with_constants
+from brimful.grouping.language import leading, names_in, parse, text_of, trailing, value_of, with_constants
 from tests.effort import examples
 
 rules = st.recursive(
@@ -39,7 +39,7 @@ def test_a_rule_is_what_python_makes_of_it(text: str, res: int, atm: int) -> Non
 
 
 def test_axes_that_follow_the_last_ragged_one_are_rows() -> None:
-    for text, leading, inner in (
+    for text, axes, inner in (
         ("", 0, ()),
         ("3 3", 0, (3, 3)),
         ("res 3 3", 1, (3, 3)),
@@ -48,7 +48,7 @@ def test_axes_that_follow_the_last_ragged_one_are_rows() -> None:
         ("res-2 4 5", 1, (4, 5)),
     ):
         dims: Any = parse(text)
-        assert (num_leading(dims), trailing(dims)) == (leading, inner)
+        assert (len(leading(dims)), trailing(dims)) == (axes, inner)
 
 
 @pytest.mark.parametrize(

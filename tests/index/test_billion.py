@@ -18,14 +18,14 @@ from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import list_array
 from brimful.core.states import sealed
 from brimful.dataset import dataset_of
-from brimful.index.index import Index
+from brimful.index.index import DataIndex
 from brimful.index.sequence import FromSequence
 
 COUNT = 10**9
 
 
 @dataclass(frozen=True, eq=False)
-class Synthetic(Index):
+class Synthetic(DataIndex):
     """Rows of 1 to 256 tokens by a hash of their number; made as they are asked for. All lengths at once are refused."""
 
     seed: int

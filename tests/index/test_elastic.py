@@ -39,7 +39,7 @@ def mixture(one: int, two: int, stop: Any, by: Any) -> bf.Dataset:
 
 WAYS = {
     "buckets": lambda data: data.batch(bf.StaticShapes([10, 30, LONG], 120), window=64),
-    "buckets in groups": lambda data: data.batch(bf.StaticShapes([10, 30, LONG], 120), window=64, group=2),
+    "buckets in groups": lambda data: data.batch(bf.StaticShapes([10, 30, LONG], 120), window=64, balance_group=2),
     "packs": lambda data: data.pack(64, rows=2, window=40),
     "a budget": lambda data: data.batch_by_tokens(120),
     "a slice": lambda data: data.skip(3).batch_by_tokens(120, window=50),

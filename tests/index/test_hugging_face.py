@@ -157,7 +157,7 @@ def test_labels_are_known_and_nulls_are_named(data: Any) -> None:
     assert steps == [2, 0]
     with_null = datasets.Dataset.from_list([*rows, {"input_ids": None, "labels": [1]}]).select([0, 2, 1])
     with pytest.raises(
-        bf.DataError, match=r"^column 'input_ids' is null \(sequence, row 1\); filter it out or fill it$"
+        bf.DataError, match=r"^column 'input_ids' is null or missing \(sequence, row 1\); filter it out or fill it$"
     ):
         bf.from_sequence(with_null).lengths()
     assert bf.from_sequence(with_null.select([0, 2])).lengths().tolist() == [3, 1]

@@ -146,6 +146,7 @@ def test_another_sequence_is_refused() -> None:
 def test_an_error_far_down_names_the_row_of_the_sequence() -> None:
     rows = [{"text": "x"}] * 5 + [{"text": None}]
     with pytest.raises(
-        bf.DataError, match=r"^tokenize: column 'text' is null \(sequence, row 5\); filter it out or fill it$"
+        bf.DataError,
+        match=r"^tokenize: column 'text' is null or missing \(sequence, row 5\); filter it out or fill it$",
     ):
         list(bf.from_sequence(rows).shuffle(3).tokenize(lambda texts: [[1] for _ in texts]))

@@ -123,7 +123,7 @@ def test_one_seed_and_epoch_is_one_order_and_another_is_another(name: str) -> No
 def test_neighbouring_batches_do_not_resemble_each_other(name: str, group: int, number: int) -> None:
     """Of groups of neighbours in cost: those of one group do, being one step of several ranks."""
     sizes = DATA[name][1]
-    batches = DATA[name][0]().batch(BUDGET, window=WINDOW, group=group).plans(number)
+    batches = DATA[name][0]().batch(BUDGET, window=WINDOW, balance_group=group).plans(number)
     means = []
     windows = 0
     for _, window in groupby(batches, key=lambda batch: id(batch.window)):
@@ -137,10 +137,10 @@ def test_neighbouring_batches_do_not_resemble_each_other(name: str, group: int, 
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize("policy", [BUDGET, bf.FixedSize(32, sort=False)], ids=["by length", "arrival"])
 def test_samples_meet_again_no_more_often_than_at_random(name: str, policy: Any) -> None:
-    ours = repeated(planned(name, 0, policy), planned(name, 1, policy))
+    """From seed to seed the share varies by 3 % of itself, ours and a generator's: .33 to .37 of streams by length."""
+    ours = [repeated(planned(name, number, policy), planned(name, number + 1, policy)) for number in range(3)]
     random = [repeated(at_random(name, policy, seed), at_random(name, policy, seed + 10)) for seed in range(3)]
-    pairs = sum(len(batch) * (len(batch) - 1) / 2 for batch in planned(name, 0, policy))
-    assert ours <= 1.03 * np.mean(random) + 4 * (np.mean(random) / pairs) ** 0.5
+    assert np.mean(ours) <= (1 + 4 * 0.03 * (2 / 3) ** 0.5) * np.mean(random)
 
 
 @pytest.mark.parametrize("number", [0, 1])

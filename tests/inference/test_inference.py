@@ -19,10 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful import map_batches_in_order
 from brimful.core.errors import DataError, StateError
-from brimful.memory import SimulatedOOM, map_batches_in_order
+from brimful.memory import SimulatedOOM
 from tests.effort import examples
 from tests.shards import write
+from tests.store.stores import rows_of
 
 TEXTS = ["x" * (number * 7 % 23) + str(number) for number in range(100)]
 
@@ -38,6 +40,31 @@ def lines(folder: Path) -> list[Any]:
 
 def noted(batch: dict[str, Any]) -> list[str]:
     return spelled(batch)
+
+
+def bare(results: bf.IndexedDataset) -> list[Any]:
+    """Results that are no dicts, as a data set of them has them."""
+    return [row["result"] for row in results]
+
+
+class Interrupted(BaseException):
+    """Stands for Ctrl-C, or the end of the process."""
+
+
+class Stopping:
+    """Counts what it is asked, and stops the run before a sample of this number."""
+
+    __name__ = "spelled"
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.stop: int | None = None
+
+    def __call__(self, batch: dict[str, Any]) -> list[str]:
+        if self.stop is not None and len(self.asked) >= self.stop:
+            raise Interrupted
+        self.asked.extend(batch["text"])
+        return spelled(batch)
 
 
 class Texts:
@@ -115,19 +142,23 @@ def test_a_batch_that_is_out_of_memory_is_split_and_the_order_kept() -> None:
 
 
 @pytest.mark.parametrize("suffix", ["", ".jsonl", ".parquet"])
-def test_results_are_written_a_file_a_window_and_given_as_they_are_there(tmp_path: Path, suffix: str) -> None:
+def test_results_are_written_a_file_a_window_and_returned_as_a_data_set(tmp_path: Path, suffix: str) -> None:
     folder = tmp_path / f"out{suffix}"
 
     def answer(batch: dict[str, Any]) -> list[Any]:
         return [{"text": text, "size": np.int64(len(text)), "ids": torch.tensor([1, 2])} for text in batch["text"]]
 
-    found = list(map_batches_in_order(answer, TEXTS, bf.TokenBudget(60), output=folder, window=30))
-    assert found == [{"text": text, "size": len(text), "ids": [1, 2]} for text in TEXTS]
+    found = map_batches_in_order(answer, TEXTS, bf.TokenBudget(60), output=folder, window=30)
+    assert isinstance(found, bf.IndexedDataset)
+    assert rows_of(found) == [{"text": text, "size": len(text), "ids": [1, 2]} for text in TEXTS]
     kind = "parquet" if suffix == ".parquet" else "jsonl"
     assert sorted(path.name for path in folder.glob(f"*.{kind}")) == [f"0000{number}.{kind}" for number in range(3)]
     assert list(folder.glob("*.part")) == []
-    again = list(map_batches_in_order(answer, TEXTS, bf.TokenBudget(60), output=str(folder), window=30))
-    assert again == found
+    again = map_batches_in_order(answer, TEXTS, bf.TokenBudget(60), output=str(folder), window=30)
+    assert rows_of(again) == rows_of(found)
+    with found.iter() as it:
+        assert [next(it)["text"] for _ in range(40)] == TEXTS[:40]
+        assert [row["text"] for row in again.iter(it.state_dict())] == TEXTS[40:]
     if kind == "parquet":
         assert pq.read_table(folder).num_rows == 100
     else:
@@ -136,38 +167,53 @@ def test_results_are_written_a_file_a_window_and_given_as_they_are_there(tmp_pat
 
 def test_results_that_are_no_dicts(tmp_path: Path) -> None:
     for name in ("a", "b.parquet"):
-        assert list(map_batches_in_order(spelled, ["a", "b"], 2, output=tmp_path / name)) == ["A", "B"]
+        found = map_batches_in_order(spelled, ["a", "b"], 2, output=tmp_path / name)
+        assert list(found) == [{"result": "A"}, {"result": "B"}]
     assert (tmp_path / "a" / "00000.jsonl").read_text() == '"A"\n"B"\n'
     assert pq.read_table(tmp_path / "b.parquet").to_pydict() == {"result": ["A", "B"]}
 
 
-@pytest.mark.parametrize("stop", [1, 29, 30, 31, 65, 99])
+@pytest.mark.parametrize("stop", [1, 29, 30, 31, 65, 90])
 @pytest.mark.parametrize("name", ["out", "out.parquet"])
 def test_a_run_that_stops_goes_on_with_the_window_at_work(tmp_path: Path, stop: int, name: str) -> None:
-    asked: list[str] = []
-
-    def noted(batch: dict[str, Any]) -> list[str]:
-        asked.extend(batch["text"])
-        return spelled(batch)
+    fn = Stopping()
 
     def run() -> Any:
-        return map_batches_in_order(noted, TEXTS, bf.TokenBudget(60), output=tmp_path / name, window=30)
+        return map_batches_in_order(fn, TEXTS, bf.TokenBudget(60), output=tmp_path / name, window=30)
 
-    first = run()
-    got = [next(first) for _ in range(stop)]
-    first.close()
-    before = len(asked)
-    assert list(run()) == [text.upper() for text in TEXTS]
-    assert got == [text.upper() for text in TEXTS[:stop]]
-    assert before + len(asked[before:]) <= 100 + 40, "whole windows, and no more than the one at work"
+    fn.stop = stop
+    with pytest.raises(Interrupted):
+        run()
+    assert list((tmp_path / name).glob("*.part")) == []
+    fn.stop = None
+    assert bare(run()) == [text.upper() for text in TEXTS]
+    assert len(fn.asked) <= 100 + 40, "whole windows, and no more than the one at work"
+    asked = len(fn.asked)
+    assert bare(run()) == [text.upper() for text in TEXTS]
+    assert len(fn.asked) == asked, "all is there"
+
+
+def test_where_all_results_are_there_no_model_is_made(tmp_path: Path) -> None:
+    made: list[int] = []
+
+    class Model:
+        def __init__(self) -> None:
+            made.append(1)
+
+        def __call__(self, batch: dict[str, Any]) -> list[str]:
+            return spelled(batch)
+
+    for _ in range(3):
+        assert bare(map_batches_in_order(Model, TEXTS, 4, output=tmp_path / "out")) == [text.upper() for text in TEXTS]
+    assert made == [1]
 
 
 def test_a_rerun_over_other_data_or_settings_is_refused_with_both_sides(tmp_path: Path) -> None:
     folder = tmp_path / "out"
 
-    def run(texts: Any = TEXTS, budget: int = 60, fn: Any = spelled, **options: Any) -> list[Any]:
+    def run(texts: Any = TEXTS, budget: int = 60, fn: Any = spelled, **options: Any) -> None:
         given = {"window": 30} | options
-        return list(map_batches_in_order(fn, texts, bf.TokenBudget(budget), output=folder, **given))
+        map_batches_in_order(fn, texts, bf.TokenBudget(budget), output=folder, **given)
 
     run()
     other = [*TEXTS]
@@ -193,15 +239,15 @@ def test_a_rerun_over_other_data_or_settings_is_refused_with_both_sides(tmp_path
 
 def test_an_iterable_that_gives_other_samples_is_found_by_its_last_window(tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    list(map_batches_in_order(spelled, Texts(TEXTS), 4, output=folder, window=30))
+    map_batches_in_order(spelled, Texts(TEXTS), 4, output=folder, window=30)
     assert len(list(map_batches_in_order(spelled, Texts(TEXTS), 4, output=folder, window=30))) == 100
     other = [*TEXTS[:-1], TEXTS[-1][:-1] + "?"]
     with pytest.raises(StateError, match=r"of other data: the samples of window 2 had the digest [0-9a-f]{8} when"):
-        list(map_batches_in_order(spelled, Texts(other), 4, output=folder, window=30))
+        map_batches_in_order(spelled, Texts(other), 4, output=folder, window=30)
     with pytest.raises(
         StateError, match=r"of other data: the samples of window 2 had the digest [0-9a-f]{8} when they were written"
     ):
-        list(map_batches_in_order(spelled, Texts([*TEXTS[:80], *TEXTS[70:90]]), 4, output=folder, window=30))
+        map_batches_in_order(spelled, Texts([*TEXTS[:80], *TEXTS[70:90]]), 4, output=folder, window=30)
 
 
 def test_what_cannot_be_written_is_an_error_and_what_was_written_stays(tmp_path: Path) -> None:
@@ -223,7 +269,7 @@ def test_what_cannot_be_written_is_an_error_and_what_was_written_stays(tmp_path:
     ):
         folder = tmp_path / str(number) / name
         with pytest.raises(kind, match=message):
-            list(map_batches_in_order(late(value), TEXTS, 4, output=folder, window=30))
+            map_batches_in_order(late(value), TEXTS, 4, output=folder, window=30)
         assert json.loads((folder / "_progress.json").read_text())["windows"] == 1
     assert list(map_batches_in_order(late({"a": float("nan")}), ["50"], 1, output=tmp_path / "n.parquet"))
 
@@ -233,23 +279,26 @@ def test_a_folder_that_is_not_ours_or_not_whole_is_refused(tmp_path: Path) -> No
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("")
     with pytest.raises(ValueError, match=r"file is a file; results are written to a folder"):
-        list(map_batches_in_order(spelled, TEXTS, 4, output=tmp_path / "file"))
+        map_batches_in_order(spelled, TEXTS, 4, output=tmp_path / "file")
     with pytest.raises(
         ValueError, match=r"the folder .*mine is not empty, and holds no results of a run; name a new one"
     ):
-        list(map_batches_in_order(spelled, TEXTS, 4, output=tmp_path / "mine"))
+        map_batches_in_order(spelled, TEXTS, 4, output=tmp_path / "mine")
     folder = tmp_path / "out"
-    running = map_batches_in_order(spelled, TEXTS, 4, output=folder, window=30)
-    next(running)
-    with pytest.raises(RuntimeError, match="out is being written by another run"):
-        next(map_batches_in_order(spelled, TEXTS, 4, output=folder, window=30))
-    list(running)
+
+    def beside(batch: dict[str, Any]) -> list[str]:
+        with pytest.raises(RuntimeError, match="out is being written by another run"):
+            map_batches_in_order(spelled, TEXTS, 4, output=folder, window=30)
+        return spelled(batch)
+
+    beside.__name__ = "spelled"
+    map_batches_in_order(beside, TEXTS, 4, output=folder, window=30)
     (folder / "00001.jsonl").unlink()
     with pytest.raises(DataError, match=r"00001.jsonl is missing; put it back, or remove .*out to begin anew"):
-        list(map_batches_in_order(spelled, TEXTS, 4, output=folder, window=30))
+        map_batches_in_order(spelled, TEXTS, 4, output=folder, window=30)
     (folder / "_progress.json").write_text("{")
     with pytest.raises(DataError, match=r"_progress.json is damaged"):
-        list(map_batches_in_order(spelled, TEXTS, 4, output=folder, window=30))
+        map_batches_in_order(spelled, TEXTS, 4, output=folder, window=30)
 
 
 def test_what_it_is_given_is_checked_at_once() -> None:
@@ -263,10 +312,12 @@ def test_what_it_is_given_is_checked_at_once() -> None:
         DataError, match=r"there is no column 'tokens' whose lengths can be planned over \(columns: text\)"
     ):
         map_batches_in_order(spelled, TEXTS, 2, length_column="tokens")
-    with pytest.raises(TypeError, match=r"map_batches_in_order\(\) got an unknown option 'drop_last'"):
-        map_batches_in_order(spelled, TEXTS, 2, drop_last=True)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"map_batches_in_order\(\) got an unexpected keyword argument 'drop_last'"):
+        map_batches_in_order(spelled, TEXTS, 2, drop_last=True)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match=r"executor must be one of local, ray \(got 'dask'\)"):
+        map_batches_in_order(spelled, TEXTS, 2, executor="dask")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match=r"overlong must be one of raise, truncate, alone \(got 'drop'\)"):
-        map_batches_in_order(spelled, TEXTS, 2, overlong="drop")  # type: ignore[arg-type]
+        map_batches_in_order(spelled, TEXTS, 2, overlong="drop")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match=r"spelled returned 3 results for a batch of 4 samples"):
         list(map_batches_in_order(named(lambda batch: batch["text"][1:]), TEXTS, 4))
     with pytest.raises(TypeError, match=r"spelled must return one result a sample, .* 4 rows \(got dict\)"):
@@ -327,7 +378,11 @@ def test_results_that_parquet_would_lose_or_change_are_refused_or_kept(tmp_path:
     def run(results: list[Any], name: str) -> list[Any]:
         return list(
             map_batches_in_order(
-                lambda batch: [results[int(text)] for text in batch["text"]], ["0", "1"], 1, output=tmp_path / name
+                lambda batch: [results[int(text)] for text in batch["text"]],
+                ["0", "1"],
+                1,
+                output=tmp_path / name,
+                window=1,
             )
         )
 
@@ -340,23 +395,24 @@ def test_results_that_parquet_would_lose_or_change_are_refused_or_kept(tmp_path:
     with pytest.raises(ValueError, match="does not fit those before it: 1 is no dict, and others are; return one kind"):
         run([{"a": 1}, 1], "d.parquet")
     for number, results in enumerate([[{"result": 1}, {"result": 2}], [1, 2], [{"a": 1}, {}], [b"a", b"b"]]):
-        expected = [{"a": 1}, {"a": None}] if number == 2 else results
+        expected = [one if isinstance(one, dict) else {"result": one} for one in results]
+        expected = [{"a": 1}, {"a": None}] if number == 2 else expected
         for _ in range(2):
             assert run(results, f"{number}.parquet") == expected, "also when they are there already"
-    assert run([{}, {"a": {}}], "lines") == [{}, {"a": {}}]
 
 
 def test_a_rerun_that_would_give_other_tensors_is_refused_with_both_sides(tmp_path: Path) -> None:
     rows = [{"input_ids": [1] * (1 + number % 3)} for number in range(6)]
 
-    def run(**options: Any) -> list[Any]:
+    def run(**options: Any) -> None:
         def shown(batch: Any) -> list[Any]:
             return [0] * len(batch["input_ids"] if isinstance(batch, dict) else batch)
 
         given = {"window": 2} | options
-        return list(map_batches_in_order(shown, bf.from_sequence(rows), 2, output=tmp_path / "out", **given))
+        map_batches_in_order(shown, bf.from_sequence(rows), 2, output=tmp_path / "out", **given)
 
-    assert run() == run(pad_side="right", layout="padded") == [0] * 6
+    run()
+    run(pad_side="right", layout="padded")
     for options, words in (
         ({"pad_side": "left"}, "pad_side was 'right' when they were written and is 'left' here"),
         ({"layout": "nested"}, "layout was 'padded' when they were written and is 'nested' here"),

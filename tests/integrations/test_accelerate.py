@@ -75,6 +75,14 @@ def test_the_epoch_is_that_of_the_batch_handed_out_not_of_what_is_held_ahead(fol
         assert prepared.epoch == epoch + 1
 
 
+def test_a_loop_that_begins_beside_another_goes_on_behind_what_that_one_used(folder: Path) -> None:
+    plain = LOADERS["steps"](folder)
+    whole = [one(batch) for _ in range(2) for batch in plain]
+    prepared = prepare(Accelerator(cpu=True), LOADERS["steps"](folder))
+    held = iter(prepared)
+    assert [one(next(held)) for _ in range(2)] + [one(batch) for batch in prepared] == whole[: 2 + len(prepared)]
+
+
 def test_a_state_that_is_loaded_inside_a_loop_ends_it(folder: Path) -> None:
     prepared = prepare(Accelerator(cpu=True), LOADERS["streamed"](folder))
     whole = [one(batch) for batch in prepared]
@@ -282,6 +290,6 @@ def test_batches_that_are_made_for_steps_of_several_set_the_accumulation() -> No
     other = Accelerator(cpu=True, gradient_accumulation_steps=3)
     with pytest.raises(ValueError, match=r"of 2 .* over 3 \(gradient_accumulation_steps=3\): say"):
         prepare(other, batches.loader())
-    singly = bf.from_sequence([{"input_ids": [row]} for row in range(12)]).batch(4, micro_batches=1)
-    with pytest.raises(ValueError, match=r"of 1 .* over 2 \(gradient_accumulation_steps=2\): say"):
-        prepare(Accelerator(cpu=True), singly.loader(), batches.loader())
+    triply = bf.from_sequence([{"input_ids": [row]} for row in range(12)]).batch(6, micro_batches=3)
+    with pytest.raises(ValueError, match=r"of 3 .* over 2 \(gradient_accumulation_steps=2\): say"):
+        prepare(Accelerator(cpu=True), batches.loader(), triply.loader())

@@ -50,7 +50,8 @@ def test_indexed_data_are_a_map_style_data_set() -> None:
         ),
         (
             lambda: DataLoader(STREAMED.batch(2)),
-            r"cache\(\) it to know \(a DataLoader takes loader\(\), with batch_size=None\)\. Hugging Face's Trainer",
+            r"to_store\(path\) or cache\(\) makes it known \(a "
+            r"DataLoader takes loader\(\), with batch_size=None\)\. Hugging Face's Trainer",
         ),
         (
             lambda: DataLoader(RAGGED.batch(2).loader()),
@@ -75,8 +76,10 @@ def test_a_loader_of_batches_is_taken_as_it_is_or_by_a_function_of_the_users() -
 class Flat(torch.utils.data.IterableDataset[Any]):
     """A data set of a user's own, which takes batches apart."""
 
+    batches = RAGGED.batch(2)
+
     def __iter__(self) -> Any:
-        for batch in RAGGED.batch(2):
+        for batch in self.batches:
             yield from batch["lengths"]
 
 

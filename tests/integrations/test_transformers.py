@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from brimful.integrations.transformers import trainer_class
-from brimful.integrations.transformers.data import SKIPPED, Reader, own_share
+from brimful.integrations.transformers.data import SKIPPED, Length, ModelInputs, Steps, own_share
 from brimful.integrations.transformers.settings import MIXES_PACKED
 from tests.forks import Launch, forks_of
 from tests.integrations.trainers import (
@@ -100,6 +101,27 @@ def test_what_was_read_for_a_broken_off_accumulation_comes_again(tmp_path: Path)
     assert len(broken.seen) == 4
     rest = run(tmp_path / "run", indexed(), resume=True, **options)
     assert [seen[:2] for seen in rest.seen] == [seen[:2] for seen in whole.seen[3:]]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_optimizer_step_may_have_batches_of_two_epochs(ahead: bool) -> None:
+    def steps() -> Steps:
+        loader: Any = bf.from_sequence([{"input_ids": [number]} for number in range(6)]).batch(1).loader()
+        loader = bf.AsyncLoader(loader, "cpu") if ahead else loader
+        return Steps(loader, Length(40, None), ModelInputs(None, "Model", shared=False), lambda: 0)
+
+    whole = [number % 6 for number in range(60)]
+    run = steps()
+    for taken, batch in enumerate(run, 1):
+        assert batch["input_ids"].item() == whole[taken - 1]
+        if taken % 4 == 0:
+            run.stepped()
+        trained = taken - taken % 4
+        again = steps()
+        again.loader.load_state_dict(run.state_dict())
+        assert [one["input_ids"].item() for one in islice(again, 9)] == whole[trained : trained + 9]
+    run.close()
+    assert run.untrained == 0
 
 
 @pytest.mark.parametrize("kind", ["indexed", "streamed"])
@@ -465,7 +487,7 @@ def test_the_keys_are_those_that_forward_takes(tmp_path: Path) -> None:
         trainer = recorded(Trainer)(model=model, args=settings(tmp_path, **options), train_dataset=data)
         return set(next(iter(trainer.get_train_dataloader())))
 
-    packed = bf.from_sequence(rows(9)).pack(16, hf_flash_attention=True)
+    packed = bf.from_sequence(rows(9)).pack(16)
     boundaries = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
     assert keys(llama(), packed) == {"input_ids", "labels", "position_ids", "use_cache"} | boundaries
     assert keys(llama(), indexed()) == {"input_ids", "labels", "attention_mask"}
@@ -482,7 +504,7 @@ def test_the_keys_are_those_that_forward_takes(tmp_path: Path) -> None:
 
 def test_a_batch_that_may_be_a_filler_and_does_not_say_so_is_refused() -> None:
     shared = own_share("train_dataset", bf.from_sequence(rows(9)).batch(9), 1, 2, 1)
-    reader = Reader(frozenset({"input_ids"}), "Model", shared=True)
+    reader = ModelInputs(frozenset({"input_ids"}), "Model", shared=True)
     assert [reader.read(batch).is_filler for batch in shared] == [True]
     (batch,) = shared.map(lambda batch: {"input_ids": batch["input_ids"]})
     with pytest.raises(

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 import brimful as bf
 from brimful.memory import MemoryModel, SimulatedOOM, oom_safe_generate
-from brimful.memory.dataloader import DynamicBatchDataLoader, DynamicBatches, Texts, Tokenized
+from brimful.memory.dataloader import DynamicBatchDataLoader, DynamicBatches, TextCollator
 from brimful.memory.first_batch import FirstBatchSizes
 from brimful.plan.cut import longest_first
 from tests import tokenizers
@@ -353,12 +353,12 @@ def actual(batch: int, length: int) -> float:
 
 def learning_loader(num_workers: int, shuffle: bool = False) -> tuple[DynamicBatchDataLoader, Measured]:
     texts = [text for text in TEXTS if len(text) > 3] * 3
-    tokenized = Tokenized(tokenizers.gpt2(), 64, {})
+    tokenized = TextCollator(tokenizers.gpt2(), 64, {})
     lengths = tokenized.lengths(texts).clip(max=64)
     order, measured = longest_first(lengths), Measured()
     sizes = FirstBatchSizes(MODEL, 4, int(lengths.max()), risk=0.1)
     batches = DynamicBatches(order, lengths[order], sizes, 42 if shuffle else None, measured)  # type: ignore[arg-type]
-    return DynamicBatchDataLoader(Texts(texts), batches, tokenized, num_workers, 0), measured
+    return DynamicBatchDataLoader(texts, batches, tokenized, num_workers, 0), measured
 
 
 def shapes_of(loader: DynamicBatchDataLoader, measured: Measured) -> list[tuple[int, int]]:

@@ -1,18 +1,22 @@
-"""Peaks by fake tensors and on a device: the same, and what the allocator says."""
+"""Peaks by fake tensors and on a device: the same, and what the allocator says. The largest batch, against trying all."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from itertools import product
+from math import inf
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.memory import estimator, largest_batches, meter_on
+from tests.effort import examples
 from tests.memory.models import allocated_peak, make_batch, make_model, training_step
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and torch warn of each other
@@ -33,7 +37,7 @@ def test_fake_tensors_need_what_the_allocator_gives(
     model = make_model(family, attention)
     if checkpointing:
         model.gradient_checkpointing_enable()
-    peaks = bf.estimate(
+    peaks = bf.memory.estimate(
         model, make_batch, [(4, 96), (1, 8)], make_step=lambda fake: training_step(fake, autocast=autocast)
     )
     step = training_step(model, autocast=autocast)
@@ -52,10 +56,10 @@ def test_probes_on_the_cpu_are_what_fake_tensors_say() -> None:
 
         return step
 
-    fake = bf.estimate(
+    fake = bf.memory.estimate(
         model, make_batch, SHAPES, make_step=lambda fake: with_optimizer(fake, torch.optim.AdamW(fake.parameters()))
     )
-    real = bf.probe(with_optimizer(model, optimizer), make_batch, SHAPES, "cpu")
+    real = bf.memory.probe(with_optimizer(model, optimizer), make_batch, SHAPES, "cpu")
     assert fake.shapes.tolist() == real.shapes.tolist() == [list(shape) for shape in SHAPES]
     np.testing.assert_allclose(fake.peak_bytes, real.peak_bytes, rtol=0.001)
     held = 4 * sum(one.numel() for one in model.parameters())
@@ -74,7 +78,9 @@ def test_a_model_that_takes_no_memory_and_a_step_without_backward() -> None:
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
             return self.layer(rows)  # type: ignore[no-any-return]
 
-    peaks = bf.estimate(lambda: Rows().eval(), lambda batch, _: {"rows": torch.zeros(batch, 1 << 17)}, [(1, 1), (4, 1)])
+    peaks = bf.memory.estimate(
+        lambda: Rows().eval(), lambda batch, _: {"rows": torch.zeros(batch, 1 << 17)}, [(1, 1), (4, 1)]
+    )
     weights, row = 4 << 34, 4 << 17
     assert peaks.peak_bytes.tolist() == [weights + 2 * row, weights + 8 * row]
 
@@ -84,7 +90,7 @@ def test_two_lengths_a_sample() -> None:
         return [torch.zeros(batch, length, 128) for length in lengths]
 
     shapes = [(2, 8, 4), (2, 16, 4)]
-    real = bf.probe(lambda batch: [one * 2 for one in batch], make_batch, shapes, "cpu")
+    real = bf.memory.probe(lambda batch: [one * 2 for one in batch], make_batch, shapes, "cpu")
     assert real.peak_bytes.tolist() == [2 * 2 * 512 * (source + target) for _, source, target in shapes]
     assert real.rows()[1] == {"batch": 2, "length": 16, "target_length": 4, "peak_bytes": 40960}
 
@@ -94,12 +100,14 @@ def test_nested_tensors_count_and_what_cannot_be_counted_is_an_error() -> None:
         values, offsets = torch.zeros(batch * length, 128), torch.arange(0, (batch + 1) * length, length)
         return torch.nested.nested_tensor_from_jagged(values, offsets)
 
-    (peak,) = bf.probe(lambda batch: batch * 2, nested, [(4, 64)], "cpu").peak_bytes.tolist()
+    (peak,) = bf.memory.probe(lambda batch: batch * 2, nested, [(4, 64)], "cpu").peak_bytes.tolist()
     assert peak == pytest.approx(2 * 4 * 64 * 512, rel=0.02)
     with pytest.raises(
         ValueError, match=r"^the memory of tensors of layout torch.sparse_coo is not counted; probe on a device"
     ):
-        bf.probe(lambda batch: batch.to_sparse(), lambda batch, length: torch.ones(batch, length), [(2, 2)], "cpu")
+        bf.memory.probe(
+            lambda batch: batch.to_sparse(), lambda batch, length: torch.ones(batch, length), [(2, 2)], "cpu"
+        )
 
 
 def test_the_exact_largest_batch_of_a_length() -> None:
@@ -115,9 +123,9 @@ def test_an_error_of_the_users_passes_through_fake_mode_as_it_is() -> None:
         return lambda batch: batch["input_ids"].view(7, 7)
 
     with pytest.raises(RuntimeError, match="boom"):
-        bf.estimate(torch.nn.Linear(2, 2), make_batch, [(1, 2)], make_step=lambda model: fails)
+        bf.memory.estimate(torch.nn.Linear(2, 2), make_batch, [(1, 2)], make_step=lambda model: fails)
     with pytest.raises(RuntimeError, match="invalid for input of size 2"):
-        bf.estimate(torch.nn.Linear(2, 2), make_batch, [(1, 2)], make_step=wrong)
+        bf.memory.estimate(torch.nn.Linear(2, 2), make_batch, [(1, 2)], make_step=wrong)
 
 
 def test_what_runs_out_of_memory_is_noted_and_what_is_no_smaller_is_not_tried() -> None:
@@ -130,7 +138,7 @@ def test_what_runs_out_of_memory_is_noted_and_what_is_no_smaller_is_not_tried() 
         batch * 2
 
     shapes = [(2, 100), (20, 100), (50, 100), (100, 9), (50, 50)]
-    peaks = bf.probe(step, lambda batch, length: torch.zeros(batch, length), shapes, "cpu")
+    peaks = bf.memory.probe(step, lambda batch, length: torch.zeros(batch, length), shapes, "cpu")
     assert peaks.shapes.tolist() == [[2, 100], [100, 9]]
     assert peaks.out_of_memory.tolist() == [[20, 100], [50, 100], [50, 50]]
     assert tried == [(2, 100), (50, 100), (50, 50), (20, 100), (100, 9), (2, 100)]
@@ -166,48 +174,64 @@ def out_of_memory(batch: Any) -> None:
     ("call", "error", "message"),
     [
         (
-            lambda: bf.estimate(torch.nn.Linear(2, 2), make_batch, [(1, 2)], make_step=looks_at_values),
+            lambda: bf.memory.estimate(torch.nn.Linear(2, 2), make_batch, [(1, 2)], make_step=looks_at_values),
             ValueError,
             "fake tensors, which have no values, cannot follow Linear (aten._local_scalar_dense.default); probe on a device",
         ),
         (
-            lambda: bf.estimate(torch.nn.Linear(2, 2), make_batch, [(1, 2)], make_step=makes_a_shape_of_values),
+            lambda: bf.memory.estimate(torch.nn.Linear(2, 2), make_batch, [(1, 2)], make_step=makes_a_shape_of_values),
             ValueError,
             "cannot follow Linear (aten.nonzero.default)",
         ),
         (
-            lambda: bf.estimate(torch.nn.Linear(2, 2), make_batch, [(1, 2)], make_step=as_numpy),
+            lambda: bf.memory.estimate(torch.nn.Linear(2, 2), make_batch, [(1, 2)], make_step=as_numpy),
             ValueError,
             "cannot follow Linear (.numpy() is not supported for tensor subclasses.); probe on a device",
         ),
         (
-            lambda: bf.estimate(
+            lambda: bf.memory.estimate(
                 torch.nn.Linear(2, 2), nested, [(1, 2)], make_step=lambda model: lambda batch: batch * 2
             ),
             ValueError,
             "cannot follow Linear (self.shape_env must not be None); probe on a device",
         ),
         (
-            lambda: bf.estimate(lambda: torch.nn.Linear(2, 2).to("cpu"), make_batch, [(1, 2)]),
+            lambda: bf.memory.estimate(lambda: torch.nn.Linear(2, 2).to("cpu"), make_batch, [(1, 2)]),
             ValueError,
             "<lambda> moves or casts a module (.to, .half), which torch cannot do with fake tensors; make it with device=",
         ),
         (
-            lambda: bf.estimate(torch.nn.Linear(2, 2, device="meta"), make_batch, [(1, 2)]),
+            lambda: bf.memory.estimate(torch.nn.Linear(2, 2, device="meta"), make_batch, [(1, 2)]),
             ValueError,
             "estimate takes a model on the CPU (got one on meta); give a function that makes it",
         ),
-        (lambda: bf.probe(fails, make_batch, [(1, 2)], "cpu"), RuntimeError, "boom"),
+        (lambda: bf.memory.probe(fails, make_batch, [(1, 2)], "cpu"), RuntimeError, "boom"),
         (
-            lambda: bf.probe(out_of_memory, make_batch, [(1, 2), (4, 8)], "cpu"),
+            lambda: bf.memory.probe(out_of_memory, make_batch, [(1, 2), (4, 8)], "cpu"),
             ValueError,
             "the smallest shape, batch 1 of length 2, runs out of memory; probe smaller ones",
         ),
-        (lambda: bf.probe(fails, make_batch, [(1, 2)], "mps"), ValueError, "device must be cpu or cuda (got 'mps')"),
-        (lambda: bf.probe(fails, make_batch, [(1, 2)], "gpu"), ValueError, "device must be cpu or cuda (got 'gpu')"),
-        (lambda: bf.probe(fails, make_batch, [], "cpu"), ValueError, "shapes must be (n, 2) or (n, 3), at least one"),
-        (lambda: bf.probe(fails, make_batch, [(1, 0)], "cpu"), ValueError, "(shape 0 is batch 1 of length 0)"),
-        (lambda: bf.probe(fails, make_batch, [(1, 0.5)], "cpu"), TypeError, "shapes must be integers (got float64)"),
+        (
+            lambda: bf.memory.probe(fails, make_batch, [(1, 2)], "mps"),
+            ValueError,
+            "device must be cpu or cuda (got 'mps')",
+        ),
+        (
+            lambda: bf.memory.probe(fails, make_batch, [(1, 2)], "gpu"),
+            ValueError,
+            "device must be cpu or cuda (got 'gpu')",
+        ),
+        (
+            lambda: bf.memory.probe(fails, make_batch, [], "cpu"),
+            ValueError,
+            "shapes must be (n, 2) or (n, 3), at least one",
+        ),
+        (lambda: bf.memory.probe(fails, make_batch, [(1, 0)], "cpu"), ValueError, "(shape 0 is batch 1 of length 0)"),
+        (
+            lambda: bf.memory.probe(fails, make_batch, [(1, 0.5)], "cpu"),
+            TypeError,
+            "shapes must be integers (got float64)",
+        ),
     ],
 )
 def test_what_is_refused(call: Callable[[], object], error: type[Exception], message: str) -> None:
@@ -224,18 +248,65 @@ def test_a_gpu_that_is_not_there() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_gpu_has_the_peaks_that_fake_tensors_say_and_recovers() -> None:
     shapes = [(8, 256), (16, 256), (32, 512)]
-    fake = bf.estimate(make_model("decoder", "eager"), make_batch, shapes)
+    fake = bf.memory.estimate(make_model("decoder", "eager"), make_batch, shapes)
     on_gpu = make_model("decoder", "eager").to("cuda")
 
     def batch_on_gpu(batch: int, length: int) -> dict[str, torch.Tensor]:
         return {name: tensor.to("cuda") for name, tensor in make_batch(batch, length).items()}
 
-    real = bf.probe(training_step(on_gpu), batch_on_gpu, shapes, "cuda")
+    real = bf.memory.probe(training_step(on_gpu), batch_on_gpu, shapes, "cuda")
     rises = np.diff(real.peak_bytes)  # what libraries take for themselves is the same for all
     np.testing.assert_allclose(np.diff(fake.peak_bytes), rises, rtol=0.2)
 
     def rows(batch: int, length: int) -> torch.Tensor:
         return torch.zeros(batch, length << 20, device="cuda")
 
-    beyond = bf.probe(lambda batch: batch * 2, rows, [(1, 1), (1 << 20, 1)], "cuda")
+    beyond = bf.memory.probe(lambda batch: batch * 2, rows, [(1, 1), (1 << 20, 1)], "cuda")
     assert beyond.out_of_memory.tolist() == [[1 << 20, 1]]
+
+
+pieces = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**4)), min_size=1, max_size=4)
+
+
+@given(pieces, st.integers(1, 2 * 10**6), st.sampled_from([1, 512]), st.booleans(), st.integers(1, 500))
+@examples(150)
+def test_the_largest_batch_is_what_trying_all_batches_gives(
+    pieces: list[tuple[int, int]], limit: int, block: int, runs_out: bool, most: int
+) -> None:
+    tried = []
+
+    def peak(batch: int, length: object) -> float:
+        tried.append(batch)
+        real = max(constant + slope * block * batch for constant, slope in pieces)
+        return inf if runs_out and real > limit else real
+
+    expected = max((batch for batch in range(1, most + 1) if peak(batch, 0) <= limit), default=0)
+    tried.clear()
+    assert largest_batches(peak, [0], limit, max_batch_size=most) == [expected]
+    assert len(tried) == len(set(tried)) <= 24, "nothing is measured twice"
+
+
+def test_the_largest_batch_takes_three_or_four_steps_where_the_peak_is_affine() -> None:
+    tried: list[int] = []
+
+    def peak(batch: int, length: int) -> float:
+        tried.append(batch)
+        return 1e9 + 3e6 * length * batch
+
+    assert largest_batches(peak, [128], 24e9) == [59]  # type: ignore[arg-type]
+    assert len(tried) <= 4
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: largest_batches(lambda b, n: 1.0, [1], 0), "limit_bytes must be positive (got 0)"),
+        (
+            lambda: largest_batches(lambda b, n: 1.0, [1], 1, max_batch_size=0),
+            "max_batch_size must be at least 1 sample (got 0)",
+        ),
+    ],
+)
+def test_what_largest_batches_refuses(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()

@@ -45,7 +45,10 @@ def run(output: str | None, delay: float = 0.0, texts: list[str] = TEXTS) -> lis
         ]
 
     data = bf.from_sequence(texts).tokenize(letters)
-    return list(bf.map_batches_in_order(answer, data, bf.TokenBudget(600), output=output, window=32, version="1"))
+    policy = bf.TokenBudget(600)
+    if output is None:
+        return list(bf.map_batches_in_order(answer, data, policy, window=32))
+    return list(bf.map_batches_in_order(answer, data, policy, output=output, window=32, version="1"))
 
 
 def run_and_be_killed(output: str, delay: float) -> None:

@@ -62,6 +62,10 @@ def by_next_tokens(model: Tagger, batch: dict[str, Any]) -> Tensor:
     return mean_of(model(batch["input_ids"], causal(batch))[:, :-1], batch["labels"][:, 1:])
 
 
+def by_shifted_labels(model: Tagger, batch: dict[str, Any]) -> Tensor:
+    return mean_of(model(batch["input_ids"], causal(batch)), batch["shift_labels"])
+
+
 def by_samples(model: Tagger, batch: dict[str, Any]) -> Tensor:
     return model(batch["input_ids"], causal(batch)).square().mean((1, 2)).mean()
 
@@ -104,6 +108,12 @@ def padded_batch() -> dict[str, Any]:
     return dict(batch)
 
 
+def shifted_batch() -> dict[str, Any]:
+    (batch,) = bf.from_sequence(samples()).causal_labels(shift=True).batch(13)
+    assert (batch["labels"] != -100).sum() > (batch["shift_labels"] != -100).sum()
+    return dict(batch)
+
+
 def packed_batch(rows: int) -> dict[str, Any]:
     return dict(next(iter(bf.from_sequence(samples(30)).pack(40, rows=rows, shuffle_batches=False))))
 
@@ -116,6 +126,14 @@ def nested_batch() -> dict[str, Any]:
 CASES: dict[str, tuple[Callable[[], Any], Callable[[Tagger, Any], Tensor], Any]] = {
     "by labels": (padded_batch, by_tokens, "auto"),
     "by labels but the first": (padded_batch, by_next_tokens, "next_tokens"),
+    "by shifted labels": (shifted_batch, by_shifted_labels, "auto"),
+    "by shifted labels, said": (shifted_batch, by_shifted_labels, "tokens"),
+    "by shifted labels, of next tokens": (shifted_batch, by_shifted_labels, "next_tokens"),
+    "by shifted labels alone": (
+        lambda: {name: one for name, one in shifted_batch().items() if name != "labels"},
+        by_shifted_labels,
+        "auto",
+    ),
     "by samples": (lambda: {k: v for k, v in padded_batch().items() if k != "labels"}, by_samples, "auto"),
     "a sum": (lambda: padded_batch() | {"num_items_in_batch": torch.tensor(50)}, as_a_sum, "sum"),
     "by a function": (padded_batch, by_tokens, lambda part: int((part["labels"] != -100).sum())),
@@ -234,7 +252,7 @@ def test_a_batch_that_is_skipped_leaves_no_trace_but_its_count(caplog: pytest.Lo
     assert "skipped 13 samples, as one of them alone is out of memory: simulated" in caplog.text
 
 
-def test_the_lesson_stays_and_survives_a_restart() -> None:
+def test_the_limit_stays_and_survives_a_restart() -> None:
     batch = padded_batch()
     first = Run(by_tokens, 60, "forward")
     first.guard(batch)
@@ -389,10 +407,10 @@ def test_random_numbers_are_those_of_a_batch_that_is_split_beforehand() -> None:
     assert runs[0] == runs[1]
 
 
-def test_a_resume_in_the_middle_of_a_window_after_a_lesson_is_exact() -> None:
+def test_a_resume_in_the_middle_of_a_window_after_a_limit_is_exact() -> None:
     batches = bf.from_sequence(samples(60), shuffle=True).batch_by_tokens(64, window=30)
 
-    def run(state: Any, lessons: Any, steps: int | None) -> tuple[list[Any], Any, Any]:
+    def run(state: Any, learnt: Any, steps: int | None) -> tuple[list[Any], Any, Any]:
         seen: list[Any] = []
 
         def step(batch: Any, scale: float) -> None:
@@ -400,8 +418,8 @@ def test_a_resume_in_the_middle_of_a_window_after_a_lesson_is_exact() -> None:
             seen.append((batch["id"].tolist(), scale))
 
         guard = oom_guard(step, parameters=[])
-        if lessons is not None:
-            guard.load_state_dict(lessons)
+        if learnt is not None:
+            guard.load_state_dict(learnt)
         taken = []
         with batches.iter(state) as it:
             for batch in it:
@@ -415,10 +433,10 @@ def test_a_resume_in_the_middle_of_a_window_after_a_lesson_is_exact() -> None:
 
     unbroken, _, _ = run(None, None, None)
     for stop in range(1, len(unbroken), 3):
-        first, state, lessons = run(None, None, stop)
-        rest, _, _ = run(state, lessons, None)
+        first, state, learnt = run(None, None, stop)
+        rest, _, _ = run(state, learnt, None)
         assert [one[0] for one in first + rest] == [one[0] for one in unbroken]
-        assert rest[-1][2] == unbroken[-1][2], "the same lessons"
+        assert rest[-1][2] == unbroken[-1][2], "the same learnt"
 
 
 def test_sparse_gradients_go_back_too() -> None:
@@ -619,9 +637,13 @@ def test_labels_are_found_wherever_they_are(form: str, weigh: Any) -> None:
         (
             "auto",
             (torch.zeros(4, 2), torch.zeros(4, 2).long()),
-            r"weigh='auto' looks for 'labels' by name, and a tuple of",
+            r"weigh='auto' looks for 'labels' or 'shift_labels' by name, and a tuple of",
         ),
-        ("auto", [([1, 2], [3, 4]), ([1], [2])], r"weigh='auto' looks for 'labels' by name, and a list of columns"),
+        (
+            "auto",
+            [([1, 2], [3, 4]), ([1], [2])],
+            r"weigh='auto' looks for 'labels' or 'shift_labels' by name, and a list of columns",
+        ),
         (
             "auto",
             {"x": torch.zeros(2), "labels": ["cat", "dog"]},
@@ -630,7 +652,16 @@ def test_labels_are_found_wherever_they_are(form: str, weigh: Any) -> None:
         ("auto", {"x": torch.zeros(2), "labels": 3}, r"must be a tensor, an array or a list .* \(got int\)"),
         ("auto", {"a": {"labels": [1]}, "b": {"labels": [2]}}, r"has 'labels' in 'a' and in 'b', and nobody can see"),
         ("auto", [{"labels": [1]}, {"x": [1]}], r"of a list of 2 samples 1 have 'labels', and sample 1 has none"),
-        ("tokens", [{"x": [1]}], r"weigh='tokens' counts labels, and the batch has none by the name 'labels'"),
+        (
+            "auto",
+            [{"labels": [1]}, {"labels": [1], "shift_labels": [1]}],
+            r"of a list of 2 samples some have 'shift_labels' and some 'labels' alone",
+        ),
+        (
+            "tokens",
+            [{"x": [1]}],
+            r"weigh='tokens' counts labels, and the batch has none by the names 'labels' or 'shift_labels'",
+        ),
         ("next_tokens", {"labels": torch.zeros(4)}, r"takes labels of shape \(B, L\), a row a sample \(got \(4,\)\)"),
         ("next_tokens", {"labels": [1, 2]}, r"a row a sample \(got one number a sample\); say weigh='tokens'"),
     ],
@@ -694,6 +725,6 @@ def test_the_gradients_are_those_of_a_batch_that_is_filled_up_to_a_static_shape(
 
 
 def test_it_is_made_by_its_function_and_is_there_at_the_top() -> None:
-    assert bf.oom_guard is oom_guard
-    assert isinstance(bf.oom_guard(lambda batch, scale: None), OomGuard)
+    assert bf.memory.oom_guard is oom_guard
+    assert isinstance(bf.memory.oom_guard(lambda batch, scale: None), OomGuard)
     assert bf.memory.oom_guard is oom_guard

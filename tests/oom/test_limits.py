@@ -15,7 +15,7 @@ from brimful.oom.limits import Limits
 shapes = st.tuples(st.integers(1, 500), st.integers(1, 500))
 
 
-def test_a_lesson_holds_for_larger_samples_and_for_those_a_tenth_smaller_as_slots() -> None:
+def test_a_limit_holds_for_larger_samples_and_for_those_a_tenth_smaller_as_slots() -> None:
     limits = Limits()
     limits.learn("samples", (100,), 8)
     found = {width: limits.allowed("samples", (width,)) for width in (89, 90, 95, 100, 101, 5_000)}
@@ -28,11 +28,11 @@ def test_a_lesson_holds_for_larger_samples_and_for_those_a_tenth_smaller_as_slot
 
 @given(st.lists(st.tuples(shapes, st.integers(1, 64)), max_size=30), shapes)
 def test_limits_are_only_lowered_hold_what_was_learnt_and_survive_json(
-    lessons: list[tuple[tuple[int, int], int]], shape: tuple[int, int]
+    given: list[tuple[tuple[int, int], int]], shape: tuple[int, int]
 ) -> None:
     limits = Limits()
     before = None
-    for widths, size in lessons:
+    for widths, size in given:
         limits.learn("samples", widths, size)
         known = limits.allowed("samples", widths)
         assert known is not None
@@ -47,7 +47,7 @@ def test_limits_are_only_lowered_hold_what_was_learnt_and_survive_json(
 
 
 @pytest.mark.parametrize(
-    ("lessons", "words"),
+    ("given", "words"),
     [
         (3, "'int' object is not iterable"),
         ([3], "after \\* must be an iterable"),
@@ -60,12 +60,10 @@ def test_limits_are_only_lowered_hold_what_was_learnt_and_survive_json(
         ([["samples", 8, 2]], "'int' object is not iterable"),
     ],
 )
-def test_a_damaged_state_is_refused_before_anything_is_changed(lessons: Any, words: str) -> None:
+def test_a_damaged_state_is_refused_before_anything_is_changed(given: Any, words: str) -> None:
     limits = Limits()
     limits.learn("samples", (100,), 8)
     before = limits.state_dict()
     with pytest.raises(StateError, match=f"this state of a guard is damaged: .*{words}"):
-        limits.load_state_dict(
-            before | {"limits": [*before["limits"], *lessons] if isinstance(lessons, list) else lessons}
-        )
+        limits.load_state_dict(before | {"limits": [*before["limits"], *given] if isinstance(given, list) else given})
     assert limits.state_dict() == before

@@ -123,9 +123,9 @@ def test_the_dearest_of_balanced_groups_is_the_cheapest(lengths: list[int], num_
 
 def test_the_demo_has_its_thresholds() -> None:
     lengths = np.repeat([1, 4, 16, 64], [771, 193, 48, 12])
-    assert bf.find_thresholds(lengths, 4) == [1, 4, 16]
-    assert bf.find_thresholds(lengths[::-1].copy(), 4) == [1, 4, 16]
-    assert bf.find_thresholds([7, 7], 4) == []
+    assert bf.grouping.find_thresholds(lengths, 4) == [1, 4, 16]
+    assert bf.grouping.find_thresholds(lengths[::-1].copy(), 4) == [1, 4, 16]
+    assert bf.grouping.find_thresholds([7, 7], 4) == []
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from tests.effort import examples
 SHAPES = [(batch, length) for batch in (1, 4, 16) for length in (8, 32, 128)]
 
 
-def model_of(constant: float = 1e6, linear: float = 1e3, quadratic: float = 10.0) -> bf.MemoryModel:
+def model_of(constant: float = 1e6, linear: float = 1e3, quadratic: float = 10.0) -> bf.memory.MemoryModel:
     peaks = [constant + batch * (linear * length + quadratic * length**2) for batch, length in SHAPES]
-    return bf.MemoryModel.fit(SHAPES, peaks)
+    return bf.memory.MemoryModel.fit(SHAPES, peaks)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def test_a_model_of_slots_of_pairs_is_a_token_budget(pairs: list[tuple[int, int]
 def test_pairs_keep_to_the_bound_of_both_lengths() -> None:
     shapes = np.array([(b, s, t) for b in (1, 4, 16) for s in (8, 32, 128) for t in (8, 32, 128)])
     batch, source, target = shapes.T
-    model = bf.MemoryModel.fit(shapes, 1e6 + batch * (100 * source + 1000 * target + 5.0 * target**2))
+    model = bf.memory.MemoryModel.fit(shapes, 1e6 + batch * (100 * source + 1000 * target + 5.0 * target**2))
     samples = np.random.default_rng(0).integers(1, 128, (500, 2))
     plan = bf.MemoryBudget(model, 4e6).plan(samples)
     bounds = [
@@ -113,7 +113,7 @@ def test_a_first_batch_that_fits_may_always_be_made(lengths: list[int], batch: i
 
 
 def test_the_pretrained_model_needs_a_reference() -> None:
-    prior = bf.MemoryModel.pretrained()
+    prior = bf.memory.MemoryModel.pretrained()
     plan = bf.MemoryBudget(prior, reference=(80, 256)).plan([256] * 80 + [64] * 100)
     assert plan.padded_sizes.tolist()[0] == 80
     assert plan.padded_sizes.tolist()[1] > 80
@@ -216,7 +216,7 @@ def test_what_is_refused(make: Callable[[], object], error: type[Exception], mes
 
 def test_batches_far_beyond_those_that_a_model_has_seen_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     shapes = [(batch, length) for batch in (1, 4) for length in (10, 20, 40)]
-    model = bf.MemoryModel.fit(shapes, [1000 + batch * length for batch, length in shapes])
+    model = bf.memory.MemoryModel.fit(shapes, [1000 + batch * length for batch, length in shapes])
     memory._said.clear()
     with caplog.at_level("WARNING", logger="brimful"):
         bf.MemoryBudget(model, 1400).plan([40] * 8)
@@ -225,6 +225,6 @@ def test_batches_far_beyond_those_that_a_model_has_seen_are_warned_of_once(caplo
             bf.MemoryBudget(model, 1400).plan([20] * 20 + [90])
     assert [record.getMessage() for record in caplog.records] == [
         f"a {kind} is planned, and the memory model has seen none above {known}: so far beyond, its risk is not held; probe "
-        "near it (bf.probe, brimful memory probe)"
+        "near it (bf.memory.probe, brimful memory probe)"
         for kind, known in (("batch of 16", 4), ("length of 90", 40))
     ]

@@ -35,14 +35,14 @@ def test_truncated_samples_are_planned_as_the_longest_there_may_be() -> None:
     assert batches(plan) == [[1], [3], [0], [2]]
     assert plan.padded_lengths.tolist() == [60, 60, 50, 10]
     assert plan.padding == 0.0
-    assert counts == {"truncated": 2, "dropped": 0, "alone": 0}
+    assert counts == {"truncated": 2, "dropped": 0, "alone": 0, "dropped_tokens": 10 + 20}
 
 
 def test_dropped_samples_are_in_no_batch() -> None:
     plan, counts = plan_with(TokenBudget(60), [70, 50, 80, 10], "drop")
     assert batches(plan) == [[1], [3]]
     assert plan.tokens == 60
-    assert counts == {"truncated": 0, "dropped": 2, "alone": 0}
+    assert counts == {"truncated": 0, "dropped": 2, "alone": 0, "dropped_tokens": 70 + 80}
 
 
 def test_samples_alone_come_first_and_keep_their_length() -> None:
@@ -50,7 +50,7 @@ def test_samples_alone_come_first_and_keep_their_length() -> None:
     assert batches(plan) == [[1], [3], [0], [2]]
     assert plan.padded_lengths.tolist() == [70, 80, 50, 10]
     assert (plan.tokens, plan.padding) == (210, 0.0)
-    assert counts == {"truncated": 0, "dropped": 0, "alone": 2}
+    assert counts == {"truncated": 0, "dropped": 0, "alone": 2, "dropped_tokens": 0}
 
 
 def test_pairs_are_dropped_and_placed_alone_by_their_padded_shape() -> None:
@@ -64,7 +64,7 @@ def test_pairs_are_dropped_and_placed_alone_by_their_padded_shape() -> None:
     assert counts["alone"] == 1
     plan, counts = plan_with(TokenBudget(24, pad_to_multiple_of=8), pairs, "drop")
     assert sorted(np.concatenate(plan.batches).tolist()) == [0, 4]
-    assert counts["dropped"] == 3
+    assert (counts["dropped"], counts["dropped_tokens"]) == (3, 25 + 18 + 40)
     assert plan_with(policy, [[1, 1]], "drop")[1]["dropped"] == 0
     with pytest.raises(ValueError, match="overlong='truncate' takes one length a sample; for pairs choose raise, drop"):
         plan_with(policy, pairs, "truncate")
@@ -78,7 +78,9 @@ def test_every_sample_is_planned_or_counted(policy: Policy, lengths: list[int], 
     too_long = {number for number, length in enumerate(lengths) if length > policy.max_length}
     members = sorted(np.concatenate([[], *plan.batches]).tolist())
     assert members == [number for number in range(len(lengths)) if word != "drop" or number not in too_long]
-    assert counts == {"truncated": 0, "dropped": 0, "alone": 0} | {
+    over = sum(lengths[number] - policy.max_length for number in too_long)
+    tokens = {"truncate": over, "drop": sum(lengths[number] for number in too_long), "alone": 0}[word]
+    assert counts == {"truncated": 0, "dropped": 0, "alone": 0, "dropped_tokens": tokens} | {
         {"truncate": "truncated", "drop": "dropped", "alone": "alone"}[word]: len(too_long)
     }
     if not too_long:

@@ -22,14 +22,14 @@ from brimful.core.processes import dumps
 from brimful.core.stage import END, Stage, State, running
 from brimful.ray import spread
 from brimful.sources.files import FromFiles
-from brimful.sources.reader import PlacedRows, Position
-from brimful.sources.shard import OpenShard
+from brimful.sources.format import PlacedRows, Position
+from brimful.sources.rotation import OpenShard
 from brimful.sources.urls import Shard
 
 
 @dataclass(frozen=True)
 class Here(Stage[Block]):
-    """As `Spread`, in this process; each task has what it needs by way of a pickle."""
+    """As `RayStage`, in this process; each task has what it needs by way of a pickle."""
 
     upstream: Stage[Block]
     files: FromFiles
@@ -38,12 +38,12 @@ class Here(Stage[Block]):
         return self.files.start(epoch)
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        fed = spread.Fed([])
-        job = dumps(spread.Job(self.files.elsewhere(), self.upstream.sent(fed), fed))
+        source = spread.OneBlock([])
+        job = dumps(spread.Job(self.files.elsewhere(), self.upstream.sent(source), source))
 
         def open_shard(turn: int, shard: Shard, position: Position) -> OpenShard:
             pieces = spread.made_of(pickle.loads(job), shard, self.files.urls.name(shard), position)
-            return OpenShard(turn, lambda: Pieces(pieces), position, spread.AtOnce(), shard.url, 60, "line")
+            return OpenShard(turn, lambda: Pieces(pieces), position, None, shard.url, 60, "line")
 
         yield from self.files.rotated(at, open_shard, lambda: 1)
 

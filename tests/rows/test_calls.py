@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import brimful as bf
-from brimful.batching.buffered import Buffered
+from brimful.batching.windows import Buffered
 from tests.samples import all_stages
 from tests.shards import write
 

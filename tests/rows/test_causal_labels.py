@@ -29,9 +29,9 @@ def test_each_sample_by_itself(rows: list[list[int]], shift: bool) -> None:
 
 
 def test_what_a_mask_hides_is_not_trained_on() -> None:
-    data = tokens([5, 6, 7], [8]).pad({"input_ids": 0}, 4).causal_labels()
+    data = tokens([5, 6, 7], [8]).pad(4, {"input_ids": 0}).causal_labels()
     assert ids(data, "labels") == [[-100, 6, 7, -100], [-100, -100, -100, -100]]
-    assert ids(tokens([5, 6, 0]).map(dict).pad({"input_ids": 0}, 4).causal_labels(shift=True), "shift_labels") == [
+    assert ids(tokens([5, 6, 0]).map(dict).pad(4, {"input_ids": 0}).causal_labels(shift=True), "shift_labels") == [
         [6, 0, -100, -100]
     ]
 
@@ -91,7 +91,7 @@ def test_a_loss_over_them_is_that_of_a_model_that_shifts() -> None:
 
 
 def test_a_step_counts_what_it_trains_on(tmp_path: Path) -> None:
-    data = tokens([5, 6, 7], [8, 9], [4]).causal_labels().cache(tmp_path / "store")
+    data = tokens([5, 6, 7], [8, 9], [4]).causal_labels().to_store(tmp_path / "store")
     (batch,) = data.batch(3, window=3).shard(0, 1)
     assert batch["num_items_in_batch"] == 3
 

@@ -139,7 +139,7 @@ def test_conversations_become_batches_padded_by_the_tokenizer(tmp_path: Path) ->
     assert batch["labels"][1, -1] == -100
     (packed,) = data.pack(256)
     assert int((packed["labels"] != -100).sum()) == int((batch["labels"] != -100).sum())
-    stored = data.cache(tmp_path / "store")
+    stored = data.to_store(tmp_path / "store")
     assert [sample["labels"].tolist() for sample in stored] == [sample["labels"].tolist() for sample in data]
 
 

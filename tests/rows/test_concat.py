@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import brimful as bf
+from brimful.core.stage import Stage, State
 from brimful.testing import assert_exact_resume
 from tests.samples import letters, spelled, streamed
 
@@ -113,3 +116,19 @@ def test_nulls_without_a_type_join_any_column() -> None:
         [bf.from_sequence(pa.table({"c": pa.nulls(1)})), bf.from_sequence(pa.table({"c": arrays}))]
     )
     assert [row["c"] if row["c"] is None else row["c"].tolist() for row in data] == [None, [1]]
+
+
+def test_a_stage_that_knows_its_columns_is_not_read_for_them() -> None:
+    @dataclass(frozen=True)
+    class Unread(Stage[pa.RecordBatch]):
+        row_schema = pa.schema([("number", pa.int8())])
+
+        def start(self, epoch: int) -> State:
+            return epoch
+
+        def items(self, at: State) -> Generator[tuple[pa.RecordBatch, State], None, None]:
+            raise AssertionError("it was read")
+            yield
+
+    both = bf.concat_datasets([letters("a").stream(), bf.Dataset(Unread())])
+    assert next(iter(both)) == {"letter": "a", "number": None}

@@ -11,7 +11,7 @@ from tests.samples import ids, shard, tokens
 
 def test_lists_are_filled_to_one_length_by_column() -> None:
     data = tokens([1, 2], [], [3, 4, 5], labels=[[1], [2, 3], []], id=[7, 8, 9]).pad(
-        {"input_ids": 0, "labels": -100}, 3
+        3, {"input_ids": 0, "labels": -100}
     )
     assert ids(data) == [[1, 2, 0], [0, 0, 0], [3, 4, 5]]
     assert ids(data, "labels") == [[1, -100, -100], [2, 3, -100], [-100, -100, -100]]
@@ -26,16 +26,16 @@ def test_a_type_that_is_too_small_for_the_value_is_widened() -> None:
         (pa.float32(), -1, "float32"),
     )
     for kind, value, wide in kinds:
-        data = bf.from_sequence(pa.table({"x": pa.array([[7]], pa.list_(kind))})).pad({"x": value}, 2)
+        data = bf.from_sequence(pa.table({"x": pa.array([[7]], pa.list_(kind))})).pad(2, {"x": value})
         (sample,) = data
         assert sample["x"].tolist() == [7, value]
         assert sample["x"].dtype == wide
 
 
 def test_a_longer_list_is_an_error_with_its_place(tmp_path: Path) -> None:
-    data = shard(tmp_path, [{"input_ids": [1]}, {"input_ids": [1] * 2_000}]).pad({"input_ids": 0}, 1_024)
+    data = shard(tmp_path, [{"input_ids": [1]}, {"input_ids": [1] * 2_000}]).pad(1_024, {"input_ids": 0})
     message = (
-        r"^pad: column 'input_ids' has 2,000 values \(shard a\.jsonl, line 2\), more than chunk_length=1,024; "
+        r"^pad: column 'input_ids' has 2,000 values \(shard a\.jsonl, line 2\), more than length=1,024; "
         "chunk, truncate or filter it$"
     )
     with pytest.raises(bf.DataError, match=message):
@@ -43,5 +43,5 @@ def test_a_longer_list_is_an_error_with_its_place(tmp_path: Path) -> None:
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"^chunk_length must be at least 1 token \(got 0\)$"):
-        tokens([1]).pad({"input_ids": 0}, 0)
+    with pytest.raises(ValueError, match=r"^length must be at least 1 token \(got 0\)$"):
+        tokens([1]).pad(0, {"input_ids": 0})

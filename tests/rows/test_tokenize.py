@@ -29,9 +29,13 @@ def test_tokens_are_added_as_int32_and_other_columns_kept() -> None:
 
 def test_columns_can_be_named_also_several_times() -> None:
     rows = [{"source": "a", "target": "bc"}]
-    data = bf.from_sequence(rows).tokenize(letters, column="source").tokenize(letters, column="target", output="labels")
+    data = (
+        bf.from_sequence(rows)
+        .tokenize(letters, column="source")
+        .tokenize(letters, column="target", output_column="labels")
+    )
     assert (ids(data), ids(data, "labels")) == ([[97]], [[98, 99]])
-    assert ids(bf.from_sequence(["a"]).tokenize(letters, output="text"), "text") == [[97]]
+    assert ids(bf.from_sequence(["a"]).tokenize(letters, output_column="text"), "text") == [[97]]
 
 
 def two(first: list[str], second: list[str]) -> dict[str, Any]:
@@ -46,7 +50,7 @@ ROWS = [{"source": "a", "target": "bc", "id": 1}, {"source": "", "target": "d", 
 
 
 def test_several_columns_are_each_tokenised_by_themselves() -> None:
-    data = bf.from_sequence(ROWS).tokenize(letters, column=("source", "target"), output=("input_ids", "labels"))
+    data = bf.from_sequence(ROWS).tokenize(letters, column=("source", "target"), output_column=("input_ids", "labels"))
     assert (ids(data), ids(data, "labels")) == ([[97], []], [[98, 99], [100]])
     assert [*data.peek(1)[0]] == ["source", "target", "id", "input_ids", "labels"]
     (batch,) = data.batch(2, length_column=("input_ids", "labels"))
@@ -54,11 +58,11 @@ def test_several_columns_are_each_tokenised_by_themselves() -> None:
 
 
 def test_two_columns_and_one_output_are_pairs_with_what_else_the_tokenizer_says() -> None:
-    data = bf.from_sequence(ROWS).tokenize(two, column=["source", "target"], outputs="token_type_ids")
+    data = bf.from_sequence(ROWS).tokenize(two, column=["source", "target"], extra_outputs="token_type_ids")
     assert (ids(data), ids(data, "token_type_ids")) == ([[97, 0, 98, 99], [0, 100]], [[0, 0, 1, 1], [0, 1]])
     bert = make.bert()
     data = bf.from_sequence(ROWS).tokenize(
-        bert, column=("source", "target"), outputs=("token_type_ids",), truncation="only_second", max_length=5
+        bert, column=("source", "target"), extra_outputs=("token_type_ids",), truncation="only_second", max_length=5
     )
     expected = bert(["a", ""], ["bc", "d"], truncation="only_second", max_length=5, return_token_type_ids=True)
     assert (ids(data), ids(data, "token_type_ids")) == (expected["input_ids"], expected["token_type_ids"])
@@ -104,7 +108,11 @@ def test_removed_columns_are_gone_once_they_are_tokens(tmp_path: Path) -> None:
     [
         ({}, {"max_length": 3}, r"tokenizer was 'WordPiece of \d+ tokens \(\w+\)' when .* and is 'WordPiece of \d+ tokens, cut"),
         ({}, {"add_special_tokens": False}, "tokenizer was 'WordPiece"),
-        ({"outputs": "attention_mask"}, {"outputs": "token_type_ids"}, r"outputs\[0\] was 'attention_mask' when it was saved"),
+        (
+            {"extra_outputs": "attention_mask"},
+            {"extra_outputs": "token_type_ids"},
+            r"extra_outputs\[0\] was 'attention_mask' when it was saved",
+        ),
         ({}, {"remove_columns": "id"}, r"remove_columns was \[\] when it was saved and is \['id'\] here"),
         ({"column": "source"}, {}, r"column was \['source'\] when it was saved and is \['source', 'target'\] here"),
         ({"truncation": "only_first", "max_length": 9}, {"truncation": True, "max_length": 9}, "tokenizer was 'WordPiece"),
@@ -134,15 +142,15 @@ ONE_OF_EACH = "tokenize makes an output of each column, or one of two columns"
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"column": ("a", "b", "c")}, f"{ONE_OF_EACH} (got column=('a', 'b', 'c') and output=('input_ids',))"),
-        ({"column": "a", "output": ("x", "y")}, f"{ONE_OF_EACH} (got column=('a',) and output=('x', 'y'))"),
-        ({"column": ()}, f"{ONE_OF_EACH} (got column=() and output=('input_ids',))"),
+        ({"column": ("a", "b", "c")}, f"{ONE_OF_EACH} (got column=('a', 'b', 'c') and output_column=('input_ids',))"),
+        ({"column": "a", "output_column": ("x", "y")}, f"{ONE_OF_EACH} (got column=('a',) and output_column=('x', 'y'))"),
+        ({"column": ()}, f"{ONE_OF_EACH} (got column=() and output_column=('input_ids',))"),
         (
-            {"column": ("a", "b"), "output": ("x", "y"), "outputs": "attention_mask"},
-            "tokenize: outputs= would be those of several columns; tokenize the columns one by one",
+            {"column": ("a", "b"), "output_column": ("x", "y"), "extra_outputs": "attention_mask"},
+            "tokenize: extra_outputs= would be those of several columns; tokenize the columns one by one",
         ),
-        ({"outputs": "input_ids"}, "tokenize names 'input_ids' twice"),
-        ({"output": "text", "remove_columns": "text"}, "tokenize makes the column 'text' that remove_columns leaves out"),
+        ({"extra_outputs": "input_ids"}, "tokenize names 'input_ids' twice"),
+        ({"output_column": "text", "remove_columns": "text"}, "tokenize makes the column 'text' that remove_columns leaves out"),
     ],
 )  # fmt: skip
 def test_columns_are_checked(options: dict[str, Any], message: str) -> None:
@@ -152,8 +160,8 @@ def test_columns_are_checked(options: dict[str, Any], message: str) -> None:
 
 def test_a_store_knows_the_tokenizer_of_each_output(tmp_path: Path) -> None:
     bert = make.bert()
-    data = bf.from_sequence(ROWS).tokenize(bert, column=("source", "target"), output=("input_ids", "labels"))
-    len(data.cache(tmp_path / "store"))
+    data = bf.from_sequence(ROWS).tokenize(bert, column=("source", "target"), output_column=("input_ids", "labels"))
+    data.to_store(tmp_path / "store")
     stored = bf.from_store(tmp_path / "store")
     assert (ids(stored), ids(stored, "labels")) == (ids(data), ids(data, "labels"))
     (batch,) = stored.batch(2, length_column=("input_ids", "labels"))
@@ -185,9 +193,12 @@ def test_text_of_every_layout_is_tokenised(kind: pa.DataType) -> None:
         ([{"text": 5}], "tokenize: column 'text' must be text (got int64; shard a.jsonl, line 1)"),
         (
             [{"text": "x"}, {"a": 1}],
-            "tokenize: column 'text' is null (shard a.jsonl, line 2); filter it out or fill it",
+            "tokenize: column 'text' is null or missing (shard a.jsonl, line 2); filter it out or fill it",
         ),
-        ([{"text": None}], "tokenize: column 'text' is null (shard a.jsonl, line 1); filter it out or fill it"),
+        (
+            [{"text": None}],
+            "tokenize: column 'text' is null or missing (shard a.jsonl, line 1); filter it out or fill it",
+        ),
     ],
 )
 @pytest.mark.parametrize("max_workers", [0, 1])
@@ -246,7 +257,7 @@ CUT: list[dict[str, Any]] = [
     {"engine": "tokenizer"},
     {"engine": "cache"},
     {"add_special_tokens": False},
-    {"outputs": "attention_mask"},
+    {"extra_outputs": "attention_mask"},
     {"tokenizer_kwargs": {"return_attention_mask": False}},
 ]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import brimful as bf
 from brimful.blocks.hashes import column_hashes, row_hashes
 from brimful.dataset import dataset_of
-from brimful.index.index import Index
+from brimful.index.index import DataIndex, Index
 from brimful.index.sequence import FromSequence, SequenceIndex
 from brimful.testing import assert_exact_resume
 from tests.effort import examples
@@ -82,7 +82,7 @@ def test_equal_samples_are_on_one_side_also_in_several_streams(tmp_path: Path) -
 def test_a_store_has_the_split_of_what_it_was_made_of(tmp_path: Path) -> None:
     data = bf.from_sequence(["a b c" * number for number in range(300)])
     data = data.tokenize(lambda texts: [[len(text)] * (1 + len(text) % 3) for text in texts])
-    len(data.cache(tmp_path / "store", version="1"))
+    data.to_store(tmp_path / "store", version="1")
     for key in (None, "input_ids", "text"):
         streamed = data.train_valid_split(0.2, key=key)[1]
         stored = bf.from_store(tmp_path / "store").train_valid_split(0.2, key=key)[1]
@@ -93,7 +93,7 @@ def test_a_store_has_the_split_of_what_it_was_made_of(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Counting(Index):
+class Counting(DataIndex):
     """An index that notes what is read."""
 
     below: SequenceIndex
@@ -103,8 +103,8 @@ class Counting(Index):
     def __len__(self) -> int:
         return len(self.below)
 
-    def lengths(self, columns: Sequence[str], required: bool) -> Any:
-        return self.below.lengths(columns, required)
+    def lengths_at(self, numbers: Any, columns: Sequence[str], required: bool) -> Any:
+        return self.below.lengths_at(numbers, columns, required)
 
     def locate(self, numbers: Any) -> Any:
         self.read.append((len(numbers), self.columns))

@@ -336,7 +336,7 @@ def test_a_type_that_nothing_is_made_of_is_refused_by_name(tmp_path: Path, monke
             raise NotImplementedError
         return array
 
-    monkeypatch.setattr("brimful.sources.columns.as_plain", as_plain)
+    monkeypatch.setattr("brimful.sources.columnar.as_plain", as_plain)
     url = write_table(tmp_path / "a.arrow", pa.table({"odd": [{"x": 1}, {"x": 2}], "id": [1, 2]}))
     message = r"^shard a\.arrow, row 1: column 'odd' is struct<.*>, which cannot be read; leave it out by columns=$"
     with pytest.raises(bf.DataError, match=message):

@@ -192,6 +192,9 @@ DAY = datetime.datetime(2020, 1, 2, 3, 4)
         (["1", "NA", "N/A", "null", "NULL"], [1, None, None, None, None]),
         (["1.5", "nan", "-inf"], [1.5, math.nan, -math.inf]),
         (["true", "False", ""], [True, False, None]),
+        (["1", "true"], ["1", "true"]),
+        (["false", "0"], ["false", "0"]),
+        ([" 2", "3 "], [2, 3]),
         (["2020-01-02"], [DAY.date()]),
         (["2020-01-02 03:04", ""], [DAY, None]),
         (["2020-01-02T03:04Z"], [DAY.replace(tzinfo=ZoneInfo("UTC"))]),
@@ -239,10 +242,48 @@ def test_the_types_of_the_first_thousand_good_rows_hold_for_all_later_ones(tmp_p
     assert list(bf.from_files(url, schema={"id": INT, "n": FLOAT}))[-1] == {"id": 1_000, "n": 0.5}
 
 
+@pytest.mark.parametrize("ending", [".csv", ".tsv"])
+@pytest.mark.parametrize("streams", [None, 1])
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        ("12345", "00501"),
+        ("12345", "0x1F"),
+        ("12345", " -01"),
+        ("0.5", "007"),
+        ("0.5", "+2"),
+        ("0.5", "-00.5"),
+        ("true", "1"),
+        ("false", "0"),
+    ],
+)
+def test_behind_the_rows_that_give_the_types_no_number_loses_what_is_written(
+    tmp_path: Path, first: str, later: str, ending: str, streams: int | None
+) -> None:
+    delimiter = "," if ending == ".csv" else "\t"
+    rows = [["n", "when"], *([first, "2020-01-02"] for _ in range(1_000)), [later, "x"], [f" {first}", "x"]]
+    url = write(tmp_path / f"a{ending}", table([[*rows[0]], *rows[1:]], delimiter=delimiter))
+    it = bf.from_files(url, columns=["n"], streams=streams).iter()
+    assert len(list(islice(it, 1_000))) == 1_000
+    with pytest.raises(bf.DataError, match=r"line 1,002: column 'n' is \w+ by the schema but ") as error:
+        next(it)
+    assert f"{later!r} here; say its type in schema=" in str(error.value)
+    skipping = bf.from_files(url, columns=["n"], streams=streams, on_error="skip").iter()
+    assert len(list(skipping)) == 1_001 - (first in ("true", "false"))
+    assert [row["n"] for row in bf.from_files(url, columns=["n"], schema={"n": TEXT, "when": TEXT})][-2] == later
+
+
+def test_what_only_looks_like_a_number_may_stand_in_text(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.csv", table([["n", "t"], *([n, f"0{n}"] for n in range(1_500)), [1, "+49"], [0, "0x1F"]]))
+    assert [row["n"] for row in bf.from_files(url)] == [*range(1_500), 1, 0]
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
     [
         (pa.int8(), "5", 5),
+        (pa.float32(), "+2", 2.0),
+        (pa.float64(), "007", 7.0),
         (pa.float32(), "0.5", 0.5),
         (pa.float32(), "-inf", -math.inf),
         (pa.string(), "007", "007"),
@@ -268,6 +309,7 @@ def test_a_given_type_is_taken(kind: pa.DataType, text: str, value: Any) -> None
         (b"1", "1 field under a header of 2 (a, b); quote fields that hold a delimiter"),
         (b"1,x,y", "3 fields under a header of 2 (a, b); quote fields that hold a delimiter"),
         (b"x,y", "column 'a' is int64 by the schema but 'x' here; say its type in schema=, or leave"),
+        (b"0x1F,y", "column 'a' is int64 by the schema but '0x1F' here; say its type"),
         (b"1.0,y", "column 'a' is int64 by the schema but '1.0' here; say its type"),
         (b"nan,y", "column 'a' is int64 by the schema but 'nan' here; say its type"),
         (b"9223372036854775808,y", "column 'a' is int64 by the schema but '9223372036854775808' here; say its type"),

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.sources.format import Parsed
 from brimful.sources.formats import FORMATS
 from brimful.sources.jsonl import JsonLines
 from brimful.sources.lines import Lines
-from brimful.sources.reader import Parsed
 from brimful.testing import assert_exact_resume
 from tests.effort import examples
 from tests.shards import compressed, threads_left, watched, write
@@ -257,7 +259,7 @@ def test_columns_that_never_occur_are_refused_and_a_row_may_lack_one(tmp_path: P
     texts = bf.from_files(url, columns=["text"])
     assert list(texts) == [{"text": "a"}, {"text": None}, {"text": "c"}]
     tokens = texts.tokenize(lambda texts: [[1] for _ in texts])
-    message = r"^tokenize: column 'text' is null \(shard a\.jsonl, line 2\); filter it out or fill it$"
+    message = r"^tokenize: column 'text' is null or missing \(shard a\.jsonl, line 2\); filter it out or fill it$"
     with pytest.raises(bf.DataError, match=message):
         list(tokens)
 
@@ -647,7 +649,8 @@ def test_a_shard_that_was_edited_in_place_is_refused_where_no_line_begins(tmp_pa
     path = Path(url)
     path.write_bytes(b" " + path.read_bytes()[:-1])
     message = (
-        r"^shard a\.jsonl, line [\d,]+: no line begins at byte [\d,]+, where this state goes on: the shard was edited$"
+        r"^shard a\.jsonl, line [\d,]+: no line begins at byte [\d,]+, where this state goes on: the shard was edited, or "
+        "another stands in its place$"
     )
     with pytest.raises(bf.StateError, match=message):
         list(bf.from_files(url).iter(state))
@@ -657,7 +660,9 @@ def test_a_state_of_more_shards_than_there_are_is_refused(tmp_path: Path) -> Non
     urls = [write(tmp_path / f"{number}.jsonl", numbered(number, 1)) for number in range(30)]
     it = bf.from_files(urls, n_active_shards=1).iter()
     list(islice(it, 20))
-    with pytest.raises(bf.StateError, match=r"^this state was saved after \d+ shards, but there are 2$"):
+    with pytest.raises(
+        bf.StateError, match=r"^this state was saved after \d+ shards, but there are 2: shards were taken away"
+    ):
         list(bf.from_files(urls[:2], n_active_shards=1).iter(it.state_dict(), allow={"urls"}))
 
 
@@ -683,3 +688,26 @@ def test_skipped_lines_are_logged_with_file_and_line(tmp_path: Path, caplog: pyt
         "skipped: shard a.jsonl, line 4: invalid JSON: Expecting value at column 1",
     ]
     assert it.stats["skipped"] == 2
+
+
+def test_a_bad_record_of_a_file_that_was_written_to_is_an_error_of_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be made of two contents: nobody should look for it in the shard, or go on after it."""
+    line, count = '{"id":%7d}\n', 200_000
+    path = tmp_path / "a.jsonl"
+    message = r"^shard a\.jsonl, line [\d,]+: its [\d,]+ bytes were written to after it had been opened; "
+    for on_error in ("raise", "skip"):
+        path.write_text("".join(line % id for id in range(count)))
+        it = bf.from_files(str(path), on_error=on_error).iter()  # type: ignore[arg-type]
+        seen = [sample["id"] for sample in islice(it, 10)]
+        with path.open("r+b") as file:
+            file.seek(len(line % 0) * 150_000)
+            file.write(b"{" * 40)
+        os.utime(path, (1e9, 1e9))
+        with pytest.raises(bf.DataError, match=message) if on_error == "raise" else nullcontext():
+            seen.extend(sample["id"] for sample in it)
+        assert seen == list(range(150_000))
+    assert "were written to after it had been opened" in caplog.text
+    assert "invalid JSON" not in caplog.text
+    assert it.stats["skipped_shards"] == 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,10 @@ import pytest
 from numpy.typing import NDArray
 
 import brimful as bf
+from brimful.core.errors import OnError
 from brimful.sources.bytes import Bytes
-from brimful.sources.format import Format
+from brimful.sources.format import Format, Parsed, ShardReader, Wanted
 from brimful.sources.formats import FORMATS, format_of
-from brimful.sources.reader import Parsed, Reader, Wanted
 from brimful.testing import assert_exact_resume
 
 GROUP = 300
@@ -39,19 +41,17 @@ class Groups(Format):
         if schema is not None:
             raise ValueError(f"schema= does not apply to groups ({url})")
 
-    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
+    def infer(
+        self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError = "skip"
+    ) -> pa.Schema | None:
         return pa.schema({"n": pa.int64()}) if file.read(1) else None
 
-    def open(self, file: Bytes, wanted: Wanted) -> Reader:
+    def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
         return GroupReader(file, wanted)
 
 
-class GroupReader(Reader):
+class GroupReader(ShardReader):
     unit = "row"
-
-    def __init__(self, file: Bytes, wanted: Wanted) -> None:
-        super().__init__(wanted)
-        self._file = file
 
     def parse(self) -> tuple[Parsed, NDArray[np.int64]] | None:
         offset, group, skip, row = self.at
@@ -73,9 +73,6 @@ class GroupReader(Reader):
         )
         block = pa.RecordBatch.from_arrays([pa.array(numbers)], ["n"])
         return Parsed(block, np.arange(len(numbers)), []), positions
-
-    def close(self) -> None:
-        self._file.close()
 
 
 @pytest.fixture(autouse=True)
@@ -132,3 +129,43 @@ def test_a_format_says_what_applies_to_it(tmp_path: Path) -> None:
     message = r"^format must be one of auto, jsonl, text, .*groups, or a function of the open file \(got 'excel'\)$"
     with pytest.raises(ValueError, match=message):
         bf.from_files("a", format="excel")
+
+
+@pytest.mark.parametrize("name", ["zeros.cbor", "zeros.jsonl", "zeros.csv"])
+def test_the_first_error_of_a_shard_without_a_good_record_is_said_at_once(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = b"\0" if name.endswith("cbor") else b"0\n"
+    (tmp_path / name).write_bytes(b"a,b\n" * name.endswith("csv") + record * 50_000)
+    with pytest.raises(bf.DataError, match=rf"^shard {name}, (row|line) [12]: "):
+        next(bf.from_files(tmp_path / name).iter())
+    calls = Counter[str]()
+    for module, called in (("cbor", "_sample"), ("jsonl", "decode"), ("csv", "fields")):
+        fn = getattr(import_module(f"brimful.sources.{module}"), called)
+
+        def counted(*args: Any, fn: Any = fn, called: str = called) -> Any:
+            calls[called] += 1
+            return fn(*args)
+
+        monkeypatch.setattr(f"brimful.sources.{module}.{called}", counted)
+    with pytest.raises(bf.DataError):
+        next(bf.from_files(tmp_path / name).iter())
+    assert calls.total() < 5_000  # records that were looked at, of 50,000
+    it = bf.from_files(tmp_path / name, on_error="skip").iter()
+    assert (list(it), it.stats["skipped"]) == ([], 50_000)
+    assert calls.total() < 50_000 * 4
+
+
+def test_good_records_behind_bad_ones_are_read_where_these_are_skipped(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("0\n" * 3_000 + '{"a": 1}\n')
+    assert list(bf.from_files(tmp_path / "a.jsonl", on_error="skip")) == [{"a": 1}]
+
+
+@pytest.mark.parametrize("bad", ["0", '{"a": "x"}', '{"a": 1.5}', "{"])
+def test_rows_before_the_first_error_are_handed_out(tmp_path: Path, bad: str) -> None:
+    lines = [f'{{"a": {number}}}' for number in range(2_000)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines[:1_500], bad, "1", *lines[1_500:]]))
+    it = bf.from_files(tmp_path / "a.jsonl").iter()
+    assert [sample["a"] for sample in islice(it, 1_500)] == list(range(1_500))
+    with pytest.raises(bf.DataError, match=r"^shard a\.jsonl, line 1,501: "):
+        next(it)

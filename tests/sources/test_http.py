@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from itertools import chain, cycle, islice
 from pathlib import Path
@@ -169,21 +170,41 @@ def test_an_object_that_is_replaced_behind_a_server_without_conditions_is_refuse
             assert seen == list(range(len(seen)))
 
 
+@pytest.mark.parametrize("tags", ["GET", "GET time"])
+def test_an_object_that_is_replaced_where_only_what_is_sent_bears_a_tag_is_refused(tmp_path: Path, tags: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"id":{id:7d}}}\n' for id in range(50_000)))
+    with serving(tmp_path) as server, patch.object(reading, "BLOCK_BYTES", BLOCK):
+        server.tags = tags
+        assert ids(far(f"{server.url}/a.jsonl")) == list(range(50_000))
+        it = far(f"{server.url}/a.jsonl", timeout_seconds=2).iter()
+        seen = ids(islice(it, 10))
+        other = tmp_path / "other"
+        other.write_text("".join(f'{{"id":{-1:7d}}}\n' for _ in range(50_000)))
+        os.utime(other, (1e9, 1e9))
+        other.replace(path)
+        what = "ETag" if tags == "GET" else "Last-Modified"
+        message = rf"{server.url}/a.jsonl has changed while it was being read: {what} was \S+.* and a reply has "
+        with pytest.raises((TimeoutError, bf.DataError), match=message):
+            seen.extend(sample["id"] for sample in it)
+        assert seen == list(range(len(seen)))
+
+
 def test_an_old_copy_on_the_way_is_asked_again_and_never_mixed(folder: Path) -> None:
     """One that says which content it is of, though the server itself says that nothing has changed."""
     other = '"of an old copy"'
     with serving(folder) as server, patch.object(reading, "BLOCK_BYTES", BLOCK):
-        check = objects.Objects.check
+        check = objects.ObjectStore.check
         replies = iter([other] * 2)
 
-        def checked(self: objects.Objects, one: objects.Object, reply: Any, size: int | None) -> None:
+        def checked(self: objects.ObjectStore, one: objects.Object, reply: Any, size: int | None) -> None:
             tag = next(replies, None) if one.path.endswith("0.jsonl") else None
             check(self, one, reply if tag is None else {"ETag": tag}, size)
 
-        with patch.object(objects.Objects, "check", checked):
+        with patch.object(objects.ObjectStore, "check", checked):
             assert ids(far(f"{server.url}/0.jsonl")) == list(range(0, 30_000, 3))
         replies = iter([other] * 1_000)
-        with patch.object(objects.Objects, "check", checked), pytest.raises(TimeoutError) as error:
+        with patch.object(objects.ObjectStore, "check", checked), pytest.raises(TimeoutError) as error:
             list(far(f"{server.url}/0.jsonl", timeout_seconds=1, schema={"id": pa.int64(), "text": pa.string()}))
         assert f"the tag of {server.url}/0.jsonl was " in str(error.value)
         assert f", and a reply has {other}" in str(error.value)

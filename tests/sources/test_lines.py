@@ -51,7 +51,7 @@ def test_a_byte_order_mark_at_the_start_is_passed_over() -> None:
 
 @pytest.mark.parametrize("offset", [2, 3, 6, 9, 100])
 def test_an_offset_where_no_line_begins_is_refused(offset: int) -> None:
-    message = f"^no line begins at byte {offset}, where this state goes on: the shard was edited$"
+    message = f"^no line begins at byte {offset}, where this state goes on: the shard was edited, or another stands in its place$"
     for forward_only in (False, True):
         with pytest.raises(StateError, match=message):
             read(b"one\ntwo\n", offset, forward_only)
@@ -70,8 +70,6 @@ def test_a_shard_is_read_on_by_larger_buffers_which_many_open_ones_share() -> No
     others = [LineReader(Memory(data), 0) for _ in range(64)]
     shared = [len(lines.data) for lines in iter(others[0].read, None)]
     assert max(shared) < BUFFER_BYTES + READ_BYTES
-    reader.close()
-    for one in others:
-        one.close()
+    del reader, others
     again = LineReader(Memory(data), 0)
     assert [len(lines.data) for lines in iter(again.read, None)] == sizes

@@ -152,13 +152,24 @@ def test_a_name_or_a_glob_that_matches_nothing_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_refused_with_what_to_write_instead(tmp_path: Path) -> None:
-    len(bf.from_sequence(["a"]).cache(tmp_path / "store"))
+    bf.from_sequence(["a"]).to_store(tmp_path / "store")
     with pytest.raises(
         IsADirectoryError, match=r"store' is a folder with a manifest; a token store is read by bf\.from_st"
     ):
         list(bf.from_files(tmp_path / "store"))
-    with pytest.raises(IsADirectoryError, match=r"' is a folder; name its files, for example .*/\*\.jsonl$"):
+    said = r"' is a folder; name the files in its folders, for example .*/\*/\*\.jsonl$"
+    with pytest.raises(IsADirectoryError, match=said):
         _ = Shards((f"{tmp_path}/",)).listed
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(IsADirectoryError, match=r"' is a folder; it holds no file$"):
+        _ = Shards((f"{tmp_path}/empty",)).listed
+
+
+def test_a_folder_is_answered_with_a_pattern_of_what_lies_there(tmp_path: Path) -> None:
+    for name in ("a.jsonl.gz", "b.jsonl.gz", "c.parquet", "LICENSE", "d.md", "e.md", "f.md", ".hidden.csv"):
+        (tmp_path / name).touch()
+    with pytest.raises(IsADirectoryError, match=r"' is a folder; name its files, for example .*/\*\.jsonl\.gz$"):
+        _ = Shards((f"{tmp_path}",)).listed
 
 
 def test_a_shard_is_named_from_the_folder_that_all_share(tmp_path: Path) -> None:

@@ -61,6 +61,9 @@ class Handler(SimpleHTTPRequestHandler):
         if server.tags and server.conditions and self.headers.get("If-Match", tag) != tag:
             return self._say(412, b"")
         tags = {"ETag": tag} if server.tags and not (server.tags == "HEAD" and body) else {}
+        if server.tags in ("GET", "GET time"):
+            time_of = {"Last-Modified": self.date_time_string(int(path.stat().st_mtime))}
+            tags = {} if not body else tags if server.tags == "GET" else time_of
         if server.packed and body:
             return self._say(206, gzip.compress(content), body, {"Content-Encoding": "gzip", **tags})
         asked = self._asked()
@@ -120,7 +123,8 @@ class Handler(SimpleHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     """Serves a folder; counts what it was asked for and what it sent.
 
-    It knows `ranges`; `tags` (those of "HEAD" alone), and the `conditions` that name them; or sends all compressed (`packed`).
+    It knows `ranges`; `tags` (those of "HEAD" or of "GET" alone, or the "GET time"), and the `conditions` that name them; or
+    sends all compressed (`packed`).
     """
 
     daemon_threads = True

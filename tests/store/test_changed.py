@@ -31,7 +31,7 @@ def replaced(path: Path, other: Path) -> None:
     other.replace(path)
 
 
-@pytest.mark.parametrize("rows", [range(3), [0, 2, 1]], ids=["as they lie", "gathered"])
+@pytest.mark.parametrize("rows", [range(3), [0, 2, 1]], ids=["as they lie", "in another order"])
 def test_a_file_that_was_replaced_is_refused_with_both_named(store: Path, tmp_path: Path, rows: list[int]) -> None:
     index = StoreIndex(str(store))
     numbers = np.array(list(rows), dtype=np.int64)

@@ -26,11 +26,11 @@ import brimful as bf
 from brimful.core.errors import ORIGIN, ORIGIN_TYPE
 from brimful.encoding.encoder import Padding, paddings
 from brimful.index.order import RUN_ROWS
-from brimful.store import index, local, mapped
+from brimful.store import index, local, manifest
+from brimful.store.folders import verify_store
 from brimful.store.index import StoreIndex
-from brimful.store.local import LocalFolder
+from brimful.store.local import LocalFolder, MappedFile
 from brimful.store.manifest import MANIFEST, SideFile
-from brimful.store.verify import verify_store
 from brimful.store.writer import write_store
 from brimful.testing import assert_exact_resume
 from tests.store.stores import Given, blocks_of, rows_of, store_of
@@ -96,7 +96,7 @@ def test_lengths_that_are_not_those_of_the_rows_are_refused(store: Path, tmp_pat
 def test_a_path_may_begin_with_the_home_folder(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert len(bf.from_store(store).take(7).cache("~/mine")) == 7
+    assert len(bf.from_store(store).take(7).to_store("~/mine")) == 7
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     assert len(bf.from_store("~/mine")) == 7
     assert verify_store("~/mine") == []
@@ -154,12 +154,19 @@ def test_a_state_in_the_middle_goes_on_in_another_process(store: Path) -> None:
     assert json.loads(found) == rest
 
 
-def test_a_state_fits_the_store_that_was_cached_and_the_one_opened(tmp_path: Path) -> None:
-    cached = bf.from_sequence(["a", "b", "c"]).cache(tmp_path / "store")
-    it = cached.iter()
-    next(it)
-    opened = bf.from_store(tmp_path / "store", seed=0)
-    assert [row["text"] for row in opened.iter(it.state_dict())] == ["b", "c"]
+def test_a_state_fits_a_store_however_it_came_to_be(tmp_path: Path) -> None:
+    """Written now, found by a second call, or opened by its path; and chains over it."""
+    rows = bf.from_sequence(["a", "b", "c"])
+    ways = [rows.to_store(tmp_path / "store") for _ in range(2)]
+    ways += [rows.to_store(tmp_path / "elsewhere"), bf.from_store(tmp_path / "store")]
+    for saved_by in ways:
+        with saved_by.iter() as it, saved_by.shuffle(2).batch(1).iter() as batches:
+            next(it)
+            first = next(batches)["text"]
+            for way in ways:
+                assert [row["text"] for row in way.iter(it.state_dict())] == ["b", "c"]
+                rest = [batch["text"][0] for batch in way.shuffle(2).batch(1).iter(batches.state_dict())]
+                assert sorted([*first, *rest]) == ["a", "b", "c"]
 
 
 def test_a_state_of_another_store_is_refused(store: Path, tmp_path: Path) -> None:
@@ -193,9 +200,9 @@ def test_a_thousand_files_open_without_a_touch(tmp_path: Path) -> None:
     assert len(manifest.files) == 1000
     seconds = []
 
-    def side_file(folder: Path, file: SideFile) -> mapped.MappedFile:
+    def side_file(folder: Path, file: SideFile) -> MappedFile:
         assert file.name == "lengths.input_ids.npy", "a file of rows was touched"
-        return mapped.MappedFile(folder, file)
+        return MappedFile(folder, file)
 
     with patch.object(local, "MappedFile", side_file):
         for _ in range(3):
@@ -219,10 +226,10 @@ def test_no_descriptor_stays_open(store: Path) -> None:
 def test_pages_are_given_back(store: Path, samples: list[object]) -> None:
     """Memory does not grow with the store: the data are the same with next to nothing resident."""
     released = []
-    release = mapped.MappedFile.release
+    release = MappedFile.release
     with (
         patch.object(local, "RESIDENT_BYTES", -1),
-        patch.object(mapped.MappedFile, "release", lambda self: released.append(1) or release(self)),
+        patch.object(MappedFile, "release", lambda self: released.append(1) or release(self)),
     ):
         batches = bf.from_store(store).batch(100, window=300)
         assert sorted(number for batch in batches for number in batch["id"].tolist()) == list(range(3000))
@@ -314,7 +321,7 @@ def edit(path: Path, **changes: object) -> None:
 def test_no_store(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(
-            FileNotFoundError, match=rf"there is no token store at {path}; cache\(path\) and `brimful tokenize` m"
+            FileNotFoundError, match=rf"there is no token store at {path}; to_store\(path\) and `brimful tokenize` m"
         ):
             bf.from_store(path)
 
@@ -346,6 +353,9 @@ def test_a_state_of_other_columns_is_refused(store: Path) -> None:
 
 def test_another_version(small: Path) -> None:
     edit(small, version=2)
+    content = json.loads((small / MANIFEST).read_text())
+    del content["sha256"]
+    edit(small, sha256=manifest._digest(content))  # as another release would have written it
     with pytest.raises(bf.StateError, match=r"store has version 2, but this release of brimful reads version 1"):
         bf.from_store(small)
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.index.sequence import SequenceIndex
+from brimful.store.folders import folder_of, verify_store
 from brimful.store.index import StoreIndex
-from brimful.store.manifest import Manifest
-from brimful.store.verify import verify_store
 from tests.effort import examples
 from tests.store.stores import store_of
 
@@ -89,9 +88,9 @@ def test_a_store_of_an_earlier_release_is_read_whole_windows_at_a_time(tmp_path:
     """It does not say which first labels are trained on, nor where numbers are null."""
     path = tmp_path / "store"
     samples = [{"input_ids": [1] * (1 + n % 5), "labels": [-100, 1, 1, 1, 1][: 1 + n % 5], "id": n} for n in range(40)]
-    len(bf.from_sequence(samples).cache(path))
+    bf.from_sequence(samples).to_store(path)
     now = [list(bf.from_store(path).batch(4).shard(rank, 2)) for rank in range(2)]
-    manifest = Manifest.load(path)
+    manifest = folder_of(path).manifest
     nulls = {name: manifest.nulls[name] for name in manifest.lengths}
     replace(manifest, first_labels=None, nulls=nulls).save(path)
     index = StoreIndex(str(path))

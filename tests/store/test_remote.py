@@ -28,11 +28,11 @@ from brimful.core.errors import ORIGIN, ORIGIN_TYPE
 from brimful.index import order
 from brimful.sources import objects
 from brimful.sources.faults import transient
-from brimful.sources.objects import Object, Objects, Spans, merged
+from brimful.sources.objects import Object, ObjectStore, Spans, merged
 from brimful.store import remote
+from brimful.store.folders import folder_of, verify_store
 from brimful.store.index import StoreIndex
-from brimful.store.manifest import MANIFEST, Manifest
-from brimful.store.verify import verify_store
+from brimful.store.manifest import MANIFEST
 from brimful.testing import assert_exact_resume
 from tests.shards import threads_left
 from tests.store.servers import Server, s3, serving
@@ -393,7 +393,7 @@ def test_a_failure_is_told_once_and_the_rest_can_be_had(copy: Path, store: Path)
 def test_a_store_that_is_not_there(copy: Path) -> None:
     with serving(copy.parent) as server:
         with pytest.raises(
-            FileNotFoundError, match=rf"there is no token store at {server.url}/none; cache\(path\) and"
+            FileNotFoundError, match=rf"there is no token store at {server.url}/none; to_store\(path\) and"
         ):
             bf.from_store(f"{server.url}/none")
         (copy / MANIFEST).rename(copy / "journal.jsonl")
@@ -489,7 +489,7 @@ def test_a_damaged_side_file(copy: Path) -> None:
 def test_a_store_of_an_earlier_release(copy: Path, store: Path) -> None:
     from dataclasses import replace
 
-    replace(Manifest.load(copy), places=None).save(copy)
+    replace(folder_of(copy).manifest, places=None).save(copy)
     assert rows_of(bf.from_store(copy)) == rows_of(bf.from_store(store))
     with serving(copy.parent) as server:
         stored = far(server)
@@ -527,7 +527,7 @@ def test_settings() -> None:
     with pytest.raises(
         ValueError, match=r"a store is written to a local folder \(got s3://bucket/x\); upload it from there: from"
     ):
-        len(bf.from_sequence(["a"]).cache("s3://bucket/x"))
+        bf.from_sequence(["a"]).to_store("s3://bucket/x")
 
 
 def test_what_is_tried_again() -> None:
@@ -554,10 +554,10 @@ def test_what_is_tried_again() -> None:
 
 def test_a_long_range_comes_in_pieces(large: Path) -> None:
     with serving(large.parent) as server, patch.object(objects, "PIECE_BYTES", 1000):
-        file = Manifest.load(large).files[0]
+        file = folder_of(large).manifest.files[0]
         spans = Spans(*np.array([[0, 0], [5, 20_000], [9_100, 20_001]], dtype=np.int64))
         one = Object(f"{server.url}/store/{file.name}", file.name, file.bytes)
-        found = Objects(fsspec.filesystem("http"), 10.0).read([one], spans)
+        found = ObjectStore(fsspec.filesystem("http"), 10.0).read([one], spans)
         content = (large / file.name).read_bytes()
         assert [bytes(part) for part in found] == [content[5:9_100], content[20_000:20_001]]
         assert server.requests[file.name] == 1 + 10 + 1

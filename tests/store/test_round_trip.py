@@ -126,15 +126,17 @@ def words(size: int) -> Any:
 
 def test_a_known_vocabulary_says_the_type(tmp_path: Path) -> None:
     for size, kind in ((256, pa.uint8()), (257, pa.uint16()), (65_536, pa.uint16()), (65_537, pa.int32())):
-        cached = bf.from_sequence(["w1 w2", "w3"]).tokenize(words(size)).cache(tmp_path / str(size))
-        assert [row["input_ids"].tolist() for row in cached] == [[1, 2], [3]]
-        assert cached.stage.rows.schema.field("input_ids").type == pa.list_(kind)
+        stored = bf.from_sequence(["w1 w2", "w3"]).tokenize(words(size)).to_store(tmp_path / str(size))
+        assert [row["input_ids"].tolist() for row in stored] == [[1, 2], [3]]
+        assert stored.stage.rows.schema.field("input_ids").type == pa.list_(kind)
 
 
 def test_ids_beyond_the_vocabulary_keep_their_type(tmp_path: Path) -> None:
     texts = bf.from_sequence(["w1 w2", "w3"]).tokenize(words(256))
-    cached = texts.map(lambda sample: {"input_ids": [*sample["input_ids"], 300]}).cache(tmp_path / "store", version="1")
-    assert [row["input_ids"].tolist() for row in cached] == [[1, 2, 300], [3, 300]]
+    stored = texts.map(lambda sample: {"input_ids": [*sample["input_ids"], 300]}).to_store(
+        tmp_path / "store", version="1"
+    )
+    assert [row["input_ids"].tolist() for row in stored] == [[1, 2, 300], [3, 300]]
 
 
 def test_a_later_id_beyond_the_vocabulary_is_an_error(tmp_path: Path) -> None:
@@ -148,7 +150,7 @@ def test_a_later_id_beyond_the_vocabulary_is_an_error(tmp_path: Path) -> None:
             r"to it: .*300.*\(sequence, row 9,000\); its tokenizer has 256 ids: store other integers in a column of another",
         ),
     ):
-        len(odd.cache(tmp_path / "store", version="1"))
+        odd.to_store(tmp_path / "store", version="1")
 
 
 def test_a_new_column_is_an_error_and_one_that_is_absent_is_null(tmp_path: Path) -> None:
@@ -185,7 +187,7 @@ def test_a_column_of_two_types_is_an_error_that_names_both(
 
 def test_a_row_without_columns_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(bf.DataError, match=r"there is nothing to store in a row without columns \(sequence, row 0\)"):
-        len(bf.from_sequence([{f"{HIDDEN}x": 1}]).cache(tmp_path / "store"))
+        bf.from_sequence([{f"{HIDDEN}x": 1}]).to_store(tmp_path / "store")
 
 
 def test_two_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
@@ -197,9 +199,11 @@ def test_two_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
 
 
 def test_hidden_columns_are_not_stored(tmp_path: Path) -> None:
-    cached = bf.from_sequence([{"x": 1}]).map(lambda sample, rng: sample, seed=3).cache(tmp_path / "store", version="1")
-    assert list(cached) == [{"x": 1}]
-    assert list(cached.stage.rows.manifest.columns) == ["x"]
+    stored = (
+        bf.from_sequence([{"x": 1}]).map(lambda sample, rng: sample, seed=3).to_store(tmp_path / "store", version="1")
+    )
+    assert list(stored) == [{"x": 1}]
+    assert list(stored.stage.rows.manifest.columns) == ["x"]
 
 
 def test_an_empty_store(tmp_path: Path) -> None:
@@ -210,7 +214,7 @@ def test_an_empty_store(tmp_path: Path) -> None:
 
 def test_lengths_and_labels_are_known_without_rows(tmp_path: Path) -> None:
     samples = [{"input_ids": [1] * n, "labels": [-100] * (n // 2) + [3] * (n - n // 2)} for n in (3, 0, 5, 2)]
-    len(bf.from_sequence(samples).cache(tmp_path / "store"))
+    bf.from_sequence(samples).to_store(tmp_path / "store")
     (tmp_path / "store" / "00000.arrow").unlink()
     stored = bf.from_store(tmp_path / "store")
     assert stored.lengths().tolist() == stored.lengths("labels").tolist() == [3, 0, 5, 2]
@@ -228,7 +232,9 @@ def test_lengths_of_a_column_with_nulls_are_refused(tmp_path: Path) -> None:
 
 def test_lengths_of_a_stream_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        TypeError, match=r"the lengths of this data set are not known: it is streamed \(by from_iterable\); cache it"
+        TypeError,
+        match=r"the lengths of this data set are not known: it is streamed \(by from_iterable\); cache\(\) keeps it in "
+        r"memory, to_store\(path\) on disk",
     ):
         bf.from_iterable([{"x": 1}]).lengths()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brimful.store.manifest import MANIFEST
-from brimful.store.verify import verify_store
+from brimful.core.errors import StateError
+from brimful.store.folders import verify_store
+from brimful.store.manifest import MANIFEST, _digest
 from tests.effort import examples
 from tests.store.stores import blocks_of, store_of
 
@@ -64,3 +66,19 @@ def test_all_that_is_wrong_is_named(store: Path, tmp_path: Path) -> None:
 def test_no_store(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no token store"):
         verify_store(tmp_path)
+
+
+def test_a_flipped_bit_of_the_version_is_damage_and_another_version_is_none(store: Path, tmp_path: Path) -> None:
+    path = store / MANIFEST
+    text = path.read_text()
+    try:
+        path.write_text(text.replace('"version": 1,', '"version": 3,', 1))
+        assert [f"{path} is damaged: its checksum is" in problem for problem in verify_store(store)] == [True]
+        content = json.loads(text)
+        del content["sha256"]
+        content["version"] = 3
+        path.write_text(json.dumps(content | {"sha256": _digest(content)}))
+        with pytest.raises(StateError, match="has version 3, but this release of brimful reads version 1"):
+            verify_store(store)
+    finally:
+        path.write_text(text)

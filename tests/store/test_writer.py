@@ -25,12 +25,10 @@ import pytest
 import brimful as bf
 from brimful.blocks.blocks import Block
 from brimful.core.stage import END
-from brimful.store.journal import Journal
-from brimful.store.lock import LOCK
+from brimful.store.folders import folder_of, verify_store
+from brimful.store.journal import LOCK, Journal
 from brimful.store.manifest import JOURNAL, MANIFEST, Manifest
-from brimful.store.part import PartFile
-from brimful.store.verify import verify_store
-from brimful.store.writer import write_store
+from brimful.store.writer import PartFile, write_store
 from tests.store.stores import Given, blocks_of, rows_of, small, store_of
 
 LENGTHS = [3, 0, 5, 1, 8, 2] * 10
@@ -148,7 +146,7 @@ def tokenizer(texts):
 rows = [{"text": f"{number} " + "word " * (number % 20)} for number in range(40_000)]
 dataset = bf.from_sequence(rows).map_blocks(lambda block: block.slice(0)).tokenize(tokenizer, max_workers=1)
 print("begins", flush=True)
-print(len(dataset.cache(sys.argv[1], version="1")))
+print(len(dataset.to_store(sys.argv[1], version="1")))
 """
 
 
@@ -185,7 +183,7 @@ def test_kill_9_in_the_middle_of_writing(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", KILLED, str(unbroken), str(log)], check=True, timeout=100, capture_output=True
     )
-    assert Manifest.load(store) == Manifest.load(unbroken)  # with the checksums of all files
+    assert folder_of(store).manifest == folder_of(unbroken).manifest  # with the checksums of all files
 
 
 def num_files(store: Path) -> int:
@@ -204,7 +202,7 @@ def save_and_die(self, folder):
     os.kill(os.getpid(), signal.SIGKILL)
 
 Manifest.save = save_and_die
-len(bf.from_sequence(["a", "b"]).cache(sys.argv[1]))
+bf.from_sequence(["a", "b"]).to_store(sys.argv[1])
 """
 
 
@@ -213,8 +211,8 @@ def test_what_a_writer_leaves_that_was_killed_at_its_end_is_cleared_away(tmp_pat
     child = subprocess.run([sys.executable, "-c", KILLED_AT_THE_END, str(path)], timeout=60, check=False)
     assert child.returncode == -signal.SIGKILL
     assert len(bf.from_store(path)) == 2  # whoever only reads has no need to clear away
-    assert len(bf.from_sequence(["a", "b"]).cache(path)) == 2
-    manifest = Manifest.load(path)
+    assert len(bf.from_sequence(["a", "b"]).to_store(path)) == 2
+    manifest = folder_of(path).manifest
     assert {each.name for each in path.iterdir()} == {
         MANIFEST,
         *(file.name for file in [*manifest.files, *manifest.side_files]),
@@ -226,7 +224,7 @@ def test_an_error_or_ctrl_c_keeps_the_files_that_were_finished(tmp_path: Path) -
         with pytest.raises(KeyboardInterrupt):
             write_store(Given(BLOCKS, fail_at=6), tmp_path / "store")
         with pytest.raises(
-            FileNotFoundError, match="is half-written: its writer is still at work, or was interrupted; the cache"
+            FileNotFoundError, match="is half-written: its writer is still at work, or was interrupted; the to_store"
         ):
             bf.from_store(tmp_path / "store")
         reached = state_in(tmp_path / "store")
@@ -283,7 +281,7 @@ def test_a_store_of_another_pipeline_is_refused_with_both_named(tmp_path: Path) 
     one, other = (lambda texts: [[1]] * len(texts)), (lambda texts: [[2]] * len(texts))
     one.__name__, other.__name__ = "one", "other"
     path = tmp_path / "store"
-    len(rows.tokenize(one).cache(path, version="1"))
+    rows.tokenize(one).to_store(path, version="1")
     path_part = r"the store .*store belongs to another pipeline: "
     for dataset, version, message in [
         (
@@ -308,7 +306,7 @@ def test_a_store_of_another_pipeline_is_refused_with_both_named(tmp_path: Path) 
         ),
     ]:
         with pytest.raises(bf.StateError, match=path_part + message):
-            len(dataset.cache(path, version=version))
+            dataset.to_store(path, version=version)
 
 
 def test_a_store_begun_by_another_pipeline_is_refused(tmp_path: Path) -> None:
@@ -353,16 +351,10 @@ def test_functions_need_a_version(tmp_path: Path) -> None:
         with pytest.raises(
             ValueError, match=f'a store cannot tell when {name} changes; give a version, and .* version="1"'
         ):
-            dataset.cache(tmp_path / "store")
-        dataset.cache(tmp_path / "store", version="1")
-    assert not (tmp_path / "store").exists()  # a description writes nothing
-    rows.take(1).cache(tmp_path / "store")
-
-
-def test_cache_without_a_path_stays_in_memory(tmp_path: Path) -> None:
-    cached = bf.from_sequence(["a", "b"]).map(lambda sample: sample).cache()
-    assert cached.kind == "indexed"
-    assert [row["text"] for row in cached] == ["a", "b"]
+            dataset.to_store(tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+    rows.map(named).to_store(tmp_path / "store", version="1")
+    rows.take(1).to_store(tmp_path / "other")
 
 
 def test_folders_that_hold_no_store_are_refused(tmp_path: Path) -> None:
@@ -398,15 +390,14 @@ def test_threads_wait_for_one_another_too(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(60)
     assert len(read) == len(BLOCKS)
-    assert Manifest.load(tmp_path / "store").rows == 60
+    assert folder_of(tmp_path / "store").manifest.rows == 60
 
 
 WRITING = """
 import sys, time
 from pathlib import Path
 from brimful.blocks.blocks import Block
-from brimful.store.journal import Journal
-from brimful.store.lock import one_writer
+from brimful.store.journal import Journal, one_writer
 
 folder = Path(sys.argv[1])
 with one_writer(folder, 1):
@@ -448,8 +439,8 @@ def test_a_writer_without_progress_is_named_after_the_timeout(tmp_path: Path) ->
 def test_who_waits_says_for_whom(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with (
         writing(tmp_path, 0, 60) as process,
-        patch("brimful.store.lock.SAID_AFTER_SECONDS", 0.1),
-        patch("brimful.store.lock.LOOK_SECONDS", 0.1),
+        patch("brimful.store.journal.SAID_AFTER_SECONDS", 0.1),
+        patch("brimful.store.journal.LOOK_SECONDS", 0.1),
         caplog.at_level("WARNING", logger="brimful"),
         pytest.raises(TimeoutError),
     ):
@@ -495,13 +486,20 @@ def test_progress_is_reported(tmp_path: Path) -> None:
     assert said[-1][1].startswith(f"60 rows written, {found} of them found; {sum(LENGTHS[found:])} tokens, ")
 
 
+def test_progress_is_reported_before_a_record_batch_is_full(tmp_path: Path) -> None:
+    said: list[int] = []
+    write_store(Given(BLOCKS), tmp_path / "store", report=lambda rows, status: said.append(rows))
+    assert said == [block.num_rows for block in BLOCKS if block.num_rows]
+
+
 def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
     code = (
         "import time, brimful as bf\n"
-        "from brimful.store import progress, writer\n"
+        "from brimful.core import progress\n"
+        "from brimful.store import writer\n"
         "progress.PATIENCE_SECONDS = 0; writer.BATCH_BYTES = 1\n"
         "slow = lambda block: time.sleep(.05) or block\n"
-        f"len(bf.from_sequence(['a'] * 30_000).map_blocks(slow).cache({str(tmp_path / 'store')!r}, version='1'))"
+        f"len(bf.from_sequence(['a'] * 30_000).map_blocks(slow).to_store({str(tmp_path / 'store')!r}, version='1'))"
     )
     import pty
 

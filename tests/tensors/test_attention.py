@@ -389,7 +389,8 @@ def test_padding_free_hands_on_what_else_goes_with_the_tokens() -> None:
 
 def test_padding_free_takes_either_name_for_the_boundaries() -> None:
     data = bf.from_sequence([{"input_ids": [5, 6]}, {"input_ids": [7]}])
-    plain, renamed = (next(iter(data.pack(4, hf_flash_attention=hf))) for hf in (False, True))
+    plain = next(iter(data.pack(4)))
+    renamed = {name: value for name, value in plain.items() if name not in ("cu_seqlens", "max_seqlen")}
     one, other = attention.padding_free(plain), attention.padding_free(renamed)
     assert list(one) == [
         *("input_ids", "labels", "position_ids", "use_cache"),
@@ -397,3 +398,12 @@ def test_padding_free_takes_either_name_for_the_boundaries() -> None:
     ]
     assert str(one) == str(other)
     assert str(attention.varlen(plain)) == str(attention.varlen(renamed))
+
+
+def test_a_padded_batch_is_refused_where_packed_ones_are_wanted() -> None:
+    batch = next(iter(bf.from_sequence([{"input_ids": [1, 2]}]).batch(1)))
+    for wanted in (bf.attention.padding_free, bf.attention.varlen):
+        with pytest.raises(
+            ValueError, match=r"^this batch is not packed: it has no cu_seqlens, but .*input_ids.*; make it"
+        ):
+            wanted(batch)

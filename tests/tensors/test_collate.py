@@ -333,7 +333,7 @@ def test_a_null_in_what_becomes_a_tensor_is_an_error_with_its_place(column: str,
     rows.append(rows[0] | {"input_ids": [1, 2], "labels": [1, 2]} | {column: null})
     data = bf.from_sequence(rows)
     data = data.map_blocks(lambda block: block) if streamed else data
-    words = "is null" if null is None else "has a null in its list"
+    words = "is null or missing" if null is None else "has a null in its list"
     message = (
         rf"column '{column}' {words} \(sequence, row 3\), and becomes a tensor; fill it \(map\), leave the column out "
         r"\(drop, select\), or make lists of it \(collate_fn\)"
@@ -462,6 +462,31 @@ def test_what_the_plan_gives_has_the_type_that_is_asked_for() -> None:
             r"int64 does not hold the pad value 0.5 of column 'input",
         ),
         (
+            [{"input_ids": [1, 257]}],
+            {"dtypes": {"input_ids": "bfloat16"}},
+            r"column 'input_ids' holds 257, which bfloat16 does not; choose another of dtypes",
+        ),
+        (
+            [{"input_ids": [1], "id": -16_777_217}],
+            {"dtypes": {"id": "float32"}},
+            r"column 'id' holds -16,777,217, which float32 does not",
+        ),
+        (
+            [{"input_ids": [1], "id": 2**53 + 1}],
+            {"dtypes": {"id": "float64"}},
+            r"'id' holds 9,007,199,254,740,993, which",
+        ),
+        (
+            [{"input_ids": [1], "id": 70_000}],
+            {"dtypes": {"id": "float16"}},
+            r"'id' holds 70,000, which float16 does not",
+        ),
+        (
+            [{"input_ids": [1]}],
+            {"pad_values": {"input_ids": 50_257}, "dtypes": {"input_ids": "bfloat16"}},
+            r"bfloat16 does not hold the pad value 50,257 of column 'input_ids'",
+        ),
+        (
             [{"input_ids": [1]}],
             {"pad_values": {"input_ids": -1}, "dtypes": {"input_ids": "uint8"}},
             r"uint8 does not hold",
@@ -550,28 +575,23 @@ def test_nested_batches_have_no_static_shapes() -> None:
     num_rows=st.integers(1, 3),
     overlong=st.sampled_from(["truncate", "drop", "split"]),
     streamed=st.booleans(),
-    hf=st.booleans(),
 )
 def test_packed_batches_are_what_a_loop_makes(
-    lengths: list[int], row_length: int, num_rows: int, overlong: Any, streamed: bool, hf: bool
+    lengths: list[int], row_length: int, num_rows: int, overlong: Any, streamed: bool
 ) -> None:
     rows = table(lengths)
     data = dataset(rows, streamed)
-    batches = data.pack(
-        row_length, rows=num_rows, window=6, overlong=overlong, hf_flash_attention=hf, token_columns=TOKENWISE
-    )
+    batches = data.pack(row_length, rows=num_rows, window=6, overlong=overlong, token_columns=TOKENWISE)
     with batches.iter() as it:
         for batch, plan in zip(it, batches.plans(), strict=True):
-            names = ("cu_seq_lens_q", "max_length_q") if hf else ("cu_seqlens", "max_seqlen")
             expected = packed_by_loop(rows, plan)
             segments = np.diff(expected.pop("cu_seqlens")).tolist()
-            assert np.diff(batch[names[0]]).tolist() == segments
-            assert batch[names[0]].dtype == torch.int32
-            assert batch[names[0]][0] == 0
-            assert max(segments) <= batch[names[1]] <= row_length
-            assert not hf or (
-                batch["cu_seq_lens_k"] is batch["cu_seq_lens_q"] and batch["max_length_k"] == batch["max_length_q"]
-            )
+            for bounds in ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k"):
+                assert np.diff(batch[bounds]).tolist() == segments
+                assert batch[bounds].dtype == torch.int32
+                assert batch[bounds][0] == 0
+            for longest in ("max_seqlen", "max_length_q", "max_length_k"):
+                assert max(segments) <= batch[longest] <= row_length
             assert {name: batch[name].tolist() for name in expected} == expected
             pieces = sources(plan, rows)
             assert batch["sample_numbers"].tolist() == plan.window.rows[plan.numbers].tolist()
@@ -660,7 +680,7 @@ def test_the_collator_of_transformers_that_flattens_equals_a_packed_row(tokenize
     with batches.iter() as it:
         (flat,) = it
         assert (it.stats.samples, it.stats.tokens, it.stats.slots, it.stats.padding) == (5, 21, 21, 0.0)
-    (packed,) = bf.from_sequence(rows).pack(21, hf_flash_attention=True)
+    (packed,) = bf.from_sequence(rows).pack(21)
     for name in ("input_ids", "labels", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k"):
         assert flat[name].tolist() == packed[name].tolist()
         assert flat[name].dtype == packed[name].dtype
@@ -831,11 +851,51 @@ def test_a_column_does_not_give_way_to_what_a_batch_has_beside_it() -> None:
         with pytest.raises(bf.DataError, match=rf"^there is a column '{name}', "):
             next(iter(made(name).pack(4)))
     with pytest.raises(bf.DataError, match=r"^there is a column 'cu_seq_lens_q', "):
-        next(iter(made("cu_seq_lens_q").pack(4, hf_flash_attention=True)))
+        next(iter(made("cu_seq_lens_q").pack(4)))
     for layout in ("padded", "nested"):
         with pytest.raises(bf.DataError, match=r"^there is a column 'lengths', "):
             next(iter(made("lengths").batch(2, layout=layout)))
     assert next(iter(made("lengths").batch(2, collate_fn=list)))[0]["lengths"] == 7
+
+
+def test_an_integer_that_a_float_type_holds_is_served() -> None:
+    rows = [{"input_ids": [256, 65_536, 0], "id": 2**63}, {"input_ids": [-512], "id": 3}]
+    table = pa.table(
+        {name: [row[name] for row in rows] for name in ("input_ids",)} | {"id": pa.array([2**63, 3], pa.uint64())}
+    )
+    for layout in ("padded", "nested"):
+        (batch,) = bf.from_sequence(table).batch(2, layout=layout, dtypes={"input_ids": "bfloat16", "id": "float32"})
+        values = batch["input_ids"].values() if layout == "nested" else batch["input_ids"].flatten()
+        assert [value for value in values.tolist() if value] == [256, 65_536, -512]
+        assert batch["id"].tolist() == [2**63, 3]
+
+
+@pytest.mark.parametrize("layout", ["padded", "nested"])
+def test_lengths_are_held_by_their_type_or_are_an_error(layout: Any) -> None:
+    with pytest.raises(bf.DataError, match="column 'lengths' holds 300, which int8 does not"):
+        next(iter(bf.from_sequence([{"input_ids": [1] * 300}]).batch(1, layout=layout, dtypes={"lengths": "int8"})))
+
+
+def test_what_packing_makes_is_held_by_its_type_or_is_an_error() -> None:
+    data = bf.from_sequence([{"input_ids": [1, 301]}])
+    for name, dtype in (("labels", "int8"), ("labels", "bfloat16")):
+        with pytest.raises(bf.DataError, match=rf"column 'labels' holds 301, which {dtype} does not"):
+            next(iter(data.pack(4, dtypes={name: dtype})))
+    with pytest.raises(ValueError, match="uint8 does not hold the pad value -100 of column 'labels'"):
+        next(iter(data.pack(4, dtypes={"labels": "uint8"})))
+    with pytest.raises(bf.DataError, match="column 'position_ids' holds 299, which int8 does not"):
+        next(iter(bf.from_sequence([{"input_ids": [1] * 300}]).pack(300, dtypes={"position_ids": "int8"})))
+
+
+def test_positions_of_the_users_are_not_written_over() -> None:
+    """Packing counts from 0 in each sample."""
+    data = bf.from_sequence([{"input_ids": [1, 2], "position_ids": [7, 9]}] * 2)
+    assert next(iter(data.batch(2)))["position_ids"].tolist() == [[7, 9]] * 2
+    with pytest.raises(bf.DataError, match=r"^there is a column 'position_ids', .*; rename or drop it$"):
+        next(iter(data.pack(4)))
+    assert next(iter(data.drop("position_ids").pack(4)))["position_ids"].tolist() == [[0, 1, 0, 1]]
+    renamed = data.rename({"position_ids": "places"}).pack(4, token_columns=["places"])
+    assert next(iter(renamed))["places"].tolist() == [[7, 9, 7, 9]]
 
 
 def test_a_float_that_its_type_does_not_hold_is_an_error() -> None:

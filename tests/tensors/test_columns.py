@@ -136,7 +136,7 @@ def test_padding_is_that_of_the_tokenizer_unless_the_user_says_else(stored: bool
     """A RoBERTa padded with 0 computes something else, a left-padded decoder generates nonsense."""
     data = bf.from_sequence(TEXTS).tokenize(letters_tokenizer(pad_token="<pad>", padding_side="left")).drop("text")
     if stored:
-        assert len(data.cache(tmp_path / "store")) == 2
+        assert len(data.to_store(tmp_path / "store")) == 2
         data = bf.from_store(tmp_path / "store")
     (batch,) = data.batch(2)
     assert batch["input_ids"].tolist() == [[0, 1], [2, 0]]
@@ -193,7 +193,7 @@ def test_two_tokenizers_of_one_column_that_pad_differently_are_refused() -> None
 
 def test_rows_that_were_padded_have_the_mask_of_what_was_there() -> None:
     rows = [{"input_ids": [1, 2], "labels": [1, 2]}, {"input_ids": [3], "labels": [3]}]
-    data = bf.from_sequence(rows).pad({"input_ids": 9, "labels": -100}, 4)
+    data = bf.from_sequence(rows).pad(4, {"input_ids": 9, "labels": -100})
     for batches in (data.batch(2), data.cache().batch(2), data.batch_by_tokens(64), data.map(dict).batch(2)):
         (batch,) = batches
         order = [0, 1] if batch["input_ids"][0, 0] == 1 else [1, 0]
@@ -214,7 +214,7 @@ def test_columns_are_chosen_dropped_and_renamed(streamed: bool, tmp_path: Any) -
     assert [*next(iter(data.drop("text")))] == ["id", "input_ids"]
     assert [*next(iter(data.rename({"id": "number", "text": "id"})))] == ["number", "id", "input_ids"]
     assert data.drop("text").kind.startswith("streamed" if streamed else "indexed")
-    store = data.cache(tmp_path / "store", version="1").select("input_ids")
+    store = data.to_store(tmp_path / "store", version="1").select("input_ids")
     assert (store.kind, store.lengths().tolist()) == ("indexed", [0, 1, 2, 3])
     assert [batch["input_ids"].shape for batch in store.batch(2).shard(1, 2)] == [(2, 3)]
     for method, names, message in (
@@ -232,9 +232,9 @@ def test_columns_are_chosen_dropped_and_renamed(streamed: bool, tmp_path: Any) -
 
 def test_chosen_columns_of_a_store_are_the_only_ones_that_are_read(tmp_path: Any) -> None:
     path = tmp_path / "store"
-    len(bf.from_sequence([{"input_ids": [1, 2], "text": "a"}] * 3).cache(path))
+    bf.from_sequence([{"input_ids": [1, 2], "text": "a"}] * 3).to_store(path)
     chosen = bf.from_store(path).drop("text")
-    assert chosen.stage.index.below.columns == ("input_ids",)  # type: ignore[attr-defined]
+    assert chosen.stage.index.source.columns == ("input_ids",)  # type: ignore[attr-defined]
 
 
 def test_a_filter_after_a_choice_stays_indexed_and_resume_is_exact() -> None:
@@ -292,7 +292,7 @@ def test_a_sample_beyond_every_bucket_is_named() -> None:
 def test_labels_that_a_tokenizer_made_are_padded_as_labels() -> None:
     tokenizer = letters_tokenizer(pad_token="<pad>")
     rows = [{"text": "a b", "target": "b"}, {"text": "a", "target": "a b"}]
-    data = bf.from_sequence(rows).tokenize(tokenizer).tokenize(tokenizer, column="target", output="labels")
+    data = bf.from_sequence(rows).tokenize(tokenizer).tokenize(tokenizer, column="target", output_column="labels")
     (batch,) = data.batch(2, length_column=("input_ids", "labels"))
     assert (batch["input_ids"].tolist(), batch["labels"].tolist()) == ([[0, 1], [0, 2]], [[1, -100], [0, 1]])
 
@@ -303,9 +303,9 @@ def test_every_column_of_labels_is_padded_with_minus_100(stored: bool, tmp_path:
     rows = [{"chosen": "a b", "chosen_labels": [4, 5], "no_labels_here": [7, 8]}]
     rows += [{"chosen": "a", "chosen_labels": [6], "no_labels_here": [9]}]
     tokenizer = letters_tokenizer(pad_token="<pad>", padding_side="right")
-    data = bf.from_sequence(rows).tokenize(tokenizer, column="chosen", output="rejected_labels")
+    data = bf.from_sequence(rows).tokenize(tokenizer, column="chosen", output_column="rejected_labels")
     if stored:
-        data = data.cache(tmp_path)
+        data = data.to_store(tmp_path)
     padded = {
         "chosen_labels": [[4, 5], [6, -100]],
         "rejected_labels": [[0, 1], [0, -100]],
@@ -370,7 +370,11 @@ def test_arrays_of_one_shape_by_their_type_are_stacked_and_a_null_in_one_is_an_e
     for batches in (data(*boxes).batch(2), data(*boxes).pack(2), data(*boxes).batch(2, layout="nested")):
         (batch,) = batches
         assert (batch["box"].dtype, batch["box"].tolist()) == (torch.float32, boxes)
-    for null, words in ((None, "is null"), ([None, [1, 2]], "has a null"), ([[1, None], [1, 2]], "has a null")):
+    for null, words in (
+        (None, "is null or missing"),
+        ([None, [1, 2]], "has a null"),
+        ([[1, None], [1, 2]], "has a null"),
+    ):
         with pytest.raises(bf.DataError, match=rf"column 'box' {words}.* \(sequence, row 1\), and becomes a tensor"):
             next(iter(data(boxes[0], null).batch(2)))
 
@@ -378,7 +382,7 @@ def test_arrays_of_one_shape_by_their_type_are_stacked_and_a_null_in_one_is_an_e
 @pytest.mark.parametrize("kind", ["in memory", "an iterable", "stored"])
 def test_a_missing_input_ids_names_the_columns_and_the_ways_out(kind: str, tmp_path: Any) -> None:
     rows = [{"tokens": [1, 2], "text": "a"}]
-    data = bf.from_sequence(rows).cache(tmp_path) if kind == "stored" else KINDS_OF_DATA[kind](rows)
+    data = bf.from_sequence(rows).to_store(tmp_path) if kind == "stored" else KINDS_OF_DATA[kind](rows)
     message = r"'input_ids' .*tokens.*; tokenize\(\) makes it of text\. Where tokens stand in another column, rename\(\) it, or "
     for make in (lambda: data.pack(8), lambda: data.batch_by_tokens(8), lambda: data.select("tokens").pack(8)):
         with pytest.raises(bf.DataError, match=message + "name it in length_column="):

@@ -83,7 +83,7 @@ def test_it_prints_as_a_table_of_what_is_known(files: bf.Dataset, tmp_path: Path
         "     0  shard a.jsonl, line 1       8  [CLS] the dog the dog the dog [SEP]\n"
         "     1  shard a.jsonl, line 2       4  [CLS] the dog [SEP]"
     )
-    stored = files.tokenize(make.bert()).cache(tmp_path / "store").select("input_ids").shuffle(9).batch(5)
+    stored = files.tokenize(make.bert()).to_store(tmp_path / "store").select("input_ids").shuffle(9).batch(5)
     assert sorted(one.number for one in stored.explain(next(iter(stored)))) == [0, 1, 2, 3, 4]
     read = bf.from_store(tmp_path / "store").batch(2)
     assert [one.place for one in read.explain(next(iter(read)))] == [

@@ -181,6 +181,11 @@ def test_labels_may_be_nested_or_of_whole_samples() -> None:
     assert bf.token_mean(torch.tensor(6.0), batch).item() == 3
 
 
+def test_shifted_labels_count_where_there_are_both() -> None:
+    batch = {"labels": torch.tensor([[1, 2, 3]]), "shift_labels": torch.tensor([[2, 3, -100]])}
+    assert bf.token_mean(torch.tensor(6.0), batch) == 3.0
+
+
 def test_a_batch_without_labels_needs_a_count() -> None:
     with pytest.raises(
         ValueError, match=r"token_mean needs labels or num_items_in_batch in the batch \(got input_ids\)"
@@ -192,7 +197,7 @@ def test_a_batch_without_labels_needs_a_count() -> None:
 def of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes have saved, which do all that the tests below look at: each begins by importing torch."""
     folder = tmp_path_factory.mktemp("two")
-    len(bf.from_sequence(rows()).cache(folder / "tokens"))
+    bf.from_sequence(rows()).to_store(folder / "tokens")
     for shard, part in enumerate((rows()[:6], rows()[6:])):
         (folder / f"{shard}.jsonl").write_text("\n".join(map(json.dumps, part)) + "\n")
     multiprocessing.spawn(rank_of_two, args=(str(folder),), nprocs=2)

@@ -20,8 +20,7 @@ import torch
 
 import brimful as bf
 from brimful.tensors import copies
-from brimful.tensors.copies import Beside
-from brimful.tensors.static_buffers import MOST_SHAPES
+from brimful.tensors.copies import MOST_SHAPES, StreamCopier
 
 
 def batches(**options: Any) -> bf.Batches:
@@ -91,12 +90,12 @@ def test_less_is_sent_where_the_device_pads() -> None:
     for pad_on_device in (False, True):
         sent: list[int] = []
 
-        class Counting(copies.AtOnce):
+        class Counting(copies.BlockingCopier):
             def send(self, item: Any, sent: list[int] = sent) -> copies.Sent:
                 sent.append(sum(one.numel() * one.element_size() for one in copies.tensors_of(item)))
                 return super().send(item)
 
-        with patch.object(copies, "AtOnce", Counting):
+        with patch.object(copies, "BlockingCopier", Counting):
             (batch,) = bf.from_sequence(rows).batch(3).to_device("cpu", pad_on_device=pad_on_device)
         assert batch["input_ids"].shape == (3, 500)
         sizes += sent
@@ -155,7 +154,8 @@ def test_fillers_of_static_shapes_have_the_shape_of_the_others(tmp_path: Any, st
     )
     seen = set()
     world = [
-        data.batch(bf.StaticShapes([4], 12), window=100).shard(rank, 2, group=store(tmp_path)) for rank in range(2)
+        data.batch(bf.StaticShapes([4], 12), window=100).shard(rank, 2, process_group=store(tmp_path))
+        for rank in range(2)
     ]
     results: list[list[Any]] = [[], []]
     threads = [threading.Thread(target=lambda rank=rank: results[rank].extend(world[rank])) for rank in range(2)]
@@ -310,7 +310,7 @@ def test_a_batch_is_copied_once_from_pinned_memory_and_kept_until_the_compute_ha
         patch.object(torch, "empty", allocated),
         patch.object(copies.torch.Tensor, "record_stream", lambda self, stream: kept.append(self.data_ptr())),
     ):
-        beside = Beside.__new__(Beside)
+        beside = StreamCopier.__new__(StreamCopier)
         beside._backend, beside._device, beside._used = backend, torch.device("cpu", 0), deque()
         beside._stream = backend.Stream(torch.device("cpu"))
         sent = beside.send(batch)

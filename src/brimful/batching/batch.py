@@ -8,10 +8,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from brimful.batching.window import IntArray, Window
+from brimful.batching.window import IntArray, PlanningWindow
 
-Uneven = Literal["pad", "drop", "wrap", "error"]
-"""What ranks do in a step for which there are too few batches: a filler, no step, the epoch's first ones again, an error."""
+Uneven = Literal["pad", "drop", "wrap", "raise"]
+"""The rule for a step that has too few batches for all ranks: a filler, no step, the epoch's first ones again, an error."""
 
 
 class NumLabels(NamedTuple):
@@ -19,15 +19,15 @@ class NumLabels(NamedTuple):
 
     Args:
         given: as the samples have them.
-        firsts: those of them that packing leaves out: the first one of each piece.
+        edges: those of them that packing leaves out: the first one of each piece, of `shift_labels` the last one.
     """
 
     given: int
-    firsts: int
+    edges: int
 
 
-class Pieces(NamedTuple):
-    """How the samples of a batch lie end to end in its rows, int64 (n,) each.
+class PackedPieces(NamedTuple):
+    """The places of samples that lie end to end in the rows of a batch, int64 (n,) each.
 
     Args:
         starts: where in its sample each piece begins.
@@ -60,11 +60,11 @@ class Batch:
         key: of what is drawn at random for it.
     """
 
-    window: Window
+    window: PlanningWindow
     numbers: IntArray
     padded_length: int | tuple[int, ...]
     padded_size: int
-    pieces: Pieces | None = None
+    pieces: PackedPieces | None = None
     weight: float | None = None
     num_labels: NumLabels | None = None
     num_labels_here: NumLabels | None = None
@@ -88,6 +88,11 @@ class Batch:
         return len(self) if self.pieces is None else int(np.count_nonzero(self.pieces.starts == 0))
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens of its samples, or pieces, as cut."""
+        return int(np.minimum(self.lengths, self.padded_length).sum())
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """The padded length, by length column."""
         return self.padded_length if isinstance(self.padded_length, tuple) else (self.padded_length,)
@@ -96,7 +101,7 @@ class Batch:
 def filler(batch: Batch) -> Batch:
     """One real row of a batch, without weight; of a static shape, and copies up to it."""
     own = np.arange(1) if batch.pieces is None else np.flatnonzero(batch.pieces.rows == 0)
-    pieces = None if batch.pieces is None else Pieces(*(field[own] for field in batch.pieces))
+    pieces = None if batch.pieces is None else PackedPieces(*(field[own] for field in batch.pieces))
     size = batch.padded_size if batch.static else 1
     return replace(batch, numbers=batch.numbers[own], pieces=pieces, padded_size=size, weight=0.0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal, get_args
@@ -11,22 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.batching.batch import Batch
+from brimful.batching.labels import LabelsFollow
 from brimful.batching.planners import BatchPlanner
 from brimful.batching.sharded import Sharded
-from brimful.batching.window import Window
-from brimful.blocks.blocks import check_replay
+from brimful.batching.window import PlanningWindow
+from brimful.batching.windows import parts_of_windows
 from brimful.core import random
 from brimful.core.errors import count, settle
-from brimful.core.fruitless import Waiting
 from brimful.core.once import once
-from brimful.core.stage import END, Lane, Stage, State, place, running, runtime
+from brimful.core.repeat import Waiting
+from brimful.core.stage import Lane, Stage, State, place, running, runtime
 from brimful.plan import low_discrepancy_order
 
 ShuffleBatches = Literal[True, False, "stratified"]
 
 
 def check_shuffle(value: Any) -> ShuffleBatches:
-    """How a user wants batches shuffled.
+    """Checks the order that a user wants for batches.
 
     Raises:
         ValueError: for another word.
@@ -41,24 +42,24 @@ class Batched(Stage[Batch]):
     """Each window's plan, batch by batch.
 
     `shuffle_batches` is True for a random order, "stratified" for one of which every stretch covers short and long batches
-    alike. `group` > 1 keeps aligned groups of that many neighbours in cost together, so that the ranks of one step do equal
-    work; of streams, which ranks share out, a stratified order has neighbours of so many streams. State: [windows'
-    state before the window, batches of it handed on, its crc32].
+    alike. `balance_group` > 1 keeps aligned groups of that many neighbours in cost together, so that the ranks of one step do
+    equal work; of streams, which ranks share out, a stratified order has neighbours of so many streams. State: see
+    `parts_of_windows`, in batches.
     """
 
     verb = ""
 
-    upstream: Stage[Window]
+    upstream: Stage[PlanningWindow]
     planner: BatchPlanner
     drop_last: bool
     shuffle_batches: ShuffleBatches
-    group: int
+    balance_group: int
     seed: int
     lane: Lane | None = runtime(None)
-    labels_follow: int | None = runtime(None)
+    labels_follow: LabelsFollow = runtime(LabelsFollow())
 
     def __post_init__(self) -> None:
-        settle(self, "group", 1, "batch")
+        settle(self, "balance_group", 1, "batch")
         settle(self, "seed", None)
 
     @property
@@ -66,7 +67,11 @@ class Batched(Stage[Batch]):
         return self.planner.verb
 
     def settings(self) -> dict[str, Any]:
-        order = {"drop_last": self.drop_last, "shuffle_batches": self.shuffle_batches, "group": self.group}
+        order = {
+            "drop_last": self.drop_last,
+            "shuffle_batches": self.shuffle_batches,
+            "balance_group": self.balance_group,
+        }
         return {**self.planner.settings(), **order, "seed": self.seed}
 
     def stream(self, number: int, count: int) -> Batched:
@@ -103,55 +108,52 @@ class Batched(Stage[Batch]):
         return [self.upstream.start(epoch), 0, 0]
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
-        before, done, crc = at
         here = place(self)
         waiting = Waiting()
-        with running(self.upstream, before) as windows:
-            for window, after in windows:
-                if done:
-                    check_replay(self.upstream, window.crc32, crc, f"window {window.number}")
-                key = random.key(self.seed, here, window.epoch, window.number)
-                batches = self.planner.batches(window, key, first=not done)
-                order = self._order(batches, window, key, last=after == END, first=not done)
-                waiting.got(len(order))
-                while done < len(order):
-                    number = int(order[done])
-                    done += 1
-                    batch = replace(batches[number], key=random.key(key, number), last=done == len(order))
-                    if not batch.last:
-                        yield batch, [before, done, window.crc32]
-                    else:
-                        yield batch, END if after == END else [after, 0, 0]
-                before, done = after, 0
-            if done:
-                check_replay(self.upstream, 0, crc, "a window that is gone")
+
+        def batches(window: PlanningWindow, done: int, last: bool) -> Iterator[tuple[Batch, int]]:
+            key = random.key(self.seed, here, window.epoch, window.number)
+            planned = self.planner.batches(window, key, first=not done)
+            order = self._order(planned, window, key, last=last, first=not done)
+            waiting.got(len(order))
+            for number in order[done:].tolist():
+                done = (done + 1) % len(order)
+                yield replace(planned[number], key=random.key(key, number), last=not done), done
+
+        yield from parts_of_windows(self.upstream, at, batches)
 
     def _order(
-        self, batches: Sequence[Batch], window: Window, key: int, *, last: bool, first: bool
+        self, batches: Sequence[Batch], window: PlanningWindow, key: int, *, last: bool, first: bool
     ) -> NDArray[np.int64]:
         """The order of a plan's batches, without the incomplete ones where they are not wanted."""
         if self.shuffle_batches == "stratified":
             order = self._stratified(len(batches), window, key)
         elif self.shuffle_batches:
-            order = _in_groups(random.permutation(-(-len(batches) // self.group), key), self.group, len(batches))
+            order = _in_groups(
+                random.permutation(-(-len(batches) // self.balance_group), key), self.balance_group, len(batches)
+            )
         else:
             order = np.arange(len(batches))
         if self.drop_last:
             complete = self.planner.complete(batches, last)
             order = order[complete[order]]
-            left_out = sum(batches[number].num_samples for number in np.flatnonzero(~complete).tolist())
-            if first and left_out:
+            incomplete = [batches[number] for number in np.flatnonzero(~complete).tolist()]
+            left_out = sum(batch.num_samples for batch in incomplete)
+            if first and incomplete:
                 count(
                     "dropped", left_out, f"drop_last: {left_out:,} samples of a window are in no batch that is complete"
                 )
+                count("dropped_tokens", sum(batch.num_tokens for batch in incomplete))
         return order
 
-    def _stratified(self, count: int, window: Window, key: int) -> NDArray[np.int64]:
+    def _stratified(self, count: int, window: PlanningWindow, key: int) -> NDArray[np.int64]:
         if self.lane is None:
-            return _in_groups(low_discrepancy_order(-(-count // self.group), key), self.group, count)
+            return _in_groups(low_discrepancy_order(-(-count // self.balance_group), key), self.balance_group, count)
         shared = random.key(self.lane.seed, place(self), window.epoch, window.number)
-        steps = max(1, self.lane.lanes // self.group)
-        return low_discrepancy_order(count, shared, first=self.lane.number // self.group, step=steps, own_key=key)
+        steps = max(1, self.lane.lanes // self.balance_group)
+        return low_discrepancy_order(
+            count, shared, first=self.lane.number // self.balance_group, step=steps, own_key=key
+        )
 
 
 def _in_groups(groups: NDArray[np.int64], size: int, count: int) -> NDArray[np.int64]:

@@ -4,36 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from brimful.batching.batch import Batch, NumLabels
-from brimful.batching.window import IntArray, Window
-from brimful.blocks.ragged import LABELS, SHIFTED, gather, ragged, trained_on
+from brimful.batching.window import IntArray, PlanningWindow
+from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, SHIFTED, gather, loss_labels, ragged, trained_on
 from brimful.index.index import has_labels
 
 
-def counted(batches: Sequence[Batch], follows: int | None) -> list[Batch]:
+class LabelsFollow(NamedTuple):
+    """The number of the length column that `labels`, and that `shift_labels`, are cut with; None: they have lengths of their own,
+    and are not cut."""
+
+    labels: int | None = None
+    shifted: int | None = None
+
+
+def counted(batches: Sequence[Batch], follow: LabelsFollow) -> list[Batch]:
     """Batches of one window, each with the number of its labels that are trained on, where the index knows it, or packing makes
-    them of the tokens.
+    them of the tokens. An index knows `labels` alone: where there are `shift_labels`, which the loss is taken over, `read` does.
 
     Args:
-        follows: the number of the length column that labels are cut with; those of samples that are cut are counted one by
-            one, and for this their rows are fetched. None: labels have lengths of their own, and are not cut.
+        follow: labels of samples that are cut are counted one by one, and for this their rows are fetched.
     Price: 70 ns a sample; 10 ns a token of those that are cut.
     """
     if not batches:
         return []
     window = batches[0].window
-    if window.num_labels is None:
+    if SHIFTED in window.names or window.num_labels is None:
         return [replace(batch, num_labels=_of_tokens(batch)) for batch in batches]
     numbers = np.concatenate([batch.numbers for batch in batches])
     ends = np.cumsum([len(batch) for batch in batches])
     sizes, counts, firsts = window.num_labels[:, numbers]
-    if follows is None:
+    if follow.labels is None:
         firsts[:] = 0
     else:
-        starts, kept = _kept(window, batches, numbers, follows)
+        starts, kept = _kept(window, batches, numbers, follow.labels)
         cut = np.flatnonzero(kept < sizes)
         if len(cut):
             counts[cut], firsts[cut] = _in_pieces(window, numbers[cut], starts[cut], kept[cut])
@@ -50,23 +58,21 @@ def added(found: Sequence[NumLabels | None]) -> NumLabels | None:
     """The sum of some numbers of labels; None where one is not known.
 
     >>> added([NumLabels(5, 1), NumLabels(2, 0)]), added([NumLabels(5, 1), None])
-    (NumLabels(given=7, firsts=1), None)
+    (NumLabels(given=7, edges=1), None)
     """
     if None in found:
         return None
     return NumLabels(*(sum(parts) for parts in zip((0, 0), *filter(None, found))))
 
 
-def read(batch: Batch, follows: int | None) -> NumLabels | None:
-    """The labels of a batch that are trained on (`labels`, or else `shift_labels`), counted in its rows, of a filler none; None
+def read(batch: Batch, follow: LabelsFollow) -> NumLabels | None:
+    """The labels of a batch that the loss is taken over and that are trained on, counted in its rows, of a filler none; None
     where it has none that are classes, or some are null.
 
-    Args:
-        follows: as for `counted`.
     Price: that of locating the rows, which is done once for all that the batch's window is asked for, and 10 ns a token.
     """
     window, schema = batch.window, batch.window.block.schema
-    name = next((name for name in (LABELS, SHIFTED) if name in schema.names), None)
+    name = loss_labels(schema.names)
     if name is None or not has_labels(schema.field(name).type):
         return None
     column = window.block.column(name)
@@ -76,20 +82,25 @@ def read(batch: Batch, follows: int | None) -> NumLabels | None:
         return NumLabels(0, 0)
     labels = window.ragged(name)
     begins, sizes = labels.spans(window.rows[batch.numbers])
-    if follows is not None:
-        starts, kept = _kept(window, [batch], batch.numbers, follows)
-        if (
-            name == SHIFTED
-        ):  # the token that the last slot of a cut sample, or of a piece, would predict is not in the batch
-            kept = kept - ((starts + kept < sizes) | (batch.pieces is not None))
-        begins, sizes = begins + starts, np.clip(sizes - starts, 0, np.maximum(kept, 0))
+    follows = follow.shifted if name == SHIFTED else follow.labels
+    if follows is None:
+        return NumLabels(int(trained_on(*gather(labels.values, begins, sizes))[0].sum()), 0)
+    starts, kept = _kept(window, [batch], batch.numbers, follows)
+    goes_on = starts + kept < sizes
+    begins, sizes = begins + starts, np.clip(sizes - starts, 0, kept)
+    if (
+        name == SHIFTED
+    ):  # the token that the last slot of a cut sample, or of a piece, would predict is not in the batch
+        lasts = (begins + sizes - 1)[(sizes > 0) & ~goes_on]
+        sizes = np.maximum(sizes - goes_on, 0)
+        edges = int(np.count_nonzero(labels.values[lasts] != NOT_TRAINED_ON))
     counts, firsts = trained_on(*gather(labels.values, begins, sizes))
-    return NumLabels(int(counts.sum()), 0 if follows is None or name == SHIFTED else int(firsts.sum()))
+    return NumLabels(int(counts.sum()), edges if name == SHIFTED else int(firsts.sum()))
 
 
 def _of_tokens(batch: Batch) -> NumLabels | None:
     """The labels that packing makes of the tokens where the rows have none: each but the first of a piece; of a filler none."""
-    if batch.pieces is None or {LABELS, SHIFTED} & {*batch.window.names}:
+    if batch.pieces is None or loss_labels(batch.window.names):
         return None
     if batch.weight == 0:
         return NumLabels(0, 0)
@@ -97,8 +108,10 @@ def _of_tokens(batch: Batch) -> NumLabels | None:
     return NumLabels(int(sizes.sum()), int(np.count_nonzero(sizes)))
 
 
-def _kept(window: Window, batches: Sequence[Batch], numbers: IntArray, follows: int) -> tuple[IntArray, IntArray]:
-    """Where in each sample, or piece, of some batches the labels begin that these have, and how many they are."""
+def _kept(
+    window: PlanningWindow, batches: Sequence[Batch], numbers: IntArray, follows: int
+) -> tuple[IntArray, IntArray]:
+    """The first label of each sample, or piece, that is in some batches, and how many are."""
     pieces = [batch.pieces for batch in batches if batch.pieces is not None]
     if pieces:
         return np.concatenate([one.starts for one in pieces]), np.concatenate([one.lengths for one in pieces])
@@ -107,7 +120,9 @@ def _kept(window: Window, batches: Sequence[Batch], numbers: IntArray, follows: 
     return np.broadcast_to(np.int64(0), len(numbers)), np.minimum(lengths, widths)
 
 
-def _in_pieces(window: Window, numbers: IntArray, starts: IntArray, sizes: IntArray) -> tuple[IntArray, IntArray]:
+def _in_pieces(
+    window: PlanningWindow, numbers: IntArray, starts: IntArray, sizes: IntArray
+) -> tuple[IntArray, IntArray]:
     """How many labels of pieces of samples are trained on, and whether the first one is; the rows are fetched for it."""
     distinct, which = np.unique(window.samples[numbers], return_inverse=True)
     block, rows = window.locate(distinct)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, islice
 
 from brimful.batching.batch import Batch, NumLabels
-from brimful.batching.labels import added, counted, read, step_labels
+from brimful.batching.labels import LabelsFollow, added, counted, read, step_labels
 from brimful.core.errors import settle
 from brimful.core.once import once
 from brimful.core.repeat import endless
@@ -16,7 +16,7 @@ from brimful.core.stage import Stage, State, running, runtime
 
 @dataclass(frozen=True)
 class MicroBatches(Stage[Batch]):
-    """Of each `number` batches, an optimizer step, each knows the labels of all, and the last one that it ends the step.
+    """Each `number` batches make an optimizer step: each batch knows the labels of all, and the last one that it ends the step.
 
     Where neither an index nor the plan knows the labels of all ranks, they are this rank's. Steps are counted from the beginning
     of what they are made of, an epoch or epochs without end, whose last one may have fewer batches. State: the upstream's;
@@ -28,7 +28,7 @@ class MicroBatches(Stage[Batch]):
 
     upstream: Stage[Batch]
     number: int = runtime()
-    labels_follow: int | None = runtime(None)
+    labels_follow: LabelsFollow = runtime(LabelsFollow())
 
     def __post_init__(self) -> None:
         settle(self, "number", 1, "batch", "micro_batches")
@@ -86,7 +86,7 @@ def check_accumulation(batches: int | None, given: int, setting: str) -> None:
 
     Args:
         batches: `micro_batches` of what it reads; None: any number will do.
-        given, setting: what the loop was told, and what that is called.
+        given, setting: the number that the loop was given, and the name of that setting.
     Raises:
         ValueError: naming both numbers.
     """

@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.batching.batch import Batch, Pieces
-from brimful.batching.window import Window
+from brimful.batching.batch import Batch, PackedPieces
+from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Sample, call, samples
 from brimful.core import random
 from brimful.core.errors import DataError, count, require, where
@@ -27,7 +27,7 @@ from brimful.plan import (
     plan_with,
     split_long,
 )
-from brimful.plan.divided import share
+from brimful.plan.budget import share
 from brimful.plan.rounded import Rounded, Rounding
 
 PACKED_BATCHES: Final = 250
@@ -46,15 +46,26 @@ class BatchPlanner(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What a user wrote, as plain JSON."""
+        """The parameters that a user wrote, as plain JSON."""
 
     packs = False
     """Whether several samples lie in a row."""
+
+    asks_samples = False
+    """Whether it calls functions of the samples, not of their lengths."""
+
+    overlong: Any
+    """What becomes of a sample that no batch can hold."""
 
     @property
     def in_order(self) -> bool:
         """Whether batches have the samples in arrival order."""
         return False
+
+    @property
+    def first_rows(self) -> int:
+        """How many rows the first window needs, where windows of few rows give the same batches; 0: they do not."""
+        return 0
 
     @property
     def sizing(self) -> Policy | None:
@@ -67,7 +78,7 @@ class BatchPlanner(ABC):
 
     @property
     def rounded(self) -> Any:
-        """What rounds padded lengths up, if anything does."""
+        """The object that rounds padded lengths up, if there is one."""
         return None
 
     @property
@@ -77,7 +88,7 @@ class BatchPlanner(ABC):
         return buckets is not None or (multiple or 1) > 1
 
     @abstractmethod
-    def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
+    def batches(self, window: PlanningWindow, key: int, first: bool) -> list[Batch]:
         """The window's batches, in the order of their cost."""
 
     @abstractmethod
@@ -99,8 +110,12 @@ class ByPolicy(BatchPlanner):
     parts: int = runtime(1)
 
     @property
+    def first_rows(self) -> int:
+        return self.policy.n if isinstance(self.policy, FixedSize) and not self.policy.sort else 0
+
+    @property
     def in_order(self) -> bool:
-        return isinstance(self.policy, FixedSize) and not self.policy.sort
+        return self.first_rows > 0
 
     @property
     def sizing(self) -> Policy:
@@ -117,7 +132,7 @@ class ByPolicy(BatchPlanner):
     def settings(self) -> dict[str, Any]:
         return {"policy": described(self.policy), "overlong": self.overlong, **_rounding(self.rounding)}
 
-    def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
+    def batches(self, window: PlanningWindow, key: int, first: bool) -> list[Batch]:
         policy = self.policy if self.rounding is None else Rounded(self.policy, self.rounding)
         plan = _placed(window, policy, self.overlong, first, self.parts)
         lengths = plan.padded_lengths.tolist()
@@ -163,7 +178,7 @@ class ByPacking(BatchPlanner):
     def settings(self) -> dict[str, Any]:
         return {"row_length": self.policy.row_length, "rows": self.num_rows, "overlong": self.overlong}
 
-    def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
+    def batches(self, window: PlanningWindow, key: int, first: bool) -> list[Batch]:
         row_length = self.policy.row_length
         if self.overlong == "split":
             numbers, starts, lengths = split_long(window.lengths, row_length)
@@ -178,7 +193,7 @@ class ByPacking(BatchPlanner):
             rows = [plan.batches[row] for row in order[at : at + self.num_rows]]
             pieces = np.concatenate(rows)
             owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-            lie = Pieces(starts[pieces], lengths[pieces], owners)
+            lie = PackedPieces(starts[pieces], lengths[pieces], owners)
             batches.append(Batch(window, numbers[pieces], row_length, self.num_rows, lie, static=True))
         return batches
 
@@ -208,6 +223,7 @@ class ByKey(BatchPlanner):
     rounding: Rounding | None = None
 
     verb = "batch_by"
+    asks_samples = True
 
     @property
     def rounded(self) -> Any:
@@ -217,7 +233,7 @@ class ByKey(BatchPlanner):
         functions = {name: described(getattr(self, name)) for name in ("batch_size", "key", "boundary_key")}
         return {**functions, "overlong": self.overlong, **_rounding(self.rounding)}
 
-    def batches(self, window: Window, key: int, first: bool) -> list[Batch]:
+    def batches(self, window: PlanningWindow, key: int, first: bool) -> list[Batch]:
         block = window.take(np.arange(len(window)))
         rows = samples(block)
         keys = list(call("batch_by", self.key, block))
@@ -227,7 +243,7 @@ class ByKey(BatchPlanner):
         while start < len(order):
             size = self._size(rows[order[start]])
             if size < 1:
-                self._leave(size, where(block, order[start]), first)
+                self._leave(size, where(block, order[start]), int(window.lengths[order[start]].sum()), first)
                 size = 1
                 if self.overlong == "drop":
                     start += 1
@@ -255,7 +271,7 @@ class ByKey(BatchPlanner):
     def _size(self, longest: Sample) -> int:
         return self.batch_size if isinstance(self.batch_size, int) else int(self.batch_size(longest))
 
-    def _leave(self, size: int, place: str, first: bool) -> None:
+    def _leave(self, size: int, place: str, tokens: int, first: bool) -> None:
         """A sample that no batch may have, as `batch_size` says; an error, unless it is left alone or dropped, and counted."""
         if self.overlong == "raise":
             raise DataError(
@@ -265,18 +281,23 @@ class ByKey(BatchPlanner):
         if first:
             name = "alone" if self.overlong == "alone" else "dropped"
             count(name, 1, f"overlong: samples {name}, as batch_size is {size:,} ({place})")
+            count("dropped_tokens", tokens if name == "dropped" else 0)
 
 
-def _placed(window: Window, policy: Policy, overlong: Overlong, first: bool, parts: int = 1) -> Plan:
+def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, first: bool, parts: int = 1) -> Plan:
     try:
         plan, counts = plan_with(policy, window.lengths, overlong)
     except OverlongError as error:
-        place = where(window.block, int(window.rows[error.sample]))
+        own = window.part(np.array([error.sample]))  # no other sample is fetched for it
+        place = where(own.block, int(own.rows[0]))
         share = f" (of a step's {parts} micro_batches each has an equal share)" if parts > 1 else ""
         raise DataError(f"{error.located(place)}{share}; overlong= says what else becomes of such samples") from error
+    tokens = counts.pop("dropped_tokens")
     for name, number in counts.items():
         if first and number:
             count(name, number, f"overlong: {number:,} samples of a window {name}, longer than {policy} takes")
+    if first:
+        count("dropped_tokens", tokens)
     return plan
 
 

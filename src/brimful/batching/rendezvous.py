@@ -1,23 +1,34 @@
-"""How ranks that read streams of unequal length agree, ahead of time, where an epoch ends.
+"""How data-parallel ranks that read streams of unequal length find one another, and agree, ahead of time, where an epoch ends.
 
-Each rank posts, some rounds before it hands them out, how many of its streams have a batch in a round; a round's outcome is
-the sum over all ranks. Posting and asking are additions to a counter in torch.distributed's key-value store: nothing that
-others must take part in at the same time, nothing on the device, nothing in the training step.
+Rank 0 opens a run (`OpenRuns`), and each other one joins the first that is like its own:
+
+    rank 0   opened()    run n of a name, with its header and the place where it begins; closed(words) once it has left too early
+    others   joined()    the first open run with the same header and place in which this rank has not been yet
+    all      left()      the last of them removes what the run had in the store
+
+So ranks that began unequally often, as one was interrupted and tried again, find the next run of rank 0's; and runs that the
+threads of a process begin in another order than those of rank 0 find their own.
+
+In a run (`Rendezvous`) each rank posts, some rounds before it hands them out, how many of its streams have a batch in a round; a
+round's outcome is the sum over all ranks. Posting and asking are additions to a counter in torch.distributed's key-value store:
+nothing that others must take part in at the same time, nothing on the device, nothing in the training step.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from queue import Empty, SimpleQueue
 from typing import Any, Final
+from uuid import uuid4
+from zlib import crc32
 
-from brimful.batching.rendezvous_room import Meeting
 from brimful.core.background import Stopped, belongs
 from brimful.core.errors import RankError, StateError
-from brimful.core.stage import State
+from brimful.core.stage import State, header_difference
 
 AHEAD_ROUNDS: Final = 2
 """Rounds that a rank posts beyond the one whose outcome it waits for."""
@@ -31,13 +42,15 @@ _PATIENCE: Final = 2.0
 """Seconds for which a rank looks for a run like its own, before it says in what rank 0's differs: another thread may begin it."""
 _GRACE: Final = 5.0
 """Seconds beyond the timeout after which it is the store that does not answer."""
+_RECENT: Final = 16
+"""How many of the last runs of a name may be open at once."""
 _WHY: Final = (
     "it was killed, is stuck, or does not iterate as often as this rank does; "
     "shard(timeout_seconds=...) sets how long to wait"
 )
 
 
-class Agreement:
+class Rendezvous:
     """One run by all ranks, over an epoch of streams.
 
     A thread calls `begin`, `post` and `outcome` for each round in turn, and `leave`; no other one touches the store, which
@@ -60,7 +73,7 @@ class Agreement:
         self._woken: SimpleQueue[None] = SimpleQueue()
         self._waited = 0.0  # seconds, by the consumer for what it is to be given next
         self._since: float | None = None  # since when the store, or another rank through it, is waited for
-        self._meeting = Meeting(store, name, rank, world_size, header, place)
+        self._runs = OpenRuns(store, name, rank, world_size, header, place)
         self._name = ""
         self._posted = -1
         belongs(self)
@@ -72,9 +85,9 @@ class Agreement:
             StateError: rank 0 runs another pipeline, or begins at another place; the setting and both its values are named.
             others as `outcome`.
         """
-        with self._reached() as began:
-            self._meeting.came()
-            self._name = self._meeting.opened() if self._rank == 0 else self._joined(began)
+        with self._reached():
+            self._runs.came()
+            self._name = self._runs.opened() if self._rank == 0 else self._joined()
 
     def post(self, number: int, count: int) -> None:
         """Says that `count` of this rank's streams have a batch in round `number`."""
@@ -92,59 +105,61 @@ class Agreement:
             RankError: another rank failed or left before it came to this round, or the store is gone; it is named.
             Stopped: the run was closed meanwhile.
         """
-        with self._reached() as began:
-            count = self._outcome(number, began)
+        with self._reached():
+            count = self._outcome(number)
             if self._rank == 0 and number > AHEAD_ROUNDS:  # all have posted this one, so have the outcomes before those
                 self._store.delete_key(f"{self._name}/{number - AHEAD_ROUNDS - 1}")
         return count
 
-    def _joined(self, began: float) -> str:
+    def _joined(self) -> str:
         """The name of the run of rank 0's that is like this one, as soon as there is one."""
-        pause, patience = _SOONEST, min(_PATIENCE, self._timeout_seconds / 2)
-        while not self._closed:
-            name = self._meeting.joined()
+        patience = min(_PATIENCE, self._timeout_seconds / 2)
+        for waited in self._looks():
+            name = self._runs.joined()
             if name is not None:
                 return name
-            waited = time.monotonic() - began
             if waited > patience:
-                if self._meeting.words is not None:
-                    raise RankError(self._meeting.words)
+                if self._runs.words is not None:
+                    raise RankError(self._runs.words)
                 self._look_for_another()
             if min(self._waited, waited) > self._timeout_seconds:
-                late = f"rank 0 (never came{self._meeting.wants(0)})"
+                late = f"rank 0 (never came{self._runs.wants(0)})"
                 raise TimeoutError(
                     f"waited {self._timeout_seconds:g} seconds for {late} to begin a run like that of rank {self._rank}: {_WHY}"
                 )
-            self._pause(pause)
-            pause = min(2 * pause, _LATEST)
         raise Stopped
 
     def _look_for_another(self) -> None:
         """All ranks must read the same data in the same way, from one place on; rank 0 says which."""
-        other = self._meeting.other()
+        other = self._runs.other()
         if other is not None:
             self._name, words = other
             error = StateError(words)
             self.fail(error, posted=-1)
             raise error
 
-    def _outcome(self, number: int, began: float) -> int:
-        pause, noticed = _SOONEST, began
-        while not self._closed:
+    def _outcome(self, number: int) -> int:
+        noticed = 0.0
+        for waited in self._looks():
             ranks, count = divmod(int(self._store.add(f"{self._name}/{number}", 0)), _POSTED)
             if ranks == self._world_size:
                 return count
-            now = time.monotonic()
-            if now - noticed > _NOTICE:
-                noticed = now
+            if waited - noticed > _NOTICE:
+                noticed = waited
                 self._look_for_gone(number)
-                if min(self._waited, now - began) > self._timeout_seconds:
+                if min(self._waited, waited) > self._timeout_seconds:
                     error = TimeoutError(self._missing(number))
                     self.fail(error, posted=number - 1)  # others may wait longer, or lose the store with this rank
                     raise error
+        raise Stopped
+
+    def _looks(self) -> Iterator[float]:
+        """Steps between looks at the store, short at first, until the run is closed; each gives the seconds waited so far."""
+        began, pause = time.monotonic(), _SOONEST
+        while not self._closed:
+            yield time.monotonic() - began
             self._pause(pause)
             pause = min(2 * pause, _LATEST)
-        raise Stopped
 
     def leave(self, over: bool) -> None:
         """The last of all. Where the epoch is not over, tells the other ranks, so that none of them waits for this one.
@@ -161,20 +176,20 @@ class Agreement:
                         f"rank {self._rank} left before the epoch was over: its loop ended, failed or was interrupted"
                     )
                     if self._rank == 0:
-                        self._meeting.closed(self._name, words, self._keys())
+                        self._runs.closed(self._name, words, self._keys())
                     self._store.compare_set(f"{self._name}/gone", "", json.dumps([self._posted, words]))
-                gone = self._meeting.left(self._name, self._keys())
+                gone = self._runs.left(self._name, self._keys())
             until = time.monotonic() + _LEAVE
             while over and self._rank == 0 and not gone and time.monotonic() < until:
                 self._pause(_SOONEST)
                 if self._closed:
                     return
                 with self._reached():
-                    gone = self._meeting.is_over(self._name)
+                    gone = self._runs.is_over(self._name)
 
     def _keys(self) -> list[str]:
-        """What the rounds of a run may have in the store when all ranks have left it; no two are more rounds apart than twice
-        those that one posts ahead."""
+        """The keys that the rounds of a run may have in the store when all ranks have left it. No two ranks are more rounds
+        apart than twice those that one posts ahead."""
         apart = 2 * (AHEAD_ROUNDS + 1)
         rounds = range(max(0, self._posted - apart - AHEAD_ROUNDS), self._posted + apart)
         ranks = [f"rank/{rank}" for rank in range(self._world_size)]
@@ -188,7 +203,7 @@ class Agreement:
                 self._store.set(f"{self._name}/gone", json.dumps([self._posted if posted is None else posted, words]))
 
     def waiting(self, seconds: float) -> None:
-        """Told each second how long the consumer has waited for what it is to be given next.
+        """Called each second, with how long the consumer has waited for its next item.
 
         Raises:
             TimeoutError: the store itself does not answer.
@@ -220,13 +235,13 @@ class Agreement:
                 raise RankError(words)
 
     def _missing(self, number: int) -> str:
-        """Who has not posted a round, in words."""
+        """The ranks that have not posted a round, in words."""
         late = []
         for rank in range(self._world_size):
             key = f"{self._name}/rank/{rank}"
             last = int(self._store.get(key)) if self._store.check([key]) else None
             if last is None or last < number:
-                came = f"never came{self._meeting.wants(rank)}" if last is None else f"last came to round {last:,}"
+                came = f"never came{self._runs.wants(rank)}" if last is None else f"last came to round {last:,}"
                 late.append(f"rank {rank} ({came})")
         return (
             f"waited {self._timeout_seconds:g} seconds for {', '.join(late)} to come to round {number:,} of the epoch: "
@@ -234,11 +249,11 @@ class Agreement:
         )
 
     @contextmanager
-    def _reached(self) -> Iterator[float]:
-        """Around every use of the store: how long it has been waited for is known; says of an error of torch's whose it is."""
-        self._since = began = time.monotonic()
+    def _reached(self) -> Iterator[None]:
+        """Around every use of the store: notes since when it is waited for, and says what an error of torch's means."""
+        self._since = time.monotonic()
         try:
-            yield began
+            yield
         except RuntimeError as error:
             if isinstance(error, RankError):
                 raise
@@ -249,6 +264,118 @@ class Agreement:
             ) from error
         finally:
             self._since = None
+
+
+class OpenRuns:
+    """The runs of one name, for one of its ranks.
+
+    Args:
+        store: a torch.distributed.Store that all ranks share.
+        name: the name of the pipeline, for people.
+        header: the pipeline and its rules.
+        place: where the run begins, as a dict of plain JSON.
+    """
+
+    def __init__(self, store: Any, name: str, rank: int, world_size: int, header: State, place: State) -> None:
+        self._store, self._name, self._rank, self._world_size = store, name, rank, world_size
+        self._base = f"brimful/{crc32(name.encode()):08x}.{world_size}"
+        self._ours = json.loads(json.dumps([header, place]))
+        self._digest = sha256(json.dumps(self._ours, sort_keys=True).encode()).hexdigest()[:16]
+        self._past: set[int] = set()  # runs in which this rank has been, or that are over
+        self.words: str | None = None
+        """Why rank 0 left a run like this one before this rank came to it."""
+
+    def came(self) -> None:
+        """This rank wants to begin a run."""
+        self._store.set(f"brimful/came.{self._world_size}/{self._rank}", self._name)
+
+    def wants(self, rank: int) -> str:
+        """The place of a rank that did not come, in words; "" where it never came anywhere, or to runs of this name."""
+        key = f"brimful/came.{self._world_size}/{rank}"
+        name = self._store.get(key).decode() if self._has(key) else self._name
+        return "" if name == self._name else f"; it last began {name}"
+
+    def opened(self) -> str:
+        """The name of a new run."""
+        text = json.dumps([*self._ours, uuid4().hex])  # two threads may want one number: one of them has it
+        number = 1 + int(self._store.add(f"{self._base}/runs", 0))
+        while self._store.compare_set(f"{self._base}/{number}/header", "", text) != text.encode():
+            number += 1
+        name = f"{self._base}/{number}"
+        self._store.set(f"{name}/{self._digest}", "")
+        self._store.add(f"{self._base}/runs", 1)
+        return name
+
+    def joined(self) -> str | None:
+        """The name of the run that this rank takes part in from now on; None where there is none yet."""
+        for number, name in self._open():
+            if not self._has(f"{name}/{self._digest}"):
+                continue
+            self._past.add(number)
+            if self._store.add(f"{name}/joined/{self._rank}", 1) > 1:
+                continue
+            if not self._has(f"{name}/{self._digest}"):  # it was removed in between: this rank had been in it
+                self._store.delete_key(f"{name}/joined/{self._rank}")
+            elif not self._has(f"{name}/closed"):
+                return name
+            else:
+                self.words, keys = json.loads(self._store.get(f"{name}/closed"))
+                self._store.set(f"{name}/gone", json.dumps([-1, self.words]))  # no round will have all ranks
+                self.left(name, keys)
+        return None
+
+    def other(self) -> tuple[str, str] | None:
+        """The name of a run that rank 0 has open and this rank could not join, and the difference in words."""
+        for _, name in self._open():
+            if self._has(f"{name}/{self._digest}") or self._has(f"{name}/closed"):
+                continue
+            theirs = json.loads(self._store.get(f"{name}/header"))
+            for saved, ours, what, remedy in zip(theirs, self._ours, _DIFFERENT, _REMEDIES):
+                found = header_difference(saved, ours)
+                if found is not None and self._store.add(f"{name}/joined/{self._rank}", 1) == 1:
+                    sides = f"{found.saved:.80} on rank 0 and {found.ours:.80} on rank {self._rank}"
+                    return name, f"{what}: {found.name} is {sides}{remedy}"
+        return None
+
+    def closed(self, name: str, words: str, keys: Sequence[str]) -> None:
+        """Rank 0 has left a run: nobody who comes to it now waits for it."""
+        self._store.set(f"{name}/closed", json.dumps([words, keys]))
+
+    def left(self, name: str, keys: Sequence[str]) -> bool:
+        """This rank has left a run; whether it was the last, and removed it.
+
+        Args:
+            keys: more that the run may have in the store.
+        """
+        if int(self._store.add(f"{name}/left", 1)) < self._world_size:
+            return False
+        joined = [f"joined/{rank}" for rank in range(self._world_size)]
+        for key in ("header", self._digest, "closed", "gone", *joined, *keys, "left"):
+            self._store.delete_key(f"{name}/{key}")
+        return True
+
+    def is_over(self, name: str) -> bool:
+        """Whether all ranks have left a run, after this one has."""
+        return not self._has(f"{name}/left")
+
+    def _open(self) -> list[tuple[int, str]]:
+        """The runs in which this rank may not have been yet, first to last."""
+        newest = int(self._store.add(f"{self._base}/runs", 0))
+        found = []
+        for number in range(max(1, newest - _RECENT + 1), newest + 1):
+            name = f"{self._base}/{number}"
+            if number not in self._past and self._has(f"{name}/header"):
+                found.append((number, name))
+            else:
+                self._past.add(number)  # it had one before it was counted
+        return found
+
+    def _has(self, key: str) -> bool:
+        return bool(self._store.check([key]))
+
+
+_DIFFERENT: Final = "the ranks run different pipelines", "the ranks are at different places"
+_REMEDIES: Final = "", "; all go on from the states of one step, and iterate equally often"
 
 
 def store_of(group: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast, get_args
 
 from brimful.batching.batch import Uneven, filler
 from brimful.batching.distributed import Rank, resolve
-from brimful.batching.rendezvous import AHEAD_ROUNDS, Agreement, store_of
+from brimful.batching.rendezvous import AHEAD_ROUNDS, Rendezvous, store_of
 from brimful.core.background import Channel, close_together
 from brimful.core.errors import DataError, StateError, one_of, settle
 from brimful.core.stage import END, Stage, State, running, runtime, shown
@@ -23,11 +23,11 @@ T = TypeVar("T")
 class RoundRobin(Stage[T]):
     """Item `t` of stream `s` has the place t x `streams` + s in the order of all items, whatever the world size.
 
-    Of each step's `world_size` items, which follow one another in that order, a rank takes the one at `rank`; so it reads
+    Each step has `world_size` items, which follow one another in that order, and a rank takes the one at `rank`. So it reads
     every world_size-th stream and no other. Streams have unequally many items. A single process passes over those that
     have ended. Several ranks stay in step as `uneven` says: "pad" (a filler in the place of each item that is not there,
     until all streams have ended), "wrap" (the stream begins its epoch again, until all have ended once), "drop" (all end
-    with the first that ends), "error". They agree on it by `Agreement`, some rounds ahead.
+    with the first that ends), "raise". They agree on it by a `Rendezvous`, some rounds ahead.
 
     State: {"epoch", "next": the place of the next step, "streams": {number: state} of those that this rank reads}; the
     union of all ranks' is good for every world size that divides `streams`.
@@ -40,7 +40,7 @@ class RoundRobin(Stage[T]):
     is_sharded: bool = runtime(False)
     rank: int | None = runtime(None)
     world_size: int | None = runtime(None)
-    group: Any = runtime(None)
+    process_group: Any = runtime(None)
     uneven: Uneven = runtime("pad")
     timeout_seconds: float = runtime(600.0)
     ahead: int = runtime(1)
@@ -54,7 +54,7 @@ class RoundRobin(Stage[T]):
         return {"epoch": epoch, "next": 0, "streams": starts}
 
     def items(self, at: State) -> Generator[tuple[T, State], None, None]:
-        rank, world_size = resolve(self.rank, self.world_size, self.group) if self.is_sharded else Rank(0, 1)
+        rank, world_size = resolve(self.rank, self.world_size, self.process_group) if self.is_sharded else Rank(0, 1)
         if self.num_streams % world_size:
             raise ValueError(
                 f"{self.num_streams} streams cannot be shared out evenly by {world_size} ranks: choose from_files(streams=...) "
@@ -96,7 +96,7 @@ class RoundRobin(Stage[T]):
 
     @property
     def num_ranks(self) -> int:
-        return resolve(self.rank, self.world_size, self.group).world_size if self.is_sharded else 1
+        return resolve(self.rank, self.world_size, self.process_group).world_size if self.is_sharded else 1
 
     def _stream(self, stream: int) -> Stage[T]:
         return self.upstream.stream(stream, self.num_streams)
@@ -116,18 +116,18 @@ class RoundRobin(Stage[T]):
     def _together(
         self, at: State, readers: dict[int, StreamReader[T]], rank: Rank
     ) -> Generator[tuple[T, State], None, None]:
-        store = store_of(self.group)
+        store = store_of(self.process_group)
         if store is None:
             raise ValueError(
                 f"{rank.world_size} ranks that read streams must agree on where an epoch ends: initialise torch.distributed "
-                "before iterating, or give shard(group=...) a torch.distributed.Store that they share"
+                "before iterating, or give shard(process_group=...) a torch.distributed.Store that they share"
             )
         name = shown(self)
         header, begins = {"of": self.header()} | {"uneven": self.uneven}, {"epoch": at["epoch"], "next": at["next"]}
-        agreement = Agreement(store, *rank, name, header, begins, self.timeout_seconds)
-        rounds = Channel(lambda: self._rounds(at["next"], readers, agreement), 1, "streams")
-        with closing(rounds), closing(agreement):
-            pending = rounds.items(agreement.waiting)
+        rendezvous = Rendezvous(store, *rank, name, header, begins, self.timeout_seconds)
+        rounds = Channel(lambda: self._rounds(at["next"], readers, rendezvous), 1, "streams")
+        with closing(rounds), closing(rendezvous):
+            pending = rounds.items(rendezvous.waiting)
             held: dict[int, Taken[T]] = {}  # by their places
             entries = {str(stream): at["streams"][str(stream)] for stream in readers}
             place = at["next"]
@@ -138,7 +138,7 @@ class RoundRobin(Stage[T]):
                 mine = place + rank.rank
                 while not over and end < place + rank.world_size:
                     taken = next(pending, None)
-                    agreement.waiting(0.0)
+                    rendezvous.waiting(0.0)
                     over = taken is None
                     if taken is not None:
                         held |= {end + stream: one for stream, one in taken.items()}
@@ -158,26 +158,26 @@ class RoundRobin(Stage[T]):
                 yield item, at | {"next": place, "streams": dict(entries)}
 
     def _rounds(
-        self, place: int, readers: dict[int, StreamReader[T]], agreement: Agreement
+        self, place: int, readers: dict[int, StreamReader[T]], rendezvous: Rendezvous
     ) -> Generator[dict[int, Taken[T]], None, None]:
-        """What this rank has of each round that goes on: by stream, from the place of the next step on."""
+        """This rank's part of each round that goes on: by stream, from the place of the next step on."""
         first, done = divmod(place, self.num_streams)
         held: deque[tuple[int, dict[int, Taken[T]]]] = deque()
         failure: Exception | None = None
         over = False
         try:
-            agreement.begin()
+            rendezvous.begin()
             for number in count(first):
                 if failure is None:
                     try:
                         still = [stream for stream in readers if number > first or stream >= done]
                         taken = {stream: readers[stream].take() for stream in still}
                         given = len(readers) - len(still)  # before the state, in the middle of the first round
-                        agreement.post(number, given + sum(one.first for one in taken.values()))
+                        rendezvous.post(number, given + sum(one.first for one in taken.values()))
                         held.append((number, taken))
                     except Exception as error:  # raised once the rounds before it are out
                         failure = error
-                        agreement.fail(error)
+                        rendezvous.fail(error)
                 if failure is None and len(held) <= AHEAD_ROUNDS:
                     continue
                 if not held:
@@ -185,25 +185,22 @@ class RoundRobin(Stage[T]):
                     raise failure
                 settled, round_ = held.popleft()
                 try:
-                    total = agreement.outcome(settled)
+                    total = rendezvous.outcome(settled)
                 except Exception as error:
                     if failure is not None:
                         raise failure from error
                     raise
-                over = total == 0 or (total < self.num_streams and self.uneven in ("drop", "error"))
+                over = total == 0 or (total < self.num_streams and self.uneven in ("drop", "raise"))
+                if over and total and self.uneven == "raise":
+                    raise DataError(
+                        f"{self.num_streams - total} of {self.num_streams} streams have ended before the others; choose "
+                        "uneven='pad', 'drop' or 'wrap'"
+                    )
                 if over:
-                    return self._check_end(total)
+                    return
                 yield round_
         finally:
-            agreement.leave(over)
-
-    def _check_end(self, total: int) -> None:
-        """Where the epoch ends before a round in which `total` streams have an item: whether it may."""
-        if total and self.uneven == "error":
-            raise DataError(
-                f"{self.num_streams - total} of {self.num_streams} streams have ended before the others; choose uneven='pad', "
-                "'drop' or 'wrap'"
-            )
+            rendezvous.leave(over)
 
     def _any_item(self, epoch: int, own: list[int]) -> T:
         """The first item of the epoch of some stream, one of this rank's where they have one."""
@@ -222,7 +219,7 @@ class RoundRobin(Stage[T]):
 
 
 class Taken(NamedTuple, Generic[T]):
-    """What a stream has in a round: an item, or None; the stream's entry in the state after it; whether it is of the
+    """The part of a stream in a round: an item, or None; the stream's entry in the state after it; whether it is of the
     stream's first time through the epoch."""
 
     item: T | None
@@ -256,7 +253,9 @@ class StreamReader(Generic[T]):
         return Taken(item, {"again": after} if self._again else after, item is not None and not self._again)
 
     def _open(self, at: State) -> None:
-        self.channel = None if at == END else Channel(lambda: self._stage.items(at), self._ahead, "stream")
+        self.channel: Channel[tuple[T, State]] | None = (
+            None if at == END else Channel(lambda: self._stage.items(at), self._ahead, "stream")
+        )
         self._items: Iterator[tuple[T, State]] = iter(()) if self.channel is None else self.channel.items()
 
 

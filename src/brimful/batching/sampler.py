@@ -14,17 +14,15 @@ from numpy.typing import ArrayLike
 
 from brimful.batching.batch import Batch
 from brimful.batching.batched import Batched, ShuffleBatches, check_shuffle
-from brimful.batching.planned import Planned
 from brimful.batching.planners import ByPolicy
 from brimful.batching.sharded import Sharded
-from brimful.batching.window import auto_rows
-from brimful.core.above import GUARD
+from brimful.batching.windows import Planned, auto_rows
+from brimful.core.above import GUARD, ReadsAhead
 from brimful.core.errors import TALLY, DataError, StateError, Tally, integer, logger, one_of
 from brimful.core.once import once
 from brimful.core.stage import VERSION, Stage, State, check_header, described, running
 from brimful.core.states import check_form, position_of, restored_elsewhere, sealed
-from brimful.index.lengths import LengthIndex
-from brimful.index.sequence import FromSequence
+from brimful.index.sequence import FromSequence, LengthIndex
 from brimful.plan import FixedSize, Overlong, Policy, as_lengths, plan_with
 
 _ENOUGH = 10_000  # lengths by which a window is sized
@@ -55,26 +53,26 @@ class BatchSampler:
         seed: of the order.
         rank, world_size: the data-parallel ones.
         uneven: where the last step of an epoch has too few batches: "wrap" to the epoch's first ones, "drop" the step, or
-            "error" before the first batch.
+            "raise" before the first batch.
         overlong: what becomes of a sample longer than the policy can place: "raise" (at once), "truncate" (planned as if
             it were cut: the data set has to cut it), "drop", or "alone" (a batch of its own). Logged once.
         drop_last: leave out incomplete batches: those below a fixed size, else the last cut of an epoch.
         shuffle_batches: hand out a window's batches in a random order; "stratified": in one of which any few that follow one
             another cover short and long alike; None: as `shuffle` says.
-        group: shuffle them in aligned groups of so many neighbours in cost; the world size, for equal work in a step.
+        balance_group: shuffle them in aligned groups of so many neighbours in cost; the world size, for equal work in a step.
     Raises:
         ValueError: a setting out of range; a sample that is too long, under overlong="raise".
     State: the epoch and the place in it, 100 bytes, beside the settings by value; the same on all ranks, and for every
         world size. Taken at the end of an epoch, it begins the next.
     Price: 8 bytes a sample beside its length. Of a million samples the first batch comes within .1 s, also of a restored
-        epoch; `len` and `uneven="error"` plan an epoch once more, .3 s.
+        epoch; `len` and `uneven="raise"` plan an epoch once more, .3 s.
     Example:
         >>> import brimful as bf
         >>> lengths = [50, 30, 20, 20, 30, 20]
         >>> list(bf.BatchSampler(lengths, bf.TokenBudget(60), shuffle=False))
         [[0], [1, 4], [2, 3, 5]]
         >>> [list(bf.BatchSampler(lengths, bf.TokenBudget(60), rank=rank, world_size=2)) for rank in range(2)]
-        [[[4, 1], [3, 5, 2]], [[0], [4, 1]]]
+        [[[3, 5, 2], [4, 1]], [[0], [3, 5, 2]]]
 
         >>> from torch.utils.data import DataLoader
         >>> dataset = [[token] * length for token, length in enumerate(lengths)]
@@ -85,6 +83,10 @@ class BatchSampler:
         ...     for step, batch in enumerate(loader, 1):
         ...         state = sampler.state_dict(batches_consumed=step)
     """
+
+    policy: Policy
+    rank: int
+    world_size: int
 
     batch_size = None
     """None, which tells Accelerate that batches differ in size."""
@@ -99,11 +101,11 @@ class BatchSampler:
         seed: int = 42,
         rank: int = 0,
         world_size: int = 1,
-        uneven: Literal["wrap", "drop", "error"] = "wrap",
+        uneven: Literal["wrap", "drop", "raise"] = "wrap",
         overlong: Overlong = "raise",
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches | None = None,
-        group: int = 1,
+        balance_group: int = 1,
     ) -> None:
         if not isinstance(policy, Policy):
             raise TypeError(f"policy must have plan and max_length, as bf.TokenBudget(16_384) does (got {policy!r})")
@@ -114,11 +116,11 @@ class BatchSampler:
         world_size, rank = integer("world_size", world_size, 1), integer("rank", rank, None)
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be at least 0 and below world_size={world_size:,} (got {rank:,})")
-        one_of("uneven", uneven, "wrap", "drop", "error")
+        one_of("uneven", uneven, "wrap", "drop", "raise")
         one_of("overlong", overlong, *get_args(Overlong))
         in_order = isinstance(policy, FixedSize) and not policy.sort
         self.policy, self.rank, self.world_size, self.uneven = policy, rank, world_size, uneven
-        self.drop_last = drop_last or uneven == "drop"  # what Accelerate asks, which then shards the batches out
+        self.drop_last: bool = drop_last or uneven == "drop"  # what Accelerate asks, which then shards the batches out
         self._samples = LengthIndex(as_lengths(lengths))
         self._window = window
         self._settings: dict[str, Any] = {
@@ -127,7 +129,7 @@ class BatchSampler:
             "drop_last": bool(drop_last),
             "shuffle_batches": check_shuffle(bool(shuffle) if shuffle_batches is None else shuffle_batches)
             and not in_order,
-            "group": integer("group", group, 1, "batch"),
+            "balance_group": integer("balance_group", balance_group, 1, "batch"),
             "seed": integer("seed", seed, None),
         }
         values, longest = self._samples.values, policy.max_length
@@ -215,7 +217,7 @@ class BatchSampler:
     # -- an iteration ----------------------------------------------------------------------------------------------------
 
     def _lists(self) -> Generator[list[int], None, None]:
-        run = _Run(*self._beginning(), GUARD.reader_here())
+        run = _Run(*self._beginning(), GUARD.loop_here().reader)
         if run.reader.processes > 1 and self.world_size > 1:
             raise ValueError(
                 f"Accelerate shards the batches to {run.reader.processes} processes, and this BatchSampler to "
@@ -224,7 +226,7 @@ class BatchSampler:
         if self._repeated == run.epoch and self._settings["shuffle"]:
             logger.warning("epoch %d again, in the same order: call set_epoch(epoch) before each epoch", run.epoch)
         self._restored, self._running = None, run
-        if self.uneven == "error" and self.world_size > 1:
+        if self.uneven == "raise" and self.world_size > 1:
             self._checked(sum(1 for _ in self._run(self._batches, run.place)))
         for batch, after in self._run(self._shard, run.place):
             run.took(after)
@@ -252,9 +254,9 @@ class BatchSampler:
         return self._counted[1]
 
     def _checked(self, batches: int) -> int:
-        if self.uneven == "error" and batches % self.world_size:
+        if self.uneven == "raise" and batches % self.world_size:
             raise DataError(
-                f"uneven='error': {batches:,} batches of epoch {self._epoch:,} cannot be shared out evenly to "
+                f"uneven='raise': {batches:,} batches of epoch {self._epoch:,} cannot be shared out evenly to "
                 f"{self.world_size:,} ranks; choose uneven='wrap' or 'drop'"
             )
         return batches
@@ -284,7 +286,12 @@ class BatchSampler:
         windows = Planned(samples, self._rows, lengths_required=True)
         planner = ByPolicy(self.policy, settings["overlong"])
         return Batched(
-            windows, planner, settings["drop_last"], settings["shuffle_batches"], settings["group"], settings["seed"]
+            windows,
+            planner,
+            settings["drop_last"],
+            settings["shuffle_batches"],
+            settings["balance_group"],
+            settings["seed"],
         )
 
     @once
@@ -311,7 +318,7 @@ class _Run:
 
     epoch: int
     start: State
-    reader: Any = field(default_factory=lambda: GUARD.ReadsAhead())
+    reader: ReadsAhead = field(default_factory=ReadsAhead)
     taken: int = 0
 
     def __post_init__(self) -> None:
@@ -332,7 +339,7 @@ class _Run:
                 f"batches_consumed must be between 0 and {most:,}, the batches handed out since this iteration began "
                 f"(got {batches:,})"
             )
-        return min(int((self.reader.skipped + batches) * self.reader.processes), self.taken)
+        return min((self.reader.skipped + batches) * self.reader.processes, self.taken)
 
     def place_of_the_loop(self) -> State:
         """The place, where the loop has used all that was taken."""

@@ -9,19 +9,19 @@ from typing import Any, ClassVar
 
 from brimful.batching.batch import Batch, Uneven, apart, filler
 from brimful.batching.distributed import Rank, resolve
-from brimful.batching.labels import counted, step_labels
+from brimful.batching.labels import LabelsFollow, counted, step_labels
 from brimful.core.stage import END, Stage, State, running, runtime
 
 
 @dataclass(frozen=True)
 class Sharded(Stage[Batch]):
-    """Of each step's `world_size` batches the one at `rank`; all ranks have the same number of steps.
+    """The batch at `rank` of each step's `world_size` batches; all ranks have the same number of steps.
 
     Where the last step of an epoch has too few batches, `uneven` says: "pad" gives the ranks without one a filler (one
-    real row again, weight 0), "drop" leaves the step out, "wrap" takes the epoch's first batches again, "error" raises.
+    real row again, weight 0), "drop" leaves the step out, "wrap" takes the epoch's first batches again, "raise" is an error.
     The state is the upstream's after the whole step: it is the same on all ranks, and fits any other world size.
 
-    Of several ranks each locates its own samples alone. Where the index knows the labels of its rows, a batch has those of
+    Each of several ranks locates its own samples alone. Where the index knows the labels of its rows, a batch has those of
     its whole step, on all ranks.
     """
 
@@ -30,21 +30,21 @@ class Sharded(Stage[Batch]):
     upstream: Stage[Batch]
     rank: int | None = runtime(None)
     world_size: int | None = runtime(None)
-    group: Any = runtime(None)
+    process_group: Any = runtime(None)
     uneven: Uneven = runtime("pad")
     streamed: str = runtime("")
-    labels_follow: int | None = runtime(None)
-    transparent: ClassVar[bool] = True
+    labels_follow: LabelsFollow = runtime(LabelsFollow())
+    itemwise: ClassVar[bool] = True
 
     def start(self, epoch: int) -> State:
         return self.upstream.start(epoch)
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
-        rank, world_size = resolve(self.rank, self.world_size, self.group)
+        rank, world_size = resolve(self.rank, self.world_size, self.process_group)
         if world_size > 1 and self.streamed:
             raise ValueError(
                 f"streamed (by {self.streamed}) data cannot be shared out among {world_size} ranks: each would read and tokenise "
-                "all of it; give from_files(streams=...), or make a token store of it with cache(path)"
+                "all of it; give from_files(streams=...), or make a token store of it with to_store(path)"
             )
         with running(self.upstream, at) as items:
             prepared = self._prepared(items, Rank(rank, world_size))
@@ -54,7 +54,7 @@ class Sharded(Stage[Batch]):
                 missing = world_size - len(step)
                 if missing and self.uneven == "drop":
                     return
-                if missing and self.uneven == "error":
+                if missing and self.uneven == "raise":
                     raise ValueError(
                         f"the last step of the epoch has {len(step)} batches for {world_size} ranks; "
                         "choose uneven='pad', 'drop' or 'wrap'"
@@ -98,7 +98,7 @@ class Sharded(Stage[Batch]):
 
     @property
     def num_ranks(self) -> int:
-        return resolve(self.rank, self.world_size, self.group).world_size
+        return resolve(self.rank, self.world_size, self.process_group).world_size
 
     def _firsts(self, epoch: int, count: int) -> list[Batch]:
         """Batches from the beginning of the epoch, beginning again where it has fewer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -12,16 +12,13 @@ from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import Ragged, array_of, ragged
-from brimful.core.errors import settle
 from brimful.core.once import once
-from brimful.core.stage import Stage, runtime
-from brimful.plan import Policy, window_rows
 
 IntArray: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
+class PlanningWindow:
     """Samples 0 to n - 1 of a window, in arrival order.
 
     Args:
@@ -30,7 +27,7 @@ class Window:
         samples: which row of the data set each of them is, of a stream which of the window, int64 (n,).
         locate: gives a block that holds rows of these numbers and, int64, which row of it each of them is; called when the
             first sample is wanted, once for all of them.
-        crc32: what a replay must reproduce; 0 where the header says it already.
+        crc32: the checksum that a replay must reproduce; 0 where the header says it already.
         num_labels_at: counts the labels of rows without reading them, where the index knows them: see `index.index.Index`.
         schema: of the rows, where they need not be here for it.
     """
@@ -49,7 +46,7 @@ class Window:
 
     @once
     def num_labels(self) -> IntArray | None:
-        """Of each sample its labels, those that are trained on, and whether the first one is, int64 (3, n), where known."""
+        """For each sample: its labels, those that are trained on, and whether the first one is, int64 (3, n); None: not known."""
         return None if self.num_labels_at is None else self.num_labels_at(self.samples)
 
     @property
@@ -58,7 +55,7 @@ class Window:
         schema: pa.Schema = self.block.schema if self.schema is None else self.schema()
         return list(schema.names)
 
-    def part(self, numbers: IntArray) -> Window:
+    def part(self, numbers: IntArray) -> PlanningWindow:
         """The window as far as some of its samples go, so that no other rows are located."""
         return replace(self, lengths=self.lengths[numbers], samples=self.samples[numbers])
 
@@ -94,34 +91,3 @@ class Window:
     @once
     def _columns(self) -> dict[str, Ragged]:
         return {}
-
-
-@dataclass(frozen=True)
-class Windowed(Stage[Window]):
-    """What cuts rows into windows of `size`; 0: what `policy` needs for 1 % padding, or for `batches` of them, judged once.
-
-    `unmasked`: columns without the tokens that `attention_mask`, one of them, hides.
-    """
-
-    verb = ""
-
-    upstream: Stage[Any]
-    size: int
-    length_columns: tuple[str, ...] = ()
-    lengths_required: bool = False
-    policy: Policy | None = runtime(None)
-    batches: int | None = runtime(None)
-    unmasked: tuple[str, ...] = runtime(())
-
-    def __post_init__(self) -> None:
-        settle(self, "size", 0, "rows", "window")
-
-    def settings(self) -> dict[str, Any]:
-        return {"window": self.size or "auto", "length_column": [*self.length_columns]}
-
-
-def auto_rows(policy: Policy, lengths: NDArray[np.int64], batches: int | None = None) -> int:
-    """How many rows a window needs for 1 % padding under `policy`, or for so many batches, judged by some lengths."""
-    if policy.max_length is not None and lengths.ndim == 1:
-        lengths = np.minimum(lengths, policy.max_length)
-    return window_rows(policy, lengths, batches=batches)

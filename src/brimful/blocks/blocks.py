@@ -1,8 +1,8 @@
-"""Blocks of rows, and samples: one to the other and back, and a user's function called on each."""
+"""Blocks of rows become samples, and samples blocks; a user's function is called on each sample."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
@@ -33,11 +33,11 @@ def visible(block: Block) -> Block:
 
 
 _WIDE: Final = {"uint8": np.int32, "int8": np.int32, "uint16": np.int32, "int16": np.int32, "uint32": np.int64}
-"""What integers of few bits are to a function, as tokens in a store have them: -100 and a difference must fit."""
+"""The types in which a function gets integers of few bits, as a store has tokens: -100 and a difference must fit."""
 
 
 def samples(block: Block) -> list[Sample]:
-    """The rows of a block as dicts; lists of numbers as numpy arrays that the caller may write to, of 32 bits at least.
+    """The rows of a block as dicts. Lists of numbers become numpy arrays of at least 32 bits, which the caller may change.
 
     >>> samples(from_samples([{"input_ids": [1, 2], "id": 7}]))
     [{'input_ids': array([1, 2]), 'id': 7}]
@@ -53,7 +53,7 @@ def _tried_values(block: Block, name: str) -> list[Any]:
     array = block.column(name)
     try:
         return _values(array)
-    except (OverflowError, ValueError):  # a time that Python does not know, or bytes that are no text
+    except (OverflowError, ValueError):  # a time that Python does not know, or bytes that are not UTF-8
         for row in range(block.num_rows):
             try:
                 array[row].as_py()
@@ -68,7 +68,7 @@ def _tried_values(block: Block, name: str) -> list[Any]:
 def _values(array: pa.Array) -> list[Any]:
     if isinstance(array.type, pa.FixedShapeTensorType):
         if array.null_count:
-            return [_tensor(value) for value in array]
+            return [np.array(value.to_numpy()) if value.is_valid else None for value in array]
         # Arrow 26 takes other rows where the values begin at an offset
         moved = array.take(array_of(np.arange(len(array))))
         return list(np.array(moved.to_numpy_ndarray()))
@@ -77,16 +77,12 @@ def _values(array: pa.Array) -> list[Any]:
     bounds = array.offsets.to_pylist()
     first = bounds[0]
     inner = array.values[first : bounds[-1]]
-    if array.null_count or inner.null_count:  # a row is what it is, whatever its neighbours lack
+    if array.null_count or inner.null_count:  # a row must not depend on what its neighbours lack
         dtype = numpy_of(inner.drop_null()).dtype
         return [row if row is None or None in row else np.array(row, dtype=dtype) for row in array.to_pylist()]
     flat = numpy_of(inner)
-    values = flat.astype(_WIDE.get(flat.dtype.name, flat.dtype))  # a copy: the caller may write to it
+    values = flat.astype(_WIDE.get(flat.dtype.name, flat.dtype))  # a copy, which the caller may change
     return [values[start - first : end - first] for start, end in pairwise(bounds)]
-
-
-def _tensor(value: Any) -> NDArray[Any] | None:
-    return np.array(value.to_numpy()) if value.is_valid else None
 
 
 def as_sample(row: Any) -> Sample:
@@ -110,10 +106,10 @@ def as_sample(row: Any) -> Sample:
 
 
 def from_samples(rows: Sequence[Sample]) -> Block:
-    """Dicts as a block: the columns in the order of their first appearance, absent values null.
+    """Dicts as a block. The columns stand in the order of their first appearance; absent values are null.
 
     Raises:
-        TypeError: where the values of a column have no common type, or a row is not a dict of strings; it is named.
+        TypeError: the values of a column have no common type, or a row is not a dict with strings as keys.
     """
     names: dict[str, None] = {}
     for row in rows:
@@ -134,7 +130,7 @@ def from_samples(rows: Sequence[Sample]) -> Block:
 
 
 def rows_at(number: int) -> int:
-    """How many rows are made at a time where so many came before: half as many, as a power of two from 16 to 2,048.
+    """The rows of the next block after `number` rows: half as many, as a power of two from 16 to 2,048.
 
     >>> [rows_at(number) for number in (0, 32, 64, 200, 10_000)]
     [16, 16, 32, 64, 2048]
@@ -158,15 +154,17 @@ def tried(
     seeded: bool,
     on_error: OnError,
     convert: Callable[[Any], Any] = lambda result: result,
+    rows: Callable[[Block], Iterable[Any]] = samples,
 ) -> Iterator[tuple[int, Any]]:
-    """(row, `convert(fn(sample))`) for each row of a block, `fn(sample, rng)` where seeded, by the keys in the block; a row
-    for which it raises is an error, or is left out and counted.
+    """(row, `convert(fn(sample))`) for each row of a block. A seeded function is called as `fn(sample, rng)`, with a generator
+    from the row's key. `rows` makes the samples. Where the function raises, `on_error` decides: an error,
+    or the row is left out and counted.
 
     Raises:
         StageError: what `fn` raised, with the row's place.
     """
     keys = column_of(block, KEY).to_pylist() if seeded else ()
-    for row, sample in enumerate(samples(block)):
+    for row, sample in enumerate(rows(block)):
         try:
             result = convert(fn(sample, random.generator(keys[row])) if seeded else fn(sample))
         except Exception as error:
@@ -179,7 +177,7 @@ def tried(
 
 
 def with_origin(out: Block, block: Block, parents: NDArray[np.int64]) -> Block:
-    """`out` with the origins that the rows `parents` of `block` have."""
+    """`out` with the origins of the rows `parents` of `block`."""
     if block.schema.get_field_index(ORIGIN) < 0 or not out.num_rows:
         return out
     column = column_of(block, ORIGIN)
@@ -188,7 +186,7 @@ def with_origin(out: Block, block: Block, parents: NDArray[np.int64]) -> Block:
 
 
 def check_replay(stage: Stage[Any], ours: int, saved: int, at: str) -> None:
-    """Refuses to go on where the rows read again are not the rows that the state was saved over.
+    """Refuses to go on where a replay gave other rows than those that the state was saved over.
 
     Raises:
         StateError: naming the stage, its place and both checksums.
@@ -196,6 +194,8 @@ def check_replay(stage: Stage[Any], ours: int, saved: int, at: str) -> None:
     if ours != saved:
         raise StateError(
             f"{named(stage)} gave other rows than when this state was saved (crc32 {saved:08x} then, {ours:08x} now, at "
-            f"{at}): a shard was edited, a tokenizer changed, or a function of the pipeline is random; go on with the "
+            f"{at}): a shard was edited, a tokenizer changed, a function is random, or another one than before "
+            "(allow={'functions'} is for one that gives the same rows for those that were taken already, and "
+            "allow={'urls'} for shards that were moved, or added behind the others); go on with the "
             "data and code that saved it, or start anew"
         )

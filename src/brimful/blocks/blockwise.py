@@ -1,4 +1,4 @@
-"""What most row stages are: a block in, a block out."""
+"""Most row stages take a block and give a block."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 
-from brimful.blocks.blocks import Block
-from brimful.blocks.resize import gathered
+import pyarrow as pa
+
+from brimful.blocks.blocks import Block, visible
+from brimful.blocks.resize import coalesced
 from brimful.core.stage import Stage, State
 
 
 @dataclass(frozen=True)
 class Blockwise(Stage[Block]):
-    """Abstract: a block in, a block out, the state passed on. Blocks without rows are passed on as they are."""
+    """Abstract: takes a block and gives a block, and passes the state on. Blocks without rows pass through as they are."""
 
     by_row = True
 
@@ -24,10 +26,16 @@ class Blockwise(Stage[Block]):
         return self.upstream.start(epoch)
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        with closing(gathered(self.upstream, at)) as items:
+        with closing(coalesced(self.upstream, at)) as items:
             for block, after in items:
                 yield (self.apply(block) if block.num_rows else block), after
 
+    def known_columns(self) -> pa.Schema | None:
+        below = self.upstream.known_columns()
+        if below is None:
+            return None
+        return visible(self.apply(pa.RecordBatch.from_pylist([], below))).schema.remove_metadata()
+
     @abstractmethod
     def apply(self, block: Block) -> Block:
-        """The block that one non-empty block becomes."""
+        """The result for one block that has rows."""

@@ -1,4 +1,4 @@
-"""Which columns there are, and what they are called: `select`, `drop` and `rename` of rows and of indexes alike."""
+"""`select`, `drop` and `rename` of columns, for rows and for indexes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Choice:
-    """One such call.
+    """One call of such a method.
 
     Args:
         verb: the method.
-        names: of columns; of `select` in the order in which they are wanted.
-        new: of `rename`, what each is to be called.
+        names: the columns that it names; `select` keeps this order.
+        new: the new name of each (`rename` only).
     """
 
     verb: Literal["select", "drop", "rename"]
@@ -35,14 +35,14 @@ class Choice:
             raise ValueError(f"{self.verb}: {hidden[0]!r} begins as brimful's own columns do")
 
     def settings(self) -> dict[str, Any]:
-        """What a user wrote."""
+        """The parameters as the user wrote them."""
         return {"names": dict(zip(self.names, self.new)) if self.verb == "rename" else list(self.names)}
 
     def of(self, names: Sequence[str], place: str) -> dict[str, str]:
-        """The columns that are kept of some, in their order: what each was called, by what it is called.
+        """The columns that are kept, in their order: the old name of each by its new name.
 
         Raises:
-            DataError: there is no such column, or one of a new name already.
+            DataError: there is no such column, or a new name is taken.
         """
         if missing := [name for name in self.names if name not in names]:
             raise DataError(f"{self.verb}: there is no column {missing[0]!r} (columns: {', '.join(names)}; {place})")
@@ -58,7 +58,7 @@ class Choice:
         return kept
 
     def renamed(self, values: Mapping[str, T]) -> dict[str, T]:
-        """What is known of columns, by name, of those that are kept."""
+        """The values of the columns that are kept, under their new names."""
         new = dict(zip(self.names, self.new))
         return {new.get(name, name): value for name, value in values.items() if self._keeps(name)}
 
@@ -68,7 +68,7 @@ class Choice:
         return (name in self.names) == (self.verb == "select")
 
     def apply(self, block: Block, kept: Mapping[str, str] | None = None) -> Block:
-        """A block of the columns that are kept, and hidden ones; `kept`: what `of` says, where that is known."""
+        """A block with the columns that are kept and the hidden ones. `kept`: the result of `of`, where the caller has it."""
         hidden = [name for name in block.schema.names if name.startswith(HIDDEN)]
         if kept is None:
             kept = self.of([name for name in block.schema.names if name not in hidden], where(block, 0))

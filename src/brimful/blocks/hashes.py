@@ -1,12 +1,14 @@
-"""Hashes of values, a column at a time: the same on every machine and in every release, however rows are cut into blocks.
+"""Hashes of values, a column at a time, and the split of rows by them. They are the same on every machine, in every release and
+for any block size.
 
-Equal values hash alike however they are written down: integers of any width, floats that are whole, text and lists with
-offsets of any width. A null hashes as if its column were not there.
+Equal values have equal hashes whatever their type: integers of any width, whole floats, text and lists with offsets of any width.
+A null hashes as if its column were not there.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 from zlib import crc32
 
 import numpy as np
@@ -15,13 +17,52 @@ from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, visible
 from brimful.blocks.ragged import column_of, fingerprint, has_offsets, null_in, numpy_of, offsets_in, offsets_of
+from brimful.blocks.resize import bytes_in
 from brimful.core import random
-from brimful.core.errors import DataError, where
+from brimful.core.errors import DataError, finite, integer, where
+from brimful.core.stage import BLOCK_BYTES
+
+Side = Literal["train", "valid"]
 
 _NULL: Final = 0
 _NAN: Final = 0x7FF8 << 48
 _STEP: Final = 0x9E3779B97F4A7C15
 _WORD: Final = 8
+
+
+@dataclass(frozen=True)
+class Split:
+    """Splits rows in two by the hash of column `key` (None: of all columns).
+
+    Several streams share the seed, so equal rows are on one side wherever they are.
+    """
+
+    valid_share: float
+    key: str | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "valid_share", finite("valid_share", self.valid_share))
+        if not 0 < self.valid_share < 1:
+            raise ValueError(f"valid_share must be above 0 and below 1 (got {self.valid_share:g})")
+        if self.key is not None and not isinstance(self.key, str):
+            raise TypeError(f"key must be the name of a column (got {self.key!r})")
+        object.__setattr__(self, "seed", integer("seed", self.seed, None))
+
+    def valid(self, block: Block) -> NDArray[np.bool_]:
+        """Which rows of a block are for validation: bool (n,). The block has at least one row."""
+        names = visible(block).schema.names if self.key is None else [self.key]
+        size = sum(bytes_in(block.column(name)) for name in names if name in block.schema.names)
+        # a hash takes several times the memory of its values
+        step = max(1, block.num_rows * BLOCK_BYTES // max(1, size))
+        pieces = (block.slice(first, step) for first in range(0, block.num_rows, step))
+        return np.concatenate([self._valid(piece) for piece in pieces])
+
+    def _valid(self, block: Block) -> NDArray[np.bool_]:
+        hashes = row_hashes(block) if self.key is None else column_hashes(block, self.key)
+        bound = np.uint64(int(self.valid_share * 2.0**64))
+        below: NDArray[np.bool_] = random.mixed(hashes ^ np.uint64(random.key(self.seed))) < bound
+        return below
 
 
 def row_hashes(block: pa.RecordBatch) -> NDArray[np.uint64]:
@@ -57,7 +98,7 @@ def column_hashes(block: pa.RecordBatch, name: str) -> NDArray[np.uint64]:
 
 
 class _NoHashError(Exception):
-    """A type of which values have no hash."""
+    """Values of this type have no hash."""
 
 
 def _hashes(array: pa.Array) -> NDArray[np.uint64]:
@@ -75,9 +116,10 @@ def _hashes(array: pa.Array) -> NDArray[np.uint64]:
     if pa.types.is_null(kind):
         return np.full(len(array), _NULL, dtype=np.uint64)
     if pa.types.is_struct(kind):
-        found = random.mixed(
-            sum((_under(field.name, _hashes(one)) for field, one in zip(kind, array.flatten())), _zeros(array))
-        )
+        found = np.zeros(len(array), dtype=np.uint64)
+        for field, values in zip(kind, array.flatten()):
+            found += _under(field.name, _hashes(values))
+        found = random.mixed(found)
     elif pa.types.is_fixed_size_list(kind):
         size, first = kind.list_size, array.offset * kind.list_size
         inner = _hashes(array.values[first : first + len(array) * size])
@@ -96,19 +138,15 @@ def _hashes(array: pa.Array) -> NDArray[np.uint64]:
     return found
 
 
-def _zeros(array: pa.Array) -> NDArray[np.uint64]:
-    return np.zeros(len(array), dtype=np.uint64)
-
-
 def _under(name: str, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """What values add to the hash of their row, by the name of their column; nulls nothing."""
+    """The part that the values of a column add to the hashes of their rows; a null adds nothing."""
     out = random.mixed(hashes ^ _hashes(pa.array([name]))[0])
     out[hashes == _NULL] = 0
     return out
 
 
 def _of_any_length(array: pa.Array) -> NDArray[np.uint64]:
-    """Of texts, bytes and lists."""
+    """Hashes of texts, bytes and lists."""
     offsets = offsets_in(array)
     first, last = int(offsets[0]), int(offsets[-1])
     sizes = np.diff(offsets)
@@ -128,7 +166,7 @@ def _of_any_length(array: pa.Array) -> NDArray[np.uint64]:
 
 
 def _joined(parts: NDArray[np.uint64], bounds: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """One hash for each run of parts, `bounds` (n + 1,) from 0 on, by their order and the size of the whole."""
+    """One hash for each run of parts, by their order and the size of the run; `bounds`: (n + 1,), from 0 on."""
     places = np.arange(1, len(parts) + 1) - np.repeat(bounds[:-1], np.diff(bounds))
     total = np.zeros(len(parts) + 1, dtype=np.uint64)
     np.cumsum(random.mixed(parts + places.astype(np.uint64) * np.uint64(_STEP)), out=total[1:])
@@ -136,7 +174,7 @@ def _joined(parts: NDArray[np.uint64], bounds: NDArray[np.int64], sizes: NDArray
 
 
 def _numbers(array: pa.Array) -> NDArray[np.uint64]:
-    """Numbers, truth values and times as 64 bits, whole numbers as integers."""
+    """Numbers, truth values and times as 64 bits; whole floats become integers."""
     kind = array.type
     if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
         array = array.view(pa.int32() if kind.bit_width == 32 else pa.int64())
@@ -152,8 +190,8 @@ def _numbers(array: pa.Array) -> NDArray[np.uint64]:
 
 
 def digest_of(rows: Block, before: int = 0) -> int:
-    """Of all values of some rows in their order, after other rows with a digest of theirs."""
+    """A crc32 of all values of some rows in their order; `before`: that of the rows before them."""
     try:
         return crc32(row_hashes(rows).tobytes(), before)
-    except DataError:  # a type whose values have no hash
+    except DataError:  # a column whose values have no hash
         return crc32(fingerprint(rows).to_bytes(4, "little"), before)

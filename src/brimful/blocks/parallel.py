@@ -1,4 +1,4 @@
-"""A function of blocks called by several threads, or processes, at once; what comes of it is in order, and the same."""
+"""Several threads or processes call a function on blocks at once; the results keep their order and do not change."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar,
 from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import concat
 from brimful.blocks.resize import resized, resized_start
-from brimful.core.background import RUN, Workers
+from brimful.core.background import RUN, Workers, map_ahead
 from brimful.core.errors import StageError, one_of, settle, where
-from brimful.core.map_ahead import map_ahead
 from brimful.core.processes import DiedError, Remote, UnsentError
 from brimful.core.stage import Stage, State
 
 T = TypeVar("T")
 Made = TypeVar("Made")
-"""What a function gave for a block."""
+"""The result of a function for a block."""
 ExecutorType: TypeAlias = Literal["thread", "process"]
 MAX_WORKERS: Final = 1_024
 
 
-class Called(NamedTuple, Generic[Made]):
-    """A part of a block, and what the function gave for it (None where it has no row); after the block's last part, the
-    state after the block."""
+class CallResult(NamedTuple, Generic[Made]):
+    """A part of a block and the result of the function for it (None where the part has no row). `last`: it is the last part of
+    its block. `after`: the state after the block."""
 
     block: Block
     made: Made | None
@@ -39,10 +38,10 @@ class Parallel:
     """How a function is called on blocks.
 
     Args:
-        max_workers: how many of them are in the making at once; 0: one, by the caller's thread.
-        executor_type: what makes them: threads, for functions that wait or leave the interpreter's lock; or processes.
-        prefetch_factor: for each worker so many parts are ready, or in the making, before they are asked for.
-        shares: whether a block is cut into as many parts as there are workers.
+        max_workers: how many calls run at once; 0: the caller's thread makes them.
+        executor_type: threads, for functions that wait or release the interpreter's lock; or processes.
+        prefetch_factor: how many parts each worker has ready, or at work, before they are asked for.
+        shares: cut each block into as many parts as there are workers.
 
     Price: (prefetch_factor + 1) blocks of 4,096 rows or 1 MB held. A process takes .4 s to begin, once for an
     iterator or a loader, and 80 MB; a call of it 150 us, and what its samples and results cost to pickle.
@@ -62,7 +61,7 @@ class Parallel:
 
     @property
     def sent(self) -> Parallel:
-        """How it is called by one of many tasks, of which there are as many as processors."""
+        """The same in one of many tasks, of which there are as many as processors."""
         return SERIAL if self.executor_type == "process" or self.max_workers <= 1 else self
 
     def called(
@@ -73,16 +72,15 @@ class Parallel:
         more: Callable[[], tuple[Any, ...]] = tuple,
         *,
         shared: bool = False,
-    ) -> Generator[Called[Made], None, None]:
-        """What `fn(part, *more())` gives for the parts of each block that has a row, in order.
+    ) -> Generator[CallResult[Made], None, None]:
+        """The results of `fn(part, *more())` for the parts of each block, in order.
 
-        A function that goes to other processes is pickled, with what it needs. `shared`: the streams and epochs of an
-        iterator, and the epochs of a loader, have the same workers, which end with it.
+        A function that goes to other processes is pickled. `shared`: all streams and epochs of an iterator (or all epochs of a
+        loader) use the same workers, which end with it.
         """
-        parts = self._parts(items) if self.max_workers else ((block, (True, after)) for block, after in items)
-        with closing(self.results(fn, parts, name, more, shared=shared)) as results:
+        with closing(self.results(fn, self._parts(items), name, more, shared=shared)) as results:
             for part, made, (last, after) in results:
-                yield Called(part, made, last, after)
+                yield CallResult(part, made, last, after)
 
     def results(
         self,
@@ -93,7 +91,7 @@ class Parallel:
         *,
         shared: bool = False,
     ) -> Generator[tuple[Block, Made | None, T], None, None]:
-        """Each block, what `fn(block, *more())` gives for it (None where it has no row), and what came with it; see `called`."""
+        """Each block, the result of `fn(block, *more())` (None where it has no row), and its mark; see `called`."""
         if not self.max_workers:
             for block, mark in blocks:
                 yield block, fn(block, *more()) if block.num_rows else None, mark
@@ -116,7 +114,7 @@ class Parallel:
 
     @contextmanager
     def _workers(self, fn: Callable[..., Any], name: str, shared: bool) -> Iterator[_Pool]:
-        """Workers for as long as they are used; shared ones for as long as the iterator, or the loader that it runs for."""
+        """Workers that end after use; shared ones end with the iterator, or with the loader that it runs for."""
         run = RUN.get() if shared else None
         if run is None:
             pool = self._pool(fn, name)
@@ -133,16 +131,17 @@ class Parallel:
         return _Pool(self, Workers(self.max_workers, name.partition("(")[0], remote), remote)
 
     def _parts(self, items: Iterator[tuple[Block, State]]) -> Iterator[tuple[Block, tuple[bool, State]]]:
+        count = max(1, self.max_workers) if self.shares else 1
         for block, after in items:
-            size = max(1, -(-block.num_rows // self.max_workers) if self.shares else block.num_rows)
+            size = max(1, -(-block.num_rows // count))
             for first in range(0, max(1, block.num_rows), size):
                 yield block.slice(first, size), (first + size >= block.num_rows, after)
 
 
 class _Pool(NamedTuple):
-    """Threads, and the function in the processes that they ask. (No lock: a Ctrl-C would leave it locked.)"""
+    """Threads, and the function in the processes that they ask. It has no lock, which a Ctrl-C would leave locked."""
 
-    of: Parallel  # whose id is no other's as long as this is here
+    of: Parallel  # kept, so that no other object gets its id
     workers: Workers
     remote: Remote[Any] | None
 
@@ -151,7 +150,7 @@ SERIAL: Final = Parallel()
 
 
 def joined(parts: Iterable[tuple[Block, bool, State]]) -> Iterator[tuple[Block, State]]:
-    """The blocks that parts make together, each with the state that its last part has."""
+    """Joins the parts of each block; its state is that of its last part."""
     blocks: list[Block] = []
     for block, last, after in parts:
         blocks.append(block)
@@ -161,13 +160,13 @@ def joined(parts: Iterable[tuple[Block, bool, State]]) -> Iterator[tuple[Block, 
 
 
 NOTHING: Final = cast(Stage[Block], None)
-"""Upstream of a stage whose function is called elsewhere: a chain, and its data, stay here."""
+"""The upstream of a stage that is sent elsewhere to call its function: the chain and its data stay here."""
 
 
 @dataclass(frozen=True)
 class BlockFunction(Stage[Block]):
-    """Abstract: a block in, a block out, by a function that may take long. Blocks without rows are passed on as they
-    are. State: see `resized`."""
+    """Abstract: takes a block and gives a block, by a function that may take long. Blocks without rows pass through as they are.
+    State: see `resized`."""
 
     by_row = True
 
@@ -192,18 +191,18 @@ class BlockFunction(Stage[Block]):
     @property
     @abstractmethod
     def called_as(self) -> str:
-        """What the user knows the call by."""
+        """The name of the call in messages."""
 
     @abstractmethod
     def apply(self, block: Block) -> Block:
-        """The block that one non-empty block becomes."""
+        """The result for one block that has rows."""
 
     def begin(self, block: Block) -> Block | Callable[[], Block]:
-        """As `apply`; or what gives the block as soon as something has ended that goes on beside the blocks after it."""
+        """As `apply`; or a function that waits for work in the background and then gives the block."""
         return self.apply(block)
 
 
-def _done(one: Called[Block | Callable[[], Block]]) -> Block:
+def _done(one: CallResult[Block | Callable[[], Block]]) -> Block:
     if one.made is None:
         return one.block
     return one.made() if callable(one.made) else one.made

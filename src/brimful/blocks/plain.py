@@ -1,4 +1,4 @@
-"""Columns in the types that the rest of the library knows: a value is the same from a file and from memory."""
+"""Columns in the few types that the rest of the library knows, so that files and memory give the same values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VIEWS: Final = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """A type without dictionaries, runs, views and extensions (but arrays of fixed shape), and with offsets of 32 bits.
+    """A type without dictionaries, runs, views and extensions, and with offsets of 32 bits. Arrays of fixed shape stay.
 
     >>> plain(pa.large_list(pa.string_view())), plain(pa.bool8()), plain(pa.uuid())
     (ListType(list<item: string>), DataType(bool), FixedSizeBinaryType(fixed_size_binary[16]))
@@ -37,7 +37,7 @@ def plain(kind: pa.DataType) -> pa.DataType:
 
 
 def inside(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """A type with others in place of those of its parts.
+    """A type whose parts have been changed.
 
     >>> inside(pa.struct({"a": pa.int8()}), lambda kind: pa.int64())
     StructType(struct<a: int64>)
@@ -53,6 +53,16 @@ def inside(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> p
     if _TESTS.is_struct(kind):
         return pa.struct([(field.name, change(field.type)) for field in kind])
     return kind
+
+
+def any_part(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:
+    """Whether a type, or a part of it, passes a test.
+
+    >>> any_part(pa.list_(pa.float32()), pa.types.is_floating), any_part(pa.int8(), pa.types.is_floating)
+    (True, False)
+    """
+    parts = (kind.field(number).type for number in range(kind.num_fields))
+    return test(kind) or any(any_part(part, test) for part in parts)
 
 
 def as_plain(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -71,7 +81,7 @@ def as_plain(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return as_plain(array.values, kind).take(array_of(which))
     if _TESTS.is_dictionary(own):
         return pa.DictionaryArray.from_arrays(array.indices, as_plain(array.dictionary, kind)).dictionary_decode()
-    if not _is_peculiar(own):
+    if not any_part(own, _is_peculiar):
         return array.cast(kind)
     mask = pa.array(null) if null.any() else None
     if _TESTS.is_struct(own):
@@ -96,29 +106,21 @@ def as_plain(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def without_extensions(block: pa.RecordBatch) -> pa.RecordBatch:
-    """A block in memory without what Arrow cannot take rows of (runs, views), or knows as another value than its storage
-    (extensions); all else stays as it is, without a copy."""
+    """A block without runs and views, of which Arrow cannot take rows, and without extensions. All other columns stay, without a
+    copy."""
     for place, field in enumerate(block.schema):
-        if _is_peculiar(field.type):
+        if any_part(field.type, _is_peculiar):
             kind = _VIEWS.get(field.type) or plain(field.type)  # of any size
             block = block.set_column(place, field.name, as_plain(block.column(place), kind))
     return block
 
 
 def _is_peculiar(kind: pa.DataType) -> bool:
-    """Whether a type has runs, views or extensions in it."""
-    own = isinstance(kind, pa.BaseExtensionType) or any(
-        test(kind)
-        for test in (
-            _TESTS.is_run_end_encoded,
-            _TESTS.is_string_view,
-            _TESTS.is_binary_view,
-            _TESTS.is_list_view,
-            _TESTS.is_large_list_view,
-        )
-    )
-    inner = (kind.field(number).type for number in range(kind.num_fields))
-    return not isinstance(kind, pa.FixedShapeTensorType) and (own or any(map(_is_peculiar, inner)))
+    """Whether a type is of runs or views, or an extension."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return not isinstance(kind, pa.FixedShapeTensorType)
+    views = (_TESTS.is_string_view, _TESTS.is_binary_view, _TESTS.is_list_view, _TESTS.is_large_list_view)
+    return any(test(kind) for test in (_TESTS.is_run_end_encoded, *views))
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -1,12 +1,13 @@
-"""The few columnar kernels: lengths, concat, surround, pad; a ragged column is a flat array of values and its offsets.
+"""The columnar kernels. A ragged column is a flat array of values and its offsets.
 
-Nothing here runs Python once a sample: that would cost 10 to 100 times more.
+No Python runs once a sample here: that would cost 10 to 100 times more.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -20,12 +21,14 @@ _INT32_MAX: Final = 2**31 - 1
 LABELS: Final = "labels"
 SHIFTED: Final = "shift_labels"
 MASK: Final = "attention_mask"
+TOKEN_COLUMNS: Final = (MASK, "token_type_ids", "position_ids", "special_tokens_mask", LABELS, SHIFTED)
+"""Those of these that there are go with the tokens, where the user names none."""
 NOT_TRAINED_ON: Final = -100
-"""The label of a token that asks for no prediction."""
+"""The label of a token that is not predicted."""
 REMEDIES: Final = {
     "input_ids": "; tokenize() makes it of text. Where tokens stand in another column, rename() it, or name it in length_column="
 }
-"""What to do where a column is missing."""
+"""The remedy where a column is missing."""
 
 
 class Ragged(NamedTuple):
@@ -46,7 +49,7 @@ class Ragged(NamedTuple):
 
 
 def is_labels(name: str) -> bool:
-    """Whether a column holds labels, as its name says it.
+    """Whether a column holds labels, by its name.
 
     >>> [is_labels(name) for name in ("labels", "shift_labels", "chosen_labels", "labels_of")]
     [True, True, True, False]
@@ -54,13 +57,22 @@ def is_labels(name: str) -> bool:
     return name == LABELS or name.endswith(f"_{LABELS}")
 
 
+def loss_labels(names: Collection[str]) -> str | None:
+    """The labels that a loss is taken over: `shift_labels` where they are there, as in models of transformers, else `labels`.
+
+    >>> loss_labels(["labels", "shift_labels"]), loss_labels(["chosen_labels", "labels"]), loss_labels(["chosen_labels"])
+    ('shift_labels', 'labels', None)
+    """
+    return next((name for name in (SHIFTED, LABELS) if name in names), None)
+
+
 def is_ragged(kind: pa.DataType) -> bool:
-    """Whether a column is a list of numbers (or of booleans), or of nothing at all: all lists of a block were empty."""
+    """Whether a column is lists of numbers or booleans, or of null: then all lists of the block were empty."""
     return is_list(kind) and bool(pa.types.is_primitive(kind.value_type) or pa.types.is_null(kind.value_type))
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether a column is lists, of whatever."""
+    """Whether a column is lists of any type."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
@@ -68,14 +80,14 @@ def ragged(block: pa.RecordBatch, column: str) -> Ragged:
     """A list column of a block as numpy views, without a copy.
 
     Raises:
-        DataError: where the column is missing, is no list of numbers, or has a null.
+        DataError: the column is missing, is no list of numbers, or has a null.
     """
     array = column_of(block, column, remedy=REMEDIES.get(column, ""))
     if not is_ragged(array.type):
         raise DataError(f"column {column!r} must be a list of numbers (got {array.type}; {where(block, 0)})")
     if array.null_count:
         row = int(np.flatnonzero(null_in(array))[0])
-        raise DataError(f"column {column!r} is null ({where(block, row)}); filter it out or fill it")
+        raise DataError(f"column {column!r} is null or missing ({where(block, row)}); filter it out or fill it")
     values, offsets = _flat(array)
     if values.null_count:
         raise DataError(
@@ -84,8 +96,49 @@ def ragged(block: pa.RecordBatch, column: str) -> Ragged:
     return Ragged(numpy_of(values), offsets)
 
 
+def equally_long(block: pa.RecordBatch, names: Sequence[str]) -> list[Ragged]:
+    """Several list columns of a block.
+
+    Raises:
+        DataError: a row has lists of two lengths; with both and its place.
+    """
+    columns = [ragged(block, name) for name in names]
+    sizes = columns[0].lengths
+    for name, column in zip(names[1:], columns[1:]):
+        differ = np.flatnonzero(column.lengths != sizes)
+        if len(differ):
+            row = int(differ[0])
+            raise DataError(
+                f"columns {names[0]!r} and {name!r} must be equally long "
+                f"(got {sizes[row]:,} and {column.lengths[row]:,}; {where(block, row)})"
+            )
+    return columns
+
+
+def cut_together(block: pa.RecordBatch, names: Sequence[str], verb: str) -> list[Ragged]:
+    """The columns that a chunker cuts; a chunk has no others.
+
+    Raises:
+        DataError: a list that says which tokens are seen, or trained on, would be left out: every token would count. Or a row
+            has lists of two lengths.
+    """
+    left_out = [
+        one.name
+        for one in block.schema
+        if one.name not in names and is_list(one.type) and (one.name in TOKEN_COLUMNS or is_labels(one.name))
+    ]
+    if left_out and block.num_rows:
+        which = left_out[0] if len(left_out) == 1 else left_out
+        raise DataError(
+            f"{verb} keeps target_columns={list(names)} alone, and would leave out {', '.join(map(repr, left_out))} "
+            f"({where(block, 0)}): every token would be seen and trained on. Name what goes along, "
+            f"target_columns={[*names, *left_out]}, or drop({which!r}) first"
+        )
+    return equally_long(block, names)
+
+
 def _flat(array: pa.Array) -> tuple[pa.Array, NDArray[Any]]:
-    """The values of a list column, and where each row of it begins; no null among them but its own."""
+    """The values of a list column and its offsets; no null among the values but its own."""
     if pa.types.is_fixed_size_list(array.type):
         return array.flatten(), np.arange(len(array) + 1, dtype=np.int64) * array.type.list_size
     values, offsets = array.values, numpy_of(array.offsets)
@@ -98,7 +151,7 @@ def column_of(block: pa.RecordBatch, column: str, *, remedy: str = "") -> pa.Arr
     """A column of a block by name.
 
     Args:
-        remedy: the end of the message, where there is none.
+        remedy: the end of the message.
     Raises:
         DataError: naming the columns that there are, and the place of the first row.
     """
@@ -110,9 +163,9 @@ def column_of(block: pa.RecordBatch, column: str, *, remedy: str = "") -> pa.Arr
 
 
 def numpy_of(values: pa.Array) -> NDArray[Any]:
-    """Values without a null as a numpy array, numbers without a copy; int64 where they have no type, as there are none.
+    """Values without a null as a numpy array; numbers without a copy. Values of the type null become int64.
 
-    As `array_of`, it does not import pandas (.4 s) for numbers and truth values, which `to_numpy` and `pa.array` do, of anything.
+    For numbers and truth values neither this nor `array_of` imports pandas (.4 s), as `to_numpy` and `pa.array` do.
     """
     if pa.types.is_boolean(values.type):
         bits = np.frombuffer(values.buffers()[1] or b"", np.uint8)
@@ -143,7 +196,7 @@ def null_in(array: pa.Array) -> NDArray[np.bool_]:
 def list_array(
     values: NDArray[Any] | pa.Array, offsets: NDArray[np.int64], null: NDArray[np.bool_] | None = None
 ) -> pa.Array:
-    """A list column from flat values and int64 offsets (n + 1,); 64-bit offsets only where 32 bits do not reach.
+    """A list column from flat values and int64 offsets (n + 1,). The column has 64-bit offsets only where 32 bits do not reach.
 
     `null`, (n,): which rows are null.
     """
@@ -154,21 +207,48 @@ def list_array(
     return pa.ListArray.from_arrays(array_of(offsets.astype(np.int32, copy=False)), flat, mask=mask)
 
 
-def lengths(block: pa.RecordBatch, columns: Sequence[str]) -> NDArray[np.int64]:
-    """Token counts, int64 (n,) for one column, (n, d) for d columns."""
-    counts = [ragged(block, column).lengths for column in columns]
-    return counts[0] if len(counts) == 1 else np.stack(counts, axis=1)
-
-
 def token_counts(block: pa.RecordBatch, columns: Sequence[str], required: bool) -> NDArray[np.int64]:
     """Lengths of the rows, int64 (n,) or (n, d); zeros where the columns are absent and not required."""
     if not required and not (columns and set(columns) <= set(block.schema.names)):
         return np.zeros(block.num_rows, dtype=np.int64)
-    return lengths(block, columns)
+    counts = [ragged(block, column).lengths for column in columns]
+    return counts[0] if len(counts) == 1 else np.stack(counts, axis=1)
+
+
+def unmasked(block: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    """A block without the values that `attention_mask` hides, in those of `columns` that it has; the mask is one of them.
+
+    Raises:
+        DataError: a row of a column is not as long as its mask; with file and line.
+    Price: nothing where nothing is hidden; else about 10 ns a token.
+    """
+    rows = np.arange(block.num_rows)
+    if MASK not in columns or not (hidden := num_hidden(block, rows)).any():
+        return block
+    names = [name for name in columns if name in block.schema.names and is_ragged(block.schema.field(name).type)]
+    lists = equally_long(block, names)
+    mask = lists[names.index(MASK)]
+    seen = mask.values[mask.offsets[0] : mask.offsets[-1]] != 0
+    offsets = offsets_of(mask.lengths - hidden)
+    for name, column in zip(names, lists, strict=True):
+        values = column.values[column.offsets[0] : column.offsets[-1]]
+        block = with_column(block, name, list_array(values[seen], offsets))
+    return block
+
+
+def num_hidden(block: pa.RecordBatch, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many tokens `attention_mask` hides in some rows, (len(rows),); zeros where it is no list of numbers."""
+    if MASK not in block.schema.names or not is_ragged(block.schema.field(MASK).type):
+        return np.zeros(len(rows), dtype=np.int64)
+    mask = ragged(block, MASK)
+    values, offsets = gather(mask.values, *mask.spans(rows))
+    before = offsets_of(values == 0)
+    hidden: NDArray[np.int64] = before[offsets[1:]] - before[offsets[:-1]]
+    return hidden
 
 
 def offsets_of(counts: NDArray[Any]) -> NDArray[np.int64]:
-    """Where rows of so many values begin in their flat values, and where the last one ends, int64 (n + 1,).
+    """The offsets of rows with so many values, int64 (n + 1,).
 
     >>> offsets_of(np.array([2, 0, 1])).tolist()
     [0, 2, 2, 3]
@@ -186,7 +266,7 @@ def gather(values: NDArray[Any], starts: NDArray[Any], counts: NDArray[Any]) -> 
 
 
 def runs(starts: NDArray[Any], offsets: NDArray[np.int64], kind: type[np.int32 | np.int64] = np.int64) -> NDArray[Any]:
-    """Runs of numbers, each from one of `starts` on, end to end: run i from offsets[i] to offsets[i + 1].
+    """Runs of consecutive numbers, end to end. Run i begins with starts[i] and fills offsets[i] to offsets[i + 1].
 
     >>> runs(np.array([7, 0]), np.array([0, 2, 3])).tolist()
     [7, 8, 0]
@@ -209,9 +289,9 @@ def flat(given: Iterable[Sequence[int]], count: int) -> Ragged:
 def trained_on(
     labels: NDArray[Any], begins: NDArray[Any], ends: NDArray[Any] | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How many labels of some runs of them are trained on (not -100), and whether the first one is, int64 (n,) each.
+    """How many labels of each run are trained on (not -100), and whether the first one is, int64 (n,) each.
 
-    `ends`: of the runs; without it `begins` has one more, and each ends where the next begins. Price: 3 ns a label.
+    `ends`: of the runs. Without it, `begins` has one more number, and each run ends where the next begins. Price: 3 ns a label.
 
     >>> [counts.tolist() for counts in trained_on(np.array([-100, 7, 7, 8]), np.array([0, 3, 3, 4]))]
     [[2, 0, 1], [0, 0, 1]]
@@ -233,9 +313,9 @@ def surround(
     at_start: NDArray[np.bool_] | None = None,
     at_end: NDArray[np.bool_] | None = None,
 ) -> Ragged:
-    """Each row with one value put before it and one after it (None: nothing); `at_start`, `at_end`, (n,): only where true.
+    """Each row with one value before it and one after it (None: nothing). `at_start`, `at_end`, (n,): only where true.
 
-    The type is that of the values, or the next one that holds those to be put too, whether or not a row takes one.
+    The type is that of the values, or the next one that also holds the new values, whether or not a row takes them.
     """
     count, first, last = len(column.offsets) - 1, int(column.offsets[0]), int(column.offsets[-1])
     starts, ends = (
@@ -254,7 +334,7 @@ def surround(
 
 
 def holding(dtype: Any, *values: int) -> Any:
-    """A numeric type, or where it is an integer one that is too small for some values, the next one that holds them."""
+    """A numeric type; an integer type that is too small for some values becomes the next one that holds them."""
     if dtype.kind not in "iu" or all(np.iinfo(dtype).min <= value <= np.iinfo(dtype).max for value in values):
         return dtype
     wide = np.result_type(dtype, *(np.min_scalar_type(value) for value in values))
@@ -262,14 +342,14 @@ def holding(dtype: Any, *values: int) -> Any:
 
 
 class Gaps(NamedTuple):
-    """Where padded rows have no value: `where`, a mask of their `columns`; in all other columns every row has one."""
+    """Where padded rows have no value: `where` is a mask over `columns`; in all other columns every row has a value."""
 
     columns: slice
     where: NDArray[np.bool_]
 
 
 def gaps(counts: NDArray[np.int64], width: int, left: bool = False) -> Gaps:
-    """Where rows of `counts` values, at most `width` each, have none once they are padded."""
+    """The gaps of rows of `counts` values that are padded to `width`."""
     ragged_width = width - int(counts.min(initial=width))
     if left:
         return Gaps(slice(0, ragged_width), np.arange(ragged_width) < (width - counts)[:, None])
@@ -286,9 +366,9 @@ def pad(
     left: bool,
     at: Gaps | None = None,
 ) -> NDArray[Any]:
-    """Runs of `counts` values, at most `width` each, as one (n, width) array, the rest of each row filled.
+    """Runs of `counts` values, at most `width` each, as one (n, width) array; the rest of each row is `fill`.
 
-    `at` is `gaps(counts, width, left)`, for those who pad several columns by it.
+    `at`: `gaps(counts, width, left)`, where the caller has it already.
     Price: about 1 ns a slot where the values are in the cache: each row is one copy of `width` neighbouring values, then
     the columns in which a row ends are filled.
     """
@@ -317,21 +397,19 @@ def _neighbours(values: NDArray[Any], width: int) -> NDArray[Any]:
 
 
 def concat(blocks: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
-    """Blocks as one: columns by name, absent ones null, numbers widened where the blocks differ.
+    """Blocks as one. Columns are matched by name; absent ones become null, and numbers are widened where the blocks differ.
 
     Raises:
-        DataError: where a column has two types that nothing unites, with both named and the place of the second.
+        DataError: a column has two types without a common one; with both, and the place of the second.
     """
     kept = [block for block in blocks if block.num_rows]
     if len(kept) <= 1:
         return kept[0] if kept else EMPTY
-    if all(block.schema.equals(kept[0].schema) for block in kept[1:]):
-        try:
-            return pa.concat_batches(kept)
-        except pa.ArrowInvalid:  # 32-bit offsets overflow: go on with 64-bit ones
-            large = pa.schema([pa.field(field.name, _large(field.type)) for field in kept[0].schema])
-            return pa.concat_batches([block.cast(large) for block in kept])
+    with suppress(pa.ArrowInvalid):  # the blocks differ, or 32-bit offsets overflow
+        return pa.concat_batches(kept)
     schema = kept[0].schema
+    if all(block.schema.equals(schema) for block in kept):
+        schema = pa.schema([pa.field(field.name, _large(field.type)) for field in schema])
     for block in kept[1:]:
         try:
             schema = pa.unify_schemas([schema, block.schema], promote_options="permissive")
@@ -362,14 +440,14 @@ EMPTY: Final = pa.RecordBatch.from_arrays([], names=[])
 
 
 def with_column(block: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
-    """A block with one more column, or another in its place."""
+    """A block with a column added or replaced."""
     index = block.schema.get_field_index(name)
     return block.append_column(name, values) if index < 0 else block.set_column(index, name, values)
 
 
 def fingerprint(block: pa.RecordBatch) -> int:
-    """A crc32 of what a replay of these rows must reproduce: the lengths of every list, string and binary column with a
-    value from the middle of each list that has one, and the values of every fixed-width column.
+    """A crc32 that a replay of these rows must give again. It covers the lengths of every list, string and binary column, a value
+    from the middle of each list, and the values of every fixed-width column.
 
     Price: about 20 ns a row and column; the rows' tokens are not read.
     """
@@ -404,12 +482,12 @@ def _fingerprint(name: str, array: pa.Array, crc: int) -> int:
 
 
 def has_fixed_bytes(kind: pa.DataType) -> bool:
-    """Whether each value of a column is equally many bytes: numbers, truth values, times, decimals, bytes of a fixed size."""
+    """Whether all values have the same number of bytes: numbers, truth values, times, decimals, bytes of a fixed size."""
     return bool(pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_fixed_size_binary(kind))
 
 
 def fixed_bytes(array: pa.Array) -> NDArray[np.uint8]:
-    """The bytes of such values, none of which is null, (n, width): of times too, which in numpy are pointers to objects."""
+    """The bytes of such values without a null, (n, width). Times have bytes too, where numpy has pointers to objects."""
     if pa.types.is_boolean(array.type):
         return numpy_of(array).view(np.uint8)[:, None]
     width = array.type.bit_width // 8
@@ -419,23 +497,19 @@ def fixed_bytes(array: pa.Array) -> NDArray[np.uint8]:
 
 def has_offsets(kind: pa.DataType) -> bool:
     """Whether a column is of lists, texts or bytes of any length."""
-    return any(
-        test(kind)
-        for test in (
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-            pa.types.is_list,
-            pa.types.is_large_list,
-        )
-    )
+    return offset_type(kind) is not None
+
+
+def offset_type(kind: pa.DataType) -> type[np.int32] | type[np.int64] | None:
+    """The type of the offsets of lists, texts and bytes of any length; None for other types."""
+    if pa.types.is_list(kind) or kind in (pa.string(), pa.binary()):
+        return np.int32
+    if pa.types.is_large_list(kind) or kind in (pa.large_string(), pa.large_binary()):
+        return np.int64
+    return None
 
 
 def offsets_in(array: pa.Array) -> NDArray[np.int64]:
-    """Where the values of each row of a list or text column begin, and where the last ends, int64 (n + 1,)."""
-    wide = any(
-        test(array.type) for test in (pa.types.is_large_string, pa.types.is_large_binary, pa.types.is_large_list)
-    )
-    raw = np.frombuffer(array.buffers()[1], dtype=np.int64 if wide else np.int32)
+    """The offsets of a list, map or text column, int64 (n + 1,)."""
+    raw = np.frombuffer(array.buffers()[1], dtype=offset_type(array.type) or np.int32)
     return raw[array.offset : array.offset + len(array) + 1].astype(np.int64)

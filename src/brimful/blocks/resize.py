@@ -1,4 +1,4 @@
-"""Blocks of the right size: small ones joined before they cost more than their rows do, long ones cut."""
+"""The rows of a stage in blocks of another size. Small blocks are joined, since each block has a price; long ones are cut."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Final
 import pyarrow as pa
 
 from brimful.blocks.blocks import Block, check_replay, rows_at, visible
-from brimful.blocks.ragged import concat, fingerprint, has_offsets, offsets_in
+from brimful.blocks.ragged import EMPTY, concat, fingerprint, has_offsets, offsets_in
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, running
 
-GATHERED_ROWS: Final = 32
-"""A row in a block of so many costs a stage a few times what it costs in one of 4,096; alone, 10 to 100 times as much. With more,
-a first sample would wait for all that a user's function makes of them."""
+COALESCED_ROWS: Final = 32
+"""In a block of so many, a row costs a stage a few times as much as in one of 4,096; alone, 10 to 100 times as much. With more
+rows, a first sample would wait until a user's function has made all of them."""
 
 
-def gathered(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], None, None]:
-    """The blocks of `stage` that follow `at`, neighbours joined up to 32 rows or 1 MB; larger ones as they are.
+def coalesced(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], None, None]:
+    """The blocks of `stage` that follow `at`. Neighbours are joined up to 32 rows or 1 MB; larger blocks stay as they are.
 
-    Where they are joined depends on `at` alone. A block without rows ends what it follows: where rows are rare nobody waits
+    Where they are joined depends on `at` alone. A block without rows ends the block at hand: where rows are rare nobody waits
     for more of them, and states advance. An error is raised after the rows before it.
     """
-    most = min(GATHERED_ROWS, BLOCK_ROWS)
+    most = min(COALESCED_ROWS, BLOCK_ROWS)
     held: list[Block] = []
     rows = size = 0
     state: State = None
@@ -50,16 +50,16 @@ def gathered(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], N
 
 
 def resized(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], None, None]:
-    """As `gathered`, and long blocks cut: the first at 16 rows, later ones at 32, 64 and so on up to 4,096. So a function that is
-    slow gives the first row soon.
+    """As `coalesced`, and long blocks cut: the first at 16 rows, later ones at 32, 64 and so on up to 4,096. So a slow function
+    gives the first row soon.
 
-    Where they are cut depends on how many rows came before. A block is cut only where it has twice as many rows as it may: so
+    Where they are cut depends on the number of rows before. A block is cut only if it has more than twice the rows of a cut: so
     blocks that a stage below has cut already stay whole.
 
     State: [upstream's state before the block, rows of it given, its crc32 if there are any, rows given in all].
     """
     before, done, saved, number = at
-    with closing(gathered(stage, before)) as items:
+    with closing(coalesced(stage, before)) as items:
         for block, after in items:
             crc = fingerprint(block) if done or block.num_rows > 2 * rows_at(number) else 0
             if done:
@@ -79,12 +79,65 @@ def resized_start(stage: Stage[Block], epoch: int) -> State:
     return [stage.start(epoch), 0, 0, 0]
 
 
+class Cursor:
+    """Takes the rows of a stage in any portions.
+
+    State: [the stage's state before the block at hand, rows taken of it, its crc32].
+    """
+
+    def __init__(self, stage: Stage[Block], before: State, taken: int, crc: int) -> None:
+        self._stage = stage
+        self._before, self._taken, self._crc = before, taken, crc
+        self._items = None if before == END else coalesced(stage, before)
+        self._rest = EMPTY  # of the block at hand
+        self._after = before
+
+    @property
+    def state(self) -> list[State]:
+        return [self._before, self._taken, self._crc]
+
+    @property
+    def rest(self) -> Block:
+        """The rows at hand."""
+        return self._rest
+
+    def fill(self) -> int:
+        """How many rows are at hand. Where there are none it reads on; 0 at the end."""
+        while not self._rest.num_rows and self._items is not None:
+            item = next(self._items, None)
+            block, self._after = item or (EMPTY, END)
+            if self._taken:
+                check_replay(self._stage, fingerprint(block), self._crc, f"{self._taken:,} rows into a block")
+            if item is None:
+                self.close()
+                break
+            self._rest = block.slice(self._taken)
+            if not self._rest.num_rows:
+                self._before = self._after
+        return int(self._rest.num_rows)
+
+    def take(self, rows: int) -> Block:
+        """The next `rows` of the rows at hand."""
+        if 0 < rows < self._rest.num_rows and not self._taken:
+            self._crc = fingerprint(self._rest)
+        piece, self._rest = self._rest.slice(0, rows), self._rest.slice(rows)
+        self._taken += rows
+        if rows and not self._rest.num_rows:
+            self._before, self._taken, self._crc = self._after, 0, 0
+        return piece
+
+    def close(self) -> None:
+        if self._items is not None:
+            self._items.close()
+            self._items = None
+
+
 def bytes_in(array: pa.Array, width: Callable[[pa.DataType], int] = lambda kind: 8) -> int:
-    """About how many bytes the rows of a column take, the same wherever they lie in memory: what Arrow says of them (`nbytes`,
-    or of a message) goes by what lies beside them too. Those of two blocks take together what they take apart.
+    """About how many bytes the rows of a column take. It depends on the rows alone: Arrow's own figures (`nbytes`, the size of a
+    message) depend on the memory around them. Two blocks together take as much as apart.
 
     Args:
-        width: of a value of a type of fixed width.
+        width: the bytes of a value of a type of fixed width.
     """
     if pa.types.is_primitive(array.type):
         return width(array.type) * len(array)

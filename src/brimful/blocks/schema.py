@@ -1,7 +1,7 @@
-"""Python values as Arrow columns: the types of the first rows, and every later row held against them.
+"""Python values become Arrow columns. The first rows give the types, and every later row must fit them.
 
-What a column is must not depend on the rows that happen to lie beside it. So a source, and a user's function, has the types
-of its first 1,000 rows, whatever is read or resumed first; what comes later is cast to them, or is an error with its place.
+The type of a column must not depend on the rows beside it. So a source, and a user's function, has the types of its first 1,000
+rows, whatever is read or resumed first. Later rows are cast to these types, or are an error with their place.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from brimful.blocks.plain import any_part
 from brimful.blocks.ragged import is_list, list_array, numpy_of
 from brimful.core.errors import DataError
 
 SAMPLE_ROWS: Final = 1000
 FIRST_ROWS: Final = 32
-"""Of what a function makes, which may take long, so many rows tell the types if no column is null or absent in them."""
+"""A function may take long: so many of its rows give the types, if no column is null or absent in them."""
 OF_FILES: Final = "say its type in schema=, or leave the column out with columns="
 UNKNOWN: Final = "name it in schema=, or leave the column out with columns="
 UNFIT: Final = (pa.ArrowException, OverflowError, UnicodeEncodeError)
-"""What Arrow raises where values fit no type, or not the one that is wanted."""
+"""Arrow raises these where values fit no type, or not the wanted one."""
 
 
 # -- columns of Python values --------------------------------------------------------------------------------------------
 
 
 def as_column(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:
-    """Values as a column of a type, or of the one that they have in common.
+    """Values as a column of a type, or of the type that they have in common.
 
-    Arrays of one dimension become lists; of several, and of one shape, tensors of that shape, else lists in lists.
+    Arrays of one dimension become lists. Arrays of several dimensions become tensors if all have one shape, else nested lists.
 
     Raises:
         pa.ArrowException, OverflowError, UnicodeEncodeError: they do not fit, or have nothing in common.
@@ -95,24 +96,18 @@ def _plain(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
 
 
 def _mixed(values: Iterable[Any], kind: pa.DataType) -> bool:
-    """Whether Arrow made bytes of strings, or numbers of bools: it does so only beside others that are such, but what a value
-    becomes must not depend on its neighbours."""
+    """Whether Arrow made bytes of strings, or numbers of bools. It does so only where other values are bytes or numbers, but a
+    value must not depend on its neighbours."""
+    if not any_part(kind, lambda part: pa.types.is_binary(part) or pa.types.is_floating(part)):
+        return False
     there = [value for value in values if value is not None]
     if pa.types.is_binary(kind):
         return str in set(map(type, there))
     if pa.types.is_floating(kind):
         return not {bool, np.bool_}.isdisjoint(map(type, there))
     if is_list(kind):
-        return _may_mix(kind) and _mixed(chain.from_iterable(there), kind.value_type)
-    if pa.types.is_struct(kind):
-        return any(_may_mix(one.type) and _mixed((value.get(one.name) for value in there), one.type) for one in kind)
-    return False
-
-
-def _may_mix(kind: pa.DataType) -> bool:
-    if pa.types.is_struct(kind):
-        return any(_may_mix(one.type) for one in kind)
-    return _may_mix(kind.value_type) if is_list(kind) else pa.types.is_binary(kind) or pa.types.is_floating(kind)
+        return _mixed(chain.from_iterable(there), kind.value_type)
+    return pa.types.is_struct(kind) and any(_mixed((value.get(one.name) for value in there), one.type) for one in kind)
 
 
 def _lists(arrays: Sequence[NDArray[Any] | None], kind: pa.DataType | None) -> pa.Array:
@@ -150,7 +145,7 @@ def _cast(array: pa.Array, kind: pa.DataType | None) -> pa.Array:
 
 
 def _checked(array: pa.Array, made: pa.Array) -> pa.Array:
-    """What a cast made, which may have no number beyond its type: Arrow makes them infinite without a word."""
+    """The result of a cast. Arrow silently makes a number infinite where its new type cannot hold it: that is an error here."""
     before, after = array, made
     while is_list(after.type) and is_list(before.type):
         before, after = before.flatten(), after.flatten()
@@ -161,7 +156,7 @@ def _checked(array: pa.Array, made: pa.Array) -> pa.Array:
 
 
 def _alike(one: pa.DataType, other: pa.DataType) -> bool:
-    """Whether a cast changes how a value is written down, not what it is: a number is no string."""
+    """Whether a cast changes only how values are stored, not their kind: a number is no string."""
     if one == other or pa.types.is_null(one):
         return True
     if is_list(one) and is_list(other):
@@ -195,26 +190,21 @@ def named(kind: pa.DataType) -> str:
 
 
 def types_of(rows: Sequence[Mapping[str, Any]]) -> tuple[pa.Schema, bool]:
-    """The schema of the first rows, as `infer` has it, and whether they tell all of it: every row has every column, and no
-    column is null in all of them."""
+    """The schema of the first rows, as `infer` has it, and whether it is complete: every row has every column, and no column is
+    null in all of them."""
     found = _inferred(rows, list(dict.fromkeys(name for row in rows for name in row)))
     return settled(found), complete(found, rows)
 
 
 def complete(schema: pa.Schema, rows: Iterable[Collection[str]]) -> bool:
-    """Whether each of some rows, or blocks, has all columns of a schema, and each column a type."""
-    return not any(_untyped(field.type) for field in schema) and all(len(row) == len(schema) for row in rows)
-
-
-def _untyped(kind: pa.DataType) -> bool:
-    if pa.types.is_struct(kind):
-        return any(_untyped(one.type) for one in kind)
-    return bool(pa.types.is_null(kind)) or (is_list(kind) and _untyped(kind.value_type))
+    """Whether all rows (or blocks) have all columns of a schema, and each column has a type."""
+    typed = not any(any_part(kind, pa.types.is_null) for kind in schema.types)
+    return typed and all(len(row) == len(schema) for row in rows)
 
 
 def first_rows(rows: Iterator[Any]) -> list[Any]:
-    """The rows that tell the types of all: the first 32, or up to 1,000 while a column is null or absent in them. What is no row
-    (an error) tells nothing."""
+    """The rows that give the types of all: the first 32, or up to 1,000 while a column is null or absent in them. Errors among
+    them count for nothing."""
     held: list[Any] = []
     while more := list(islice(rows, min(len(held) or FIRST_ROWS, SAMPLE_ROWS - len(held)))):
         held += more
@@ -230,8 +220,8 @@ def samples_in(found: Iterable[Any]) -> list[Mapping[str, Any]]:
 def infer(rows: Sequence[Mapping[str, Any]], columns: tuple[str, ...] | None = None, where: str = "") -> pa.Schema:
     """The schema of the first rows: every key that occurs in them (or `columns`), numbers widened.
 
-    A value that goes with none before it does not count: who reads its row finds that it does not fit. Lists that are all
-    empty are taken for lists of integers.
+    A value that fits none before it does not count: its row is an error when it is read. Lists that are all empty count as lists
+    of integers.
 
     Raises:
         DataError: one of `columns` never occurs.
@@ -252,7 +242,7 @@ def _inferred(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> pa.Sch
 
 def _common(values: list[Any]) -> pa.DataType:
     there = [value for value in values if value is not None]
-    kinds = {*map(type, there)}  # two that need no pa.array, which imports pandas: .3 s
+    kinds = {*map(type, there)}  # these two need no pa.array, which imports pandas: .3 s
     if kinds == {int} and max(map(int.bit_length, there)) < 64:
         return pa.int64()
     if kinds == {str} and not re.search(r"[\ud800-\udfff]", "".join(there)):
@@ -269,7 +259,7 @@ def _common(values: list[Any]) -> pa.DataType:
 
 
 def settled(schema: pa.Schema) -> pa.Schema:
-    """A schema in which lists that never held a value are lists of integers."""
+    """A schema whose lists that never held a value are lists of integers."""
     for place, field in enumerate(schema):
         if is_list(field.type) and pa.types.is_null(field.type.value_type):
             schema = schema.set(place, field.with_type(pa.list_(pa.int64())))
@@ -280,10 +270,10 @@ def united(schemas: Iterable[tuple[int, pa.Schema]], what: str) -> pa.Schema:
     """All columns of several schemas, numbers widened.
 
     Args:
-        schemas: with the number of the data set that has each.
-        what: joins them.
+        schemas: each with the number of its data set.
+        what: the method that joins them.
     Raises:
-        DataError: a column has two types that nothing unites.
+        DataError: a column has two types without a common one.
     """
     whole = pa.schema([])
     for number, schema in schemas:
@@ -297,7 +287,7 @@ def united(schemas: Iterable[tuple[int, pa.Schema]], what: str) -> pa.Schema:
 
 
 def _apart(schema: pa.Schema, field: pa.Field) -> bool:
-    """Whether a column of this name has another type there, to which values of both cannot be cast without a change."""
+    """Whether a schema has a column of this name whose type shares no common type with this one."""
     if not _has(schema, field.name):
         return False
     kinds = schema.field(field.name).type, field.type
@@ -311,7 +301,7 @@ def _apart(schema: pa.Schema, field: pa.Field) -> bool:
 
 
 def as_text(schema: pa.Schema) -> str:
-    """A schema as a state holds it: 100 to 300 bytes.
+    """A schema as text, for a state: 100 to 300 bytes.
 
     >>> schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
     >>> from_text(as_text(schema)).equals(schema)
@@ -328,7 +318,7 @@ def from_text(text: str) -> pa.Schema:
 
 
 def block_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """Rows as a block of a schema, absent values null; keys that it does not have are left out.
+    """Rows as a block of a schema. Absent values are null; unknown keys are left out.
 
     Raises:
         pa.ArrowException, OverflowError, UnicodeEncodeError: a row does not fit; `misfit` says why.
@@ -340,7 +330,7 @@ def block_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordB
 
 
 def fitting(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch | None:
-    """Rows as a block of a schema; None where one of them does not fit, or has another key."""
+    """Rows as a block of a schema; None where a row does not fit, or has an unknown key."""
     try:
         block = block_of(rows, schema)
     except UNFIT:
@@ -349,7 +339,7 @@ def fitting(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBa
 
 
 def fitted(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A block with the columns and types of a schema, absent ones null; columns that it does not have are left out.
+    """A block with the columns and types of a schema. Absent columns are null; unknown columns are left out.
 
     Raises:
         pa.ArrowException: a column does not fit.
@@ -364,8 +354,8 @@ def fitted(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def fits(own: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether values of a type are cast to another, as far as each of them goes: no float to an integer, no number to a text,
-    no key left out, which Arrow would do without a word.
+    """Whether values of a type may be cast to another. Arrow would silently cast a float to an integer, a number to a text, and
+    leave out a key: these may not.
 
     >>> fits(pa.int64(), pa.int8()), fits(pa.float64(), pa.int8()), fits(pa.int64(), pa.string())
     (True, False, False)
@@ -374,7 +364,7 @@ def fits(own: pa.DataType, kind: pa.DataType) -> bool:
 
 
 def misfit(row: Mapping[str, Any], schema: pa.Schema, closed: bool, remedy: str = OF_FILES) -> str | None:
-    """Why a row does not fit a schema, if it does not; `closed`: it may have no other keys."""
+    """The reason why a row does not fit a schema; None where it fits. `closed`: it may have no other keys."""
     if closed and (unknown := next((name for name in row if name not in schema.names), None)):
         return (
             f"key {unknown!r} is not in the schema ({', '.join(schema.names)}), which the first {SAMPLE_ROWS:,} rows "
@@ -394,12 +384,12 @@ _EVERY: Final = "return it in every sample, None where there is nothing to say"
 
 
 def _known(remedy: str) -> str:
-    """How a key comes to be known to those who are told this remedy for a type."""
+    """The remedy for an unknown key, beside this remedy for a type."""
     return UNKNOWN if remedy == OF_FILES else _EVERY
 
 
 def unknown_key(name: str, value: Any, kind: pa.DataType, remedy: str = OF_FILES) -> str | None:
-    """A key inside of a value that its column's type does not know and would drop."""
+    """The message for a key inside a value that the column's type does not have, and would drop; None where there is none."""
     if pa.types.is_list(kind) and isinstance(value, list) and pa.types.is_nested(kind.value_type):
         return next(filter(None, (unknown_key(f"{name}[]", inner, kind.value_type, remedy) for inner in value)), None)
     if pa.types.is_struct(kind) and isinstance(value, dict):
@@ -412,13 +402,12 @@ def unknown_key(name: str, value: Any, kind: pa.DataType, remedy: str = OF_FILES
 
 
 def _unfit(name: str, value: Any, kind: pa.DataType, remedy: str) -> str | None:
-    try:
-        fits = len(as_column([value], kind)) == 1
-    except UNFIT:
-        fits = False
+    with suppress(*UNFIT):
+        as_column([value], kind)
+        return None
     rounded = type(value) is int and pa.types.is_floating(kind)
     here = f"the integer {value}, which it would round," if rounded else _type_of(value)
-    return None if fits else f"column {name!r} is {named(kind)} by the schema but {here} here; {remedy}"
+    return f"column {name!r} is {named(kind)} by the schema but {here} here; {remedy}"
 
 
 def first_misfit(block: pa.RecordBatch, schema: pa.Schema) -> tuple[str, int]:
@@ -432,13 +421,13 @@ def first_misfit(block: pa.RecordBatch, schema: pa.Schema) -> tuple[str, int]:
         return True
 
     column = next(column for name in block.schema.names if not fits(column := block.select([name])))
-    every = range(block.num_rows)  # a slice would share with others what lies inside of a list
+    every = range(block.num_rows)  # a slice would share the values inside its lists with other rows
     row = next((row for row in every if not fits(column.take(pa.array([row])))), 0)
     return column.schema.names[0], row
 
 
 def may_be_rounded(array: pa.Array) -> bool:
-    """Whether there are floats so large that they may be what became of integers between them."""
+    """Whether there are floats so large that an integer may have been rounded to them."""
     kind = array.type
     if is_list(kind):
         return may_be_rounded(array.flatten())
@@ -451,13 +440,12 @@ def may_be_rounded(array: pa.Array) -> bool:
 
 
 def has_floats(kind: pa.DataType) -> bool:
-    """Whether a type is of floats, or has some inside."""
-    inner = (kind.field(number).type for number in range(kind.num_fields))
-    return bool(pa.types.is_floating(kind)) or any(map(has_floats, inner))
+    """Whether a type is floats, or has floats inside."""
+    return any_part(kind, pa.types.is_floating)
 
 
 def _loses(own: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether floats would become integers, or keys be left out, which Arrow does without a word."""
+    """Whether Arrow would silently make integers of floats, or leave keys out."""
     if pa.types.is_integer(kind):
         return bool(pa.types.is_floating(own))
     if pa.types.is_list(kind) and pa.types.is_list(own):

@@ -1,4 +1,4 @@
-"""The bytes of a text as a list: so texts that have no tokens yet have lengths to plan over."""
+"""The bytes of a text as a list, so that batches can be planned over texts without tokens."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Rows of one schema for a whole stream, whatever made them: a user's function, or several data sets."""
+"""Stages whose rows have one schema from the first to the last, above all those that call a user's function."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import KEY, Block, visible, with_origin
-from brimful.blocks.parallel import NOTHING, SERIAL, Called, Made, Parallel, joined
+from brimful.blocks.blocks import Block, with_origin
+from brimful.blocks.parallel import NOTHING, SERIAL, CallResult, Made, Parallel, joined
 from brimful.blocks.ragged import EMPTY
 from brimful.blocks.resize import resized, resized_start
 from brimful.blocks.schema import (
@@ -23,34 +23,30 @@ from brimful.blocks.schema import (
     OF_RESULTS,
     SAMPLE_ROWS,
     as_text,
-    first_misfit,
-    fitted,
     fitting,
     from_text,
     misfit,
-    named,
     types_of,
-    united,
 )
-from brimful.core.errors import TALLY, DataError, OnError, StageError, Tally, name_of, skipped, where
-from brimful.core.fruitless import Waiting
+from brimful.core.errors import TALLY, OnError, StageError, Tally, name_of, skipped, where
 from brimful.core.once import once
-from brimful.core.stage import END, Stage, State, running, runtime
+from brimful.core.repeat import Waiting
+from brimful.core.stage import END, Stage, State, runtime
 
 
 @dataclass(frozen=True)
 class Typed(Stage[Block]):
-    """Abstract: all rows that it gives have the columns and types of `schema`, from the first epoch to the last.
+    """Abstract: all its rows have the columns and types of `schema`, from the first epoch to the last.
 
     Args:
-        types: what gives the schema of one of several streams: that of the whole.
+        types: gives the schema of the whole to one of several streams.
     """
 
     types: Callable[[], pa.Schema] | None = field(default=None, kw_only=True, metadata={"runtime": True})
 
     @once
     def schema(self) -> pa.Schema:
-        """Worked out from the first rows of epoch 0, wherever this run begins; what they leave out is not counted."""
+        """The types of the first rows of epoch 0, wherever this run begins. Rows that are left out on the way are not counted."""
         if self.types is not None:
             return self.types()
         context = copy_context()
@@ -58,14 +54,22 @@ class Typed(Stage[Block]):
         return context.run(self.first_types)
 
     def stream(self, number: int, count: int) -> Self:
-        """A stream has the columns of the whole."""
+        """One stream, which has the columns of the whole."""
         return replace(
             self.over(*(one.stream(number, count) for one in self.below)), types=partial(getattr, self, "schema")
         )
 
+    @property
+    def row_schema(self) -> pa.Schema:
+        return self.schema
+
+    def known_columns(self) -> pa.Schema | None:
+        """Those that have been found."""
+        return vars(self).get("schema")
+
     @abstractmethod
     def first_types(self) -> pa.Schema:
-        """The columns that its first rows have."""
+        """The columns of the first rows."""
 
 
 def _given(schema: pa.Schema) -> pa.Schema:
@@ -73,12 +77,12 @@ def _given(schema: pa.Schema) -> pa.Schema:
 
 
 @dataclass(frozen=True)
-class ByFunction(Typed, Generic[Made]):
-    """Abstract: what a user's function makes of each block, held against the types of its first 32 results, or up to 1,000
-    while a column of them is null or absent.
+class TypedFunction(Typed, Generic[Made]):
+    """Abstract: the results of a user's function for each block. All must fit the types of its first 32 results, or of up to
+    1,000 while a column of them is null or absent.
 
-    State: [upstream's state, the types as text]. Price: a run from the start of epoch 0 holds the first results till their
-    types are known. A run of a later epoch, or of a stream, has the function called for them; a resume does not.
+    State: [upstream's state, the types as text]. Price: a run from the start of epoch 0 holds the first results until their
+    types are known. A run of a later epoch, or of a stream, calls the function for them; a resume does not.
     """
 
     upstream: Stage[Block]
@@ -89,37 +93,37 @@ class ByFunction(Typed, Generic[Made]):
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         before, text = at
-        first = self.types is None and before == self.begin(0)
+        at_first = self.types is None and before == self.begin(0)
         schema = from_text(text) if text else vars(self).get("schema")
-        if schema is None and not first:
+        if schema is None and not at_first:
             schema = self.schema
         with closing(self.calls(before, lambda: schema or None)) as calls:
-            held = _Held[Made]([], None, schema)
+            results: Iterator[CallResult[Made | Fitted]] = calls
             if not schema:  # not known, or epoch 0 has no result: those of this run
-                held = self._first(calls)
-                schema = held.schema
+                first = self._first(calls)
+                schema, results = first.schema, first.and_then(calls)
                 if schema:
                     vars(self).setdefault("schema", schema)
             text = text or (as_text(schema) if schema else "")
-            parts = ((self._fitted(one, schema), one.last, one.after) for one in _all(held, calls))
+            parts = ((self._fitted(one, schema), one.last, one.after) for one in results)
             for out, after in joined(parts):
                 yield out, END if after == END else [after, text]
 
     def first_types(self) -> pa.Schema:
         with closing(self.calls(self.begin(0), lambda: None)) as calls:
-            held = self._first(calls)
-            if held.error is not None and not held.schema.names:
-                raise held.error
-            return held.schema
+            first = self._first(calls)
+            if first.error is not None and not first.schema.names:
+                raise first.error
+            return first.schema
 
-    def _fitted(self, one: Called[Made | Fitted], schema: pa.Schema) -> Block:
+    def _fitted(self, one: CallResult[Made | Fitted], schema: pa.Schema) -> Block:
         if one.made is None:
             return EMPTY
         return one.made.block if isinstance(one.made, Fitted) else self.block_of(one.block, one.made, schema)
 
-    def _first(self, calls: Iterator[Called[Made | Fitted]]) -> _Held[Made]:
-        """What came with the results that tell the types; an error that came after them is raised in its turn."""
-        items: list[Called[Made | Fitted]] = []
+    def _first(self, calls: Iterator[CallResult[Made | Fitted]]) -> _First[Made]:
+        """The first calls, as many as give the types. An error that comes after them is kept, and raised in its turn."""
+        items: list[CallResult[Made | Fitted]] = []
         count, wanted, waiting = 0, FIRST_ROWS, Waiting()
         failure = None
         try:
@@ -132,28 +136,30 @@ class ByFunction(Typed, Generic[Made]):
                     wanted = min(2 * count, SAMPLE_ROWS)
         except Exception as error:
             failure = error
-        return _Held(items, failure, self.types_of(_there(items))[0])
+        return _First(items, failure, self.types_of(_there(items))[0])
 
     @abstractmethod
     def begin(self, epoch: int) -> State:
         """The place before the first block of an epoch."""
 
     @abstractmethod
-    def calls(self, at: State, schema: Callable[[], pa.Schema | None]) -> Generator[Called[Made | Fitted], None, None]:
-        """What the function gives for the blocks that follow a place, and the place after each; `schema`: what it may be fitted
-        to, as soon as that is known."""
+    def calls(
+        self, at: State, schema: Callable[[], pa.Schema | None]
+    ) -> Generator[CallResult[Made | Fitted], None, None]:
+        """The results for the blocks that follow a place, and the place after each. `schema` gives the schema to fit them to,
+        None before it is known."""
 
     @abstractmethod
     def count(self, given: Made) -> int:
-        """How many results that are."""
+        """The number of results."""
 
     @abstractmethod
     def types_of(self, given: Sequence[Made]) -> tuple[pa.Schema, bool]:
-        """The types of these results, and whether they tell those of all columns; see `schema.types_of`."""
+        """The types of these results, and whether they are complete; see `schema.types_of`."""
 
     @abstractmethod
     def block_of(self, block: Block, given: Made, schema: pa.Schema) -> Block:
-        """What a block becomes, in the columns and types of a schema."""
+        """The results for a block, in the columns and types of a schema."""
 
 
 class Fitted(NamedTuple):
@@ -162,28 +168,28 @@ class Fitted(NamedTuple):
     block: Block
 
 
-class _Held(NamedTuple, Generic[Made]):
-    """What a function gave, not yet handed on, the error that came after it, and the types."""
+class _First(NamedTuple, Generic[Made]):
+    """The first calls of a function, the error that came after them, and the types of their results."""
 
-    calls: list[Called[Made | Fitted]]
+    calls: list[CallResult[Made | Fitted]]
     error: Exception | None
     schema: pa.Schema
 
+    def and_then(self, calls: Iterator[CallResult[Made | Fitted]]) -> Iterator[CallResult[Made | Fitted]]:
+        """The first calls, then the error if there is one, then the others."""
+        yield from self.calls
+        if self.error is not None:
+            raise self.error
+        yield from calls
 
-def _all(held: _Held[Made], calls: Iterator[Called[Made | Fitted]]) -> Iterator[Called[Made | Fitted]]:
-    yield from held.calls
-    if held.error is not None:
-        raise held.error
-    yield from calls
 
-
-def _there(calls: Sequence[Called[Made | Fitted]]) -> list[Made]:
+def _there(calls: Sequence[CallResult[Made | Fitted]]) -> list[Made]:
     return [one.made for one in calls if one.made is not None and not isinstance(one.made, Fitted)]
 
 
 @dataclass(frozen=True)
-class ByBlock(ByFunction[Made]):
-    """Abstract: the function is called for each block by itself, by workers if need be."""
+class ByBlock(TypedFunction[Made]):
+    """Abstract: calls the function for each block by itself, in workers if wanted."""
 
     parallel: Parallel = field(default=SERIAL, kw_only=True, metadata={"runtime": True})
 
@@ -194,7 +200,9 @@ class ByBlock(ByFunction[Made]):
     def begin(self, epoch: int) -> State:
         return resized_start(self.upstream, epoch)
 
-    def calls(self, at: State, schema: Callable[[], pa.Schema | None]) -> Generator[Called[Made | Fitted], None, None]:
+    def calls(
+        self, at: State, schema: Callable[[], pa.Schema | None]
+    ) -> Generator[CallResult[Made | Fitted], None, None]:
         alone = replace(self, upstream=NOTHING, types=None)
         with (
             closing(resized(self.upstream, at)) as items,
@@ -209,22 +217,22 @@ class ByBlock(ByFunction[Made]):
     @property
     @abstractmethod
     def called_as(self) -> str:
-        """What the user knows the call by."""
+        """The name of the call in messages."""
 
     @abstractmethod
     def call(self, block: Block) -> Made:
-        """What the function gives for a block that has a row."""
+        """The results for a block that has rows."""
 
 
-class Results(NamedTuple):
-    """The samples that a function gave for a block, and the row that each of them comes from, int64 (n,)."""
+class SampleResults(NamedTuple):
+    """The samples that a function gave for a block, and the row that each comes from, int64 (n,)."""
 
     samples: Sequence[Any]
     parents: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class SampleFunction(ByBlock[Results]):
+class SampleFunction(ByBlock[SampleResults]):
     """Abstract: a user's function of samples, `fn`."""
 
     by_row = True
@@ -233,13 +241,13 @@ class SampleFunction(ByBlock[Results]):
     seeded: bool = runtime()
     on_error: OnError = "raise"
 
-    def count(self, given: Results) -> int:
+    def count(self, given: SampleResults) -> int:
         return len(given.samples)
 
-    def types_of(self, given: Sequence[Results]) -> tuple[pa.Schema, bool]:
+    def types_of(self, given: Sequence[SampleResults]) -> tuple[pa.Schema, bool]:
         return types_of_results(given)
 
-    def block_of(self, block: Block, given: Results, schema: pa.Schema) -> Block:
+    def block_of(self, block: Block, given: SampleResults, schema: pa.Schema) -> Block:
         return block_of_results(self.called_as, block, given, schema, self.on_error)
 
     @property
@@ -247,16 +255,16 @@ class SampleFunction(ByBlock[Results]):
         return f"{self.verb}({name_of(self.fn)})"
 
 
-def types_of_results(given: Sequence[Results]) -> tuple[pa.Schema, bool]:
-    """See `ByFunction.types_of`."""
+def types_of_results(given: Sequence[SampleResults]) -> tuple[pa.Schema, bool]:
+    """See `TypedFunction.types_of`."""
     return types_of([sample for results in given for sample in results.samples if _is_sample(sample)])
 
 
-def block_of_results(called: str, block: Block, given: Results, schema: pa.Schema, on_error: OnError) -> Block:
-    """What a function gave for a block, in the columns and types of a schema.
+def block_of_results(called: str, block: Block, given: SampleResults, schema: pa.Schema, on_error: OnError) -> Block:
+    """The results of a function for a block, in the columns and types of a schema.
 
     Raises:
-        StageError: naming what was `called`, at a result that is no sample of that schema; "skip" leaves it out.
+        StageError: a result is no sample of that schema; it names the call and the row. "skip" leaves the result out.
     """
     samples, parents = given
     out = fitting(samples, schema) if all(map(_is_sample, samples)) else None
@@ -268,8 +276,10 @@ def block_of_results(called: str, block: Block, given: Results, schema: pa.Schem
     return with_origin(out, block, parents) if len(samples) else EMPTY
 
 
-def _those_that_fit(called: str, block: Block, given: Results, schema: pa.Schema, on_error: OnError) -> Results:
-    """The results less those that are no samples of these columns and types: an error each, or left out and counted."""
+def _those_that_fit(
+    called: str, block: Block, given: SampleResults, schema: pa.Schema, on_error: OnError
+) -> SampleResults:
+    """The results that are samples of these columns and types. Each other one is an error, or is left out and counted."""
     kept = []
     for number, (row, sample) in enumerate(zip(given.parents.tolist(), given.samples)):
         if not isinstance(sample, dict):
@@ -287,7 +297,7 @@ def _those_that_fit(called: str, block: Block, given: Results, schema: pa.Schema
             raise error
         else:
             skipped(error)
-    return Results([given.samples[number] for number in kept], given.parents[kept])
+    return SampleResults([given.samples[number] for number in kept], given.parents[kept])
 
 
 def _failed(called: str, block: Block, row: int, message: str) -> StageError:
@@ -296,48 +306,3 @@ def _failed(called: str, block: Block, row: int, message: str) -> StageError:
 
 def _is_sample(result: Any) -> bool:
     return isinstance(result, dict) and all(isinstance(name, str) for name in result)
-
-
-def union_of(stages: Sequence[Stage[Block]], what: str) -> pa.Schema:
-    """The columns that the rows of several stages have together, numbers widened.
-
-    Raises:
-        DataError: a column has two types that nothing unites.
-    """
-    return united(((number, _schema_of(stage)) for number, stage in enumerate(stages)), what)
-
-
-def _schema_of(stage: Stage[Block]) -> pa.Schema:
-    """The columns of a stage's rows, all of which have the same; none where it has no row, or where it fails first."""
-    if isinstance(stage, Typed):
-        return stage.schema
-    with suppress(Exception), running(stage, stage.start(0)) as items:
-        return next((visible(block).schema for block, _ in items if block.num_rows), pa.schema([]))
-    return pa.schema([])
-
-
-def conformed(block: Block, schema: pa.Schema, what: str, number: int) -> Block:
-    """A block of the data set of a number in the columns and types of all that are joined by `what`, with its origins; as it is
-    where epoch 0 had no row to tell them.
-
-    Raises:
-        DataError: it has a column that the schema does not have: its data set had no row in epoch 0; or a value that has no like
-            in the type that its column has in all of them.
-    """
-    rows = visible(block)
-    if not schema.names or (rows.schema.equals(schema) and KEY not in block.schema.names):
-        return block
-    if unknown := [name for name in rows.schema.names if name not in schema.names]:
-        raise DataError(
-            f"there is a column {unknown[0]!r} ({where(block, 0)}), and no data set had one in epoch 0, where this one had no "
-            "row; begin it with a row, or drop the column"
-        )
-    try:
-        return with_origin(fitted(rows, schema), block, np.arange(block.num_rows))
-    except pa.ArrowException as error:
-        name, row = first_misfit(rows, schema)
-        own, common = named(rows.schema.field(name).type), named(schema.field(name).type)
-        raise DataError(
-            f"{what}: column {name!r} is {own} in data set {number} and {common} with the others, which has no such value: "
-            f"{error} ({where(block, row)}); convert it (map), or rename or drop it in one of them"
-        ) from error

@@ -1,20 +1,19 @@
-"""The command line: `brimful demo`, `run`, `report`, `tokenize`, `verify`, `memory probe`, `memory fit`, `state show`. A file a
-command, or a noun; what is heavy is imported when a command needs it."""
+"""The command line: `brimful demo`, `head`, `report`, `run`, `tokenize`, `verify`, `memory probe`, `memory fit`, `state show`.
+A file a command, or a noun; what is heavy is imported when a command needs it."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from brimful import __version__
-from brimful.cli import memory, report, run, state, tokenize, verify
+from brimful.cli import head, memory, report, run, state, store
 from brimful.demo import demo
 
-app = typer.Typer(
+app: Final = typer.Typer(
     help="Full batches for PyTorch from samples of very different lengths: little padding, few shapes, exact resume.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -35,16 +34,17 @@ def main(
 
 
 app.command()(demo.demo)
-app.command()(run.run)
+app.command()(head.head)
 app.command()(report.report)
-app.command()(tokenize.tokenize)
-app.command()(verify.verify)
+app.command()(run.run)
+app.command()(store.tokenize)
+app.command()(store.verify)
 
-peaks = typer.Typer(help="Peak memory: measured, and modelled.", no_args_is_help=True)
+peaks: Final = typer.Typer(help="Peak memory: measured, and modelled.", no_args_is_help=True)
 peaks.command()(memory.probe)
 peaks.command()(memory.fit)
 app.add_typer(peaks, name="memory")
 
-states = typer.Typer(help="Saved positions.", no_args_is_help=True)
+states: Final = typer.Typer(help="Saved positions.", no_args_is_help=True)
 states.command()(state.show)
 app.add_typer(states, name="state")

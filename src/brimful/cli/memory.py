@@ -17,10 +17,10 @@ from rich import box
 from rich.table import Table
 
 from brimful import from_files
-from brimful.console import clear_errors, stdout
+from brimful.cli.options import FormatName
+from brimful.cli.words import clear_errors
+from brimful.console import stdout
 from brimful.memory import MemoryModel, Peaks, spread_shapes
-from brimful.memory.device import as_device, meter_on
-from brimful.memory.fake import estimator_of
 from brimful.memory.peaks import Meter, measured
 
 
@@ -50,7 +50,7 @@ def probe(
 
     Example: brimful memory probe train.py:build --batch-sizes 1,4,16 --lengths 128,256,512
     """
-    with clear_errors():
+    with clear_errors(probe):
         numbers = [_numbers("--batch-sizes", batch_sizes), _numbers("--lengths", lengths)]
         if target_lengths:
             numbers.append(_numbers("--target-lengths", target_lengths))
@@ -68,18 +68,19 @@ def fit(
             help="Rows of batch, length (and target_length) and peak_bytes: JSONL, CSV or parquet, of probes or a log."
         ),
     ],
+    format: FormatName = "auto",
     output: Annotated[Path, typer.Option(help="The model, as JSON.", metavar="PATH")] = Path("memory.json"),
     limit_gb: Annotated[
         float | None, typer.Option(help="Also print the largest batches within so many GB (10^9 bytes).", metavar="GB")
     ] = None,
     risk: Annotated[float, typer.Option(help="The share of full batches that may exceed it.")] = 0.025,
 ) -> None:
-    """Fit a model of peak memory, for bf.MemoryModel.load(PATH).
+    """Fit a model of peak memory, for bf.memory.MemoryModel.load(PATH).
 
     Example: brimful memory fit peaks.jsonl --limit-gb 24
     """
-    with clear_errors():
-        rows = list(from_files(peaks))
+    with clear_errors(fit):
+        rows = list(from_files(peaks, format=format))
         names = ["batch", "length"] + ["target_length"] * ("target_length" in (rows[0] if rows else {}))
         if missing := [name for name in (*names, "peak_bytes") if rows and name not in rows[0]]:
             raise ValueError(f"{', '.join(peaks)} has no column {missing[0]!r} (columns: {', '.join(rows[0])})")
@@ -102,6 +103,9 @@ def fit(
 
 
 def _meter(build: Callable[[str], Any], device: str) -> Meter:
+    from brimful.memory.device import as_device, meter_on  # which import torch
+    from brimful.memory.fake import estimator_of
+
     if device == "fake":
         return estimator_of(build)
     try:

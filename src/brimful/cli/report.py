@@ -6,27 +6,28 @@ import json
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from brimful import from_files
-from brimful.cli.tokenizer import tokenized
-from brimful.console import clear_errors, progress, stdout, thousands
+from brimful import from_files, from_store
+from brimful.cli.options import FILES, FormatName, MaxLength, MaxTokens, is_store, tokenized
+from brimful.cli.words import clear_errors
+from brimful.console import note, progress, stdout, thousands
 from brimful.core.errors import require
 from brimful.report import Lengths, Report, Settings, compare, count_tokens, read_lengths, to_html, to_json
 from brimful.report.lengths import SUFFIXES
-from brimful.report.steps import BATCHES_A_STEP
-from brimful.report.words import notes, spread_of, summary, window_of
-
-MAX_LENGTH = 512
+from brimful.report.statistics import BATCHES_A_STEP
+from brimful.report.words import notes, over_budget, spread_of, summary, window_of
+from brimful.sources.urls import Shards
 
 
 def report(
     urls: Annotated[
         list[str],
-        typer.Argument(help="Files of text, as `brimful run` takes them; or .npy, .parquet files of lengths."),
+        typer.Argument(help=f"{FILES} Or token stores, or .npy and .parquet files of lengths.", metavar="URLS|STORE"),
     ],
     tokenizer: Annotated[
         str | None,
@@ -37,14 +38,13 @@ def report(
     column: Annotated[
         str | None,
         typer.Option(
-            help="The column of text (text); in .parquet files that of lengths (length), or of lists of tokens."
+            help="The column of text (text); of a store that of tokens (input_ids); in .parquet files that of lengths "
+            "(length), or of lists of tokens."
         ),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens in a batch at most, with padding: rows x length.")] = 16_384,
-    max_length: Annotated[
-        int | None,
-        typer.Option(help="Tokens of a sample at most; the rest is cut off. 0: no limit. (512 for text.)"),
-    ] = None,
+    format: FormatName = "auto",
+    max_tokens: MaxTokens = 16_384,
+    max_length: MaxLength = 0,
     row_length: Annotated[
         int | None, typer.Option(help="Tokens in a packed row. (--max-length, or the longest.)")
     ] = None,
@@ -61,26 +61,32 @@ def report(
 
     Counts the tokens of your samples, then plans batches of them by each policy,
     as the loader would: padding, batches, shapes, and what they cost. No model,
-    no GPU. Of lengths that are known already it takes a second.
+    no GPU. A token store knows its lengths, so that no token is read and it takes
+    a second. Samples stay whole unless --max-length cuts them.
 
     Example: brimful report 'a/*.jsonl.gz' --tokenizer gpt2 --html report.html
     """
-    with clear_errors():
+    with clear_errors(report):
         require("--sample", sample, 0, "samples")
-        require("--max-length", max_length or 0, 0, "tokens")
-        cut = max_length if max_length is not None else MAX_LENGTH if tokenizer else 0
-        row = row_length if row_length is not None else cut or None
-        settings = Settings(max_tokens, batch_size, row, cut or None, hidden_size, compile_seconds)
+        require("--max-length", max_length, 0, "tokens")
+        cut = max_length or None
+        row = cut if row_length is None else row_length
+        settings = Settings(max_tokens, batch_size, row, cut, hidden_size, compile_seconds)
         source = ", ".join(urls[:3]) + (f" and {len(urls) - 3:,} more" if len(urls) > 3 else "")
-        if tokenizer is not None:
-            lengths = _count(urls, tokenizer, column or "text", cut, sample)
+        if is_store(urls):
+            if tokenizer is not None:
+                note(f"{source} holds tokens already: --tokenizer is not used")
+            lengths = _stored(urls, column or "input_ids", sample)
+        elif tokenizer is not None:
+            lengths = _count(urls, tokenizer, column or "text", format, max_length, sample)
             source += f" by {tokenizer}"
-        elif all(url.endswith(SUFFIXES) for url in urls):
+        elif format == "parquet" or all(url.endswith(SUFFIXES) for url in urls):
             lengths = read_lengths(urls, sample, column=column or "length")
         else:
+            _ = Shards(tuple(urls)).listed  # a name of nothing says so
             raise ValueError(
                 f"{next(url for url in urls if not url.endswith(SUFFIXES))} holds no lengths: name a tokenizer with "
-                "--tokenizer to count them, or give .npy or .parquet files of lengths"
+                "--tokenizer to count them, or give a token store, or .npy or .parquet files of lengths"
             )
         if not len(lengths.values):
             raise ValueError(f"there are no samples in {source}: nothing to plan")
@@ -95,9 +101,15 @@ def report(
                 typer.echo(f"\n{html} shows it with charts.")
 
 
-def _count(urls: list[str], tokenizer: str, column: str, max_length: int, sample: int) -> Lengths:
+def _stored(paths: list[str], column: str, sample: int) -> Lengths:
+    """The lengths of the first rows of stores. No token is read."""
+    lengths = np.concatenate([from_store(path).lengths(column) for path in paths]).astype(np.int64)
+    return Lengths(lengths[:sample] if sample else lengths, bool(sample and len(lengths) > sample))
+
+
+def _count(urls: list[str], tokenizer: str, column: str, format: str, max_length: int, sample: int) -> Lengths:
     """The lengths of text, with a progress bar."""
-    dataset = tokenized(from_files(urls, columns=[column]), tokenizer, column, max_length)
+    dataset = tokenized(from_files(urls, format=format, columns=[column]), tokenizer, column, max_length)
     done, most = 0, f" of at most {thousands(sample)}" if sample else ""
     with progress(None) as update:
 
@@ -113,6 +125,8 @@ def show(console: Console, report: Report) -> None:
     """The table, how to read it, and what to use, in 80 columns."""
     console.print(summary(report), markup=False)
     console.print(spread_of(report), markup=False)
+    if over := over_budget(report):
+        console.print(over, markup=False, style="bold")
     console.print()
     table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=0)
     table.add_column("policy", vertical="bottom", no_wrap=True)

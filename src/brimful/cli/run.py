@@ -13,52 +13,54 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
-from rich import box
-from rich.table import Table
 
 from brimful import from_files
-from brimful.cli.saved import load_json, save_json
-from brimful.cli.tokenizer import tokenized
-from brimful.console import clear_errors, note, progress, stdout, thousands
+from brimful.cli.options import (
+    FormatName,
+    MaxLength,
+    MaxTokens,
+    OnError,
+    TokenizerName,
+    Urls,
+    cut_figure,
+    figures,
+    load_json,
+    tokenized,
+)
+from brimful.cli.words import clear_errors
+from brimful.console import note, progress, stdout, thousands
 from brimful.core.errors import require
+from brimful.core.stage import VERSION
 from brimful.core.states import is_text
 from brimful.core.stats import LEFT_OUT, Stats
+from brimful.core.whole import write_whole
 from brimful.demo.digests import DigestFile
 
 if TYPE_CHECKING:
+    from brimful.batches import Batches
     from brimful.loader import Loader
 
 COUNTED: Final = ("samples", "tokens", "slots", "seconds_waited", *LEFT_OUT)
 
 
 def run(
-    urls: Annotated[
-        list[str],
-        typer.Argument(
-            help="JSONL or text files, also .gz .zst .bz2 .lz4 .xz: paths, s3://, https://, globs, {00..99}."
-        ),
-    ],
-    tokenizer: Annotated[
-        str, typer.Option(help="A tokenizer.json, a folder or name for transformers, or tiktoken:NAME.", metavar="T")
-    ],
+    urls: Urls,
+    tokenizer: TokenizerName,
     column: Annotated[str, typer.Option(help="The column of text; no other is read.")] = "text",
-    max_tokens: Annotated[int, typer.Option(help="Tokens in a batch at most, with padding: rows x length.")] = 16_384,
-    max_length: Annotated[
-        int, typer.Option(help="Tokens of a sample at most; the rest is cut off. 0: no limit.")
-    ] = 512,
+    format: FormatName = "auto",
+    max_tokens: MaxTokens = 16_384,
+    max_length: MaxLength = 0,
     window: Annotated[
         str, typer.Option(help="Samples to sort by length at a time. auto: what 1 % padding takes.", metavar="N|auto")
     ] = "auto",
     shuffle: Annotated[int, typer.Option(help="Samples in the shuffle buffer; shuffles the files too. 0: off.")] = 0,
     seed: Annotated[int, typer.Option(help="Of all random choices; each epoch makes its own.")] = 42,
-    epochs: Annotated[int, typer.Option(help="Times to go through the files.")] = 1,
+    epochs: Annotated[int, typer.Option(help="Times to go through the files; the first is epoch 0.")] = 1,
     limit: Annotated[int | None, typer.Option(help="Batches after which this call stops.")] = None,
     step_seconds: Annotated[
         float, typer.Option(help="Seconds to wait after each batch, as a training step would.", metavar="SECONDS")
     ] = 0.0,
-    on_error: Annotated[
-        str, typer.Option(help="At a record that cannot be read: stop, or count and log it.", metavar="raise|skip")
-    ] = "raise",
+    on_error: OnError = "raise",
     state: Annotated[
         Path | None, typer.Option(help="Keep the place in this file; go on from it if it is there.", metavar="FILE")
     ] = None,
@@ -74,19 +76,29 @@ def run(
     Tokenises on the fly and fills batches up to a budget of tokens, as training
     would. Shows samples, tokens a second, padding, and the share of the time
     spent waiting for data (with --step-seconds: what a training would wait).
+    Samples stay whole unless --max-length cuts them.
 
     With --state the place is saved every few batches, at the end, and on Ctrl-C
     or SIGTERM. The same command then goes on from there, also after kill -9.
 
     Example: brimful run 'a/*.jsonl.gz' --tokenizer gpt2 --state place.json
     """
-    with clear_errors():
-        _check(max_tokens, max_length, shuffle, epochs, limit, step_seconds, save_every)
+    with clear_errors(run):
+        require("--max-tokens", max_tokens, 1, "token")
+        require("--max-length", max_length, 0, "tokens")
+        require("--shuffle", shuffle, 0, "samples")
+        require("--epochs", epochs, 1, "epoch")
+        require("--limit", 1 if limit is None else limit, 1, "batch")
+        require("--step-seconds", step_seconds, 0, "seconds")
+        require("--save-every", save_every, 1, "batch")
+        if max_length > max_tokens:
+            raise ValueError(f"--max-length must be at most --max-tokens={max_tokens:,} (got {max_length:,})")
         begun, place = _place(state)
         rows = _window(window)
 
         files = from_files(
             urls,
+            format=format,
             columns=[column],
             shuffle_shards=shuffle > 0,
             seed=seed,
@@ -94,15 +106,13 @@ def run(
         )
         tokens = tokenized(files, tokenizer, column, max_length)
         shuffled = tokens.shuffle(shuffle, seed=seed) if shuffle else tokens
-        loader = shuffled.batch_by_tokens(max_tokens, window=rows, seed=seed).prefetch(2).loader()
-        if place is not None:
-            loader.load_state_dict(place)
-        if begun:
-            note(f"going on after batch {begun:,} (epoch {loader.epoch + 1}), as {state} says")
-        counts, signals = _take(loader, epochs, begun, state, save_every, digests, limit, step_seconds)
-        _report(counts, as_json)
+        batches = shuffled.batch_by_tokens(max_tokens, window=rows, seed=seed)
+        counts, signals = _take(batches, place, epochs, begun, state, save_every, digests, limit, step_seconds)
+        _report(counts, max_length, as_json)
         if state is not None:
             note(_verdict(begun, state, counts.batches, signals, counts.batches == limit))
+        if not (counts.batches or begun or signals):
+            raise ValueError(f"nothing was read: there is no sample in {', '.join(urls)}")
     if signals:
         raise typer.Exit(128 + signals[0])
 
@@ -116,13 +126,15 @@ def _place(state: Path | None) -> tuple[int, dict[str, Any] | None]:
     if state is None or not state.exists():
         return 0, None
     saved = load_json(state)
-    if not isinstance(saved, dict) or saved.keys() != {"batches", "loader"} or not is_text(saved["loader"]):
+    named = saved.keys() - {"pipeline"} if isinstance(saved, dict) else ()
+    if named != {"batches", "loader"} or not is_text(saved["loader"]):
         raise ValueError(f"{state} holds no place of `brimful run`: it must have batches, and the state of a loader")
     return saved["batches"], saved["loader"]
 
 
 def _take(
-    loader: Loader,
+    batches: Batches,
+    place: dict[str, Any] | None,
     epochs: int,
     begun: int,
     state: Path | None,
@@ -131,15 +143,25 @@ def _take(
     limit: int | None,
     step_seconds: float,
 ) -> tuple[Counts, list[int]]:
-    """Takes the batches, saves the place; the counts, and the signals that ended it before its end."""
+    """Takes the batches from a place on, saves the place; the counts, and the signals that ended it before its end."""
     counts = Counts()
-    with DigestFile(digests, begun) if digests else nullcontext() as lines:
+    loader = batches.prefetch(2).loader()
+    if place is not None:
+        loader.load_state_dict(place)
+    if begun:
+        note(f"going on after batch {begun:,} (epoch {loader.epoch}; the first is 0), as {state} says")
+    pipeline = {"version": VERSION, "header": batches.stage.header()}
+    with closing(DigestFile(digests, begun)) if digests else nullcontext() as lines:
 
         def save() -> None:
             if lines is not None:
                 lines.flush()
             if state is not None:
-                save_json(state, {"batches": begun + counts.batches, "loader": loader.state_dict()})
+                saved = loader.state_dict()
+                here = {"batches": begun + counts.batches, "loader": saved}
+                if not saved["iterator"]:  # between two epochs the loader's state does not say what made it
+                    here["pipeline"] = pipeline
+                write_whole(state, json.dumps(here, indent=1).encode() + b"\n")
 
         save()  # a file that cannot be written is known before the work
         with _noted_signals() as signals, progress(limit) as update, closing(counts.over(loader, epochs)) as taken:
@@ -157,13 +179,13 @@ def _take(
 
 
 class Counts:
-    """What one call has streamed, over epochs."""
+    """Counts of the batches that one call has streamed, over epochs."""
 
     def __init__(self) -> None:
         self._stats: list[Stats] = []
         self._shapes: set[tuple[int, ...]] = set()
         self._began = time.perf_counter()
-        self.batches = 0
+        self.batches: int = 0
 
     def over(self, loader: Loader, epochs: int) -> Generator[Mapping[str, Any], None, None]:
         """The batches up to the end of epoch `epochs`, counted."""
@@ -201,26 +223,6 @@ class Counts:
         )
 
 
-def _check(
-    max_tokens: int,
-    max_length: int,
-    shuffle: int,
-    epochs: int,
-    limit: int | None,
-    step_seconds: float,
-    save_every: int,
-) -> None:
-    require("--max-tokens", max_tokens, 1, "token")
-    require("--max-length", max_length, 0, "tokens")
-    require("--shuffle", shuffle, 0, "samples")
-    require("--epochs", epochs, 1, "epoch")
-    require("--limit", 1 if limit is None else limit, 1, "batch")
-    require("--step-seconds", step_seconds, 0, "seconds")
-    require("--save-every", save_every, 1, "batch")
-    if max_length > max_tokens:
-        raise ValueError(f"--max-length must be at most --max-tokens={max_tokens:,} (got {max_length:,})")
-
-
 def _window(window: str) -> int | Literal["auto"]:
     if window == "auto":
         return "auto"
@@ -249,20 +251,18 @@ def _noted_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _report(counts: Counts, as_json: bool) -> None:
+def _report(counts: Counts, max_length: int, as_json: bool) -> None:
     """The summary on stdout: a table for people, a line of JSON for programs."""
     summary = counts.summary()
     if as_json:
         typer.echo(json.dumps(summary))
         return
-    table = Table(box=box.SIMPLE, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(style="dim")
+    table = figures()
     table.add_row("samples", f"{summary['samples']:,}")
     table.add_row("tokens", f"{summary['tokens']:,}", f"{summary['tokens_per_second']:,.0f} a second")
     table.add_row("batches", f"{summary['batches']:,}", f"{summary['num_shapes']:,} shapes")
     table.add_row("padding", f"{summary['padding']:.2%}", f"of {summary['slots']:,} slots")
+    table.add_row(*cut_figure(max_length))
     table.add_row("time", f"{summary['seconds']:.2f} s")
     table.add_row("waiting for data", f"{summary['stall_share']:.1%}", f"{summary['seconds_waited']:.2f} s")
     for name in LEFT_OUT:
@@ -272,7 +272,7 @@ def _report(counts: Counts, as_json: bool) -> None:
 
 
 def _verdict(begun: int, path: Path, batches: int, signals: Sequence[int], limited: bool) -> str:
-    """Where the run stands, and how to go on."""
+    """The place of the run, and the way to go on."""
     taken = begun + batches
     if signals or limited:
         cause = f"stopped by {signal.Signals(signals[0]).name}" if signals else "stopped by --limit"

@@ -1,51 +1,96 @@
-"""`brimful state show`: a saved state in words."""
+"""`brimful state show`: a saved state, or the making of a token store, in words."""
 
 from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from brimful.cli.saved import is_state, load_json
-from brimful.console import clear_errors, stdout
+from brimful.cli.options import is_store, load_json
+from brimful.cli.words import clear_errors
+from brimful.console import stdout
 from brimful.core.stage import END
 from brimful.core.states import from_text, is_text
+from brimful.store.folders import folder_of
+from brimful.store.manifest import VERSION
 
 
 def show(
-    file: Annotated[
-        Path, typer.Argument(help="A state_dict() in JSON or saved by torch, or a file of `brimful run --state`.")
+    path: Annotated[
+        str,
+        typer.Argument(
+            help="A state_dict() in JSON or saved by torch, a file of `brimful run --state`, or a token store.",
+            metavar="FILE|STORE",
+        ),
     ],
 ) -> None:
     """Print a saved state: its version, the pipeline it belongs to (a line a stage), and its position.
 
+    Of a token store, print what it holds and the pipeline that made it. Epochs are
+    counted from 0, as by loader.epoch and set_epoch.
+
     Example: brimful state show run.json
     """
-    with clear_errors():
-        saved = _opened(_loaded(file))
-        state = _find(saved)
-        epoch = _begun(saved) if state is None else None
-        if state is None and epoch is None:
-            raise ValueError(
-                f"{file} holds no state: neither a dict of version, header and position nor one of those under a name"
-            )
-    for name, value in saved.items() if not is_state(saved) else ():
-        if isinstance(value, bool | int | float | str):
+    with clear_errors(show):
+        if is_store([path]):
+            _show_store(path)
+        else:
+            _show_state(Path(path))
+
+
+def _show_store(path: str) -> None:
+    manifest = folder_of(path).manifest
+    pipeline = manifest.pipeline
+    for name, side in manifest.lengths.items():
+        _say(
+            f"tokens    {sum(file.tokens.get(name, 0) for file in manifest.files):,} in {name}, lengths in {side.name}"
+        )
+    _say(f"rows      {manifest.rows:,} in {len(manifest.files):,} files")
+    for name, kind in manifest.columns.items():
+        _say(f"column    {name}: {kind}")
+    for name, tokenizer in pipeline["tokenizers"].items():
+        _say(f"tokenizer {name}: {tokenizer}")
+    _say(f"version   {VERSION}" + (f", of its functions {pipeline['version']}" if pipeline["version"] else ""))
+    _say_pipeline(pipeline["chain"])
+    _say("position  none: a store is whole")
+
+
+def _show_state(file: Path) -> None:
+    saved = _opened(_loaded(file))
+    state = _first(saved, _is_state)
+    loader = _first(saved, _is_loader)
+    if state is None and loader is None:
+        raise ValueError(
+            f"{file} holds no state: neither a dict of version, header and position nor one of those under a name"
+        )
+    for name, value in saved.items() if not _is_state(saved) else ():
+        if isinstance(value, bool | int | float | str) and not _is_loader(saved):
             _say(f"{name:9} {value}")
+    if loader is not None:
+        _say(f"epoch     {loader['epoch']} (the first is 0)")
+    made_by = state or _first(saved, _is_pipeline)
+    if made_by is not None:
+        _say(f"version   {made_by['version']}")
+        _say_pipeline(made_by["header"])
+    else:
+        _say("pipeline  not saved: between two epochs a loader's state fits any pipeline")
     if state is None:
-        _say(f"position  the start of epoch {epoch}")
+        assert loader is not None
+        _say(f"position  the start of epoch {loader['epoch']}")
         return
-    _say(f"version   {state['version']}")
-    _say("pipeline")
-    for depth, line in _stages(state["header"], 0):
-        _say(f"{'  ' * depth}  {line}")
     position = json.dumps(state["position"], separators=(",", ":"))
     _say(f"position  {'the end: nothing follows' if state['position'] == END else position}")
     _say(f"size      {len(json.dumps(state)):,} bytes, {len(position):,} of them the position")
+
+
+def _say_pipeline(header: list[dict[str, Any]]) -> None:
+    _say("pipeline")
+    for depth, line in _stages(header, 0):
+        _say(f"{'  ' * depth}  {line}")
 
 
 def _say(line: str) -> None:
@@ -55,7 +100,7 @@ def _say(line: str) -> None:
 
 
 def _loaded(file: Path) -> Any:
-    """What a file of JSON, or of torch.save, holds; of the latter nothing but plain data and tensors.
+    """The value in a file of JSON, or of torch.save; there nothing but plain data and tensors is read.
 
     Raises:
         ValueError: it is neither; the file is named.
@@ -73,28 +118,34 @@ def _loaded(file: Path) -> Any:
 
 
 def _opened(saved: Any) -> Any:
-    """What a file holds, with the iterator's state in it where a loader's state has it as text."""
+    """The value in a file, with the iterator's state in place of its text in a loader's state."""
     if is_text(saved):
-        epoch, state = from_text(saved)
+        epoch, _, state = from_text(saved)
         return {"epoch": epoch, "iterator": state}
     return {name: _opened(value) for name, value in saved.items()} if isinstance(saved, dict) else saved
 
 
-def _find(saved: Any) -> dict[str, Any] | None:
-    """The state in what a file holds: itself, or under one of its names."""
-    if is_state(saved):
+def _is_state(value: Any) -> bool:
+    """Whether a value looks like what `state_dict()` returns."""
+    return isinstance(value, dict) and value.keys() - {"crc32"} == {"version", "header", "position"}
+
+
+def _is_loader(value: Any) -> bool:
+    """Whether a value is the state of a loader, opened."""
+    return isinstance(value, dict) and value.keys() == {"epoch", "iterator"}
+
+
+def _is_pipeline(value: Any) -> bool:
+    """Whether a value is what `brimful run` says of its pipeline beside the state."""
+    return isinstance(value, dict) and value.keys() == {"version", "header"}
+
+
+def _first(saved: Any, wanted: Callable[[Any], bool]) -> dict[str, Any] | None:
+    """The first value that is wanted in what a file holds: itself, or under one of its names."""
+    if wanted(saved):
         return dict(saved)
     inside = saved.values() if isinstance(saved, dict) else []
-    return next((found for value in inside if (found := _find(value)) is not None), None)
-
-
-def _begun(saved: Any) -> int | None:
-    """The epoch that a loader begins whose state is in what a file holds."""
-    if not isinstance(saved, dict):
-        return None
-    if saved.keys() == {"epoch", "iterator"}:
-        return int(saved["epoch"])
-    return next((found for value in saved.values() if (found := _begun(value)) is not None), None)
+    return next((found for value in inside if (found := _first(value, wanted)) is not None), None)
 
 
 def _stages(header: list[dict[str, Any]], depth: int) -> Iterator[tuple[int, str]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 
 class Above:
-    """What a module holds that lies above its caller; it is imported when the first of it is asked for."""
+    """The functions of a module that lies above its caller; it is imported when the first of them is asked for."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -17,4 +17,12 @@ class Above:
 
 
 GUARD: Final = Above("brimful.integrations.guard")
-"""Who takes what a loader gives: other libraries' loops, which read ahead, shard again or stack."""
+"""Who runs a loop that begins: other libraries' loops may read ahead, shard again or stack."""
+
+
+class ReadsAhead(NamedTuple):
+    """Who takes items before the training loop wants them, if anyone; of how many it gets one; how many it has skipped."""
+
+    name: str | None = None
+    processes: int = 1
+    skipped: int = 0

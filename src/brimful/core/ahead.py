@@ -1,16 +1,69 @@
-"""Items made ahead of use, by a thread."""
+"""Items made ahead of use, by a thread; and those that must not be, which the consumer's thread makes when it takes them:
+what draws from generators that the whole process shares."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from contextlib import closing
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
-from brimful.core.deferred import items_ahead
+from brimful.core.background import read_ahead
 from brimful.core.errors import settle
 from brimful.core.stage import Stage, State, runtime
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+AHEAD: Final[ContextVar[bool]] = ContextVar("brimful_ahead", default=False)
+"""Whether this code runs ahead of the consumer, beside whatever the consumer does."""
+HANDED_ON: Final[ContextVar[bool]] = ContextVar("brimful_handed_on", default=False)
+"""Whether a stage of ours takes the items of an iterator here, and hands on the deferred ones as they are."""
+
+
+class Deferred(Generic[T]):
+    """An item that is made by whoever takes it."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+
+    def made(self) -> T:
+        return self._make()
+
+    def then(self, fn: Callable[[T], R]) -> Deferred[R]:
+        """`fn` of the item, deferred as well."""
+        return Deferred(lambda: fn(self._make()))
+
+
+def then(item: Any, fn: Callable[[Any], Any]) -> Any:
+    """`fn(item)`: now, or deferred where the item is.
+
+    >>> then(2, str), then(Deferred(lambda: 2), str).made()
+    ('2', '2')
+    """
+    return item.then(fn) if isinstance(item, Deferred) else fn(item)
+
+
+def defer(item: Any, fn: Callable[[Any], Any]) -> Deferred[Any]:
+    """`fn(item)`, deferred in any case."""
+    return item.then(fn) if isinstance(item, Deferred) else Deferred(lambda: fn(item))
+
+
+def items_ahead(
+    start: Callable[[], Generator[tuple[T, State], None, None]], depth: int, name: str
+) -> Generator[tuple[T, State], None, None]:
+    """The items of `read_ahead`. Deferred ones are made when they are taken: where several threads lie one behind the other, by
+    the last of them, the consumer's."""
+    inside = AHEAD.get()
+
+    def started() -> Generator[tuple[T, State], None, None]:
+        AHEAD.set(True)  # in the thread, whose context is its own
+        return start()
+
+    with closing(read_ahead(started, depth, name)) as items:
+        for item, after in items:
+            yield (item.made() if isinstance(item, Deferred) and not inside else item), after
 
 
 @dataclass(frozen=True)
@@ -22,7 +75,7 @@ class Ahead(Stage[T]):
     upstream: Stage[T]
     depth: int = runtime()
     name: str = runtime("ahead")
-    transparent: ClassVar[bool] = True
+    itemwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         settle(self, "depth", 1, "item")

@@ -15,7 +15,8 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from contextvars import ContextVar, copy_context
@@ -34,30 +35,30 @@ START_SECONDS: Final = 0.1
 
 
 class Stopped(BaseException):
-    """What was read has been closed, by somebody else: no end, and nobody's error; it ends the threads that it reaches."""
+    """The source of items was closed by somebody else: neither an end nor an error; it ends the threads that it reaches."""
 
 
 # -- what runs ---------------------------------------------------------------------------------------------------------
 
 
 class Stoppable(Protocol):
-    """What runs threads, or is waited for by one."""
+    """Something that runs threads, or that a thread waits for."""
 
     def stop(self) -> None: ...
 
 
 class Running(set["ref[Stoppable]"]):
-    """What runs for an iterator, or for a loader.
+    """All that runs for an iterator, or for a loader.
 
     Args:
         keeper: of the loader that the iterator runs for: workers end with it.
 
-    `pools`: what streams and epochs share, by what made it.
+    `pools`: workers that streams and epochs share, by the id of their maker.
     """
 
     def __init__(self, keeper: Running | None = None) -> None:
         self.keeper = keeper
-        self.process = os.getpid()
+        self.process: int = os.getpid()
         self.pools: dict[int, Any] = {}
 
     @staticmethod
@@ -70,11 +71,11 @@ class Running(set["ref[Stoppable]"]):
 
 _running: Final = Running()
 RUN: ContextVar[Running | None] = ContextVar("brimful_run", default=None)
-"""What runs for the iterator whose code this is, in whatever thread; None outside, and where several iterators share it."""
+"""All that runs for the iterator whose code this is, in any thread; None outside, and where several iterators share it."""
 
 
 KEEPER: ContextVar[Running | None] = ContextVar("brimful_keeper", default=None)
-"""What keeps the workers of an iterator that is made now; None where it does so itself."""
+"""The keeper of the workers of an iterator that is made now; None where it keeps them itself."""
 
 
 def belongs(one: Stoppable, run: Running | None = None) -> None:
@@ -119,7 +120,7 @@ def check_process(process: int) -> None:
 
 
 def _forget(closed: Collection[Stoppable]) -> None:
-    """What has been closed is not waited for again."""
+    """Nobody waits again for these, which are closed."""
     running = RUN.get()
     if running is not None:
         running.difference_update(ref(one) for one in closed)
@@ -166,16 +167,16 @@ os.register_at_fork(after_in_child=_running.clear)
 # -- functions in threads ----------------------------------------------------------------------------------------------
 
 
-class Outcome(Future[R]):
-    """What a function comes to. As any Future, but that those who wait for it, cancel it or want to be told take no lock
-    while a thread of ours may want it; and who waits is told where it will never come."""
+class WorkerFuture(Future[R]):
+    """The future of a function that a worker runs. Whoever waits for it, cancels it or adds a callback takes no lock that a
+    thread of ours may want; and waiting ends where the result will never come."""
 
     def __init__(self) -> None:
         super().__init__()
         self._process = os.getpid()
         self._fresh = [True]  # gone with whoever runs or cancels it
         self._over = self._stopped = False
-        self._told: list[Callable[[Future[R]], object]] = []
+        self._callbacks: list[Callable[[Future[R]], object]] = []
         self._waiting: list[SimpleQueue[None]] = []
 
     def run(self, fn: Callable[[], R]) -> None:
@@ -185,19 +186,19 @@ class Outcome(Future[R]):
                 self.set_result(fn())
             except BaseException as error:
                 self.set_exception(error)
-            self._tell()
+            self._notify()
 
     def cancel(self) -> bool:
         cancelled = self._taken() and super().cancel()
         if cancelled:
-            self._tell()
+            self._notify()
         return cancelled
 
     def done(self) -> bool:
         return self._over
 
     def result(self, timeout: float | None = None) -> R:
-        """What the function returned, or raised.
+        """Returns the function's result, or raises its error.
 
         Raises:
             TimeoutError: it has not ended in `timeout` seconds.
@@ -216,9 +217,9 @@ class Outcome(Future[R]):
         raise TimeoutError
 
     def add_done_callback(self, fn: Callable[[Future[R]], object]) -> None:
-        self._told.append(fn)
+        self._callbacks.append(fn)
         if self._over:
-            self._tell()
+            self._notify()
 
     def stop(self) -> None:
         """Ends all waiting."""
@@ -233,13 +234,13 @@ class Outcome(Future[R]):
         except IndexError:
             return False
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._over = True
         for arrived in self._waiting:
             arrived.put(None)
         with suppress(IndexError):
             while True:
-                self._told.pop()(self)
+                self._callbacks.pop()(self)
 
 
 class Workers:
@@ -248,28 +249,28 @@ class Workers:
     As a context manager they belong to the iterator for which they run, and end with it; otherwise, with `stop`.
 
     Args:
-        calls: what the functions wait for; it is stopped with them.
+        calls: the functions wait for it; it is stopped with them.
     """
 
     def __init__(self, number: int, name: str, calls: Stoppable | None = None) -> None:
         self.threads: list[threading.Thread] = []
         self._calls = calls
-        self._tasks: SimpleQueue[tuple[Outcome[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._open: set[Outcome[Any]] = set()
+        self._tasks: SimpleQueue[tuple[WorkerFuture[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._open: set[WorkerFuture[Any]] = set()
         self._shared = True
         self._closed = False
         self._number, self._name = number, name
         self._process = os.getpid()
         _running.add(ref(self, _running.discard))
 
-    def submit(self, fn: Callable[..., R], *args: Any) -> Outcome[R]:
+    def submit(self, fn: Callable[..., R], *args: Any) -> WorkerFuture[R]:
         check_process(self._process)
         context = copy_context()
         if self._shared:
             context.run(RUN.set, None)
-        outcome: Outcome[R] = Outcome()
-        self._open.add(outcome)
-        self._tasks.put((outcome, partial(context.run, fn, *args)))
+        future: WorkerFuture[R] = WorkerFuture()
+        self._open.add(future)
+        self._tasks.put((future, partial(context.run, fn, *args)))
         if self._closed:  # perhaps since just now, by another thread
             self.stop()
             raise Stopped
@@ -277,7 +278,7 @@ class Workers:
             thread = threading.Thread(target=self._work, name=f"brimful-{self._name}", daemon=True)
             self.threads.append(thread)
             _start(thread)
-        return outcome
+        return future
 
     def finish(self) -> None:
         """Has the threads end when all that was submitted is done: nothing more may be."""
@@ -289,12 +290,9 @@ class Workers:
         self._closed = True
         if self._calls is not None:
             self._calls.stop()
-        with suppress(Empty):
-            while True:
-                if (task := self._tasks.get_nowait()) is not None:
-                    task[0].cancel()
-        for outcome in list(self._open):
-            outcome.stop()
+        for future in list(self._open):
+            future.cancel()
+            future.stop()
         self.finish()
 
     def belong(self, run: Running | None = None) -> None:
@@ -318,10 +316,48 @@ class Workers:
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
-            outcome, fn = task
-            outcome.run(fn)
-            self._open.discard(outcome)
-            del task, outcome, fn
+            future, fn = task
+            future.run(fn)
+            self._open.discard(future)
+            del task, future, fn
+
+
+def map_ahead(
+    fn: Callable[[T], R], items: Iterator[tuple[T, Any]], workers: Workers, ahead: int
+) -> Generator[tuple[R, Any], None, None]:
+    """`(fn(item), state)` for each `(item, state)`, in order, up to `ahead` of them computed early.
+
+    An error of `items` is raised after the results of what came before it.
+    """
+    failure: Exception | None = None
+    pending: deque[tuple[WorkerFuture[R], Any]] = deque()
+    try:
+        while True:
+            try:
+                item, state = next(items)
+            except StopIteration:
+                break
+            except Exception as error:
+                failure = error
+                break
+            future = workers.submit(fn, item)
+            belongs(future)  # the workers may go on for others when this has been closed
+            pending.append((future, state))
+            del item
+            if len(pending) >= ahead:
+                yield _settled(pending.popleft())
+        while pending:
+            yield _settled(pending.popleft())
+    finally:
+        for future, _ in pending:
+            future.cancel()
+    if failure is not None:
+        raise failure
+
+
+def _settled(pending: tuple[Future[R], Any]) -> tuple[R, Any]:
+    future, state = pending
+    return future.result(), state
 
 
 # -- generators in threads ---------------------------------------------------------------------------------------------
@@ -352,12 +388,14 @@ class Channel(Generic[T]):
         self._error: BaseException | None = None
         self._process = os.getpid()
         context = copy_context()
-        self.threads = [threading.Thread(target=context.run, args=(self._work,), name=f"brimful-{name}", daemon=True)]
+        self.threads: list[threading.Thread] = [
+            threading.Thread(target=context.run, args=(self._work,), name=f"brimful-{name}", daemon=True)
+        ]
         belongs(self)
         _start(self.threads[0])
 
     def items(self, check: Callable[[float], None] | None = None) -> Generator[T, None, None]:
-        """The items, once; `check` is told the seconds that one has been waited for, each second, and may raise."""
+        """The items, once; `check` is called each second with how long one has been waited for, and may raise."""
         while True:
             made = self._next(check)
             if self._stopped:  # the rest was thrown away: whoever took this for the end would make a last window of it

@@ -1,4 +1,4 @@
-"""What can go wrong, said once and with the place where it happened.
+"""Errors, checks of settings, the places that rows came from, and counts of rows that were left out.
 
 Every row that a source reads carries its origin in a hidden column (a file and a line, in 12 bytes and one name a file), so
 that any stage, however far down and in whichever process, can name the file and the line of the row that it failed on.
@@ -7,6 +7,7 @@ that any stage, however far down and in whichever process, can name the file and
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -22,10 +23,10 @@ from numpy.typing import NDArray
 
 R = TypeVar("R")
 
-logger = logging.getLogger("brimful")
+logger: Final = logging.getLogger("brimful")
 
 HIDDEN: Final = "__brimful_"
-"""How the names of columns begin that users do not see."""
+"""Names of columns that users do not see begin with this."""
 ORIGIN: Final = f"{HIDDEN}origin"
 
 
@@ -46,7 +47,8 @@ class RankError(RuntimeError):
 
 
 class BrokenError(RuntimeError):
-    """The iterator failed earlier and says so for ever; its state is the place after the last item that was taken."""
+    """The iterator failed earlier, or was closed before its end, and says so for ever; its state is the place after
+    the last item that was taken."""
 
 
 def require(name: str, value: float, least: float, unit: str = "") -> None:
@@ -91,7 +93,7 @@ def settle(
     description: Any, field: str, least: int | None = 0, unit: str = "", name: str | None = None, most: int = MOST
 ) -> None:
     """Checks a field of a frozen dataclass that counts something, as `integer` does, and keeps it as that says; from
-    `__post_init__`. `name`: what the user knows it by."""
+    `__post_init__`. `name`: the name that the user knows."""
     object.__setattr__(description, field, integer(name or field, getattr(description, field), least, unit, most))
 
 
@@ -142,20 +144,17 @@ def names_of(setting: str, names: Any) -> tuple[str, ...]:
     return found
 
 
-def known(method: str, options: Any, kind: type[Any]) -> Any:
-    """The options that a method was given.
+def counted(number: int, thing: str) -> str:
+    """A count in words.
 
-    Raises:
-        TypeError: one is unknown; with those that there are.
+    >>> counted(1, "sample"), counted(1_024, "sample")
+    ('1 sample', '1,024 samples')
     """
-    names = kind.__annotations__
-    if unknown := [name for name in options if name not in names]:
-        raise TypeError(f"{method}() got an unknown option {unknown[0]!r} (options: {', '.join(names)})")
-    return options
+    return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
 def name_of(fn: Any) -> str:
-    """What a user's function is called in messages."""
+    """The name of a user's function in messages."""
     return str(getattr(fn, "__name__", type(fn).__name__))
 
 
@@ -208,10 +207,10 @@ class Tally:
     """Counts what stages left out or cut (`skipped`, `dropped_tokens` ...); shared by the threads of one iterator.
 
     `made` queues what each batch on its way to the consumer holds, in the order in which they were made; `epochs` counts those
-    that each thing that repeats has given: see `fruitless`.
+    that each thing that repeats has given: see `core.repeat`.
 
     Args:
-        log: what the message of a count is given to, the first time.
+        log: called with the message of a count, the first time.
     """
 
     def __init__(self, log: Callable[[str], None] = logger.warning) -> None:
@@ -230,17 +229,14 @@ class Tally:
             self._log(message)
 
     def taken(self) -> Counts:
-        """What was counted since this was last asked."""
+        """The counts since the last call."""
         with self._lock:
-            told, self._counts = self._counts, {}
-            return told
+            counts, self._counts = self._counts, {}
+            return counts
 
     def counts(self) -> dict[str, int]:
-        return {name: number for name, (number, _) in self.told().items()}
-
-    def told(self) -> Counts:
         with self._lock:
-            return dict(self._counts)
+            return {name: number for name, (number, _) in self._counts.items()}
 
 
 TALLY: ContextVar[Tally | None] = ContextVar("brimful_tally", default=None)
@@ -256,19 +252,19 @@ def tallied(fn: Callable[..., R], *args: Any, tally: Tally | None = None) -> tup
     """`fn(*args)`, and what it left out: for who runs it in another process and brings both back; see `add_counts`.
 
     Args:
-        tally: of `untold`, where threads go on counting from one call to the next.
+        tally: of `quiet_tally`, where threads go on counting from one call to the next.
 
     >>> tallied(lambda: count("dropped", 2, "too long"))
     (None, {'dropped': (2, 'too long')})
     """
-    tally = tally or untold()
+    tally = tally or quiet_tally()
     context = copy_context()
     context.run(TALLY.set, tally)
     return context.run(fn, *args), tally.taken()
 
 
-def untold() -> Tally:
-    """Counts, and logs nothing: that is for who is told."""
+def quiet_tally() -> Tally:
+    """Counts, and logs nothing: whoever gets the counts does that."""
     return Tally(log=lambda message: None)
 
 
@@ -285,3 +281,26 @@ def skipped(error: Exception) -> None:
     """Counts a row that is left out (on_error="skip"), and logs why: the error names file and line."""
     logger.warning("skipped: %s", error)
     count("skipped", 1)
+
+
+# -- the log -------------------------------------------------------------------------------------------------------------
+
+LOG_VARIABLE: Final = "BRIMFUL_LOG_LEVEL"
+LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+
+
+def set_up_log() -> None:
+    """Writes the logger `brimful` to standard error from the level on that BRIMFUL_LOG_LEVEL names, if it names one.
+
+    Lines look like `[2026-01-31 12:00:00,000 - DEBUG] original length: 179, bucket length: 192, padding length: 13`.
+    """
+    level = os.environ.get(LOG_VARIABLE, "").strip().lower()
+    if not level:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("[%(asctime)s - %(levelname)s] %(message)s"))
+    logger.addHandler(handler)
+    if level in LOG_LEVELS:
+        logger.setLevel(level.upper())
+    else:
+        logger.warning("%s must be one of %s (got %r)", LOG_VARIABLE, ", ".join(LOG_LEVELS), level)

@@ -9,14 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextvars import copy_context
-from types import TracebackType
+from functools import cache
 from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 from weakref import WeakSet
 
-from brimful.core.allocator import keep_what_is_freed
+import numpy as np
+
+from brimful.core.ahead import AHEAD, HANDED_ON, Deferred
 from brimful.core.background import JOIN_SECONDS, KEEPER, RUN, Running, check_process, close_all, stop_all
-from brimful.core.deferred import AHEAD, HANDED_ON, Later
-from brimful.core.errors import TALLY, BrokenError, Tally
+from brimful.core.errors import TALLY, BrokenError, StateError, Tally
 from brimful.core.stage import END, VERSION, Stage, State, allowed, check_header
 from brimful.core.states import check_form, position_of, sealed
 from brimful.core.stats import Stats
@@ -38,13 +39,13 @@ class ResumableIterator(Iterator[T], Generic[T]):
     def __init__(
         self, stage: Stage[T], state_dict: dict[str, Any] | None, allow: Collection[str], epoch: int = 0
     ) -> None:
-        keep_what_is_freed()
+        _keep_what_is_freed()
         self._process = os.getpid()
         different = allowed(allow)
         self._items: Generator[tuple[T, State], None, None] | None = None
         self._running = Running(KEEPER.get())  # below it, in threads
         self._error: Exception | None = None
-        self._closed = False
+        self._closed = self._over = False
         tally = Tally()
         self._context = copy_context()
         self._context.run(TALLY.set, tally)  # before the first use: of indexed data a filter counts what it leaves out
@@ -52,7 +53,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self._context.run(KEEPER.set, None)
         self._context.run(AHEAD.set, AHEAD.get() and HANDED_ON.get())  # else whoever takes its items is the consumer
         self._context.run(HANDED_ON.set, False)
-        self.stats = Stats(tally)
+        self.stats: Stats = Stats(tally)
         self._stage = stage
         try:
             self._header = self._context.run(stage.header)
@@ -68,9 +69,14 @@ class ResumableIterator(Iterator[T], Generic[T]):
         check_process(self._process)
         if self._error is not None:
             raise BrokenError(f"this iterator failed earlier: {self._error}") from self._error
-        if self._closed or self._state == END:
+        if self._over or self._state == END:
+            self._over = True
             self.close()
             raise StopIteration
+        if self._closed:
+            raise BrokenError(
+                "this iterator was closed before its end; go on with a new one: iter(state), with the state_dict() of this one"
+            )
         before, outer = self._state, sys.exception()
         try:
             try:
@@ -90,6 +96,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
             self._stop()
             raise
         if self._closed or error is None:
+            self._over = True
             self.close()
             raise StopIteration
         interrupt = _interrupt(error, outer)
@@ -115,9 +122,10 @@ class ResumableIterator(Iterator[T], Generic[T]):
         return bool(self._state == END)
 
     def close(self) -> None:
-        """Ends the run: its threads and files are closed, `next` raises StopIteration, `state_dict` still answers.
+        """Ends the run: its threads and files are closed, and `state_dict` still answers.
 
-        A `next` that is under way in another thread, or that called this, hands out no item and closes what is left.
+        A later `next` raises a BrokenError if the data had not ended, so that nobody takes it for their end. A `next` that is
+        under way in another thread, or that called this, hands out no item and closes what is left.
         """
         self._closed = True
         if self._process != os.getpid():
@@ -132,9 +140,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
     def __enter__(self) -> ResumableIterator[T]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -157,7 +163,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
                 self._items = self._stage.items(self._state)
             item, after = next(self._items, (nothing, None))
             self.stats.waited(began, time.perf_counter())
-            if isinstance(item, Later):
+            if isinstance(item, Deferred):
                 item = cast(T, item.then(self._made_later))
             elif after is not None:
                 self.stats.took(item)
@@ -194,6 +200,8 @@ class ResumableIterator(Iterator[T], Generic[T]):
         return None
 
     def _position(self, state_dict: dict[str, Any], allow: frozenset[str]) -> State:
+        if state_dict == {}:
+            raise StateError("a state is what state_dict() returns (got an empty dict); None begins at the start")
         check_form(state_dict, "header", "position", "crc32", version=VERSION)
         position = position_of(state_dict)
         check_header(state_dict["header"], self._header, allow)
@@ -227,3 +235,18 @@ def _interrupt(error: BaseException, outer: BaseException | None) -> BaseExcepti
             return here
         here = here.__context__
     return None
+
+
+_LARGE: Final = 31 << 20
+
+
+@cache
+def _keep_what_is_freed() -> None:
+    """Has glibc keep what arrays of some MB took, for the next ones, as it does in any program that has freed one of 32 MB.
+
+    At first it asks the system for each array of more than 128 KB, and gives it back at once. The system clears every page of
+    it each time, and has all cores forget it: a tenth of the time of a block. What it hands out by itself it raises to the size
+    of the largest such array freed so far, 32 MB at most, whether that was ever written to or not ("dynamic mmap threshold",
+    mallopt(3)). Price: 10 us; 64 MB an arena at the most that stay with the process. Of other libraries nothing is changed.
+    """
+    np.empty(_LARGE, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""What an object knows once it was asked for: worked out at the first use, by one thread, and kept in this process."""
+"""Values that an object computes at their first use, in one thread, and keeps in this process."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ else:
 
 
 def settings_of(description: Any) -> dict[str, Any]:
-    """What a copy in another process is made of, as `__getstate__` says it: the fields of a dataclass, and nothing that was
-    worked out, opened or read since."""
+    """The fields of a dataclass, for `__getstate__`: a copy in another process gets these, and nothing that was computed,
+    opened or read since."""
     return {field.name: getattr(description, field.name) for field in fields(description)}
 
 

@@ -2,8 +2,8 @@
 
 Each is a new interpreter, never a fork. The ways of `multiprocessing` would have it run the user's script again, down to
 `if __name__ == "__main__":`, for what is defined there; here functions travel by cloudpickle, which takes it along. Blocks
-cross as Arrow IPC: a slice of ten rows would be pickled with all the rows that it is a slice of. What the function leaves
-out and logs comes back with what it returns.
+cross as Arrow IPC: a slice of ten rows would be pickled with all the rows that it is a slice of. Counts of
+what the function leaves out, and its log, come back with the result.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from brimful.core.errors import Counts, StageError, Tally, add_counts, logger, n
 R = TypeVar("R")
 
 LOOK_SECONDS: Final = 1.0
-"""How often it is looked whether a process that does not answer is still there."""
+"""Seconds between two looks at a process that does not answer: whether it is still there."""
 
 
 class Reply(NamedTuple):
-    """What a call came to in another process: a result, or an error, its cause, and the traceback as text; what it left out, and
-    what it logged."""
+    """The outcome of a call in another process: a result, or an error, its cause, and the traceback as text; and what it left
+    out and logged."""
 
     result: Any
     error: BaseException | None
@@ -58,10 +58,10 @@ class Reply(NamedTuple):
             logger.log(level, "%s", message)
         if self.error is None:
             return self.result
-        told = RemoteTracebackError(self.traceback)
+        remote = RemoteTracebackError(self.traceback)
         if self.cause is None:
-            raise self.error from told
-        self.cause.__cause__ = told
+            raise self.error from remote
+        self.cause.__cause__ = remote
         raise self.error from self.cause
 
 
@@ -85,7 +85,7 @@ class Remote(Generic[R]):
 
     Args:
         fn: with what it needs, which is pickled once.
-        name: what the user knows it by.
+        name: the name that the user knows.
     Raises:
         TypeError: it cannot be pickled.
     """
@@ -104,7 +104,7 @@ class Remote(Generic[R]):
         self._stopped = False
 
     def __call__(self, *args: Any) -> R:
-        """What `fn(*args)` returns.
+        """`fn(*args)`.
 
         Raises:
             DiedError: the process has.
@@ -198,14 +198,14 @@ class Child:
 
 
 def serve(pipe: Connection) -> None:
-    """What a process does: the first thing that comes is the function, the others are its arguments."""
+    """The work of a process: it reads the function, then arguments, and answers each with a reply."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for who waits for the answer
     os.set_inheritable(pipe.fileno(), False)
     parent = os.dup(0)  # not inherited; what the function starts, or reads, has an input that is empty
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
-    with Records() as records, suppress(EOFError, OSError), pipe:  # until nobody asks any longer
+    with LogCapture() as records, suppress(EOFError, OSError), pipe:  # until nobody asks any longer
         fn = _loaded(pipe.recv_bytes())
         while True:
             pipe.send_bytes(answer(lambda data: fn(*pickle.loads(data)), pipe.recv_bytes(), records))
@@ -230,7 +230,7 @@ def _loaded(data: bytes) -> Any:
         return refuse
 
 
-def answer(fn: Callable[[Any], Any], argument: Any, records: Records, tally: Tally | None = None) -> bytes:
+def answer(fn: Callable[[Any], Any], argument: Any, records: LogCapture, tally: Tally | None = None) -> bytes:
     """The reply of a call, pickled; `tally`: see `tallied`."""
     try:
         result, counts = tallied(fn, argument, tally=tally)
@@ -254,15 +254,15 @@ def _portable(error: BaseException) -> BaseException:
         return StageError(f"{name_of(type(error))}: {error}")
 
 
-class Records(logging.Handler):
-    """What was logged since it was last asked, within, and not said here."""
+class LogCapture(logging.Handler):
+    """Within, keeps the records of the log for whoever asks, and hides them from other handlers."""
 
     def __init__(self) -> None:
         super().__init__()
         self._said: list[tuple[int, str]] = []
         self._propagates = logger.propagate
 
-    def __enter__(self) -> Records:
+    def __enter__(self) -> LogCapture:
         logger.addHandler(self)
         logger.propagate = False
         return self

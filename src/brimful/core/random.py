@@ -1,4 +1,5 @@
-"""Randomness as a function of (key, counter): nothing to save, nothing to restore.
+"""Randomness as a function of (key, counter): nothing to save, nothing to restore. So are, while a function of the user's runs,
+the generators that it draws from.
 
 The hash is splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014),
 written out here because a library generator may change its permutations from one release to the next
@@ -8,8 +9,13 @@ and the order of the data is part of brimful's interface.
 from __future__ import annotations
 
 import math
+import random as python
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +23,7 @@ from numpy.typing import NDArray
 from brimful.core.once import once
 
 GOLDEN: Final = 0x9E3779B97F4A7C15
-"""Of 2^64 the share (sqrt(5) - 1) / 2."""
+"""2^64 times (sqrt(5) - 1) / 2."""
 _MIX_1: Final = 0xBF58476D1CE4E5B9
 _MIX_2: Final = 0x94D049BB133111EB
 _MASK: Final = 0xFFFFFFFFFFFFFFFF
@@ -156,3 +162,92 @@ def _rotated(
     by = ((x.astype(np.uint64) * np.uint64(base)) >> np.uint64(32)).astype(np.int64)
     moved = digit + (by if forward else base - by)
     return np.where(moved >= base, moved - base, moved).astype(np.uint32)
+
+
+# -- functions that draw from whatever generators they know --------------------------------------------------------------
+
+_SEEDS: Final = (1 << 32) - 1
+"""The largest seed that numpy's global generator takes."""
+
+
+@contextmanager
+def seeded(by: int, own: list[Any]) -> Iterator[None]:
+    """Within, the generators that a process has (Python's, numpy's, torch's of the CPU) draw by the key `by`; afterwards they are
+    as before. Those of the function's own (`generators_of`) draw by the key from now on.
+
+    Price: 40 us.
+    """
+    torch: Any = sys.modules.get("torch")
+    before = python.getstate(), np.random.get_state(), None if torch is None else torch.random.get_rng_state()
+    python.seed(key(by, 0))
+    np.random.seed(key(by, 1) & _SEEDS)
+    if torch is not None:
+        torch.default_generator.manual_seed(key(by, 2) >> 1)
+    for number, generator in enumerate(own, 3):
+        _seed(generator, key(by, number))
+    try:
+        yield
+    finally:
+        python.setstate(before[0])
+        np.random.set_state(before[1])
+        if torch is not None:
+            torch.random.set_rng_state(before[2])
+
+
+def generators_of(fn: Callable[..., Any]) -> list[Any]:
+    """The generators that a function, or an object that is called, holds by itself: in its attributes, those of the object whose
+    method it is, the variables that it closes over, the arguments of a `partial`.
+
+    One that a Hugging Face collator makes at its first call, of its `seed`, is made now.
+
+    >>> class Noise:
+    ...     def __init__(self): self.rng = np.random.default_rng(0)
+    ...     def __call__(self, samples): return self.rng.random()
+    >>> generators_of(Noise())
+    [Generator(PCG64) at 0x...]
+    """
+    found: list[Any] = []
+    looked_at: set[int] = set()
+    waiting: list[tuple[Any, int]] = [(fn, 0)]
+    while waiting:
+        value, depth = waiting.pop(0)
+        if id(value) in looked_at:
+            continue
+        looked_at.add(id(value))
+        if _is_generator(value):
+            found.append(value)
+        elif depth < 3 and (depth == 0 or callable(value)):
+            if getattr(value, "seed", None) is not None and getattr(value, "generator", 0) is None:
+                getattr(value, "create_rng", lambda: None)()
+            inside = [*getattr(value, "__dict__", {}).values(), getattr(value, "__self__", None)]
+            inside += [cell.cell_contents for cell in getattr(value, "__closure__", None) or () if _is_filled(cell)]
+            if isinstance(value, partial):
+                inside += [value.func, *value.args, *value.keywords.values()]
+            waiting += [(one, depth + 1) for one in inside]
+    return found
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018  it raises where there is nothing yet
+    except ValueError:
+        return False
+    return True
+
+
+def _is_generator(value: Any) -> bool:
+    torch: Any = sys.modules.get("torch")
+    known = (python.Random, np.random.Generator, np.random.RandomState, *(() if torch is None else (torch.Generator,)))
+    return isinstance(value, known)
+
+
+def _seed(generator: Any, key: int) -> None:
+    if isinstance(generator, np.random.Generator):
+        bits: Any = generator.bit_generator
+        bits.state = type(bits)(key).state
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(key & _SEEDS)
+    elif isinstance(generator, python.Random):
+        generator.seed(key)
+    else:
+        generator.manual_seed(key >> 1)

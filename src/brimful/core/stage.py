@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from math import isfinite
 from numbers import Real
@@ -48,11 +48,8 @@ class Stage(ABC, Generic[T_co]):
     overrides it. So nobody but a stage looks at what kind of stage it is.
     """
 
-    transparent: ClassVar[bool] = False
-    """Whether the stage changes neither the order nor states (reading ahead, other columns): places pass it over."""
-
     flat: ClassVar[bool] = False
-    """Whether one of a kind on another is one stage: a + b + c has the places of concat_datasets([a, b, c])."""
+    """Whether one of a kind on another is one stage: a + b + c is concat_datasets([a, b, c])."""
 
     makes_long_blocks: ClassVar[bool] = False
     """Whether a block of rows may become one of more than 4,096, which is cut before others have it."""
@@ -66,7 +63,7 @@ class Stage(ABC, Generic[T_co]):
 
     itemwise: ClassVar[bool] = False
     """Whether each item follows from one of upstream and how many came before: ends of epochs mean nothing to it. So are all
-    that are `by_row` or `transparent`."""
+    that are `by_row`."""
 
     @abstractmethod
     def start(self, epoch: int) -> State:
@@ -83,12 +80,12 @@ class Stage(ABC, Generic[T_co]):
 
     @property
     def verb(self) -> str:
-        """What users write for it; "" where it only serves what they wrote: messages then speak of the stage below."""
+        """The method that users call for it; "" where it only serves another: messages then name the stage below."""
         return _WORDS.sub("_", type(self).__name__).lower()
 
     @property
     def label(self) -> str:
-        """What it is shown as: the verb, and what it found out for itself."""
+        """Its name for people: the verb, and what it found out for itself."""
         return self.verb
 
     @property
@@ -116,7 +113,7 @@ class Stage(ABC, Generic[T_co]):
     def over_epochs(self) -> Stage[T_co] | None:
         """The chain as it runs over epochs without an end, where its items may reach over their seams: then what repeats stands
         below. None: all of it ends with an epoch, and begins again."""
-        if not (self.itemwise or self.by_row or self.transparent):
+        if not (self.itemwise or self.by_row):
             return None
         flowing = self.below[0].over_epochs
         return None if flowing is None else self.over(flowing)
@@ -125,6 +122,11 @@ class Stage(ABC, Generic[T_co]):
     def endless(self) -> bool:
         """Whether it has no end, as far as the description says it: nothing is read."""
         return any(one.endless for one in self.below)
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers, keyed by its `place`."""
+        return False
 
     @property
     def leaves_out(self) -> bool:
@@ -169,6 +171,39 @@ class Stage(ABC, Generic[T_co]):
         """The chain as another process runs it over some rows, which `source` gives: it needs nothing of this one."""
         return self.over(*(one.sent(source) for one in self.below)) if self.below else source
 
+    @property
+    def originals(self) -> Any:
+        """The user's own objects that its rows stand for, by number, where samples are handed on as they are; None where rows are
+        the samples.
+
+        Raises:
+            ValueError: it works on what is in rows, and these are numbers.
+        """
+        return refuse_originals(self)
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether rows are fetched one by one, from an object of the user's, so that no more than the wanted ones should be."""
+        return any(one.one_by_one for one in self.below)
+
+    def measured(self, columns: Sequence[str], required: bool) -> list[int]:
+        """The checksums of lengths that are measured only where something is planned by them: they are in no source's header."""
+        return [crc for one in self.below for crc in one.measured(columns, required)]
+
+    def known_columns(self) -> Any:
+        """The columns and types of its rows, or of those that its batches are made of, as far as they are known without reading a
+        row or calling a function of the user's: an Arrow schema; None: not."""
+        return self.below[0].known_columns() if len(self.below) == 1 else None
+
+    def num_rows(self) -> int | None:
+        """How many rows an epoch of indexed data has, likewise; None: not known."""
+        return self.below[0].num_rows() if len(self.below) == 1 and not self.streamed_by else None
+
+    @property
+    def row_schema(self) -> Any:
+        """The columns and types that all its rows have, as Arrow has them; None where only the rows tell."""
+        return None
+
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
         """The tokenizers that made the columns, or what is known of them, by column: each once."""
         found: dict[str, tuple[Any, ...]] = {}
@@ -180,7 +215,7 @@ class Stage(ABC, Generic[T_co]):
         return found
 
     def contents(self) -> list[str]:
-        """What the lists are that it begins with, by all that is in them: their header has no more than lengths."""
+        """The lists that it begins with, described by all that is in them: their header has no more than lengths."""
         return [words for one in self.below for words in one.contents()]
 
     def functions(self) -> list[str]:
@@ -197,22 +232,22 @@ class Stage(ABC, Generic[T_co]):
 
     @property
     def planned(self) -> Stage[Any]:
-        """What plans the batches of an epoch, while they are still integers."""
+        """The stage that plans the batches of an epoch, while they are still integers."""
         return self.below[0].planned
 
     @property
     def limited(self) -> Stage[Any]:
-        """What plans the batches, as far as they are taken."""
+        """The stage that plans the batches, as far as they are taken."""
         return self.below[0].limited
 
     @property
     def uneven(self) -> str:
-        """What ranks do in a step for which there are too few batches; "" where they are not shared out."""
+        """The rule for a step that has too few batches for all ranks; "" where batches are not shared out."""
         return self.below[0].uneven if self.below else ""
 
     @property
     def batch_layout(self) -> Any:
-        """How the samples of a batch lie in its tensors."""
+        """The layout of the samples of a batch in its tensors."""
         return self.below[0].batch_layout
 
     def sharded(self, **how: Any) -> Stage[T_co]:
@@ -240,7 +275,7 @@ class Stage(ABC, Generic[T_co]):
 
     @property
     def column_rules(self) -> Any:
-        """What becomes of each column."""
+        """The rules by which each column is batched."""
         return self.below[0].column_rules
 
     def unpadded(self) -> Stage[Any] | None:
@@ -260,7 +295,7 @@ class Stage(ABC, Generic[T_co]):
         return {name: described(value) for name, value in values.items()}
 
     def header(self) -> list[Any]:
-        """What a state is held against: the stages from the source on, each a dict of its verb and its settings.
+        """The description that a state is compared with: the stages from the source on, each a dict of its verb and its settings.
 
         Those of a stage without a verb are settings of the one that it serves, the next above.
         """
@@ -287,7 +322,7 @@ def running(stage: Stage[T], at: State) -> Iterator[Iterator[tuple[T, State]]]:
             yield items
 
 
-# -- headers: what a state must agree on with the pipeline that it is given to -------------------------------------------
+# -- headers: a state and the pipeline that it is given to must agree on them --------------------------------------------
 
 
 def runtime(default: Any = dataclasses.MISSING) -> Any:
@@ -341,11 +376,12 @@ _REMEDIES: Final = {
     "urls": "a shard was added, taken away, renamed, put elsewhere in the list, or edited so that its size changed (a state has "
     "the digest of all names and sizes, not each of them): go on with those that saved it, or with these all the same by "
     "allow={'urls'}",
-    "functions": "go on with the function that saved it, or with this one all the same by allow={'functions'}",
+    "functions": "go on with the function that saved it, or with this one by allow={'functions'} if it gives the same rows "
+    "for the rows that were taken already; another one begins anew, or with the next epoch",
     "fixed_weights": "a place in a mixture of indexed data is counted with its weights, which allow={'weights'} cannot change: "
     "end the epoch with those that saved it, and begin the next with others, or mix streamed data",
 }
-"""What to do where a setting differs, by its name."""
+"""The remedy for a setting that differs, by its name."""
 
 
 _ALLOWED: Final = ("functions", "urls", "weights")
@@ -438,22 +474,16 @@ def _brief(value: Any) -> str:
 
 
 def place(stage: Stage[Any]) -> int:
-    """A stage's place in the chain: how many stages that change the order lie below it.
+    """How many stages below this one, in the longest branch, draw random numbers.
 
-    Part of the key of every random choice, so that two stages with one seed differ.
+    It is a part of the key of every random choice. So two stages with one seed differ, and a stage that draws nothing (a map, a
+    filter) changes no choice above it: two runs with and without it stay comparable.
     """
-    return max((_places(below, False) for below in stage.below), default=0)
-
-
-def _places(stage: Stage[Any], below_flat: bool) -> int:
-    """How many places a stage and those below it have; `below_flat`: the stage that it serves is flat."""
-    own = not stage.transparent and not (stage.flat and below_flat)
-    flat = below_flat if stage.transparent else stage.flat
-    return own + max((_places(below, flat) for below in stage.below), default=0)
+    return max((place(below) + below.draws for below in stage.below), default=0)
 
 
 def chain(stage: Stage[Any], name: Callable[[Stage[Any]], str] = attrgetter("verb")) -> list[str]:
-    """What users wrote for the stages that a stage reads through, from its source on; branches in brackets."""
+    """The verbs of the stages that a stage reads through, from its source on; branches in brackets."""
     below = stage.below
     names = chain(below[0], name) if len(below) == 1 else []
     if len(below) > 1:
@@ -467,7 +497,7 @@ def shown(stage: Stage[Any]) -> str:
 
 
 def named(stage: Stage[Any]) -> str:
-    """What users wrote for a stage, or for the one that it serves."""
+    """The verb of a stage, or of the one that it serves."""
     return stage.verb or named(stage.below[0])
 
 
@@ -506,6 +536,19 @@ def refuse_streams(stage: Stage[Any], method: str, does: str = "counts") -> None
         raise ValueError(
             f"{method} {does} the rows of all {count} streams, which are read apart and end apart: "
             f"{instead if does == 'counts' else ''}read them without streams="
+        )
+
+
+def refuse_originals(stage: Stage[Any]) -> None:
+    """Refuses to work on rows that stand for objects of the user's.
+
+    Raises:
+        ValueError: naming the method and the ways out.
+    """
+    if any(one.originals is not None for one in stage.below):
+        raise ValueError(
+            f"{named(stage)} works on rows, and from_dataset(collate_fn=...) hands its samples to collate_fn as they are; do "
+            "that in the data set's __getitem__ or in collate_fn, or leave collate_fn out"
         )
 
 

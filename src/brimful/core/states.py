@@ -15,7 +15,7 @@ from brimful.core.stage import VERSION, State
 def merge_states(states: Sequence[State]) -> State:
     """One state of the states that all ranks saved after the same step: good for every world size that divides the streams.
 
-    Ranks that read streams know where their own streams are. Of indexed data all ranks have the same state anyway; then the
+    Ranks that read streams know where their own streams are. With indexed data all ranks have the same state anyway; then the
     result is that one.
 
     Args:
@@ -103,16 +103,20 @@ def _checksum(value: Any) -> int:
     return crc32(json.dumps(value, sort_keys=True).encode())
 
 
-def as_text(epoch: int, state: State | None, streams: int | None) -> dict[str, Any]:
+def as_text(epoch: int, state: State | None, streams: int | None, steps: int | None = None) -> dict[str, Any]:
     """A loader's state: an epoch, and an iterator's state in it as text; an entry by itself for each of the streams.
 
     Each value is a number or a text, so that torch.distributed.checkpoint, which takes dicts apart and of one name keeps
-    what one rank wrote, keeps the entries of all ranks.
+    what one rank wrote, keeps the entries of all ranks. The checksum is of the numbers and of the iterator's own checksum,
+    which all ranks have in common.
 
-    >>> state = {"version": 1, "position": [0, {"next": 2, "streams": {"1": "end"}}]}
+    Args:
+        steps: batches taken in this epoch, where an epoch is so many steps.
+
+    >>> state = {"version": 1, "position": [0, {"next": 2, "streams": {"1": "end"}}], "crc32": 7}
     >>> as_text(3, state, 2)["streams"]
     {'1': '"end"'}
-    >>> from_text(as_text(3, state, 2)) == (3, state)
+    >>> from_text(as_text(3, state, 2)) == (3, None, state)
     True
     """
     entries = dict.fromkeys(map(str, range(streams or 0)), "")
@@ -121,29 +125,46 @@ def as_text(epoch: int, state: State | None, streams: int | None) -> dict[str, A
         position, held = _without_streams(state["position"])
         text = json.dumps(state | {"position": position})
         entries = {stream: json.dumps(entry) for stream, entry in held.items()}
-    return {"epoch": epoch, "iterator": text} | ({"streams": entries} if streams else {})
+    made: dict[str, Any] = {"epoch": epoch, "iterator": text, "crc32": _checksum_of_loader(epoch, steps, state)}
+    return made | ({"streams": entries} if streams else {}) | ({} if steps is None else {"steps": steps})
 
 
-def from_text(saved: Any) -> tuple[int, State | None]:
-    """The epoch and the iterator's state that `as_text` was given.
+def from_text(saved: Any) -> tuple[int, int | None, State | None]:
+    """The epoch, the steps and the iterator's state that `as_text` was given. (Older ones have no checksum.)
 
     Raises:
-        StateError: it is no such thing.
+        StateError: it is no such thing, or not what was saved.
     """
     if not is_text(saved):
+        if saved == {}:
+            raise StateError(
+                "a loader's state is what state_dict() returns (got an empty dict); without one it begins at the start"
+            )
         got = f"a dict of {', '.join(map(str, saved))}" if isinstance(saved, dict) else type(saved).__name__
         raise StateError(
             f"a loader's state is a dict of epoch and iterator (got {got}); what an iterator gave is for Batches.iter"
         )
     try:
         epoch = integer("epoch", saved["epoch"])
-        if not saved["iterator"]:
-            return epoch, None
-        state = json.loads(saved["iterator"])
-        entries = {stream: json.loads(entry) for stream, entry in saved.get("streams", {}).items() if entry}
-        return epoch, state | {"position": _with_streams(state["position"], entries)}
+        steps = integer("steps", saved["steps"]) if "steps" in saved else None
+        state = None
+        if saved["iterator"]:
+            state = json.loads(saved["iterator"])
+            entries = {stream: json.loads(entry) for stream, entry in saved.get("streams", {}).items() if entry}
+            state = state | {"position": _with_streams(state["position"], entries)}
+        checksum = _checksum_of_loader(epoch, steps, state)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise StateError(f"this loader's state is damaged: {error} in {saved['iterator']!r:.80}; {_DAMAGED}") from None
+    if saved.get("crc32", checksum) != checksum:
+        raise StateError(
+            f"this loader's state is damaged: epoch {epoch:,}, steps {steps} and its place have the checksum {checksum}, not "
+            f"{saved['crc32']!r:.40}; {_DAMAGED}"
+        )
+    return epoch, steps, state
+
+
+def _checksum_of_loader(epoch: int, steps: int | None, state: State | None) -> int:
+    return _checksum([epoch, steps, None if state is None else state.get("crc32")])
 
 
 def check_form(state: Any, *names: str, version: int, what: str = "a state") -> None:
@@ -167,17 +188,17 @@ def check_form(state: Any, *names: str, version: int, what: str = "a state") -> 
         raise StateError(f"{what} is a dict of {', '.join(others)} and {last}, as state_dict() returns it (got {got})")
 
 
-def restored_elsewhere(what: str, restored: int, told: int) -> str:
-    """What is said of an epoch that is named between a restore and the first batch."""
+def restored_elsewhere(what: str, restored: int, given: int) -> str:
+    """The error of `set_epoch` between a restore and the first batch."""
     return (
-        f"this {what} was restored to epoch {restored:,}, and set_epoch says {told:,} before its first batch, which would begin "
+        f"this {what} was restored to epoch {restored:,}, and set_epoch says {given:,} before its first batch, which would begin "
         f"again what was trained on; count epochs from the restored one on (its `epoch`), or restore no state"
     )
 
 
 def is_text(value: Any) -> bool:
     """Whether a value looks like what `as_text` returns."""
-    return isinstance(value, dict) and value.keys() - {"streams", "steps"} == {"epoch", "iterator"}
+    return isinstance(value, dict) and value.keys() - {"streams", "steps", "crc32"} == {"epoch", "iterator"}
 
 
 def _without_streams(position: State) -> tuple[State, dict[str, State]]:

@@ -1,4 +1,4 @@
-"""What an iterator has handed out, and what it left out."""
+"""Counts of the items that an iterator has handed out, and of those that it left out."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from typing import Any, Final, NamedTuple, Protocol
 from brimful.core.errors import Tally, logger
 
 ENGINE: Final = "engine:"
-"""How the counts of texts begin that an engine made the tokens of."""
+"""The counts of texts that an engine tokenized begin with this."""
 LEFT_OUT: Final = ("skipped", "skipped_shards", "dropped", "truncated", "alone", "dropped_tokens")
+_NAMES: Final = (
+    *("batches", "samples", "tokens", "slots", "fill", "padding", "num_shapes"),
+    *("seconds", "seconds_waited", "seconds_to_first", "stall_share", *LEFT_OUT),
+)
 
 
 class Made(NamedTuple):
-    """What a batch holds, counted when it is made: stages after that pass on one item for each."""
+    """The contents of a batch, counted when it is made: later stages pass on one item for each."""
 
     samples: int
     tokens: int
@@ -24,7 +28,7 @@ class Made(NamedTuple):
 
 
 class Writer(Protocol):
-    """What figures are written to, such as torch.utils.tensorboard.SummaryWriter."""
+    """Takes figures, as torch.utils.tensorboard.SummaryWriter does."""
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int) -> Any: ...
 
@@ -38,13 +42,22 @@ class Stats(Mapping[str, Any]):
     consumer waited for `seconds_waited` (`seconds_to_first` for the first item), whose share is `stall_share`: what lies between
     two calls is the consumer's, pauses too. `skipped` records (on_error="skip"), of these such as
     take along all that follows in their shard `skipped_shards` (a damaged archive, other columns), `dropped` samples,
-    `truncated` samples (texts that `tokenize` cuts too), samples left `alone` in a batch of their own and `dropped_tokens` are
-    counted where they happen, which is up to a window ahead of the consumer; so are `engines`, an attribute alone: how many
+    `truncated` samples (texts that `tokenize` cuts too), samples left `alone` in a batch of their own and `dropped_tokens` (of
+    dropped and of truncated samples, and of chunks that were not filled) are counted where they happen, which is up to a window
+    ahead of the consumer; so are `engines`, an attribute alone: how many
     texts each engine of `tokenize` made the tokens of, by its name.
 
     Where few shapes were asked for (buckets, static shapes, a multiple), more than torch.compile compiles are logged as a
     warning, once an iterator.
     """
+
+    batches: int
+    samples: int
+    tokens: int
+    slots: int
+    seconds: float
+    seconds_waited: float
+    seconds_to_first: float
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
@@ -82,22 +95,22 @@ class Stats(Mapping[str, Any]):
         raise AttributeError(name)
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._names():
+        if name not in _NAMES:
             raise KeyError(name)
         return getattr(self, name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names())
+        return iter(_NAMES)
 
     def __len__(self) -> int:
-        return len(self._names())
+        return len(_NAMES)
 
     def __repr__(self) -> str:
         figures = [f"{name}={value:,.6g}" for name, value in self.items()]
         return f"Stats({', '.join([*figures, *([f'engines={self.engines}'] if self.engines else [])])})"
 
     def began(self) -> None:
-        """A run begins: what an interrupted one had ready is made again."""
+        """A run begins: items that an interrupted one had ready are made again."""
         self._tally.made.clear()
 
     def waited(self, began: float, ended: float) -> None:
@@ -154,13 +167,6 @@ class Stats(Mapping[str, Any]):
                 len(self._shapes),
                 recompile_limit(),
             )
-
-    @staticmethod
-    def _names() -> tuple[str, ...]:
-        return (
-            *("batches", "samples", "tokens", "slots", "fill", "padding", "num_shapes"),
-            *("seconds", "seconds_waited", "seconds_to_first", "stall_share", *LEFT_OUT),
-        )
 
 
 def recompile_limit() -> int:

@@ -23,7 +23,7 @@ def write_whole(path: Path, content: bytes, *, alone: bool = False) -> None:
 
 
 def part_of(path: Path) -> Path:
-    """What a file is called until it is complete."""
+    """The name of a file until it is complete."""
     return path.with_name(f"{path.name}.part")
 
 

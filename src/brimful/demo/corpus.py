@@ -79,7 +79,7 @@ def _modules() -> Iterator[tuple[str, str]]:
 
 
 def _documents(source: str) -> Iterator[str]:
-    """What stands between two empty lines, and each docstring by itself."""
+    """The texts between two empty lines, and each docstring by itself."""
     for text in (*BLOCKS.split(source), *DOCSTRING.findall(source)):
         if text.strip():
             yield text.strip("\n")

@@ -59,7 +59,7 @@ def demo(
             if folder is not None:
                 console.print(
                     f"\nThe files are kept. To stream them again:\n  brimful run '{corpus.urls}' "
-                    f"--tokenizer {tokenizer}",
+                    f"--tokenizer {tokenizer} --max-length {MAX_LENGTH}",
                     soft_wrap=True,
                 )
     if not same:

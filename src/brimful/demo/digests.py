@@ -1,4 +1,4 @@
-"""What a batch holds in 16 hexadecimal digits: equal wherever the same batch is made, whatever made it."""
+"""The contents of a batch in 16 hexadecimal digits: equal for equal batches, however they were made."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from brimful.core.whole import write_whole
 
@@ -26,7 +25,7 @@ def digest(batch: Mapping[str, Any]) -> str:
 
 
 class DigestFile:
-    """A line a batch: its number from 0, its shape, its digest, between tabs. A context manager.
+    """A line a batch: its number from 0, its shape, its digest, between tabs. Close it.
 
     Where a run goes on after batch `done`, what the file holds of later batches (those between the last saved state and
     the end of that run) is cut off and comes again, so that the file ends up as that of an unbroken run.
@@ -52,10 +51,5 @@ class DigestFile:
     def flush(self) -> None:
         self._file.flush()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._file.close()

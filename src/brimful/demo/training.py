@@ -23,7 +23,7 @@ MAX_TOKENS: Final = 1024
 
 
 class Step(NamedTuple):
-    """What is written down of a training step."""
+    """The record of a training step."""
 
     number: int
     digest: str
@@ -35,10 +35,10 @@ class TinyModel(nn.Module):
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocabulary, WIDTH)
-        self.positions = nn.Embedding(MAX_LENGTH, WIDTH)
+        self.tokens: nn.Embedding = nn.Embedding(vocabulary, WIDTH)
+        self.positions: nn.Embedding = nn.Embedding(MAX_LENGTH, WIDTH)
         layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.layers: nn.TransformerEncoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         length = input_ids.shape[1]

@@ -11,18 +11,17 @@ from typing import Any, ClassVar, Final, Literal, cast
 import torch
 
 from brimful.core.above import GUARD
+from brimful.core.consumed import Consumed
 from brimful.core.errors import one_of
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stage import Stage
 from brimful.core.stats import Stats
-from brimful.core.used import Used
 from brimful.device.bucketed import PAD_VALUES, Bucketed, Overflow, ToBuckets
 from brimful.device.loaded import Loaded
 from brimful.loader import Loader
 from brimful.plan import uniform_buckets
-from brimful.tensors.copies import numbered
+from brimful.tensors.copies import StaticBuffers, numbered
 from brimful.tensors.on_device import OnDevice
-from brimful.tensors.static_buffers import StaticBuffers
 
 NUM_BUCKETS: Final = 8
 
@@ -50,8 +49,8 @@ class AsyncLoader:
         prefetch: batches on the device or on their way, besides the one in use and one in the making; 0: no thread.
         dim: the dimension that is padded, a number for all keys or a dict of numbers by key, which has -1 for the others.
         pad_side: "right", or "left": the padding comes first.
-        overflow: what becomes of a batch longer than every bucket: "error"; "grow": further buckets, as far apart as the
-            last two; "truncate": cut to the last one (where padding would be), and counted.
+        overflow: what becomes of a batch longer than every bucket: "raise" (an error); "grow": further buckets, as far apart
+            as the last two; "truncate": cut to the last one (where padding would be), and counted.
         static_buffers: hand out the same device tensors for every batch of a shape, as CUDA graphs want them: a batch is
             valid until the next one is taken.
     Raises:
@@ -79,7 +78,7 @@ class AsyncLoader:
         prefetch: int = 2,
         dim: int | Mapping[str, int] = -1,
         pad_side: Literal["right", "left"] = "right",
-        overflow: Overflow = "error",
+        overflow: Overflow = "raise",
         static_buffers: bool = False,
     ) -> None:
         if buckets is not None and max_length is not None:
@@ -103,7 +102,7 @@ class AsyncLoader:
             )
         ours = isinstance(loader, Loader | AsyncLoader)
         self.loader = loader
-        self.buckets = to_buckets.buckets
+        self.buckets: tuple[int, ...] = to_buckets.buckets
         loaded = Loaded(loader, passes_on=ours)
         buffers = StaticBuffers() if static_buffers else None
         self._loaded = loaded
@@ -112,31 +111,32 @@ class AsyncLoader:
         )
         self._running: ResumableIterator[Any] | None = None  # also one that was left
         self._last: ResumableIterator[Any] | None = None
-        self._used: Used | None = None  # where a trainer says how many batches it has used
-        self._began: Any = None  # the state at the start of the loop that began last
+        self._consumed = Consumed()
 
     _ended: ClassVar[bool] = False
     """Whether the interpreter ends: then nobody goes on."""
 
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self.loader, Loader | AsyncLoader):
-            GUARD.check_reader("loader", followed=self._used is not None)
-        if self._used is not None and self._used.ahead:
-            self._go_back(self._used.state)
+            GUARD.loop_here().check_loader(self, followed=self._consumed.followed)
+        if (place := self._consumed.left_at) is not None:
+            self._go_back(place)
         self._running = self._last = running = ResumableIterator(self._stage, None, ())
-        self._began = running.position
+        start = running.position
+        loop = self._consumed.begin(start)
         try:
             with running:
                 for number, batch in enumerate(running):
-                    if self._used is not None:
-                        self._used = self._used if number else self._used.anew(self.began)
-                        self._used.took(running.position)
+                    if not number and (began := getattr(self.loader, "began", start)) != start:
+                        self._consumed.moved(began)  # the loader of ours began an epoch again
+                    if self._running is running:
+                        self._consumed.took(lambda: running.position)
                     yield batch
             if self._running is running:
                 self._running = None
-                if self._used is not None:
-                    self._used.ended(self._state())
+                self._consumed.end(loop, self._state)
         finally:
+            self._consumed.leave(loop)
             if self._running is running and hasattr(self.loader, "leave_at") and not self._ended:
                 state = self.state_dict()
                 self._running = None
@@ -154,9 +154,10 @@ class AsyncLoader:
         return getattr(self.loader, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy goes on where this one is."""
+        """A copy goes on where this one is, after what was used."""
         loader = self.loader
-        if self._running is not None and isinstance(loader, Loader):
+        ahead = self._running is not None or self._consumed.unused is not None
+        if ahead and isinstance(loader, Loader):
             loader = loader.at(self.state_dict())  # which may have been read ahead
         loaded = replace(self._loaded, loader=loader)
         around = self._stage.over(self._stage.below[0].over(loaded))
@@ -166,11 +167,8 @@ class AsyncLoader:
             "_stage": around,
             "_running": None,
             "_last": None,
-            "_used": None,
+            "_consumed": Consumed(),
         }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
 
     @property
     def stats(self) -> Stats | None:
@@ -184,7 +182,7 @@ class AsyncLoader:
         Raises:
             TypeError: the loader has none.
         """
-        state = self._state() if self._used is None else copy.deepcopy(self._used.state)
+        state = self._consumed.state(self._state)
         if isinstance(state, int):
             raise self._stateless()
         return cast(dict[str, Any], state)
@@ -201,13 +199,7 @@ class AsyncLoader:
         if running is not None:
             running.close()
         self.loader.load_state_dict(state_dict)
-        if self._used is not None:
-            self._used = self._used.anew(self._state())
-
-    @property
-    def began(self) -> Any:
-        """The state at the start of the loop that began last, as `Loader.began`."""
-        return getattr(self.loader, "began", self._began)
+        self._consumed.moved(copy.deepcopy(state_dict))
 
     def follow(self, used: Callable[[], int] | None) -> None:
         """As `Loader.follow`: has the state follow what is used of the batches.
@@ -217,16 +209,10 @@ class AsyncLoader:
         """
         if isinstance(self._state(), int):
             raise self._stateless()
-        if used is None:
-            before, self._used = self._used, None
-            if before is not None and before.ahead:
-                self._go_back(before.state)
-        elif self._running is None:
-            self._used = Used(used, self._state())
-        else:
-            self._used = Used(used, self.began)
-            if self.began != (state := self._state()):
-                self._used.took(state)
+        if used is not None:
+            self._consumed.follow(used, self._state)
+        elif (place := self._consumed.unfollow()) is not None:
+            self._go_back(place)
 
     def _go_back(self, state: Any) -> None:
         """To the batches that were handed out and not used."""

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
-from brimful.core.deferred import then
+from brimful.core.ahead import then
 from brimful.core.errors import TALLY, DataError, Tally, count, integer, logger, one_of
 from brimful.core.stage import Stage, State, running
 from brimful.core.stats import Made
@@ -17,7 +17,7 @@ from brimful.plan.buckets import as_buckets
 from brimful.tensors.layouts import OF_RANKS, OF_STEPS
 from brimful.tensors.structures import with_values
 
-Overflow: TypeAlias = Literal["error", "grow", "truncate"]
+Overflow: TypeAlias = Literal["raise", "grow", "truncate"]
 
 PAD_VALUES: Final = {"input_ids": 0, "attention_mask": 0, "labels": -100}
 NOT_PADDED: Final = frozenset((*OF_RANKS, *OF_STEPS, "lengths", "sample_weights"))
@@ -36,18 +36,18 @@ class ToBuckets:
         pad_values: by key; None: never padded.
         dim: the dimension that is padded, of all keys or by key (-1 for those not named).
         left: the padding comes first, and what is too long is cut there.
-        overflow: of a batch longer than every bucket: an "error", "grow" (further buckets, as far apart as the last two) or
-            "truncate" to the last one.
+        overflow: of a batch longer than every bucket: "raise" (an error), "grow" (further buckets, as far apart as the last
+            two) or "truncate" to the last one.
     """
 
     buckets: tuple[int, ...] = ()
     pad_values: Mapping[str, float | None] = field(default_factory=lambda: dict(PAD_VALUES))
     dim: int | Mapping[str, int] = -1
     left: bool = False
-    overflow: Overflow = "error"
+    overflow: Overflow = "raise"
 
     def __post_init__(self) -> None:
-        one_of("overflow", self.overflow, "error", "grow", "truncate")
+        one_of("overflow", self.overflow, "raise", "grow", "truncate")
         found = [integer("buckets", bucket, 1, "token") for bucket in self.buckets]
         object.__setattr__(self, "buckets", as_buckets(found, max(found)) if found else ())
         for name, dim in self.dim.items() if isinstance(self.dim, Mapping) else [("", self.dim)]:
@@ -98,7 +98,7 @@ class ToBuckets:
         """The length that a batch is padded, or cut, to.
 
         Raises:
-            DataError: it is longer than every bucket, and `overflow` says "error".
+            DataError: it is longer than every bucket, and `overflow` says "raise".
         """
         last = self.buckets[-1]
         if length <= last:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from brimful.core.deferred import HANDED_ON
+from brimful.core.ahead import HANDED_ON
 from brimful.core.stage import Stage, State, runtime
 
 

@@ -12,9 +12,9 @@ import torch
 
 from brimful.batches import Batches
 from brimful.core.errors import integer, logger
+from brimful.core.items import TakeItems
 from brimful.core.stage import END, Stage, State, running, runtime
 from brimful.core.stats import recompile_limit
-from brimful.core.take_items import TakeItems
 from brimful.loader import Loader
 from brimful.plan import StaticShapes
 from brimful.tensors.layouts import ColumnRules

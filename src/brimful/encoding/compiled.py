@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from brimful.blocks.ragged import Ragged, array_of, gather, offsets_in
 from brimful.core.distinct import distinct
-from brimful.encoding.pieces import cut
 from brimful.encoding.splittable import (
     CL100K,
     DEEPSEEK_V3,
@@ -25,6 +24,7 @@ from brimful.encoding.splittable import (
     split_of,
     steps_of,
 )
+from brimful.encoding.word_cache import cut
 
 _CHINESE: Final = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _PATTERNS: Final = (
@@ -73,7 +73,7 @@ def why_not(tokenizer: Part, split_special_tokens: bool) -> str | None:
     `single_word`, `rstrip`, or `normalized` with a normaliser, or begin with the space that is put before texts.
 
     Args:
-        tokenizer: as `cuttable.described` has it.
+        tokenizer: as `splittable.described` has it.
     """
     model, steps, changes = tokenizer["model"], steps_of(tokenizer["pre_tokenizer"]), steps_of(tokenizer["normalizer"])
     if split_special_tokens:
@@ -135,7 +135,7 @@ def make(serialized: str) -> Any:
 
 
 def json_of(tokenizer: Any) -> str | None:
-    """What a gigatoken.Tokenizer was made of; None where that was no tokenizer.json."""
+    """The tokenizer.json that a gigatoken.Tokenizer was made of; None where there was none."""
     text = tokenizer._hf_json  # it has no public name for it
     return text.decode() if isinstance(text, bytes) else text
 

@@ -30,7 +30,7 @@ class Labelled(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What the assistant says once: the text before it, and the text up to its end; both begin the whole text."""
+    """One message of the assistant: the text before it, and the text up to its end; both begin the whole text."""
 
     message: int
     before: str
@@ -59,7 +59,7 @@ class Rendered:
 
 
 def rendered(tokenizer: Any, conversation: Any, tools: Any, train_on: TrainOn) -> Rendered:
-    """What the chat template of a transformers tokenizer makes of a conversation.
+    """A conversation as text by the chat template of a transformers tokenizer.
 
     Args:
         conversation: a list of messages, dicts with a role; or such a list as JSON text. A key whose value is null is left out,

@@ -1,4 +1,4 @@
-"""What an encoder is: a tokenizer, whoever made it, as one function from a column of texts to a column of tokens."""
+"""An encoder: a tokenizer, whoever made it, as one function from a column of texts to a column of tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Texts: TypeAlias = "list[str] | list[tuple[str, str]]"
 
 
 class Padding(NamedTuple):
-    """What a tokenizer says of padding: the id (None: it has none), and the side, "right" or "left"."""
+    """The padding of a tokenizer: the id (None: it has none), and the side, "right" or "left"."""
 
     id: int | None
     side: str
@@ -34,7 +34,7 @@ class Padding(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredTokenizer:
-    """What a store says of the tokenizer that made one of its columns."""
+    """The tokenizer that made a column of a store, as far as the store knows it."""
 
     padding: Padding
     num_ids = 0
@@ -48,7 +48,7 @@ class StoredTokenizer:
 
 
 def paddings(tokenizers: Mapping[str, tuple[Any, ...]]) -> dict[str, Padding]:
-    """What tokenizers say of padding, by the columns that they made.
+    """The padding of tokenizers, by the columns that they made.
 
     Raises:
         ValueError: two of them, for one column, say two things.
@@ -80,20 +80,21 @@ class Encoder(ABC):
             _ = self.by  # whether it can
 
     @abstractmethod
+    def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
+        """The tokens of each text, and other outputs of the tokenizer by their names; `encoder_for` refuses names that it does
+        not know."""
+
     def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
         """The tokens of each text."""
-
-    def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
-        """The tokens of each text, and what else the tokenizer says of them, by name; where `encoder_for` lets it be asked."""
-        raise NotImplementedError
+        return self.encode_with(texts, ())[0]
 
     @abstractmethod
     def depends_on(self) -> tuple[Any, ...]:
-        """What the tokens depend on: vocabulary, rules, settings."""
+        """All that the tokens depend on: vocabulary, rules, settings."""
 
     @abstractmethod
     def words(self) -> str:
-        """What a person would know it by."""
+        """A few words by which a person knows it."""
 
     @property
     def num_ids(self) -> int:
@@ -105,33 +106,26 @@ class Encoder(ABC):
         return []
 
     def parts(self) -> Parts | str:
-        """What engines are made of; or why none but the tokenizer itself can make its tokens."""
+        """The parts that engines are made of; or why none but the tokenizer itself can make its tokens."""
         return "it is called as it is"
 
     @once
     def by(self) -> Engine | None:
-        """What makes the tokens of columns; None: the tokenizer itself."""
+        """The engine that makes the tokens of columns; None: the tokenizer itself."""
         return None if self.engine == "tokenizer" else chosen(self.engine, self.parts())
 
     @property
     def by_name(self) -> str:
         return "tokenizer" if self.by is None else self.by.name
 
-    def of_column(self, texts: pa.Array) -> Ragged:
-        """The tokens of each text of a column, int32, flat.
+    def begin(self, texts: pa.Array) -> tuple[Ragged, Callable[[], None]]:
+        """The tokens of each text of a column, int32, flat, and a function that waits for the audit of the engine.
 
         Args:
             texts: string or large_string, without nulls.
         Raises:
             EngineError: an engine gave other tokens than the tokenizer.
         """
-        tokens, check = self.begin(texts)
-        check()
-        return tokens
-
-    def begin(self, texts: pa.Array) -> tuple[Ragged, Callable[[], None]]:
-        """The tokens of each text of a column, and what waits until they are known to be the tokenizer's, as far as that is
-        looked at; see `of_column`."""
         begun = (self.itself(texts), lambda: None) if self.by is None else self.by.begin(texts)
         count(f"{ENGINE}{self.by_name}", len(texts))  # after it: what has no name yet is loaded for it beside the audit
         return begun
@@ -141,7 +135,7 @@ class Encoder(ABC):
         return self(texts.to_pylist())
 
     def fingerprint(self) -> str:
-        """What a state is held against: the same for the same vocabulary, rules and settings; it begins with words, so that
+        """A text that states are compared by: the same for the same vocabulary, rules and settings; it begins with words, so that
         a refusal says which tokenizers do not fit.
 
         >>> from brimful.encoding.encoders import encoder_for
@@ -184,14 +178,14 @@ class Encoder(ABC):
 
     def with_outputs(self, texts: Texts, outputs: tuple[str, ...]) -> list[Ragged]:
         """The tokens of each text, and what else the tokenizer says of them, all int32, flat; offsets (n, 2)."""
-        found = self.encode_with(texts, outputs) if outputs else [self.encode(texts)]
+        found = self.encode_with(texts, outputs)
         names = ("input_ids", *outputs)
         return [
             (_pairs if name == OFFSETS else flat)(rows, len(texts)) for name, rows in zip(names, found, strict=True)
         ]
 
     def text(self, tokens: Sequence[int]) -> str | None:
-        """What tokens stand for, special ones included; None where the tokenizer cannot say."""
+        """The text of tokens, special ones included; None where the tokenizer cannot say."""
         return None
 
 

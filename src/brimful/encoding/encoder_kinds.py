@@ -9,17 +9,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+import pyarrow as pa
 from tokenizers import Tokenizer, models
 
 from brimful.blocks.ragged import Ragged, flat
 from brimful.core.once import once
 from brimful.core.stage import described
-from brimful.encoding import compiled
-from brimful.encoding import splittable as cuttable
+from brimful.encoding import compiled, splittable
 from brimful.encoding.encoder import OFFSETS, Encoder, Texts
-from brimful.encoding.engines import Parts
+from brimful.encoding.engines import EngineName, Parts
 from brimful.encoding.fast import batched, twin
-from brimful.encoding.special_tokens import Frame, cut_off, cut_rows, frame_of
+from brimful.encoding.special_tokens import SpecialTokens, cut_off, cut_rows, special_tokens_of
 
 
 def _sides(texts: Texts) -> tuple[list[str], ...]:
@@ -70,9 +70,6 @@ class FastEncoder(Encoder):
                 )
         return made
 
-    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
-        return [encoding.ids for encoding in self._encodings(texts)]
-
     def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
         encodings = self._encodings(texts, offsets=OFFSETS in outputs)
         return [[getattr(one, OUTPUTS[name]) for one in encodings] for name in ("input_ids", *outputs)]
@@ -111,14 +108,14 @@ class FastEncoder(Encoder):
     def parts(self) -> Parts | str:
         fingerprint = self.fingerprint()
         with self._tokenizer() as made:
-            described = cuttable.described(made)
+            described = splittable.described(made)
             normalizer = made.normalizer
             return Parts(
                 fingerprint,
                 cast(Callable[[list[str]], Iterable[Sequence[int]]], self.encode),
                 self.bare,
-                frame_of(described["post_processor"], self.truncation, self.add_special_tokens),
-                cuttable.why_not(described, normalizer.normalize_str if normalizer else str),
+                special_tokens_of(described["post_processor"], self.truncation, self.add_special_tokens),
+                splittable.why_not(described, normalizer.normalize_str if normalizer else str),
                 compiled.why_not(described, self.split_special_tokens),
                 lambda: compiled.make(self._prepared),
             )
@@ -158,9 +155,6 @@ class TransformersEncoder(Encoder):
     tokenizer: Any
     kwargs: dict[str, Any]
     max_length: int | None = None
-
-    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
-        return self.encode_with(texts, ())[0]
 
     def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
         wanted = {f"return_{_ASKED.get(name, name)}": True for name in outputs if name in OUTPUTS}
@@ -211,10 +205,10 @@ class TiktokenEncoder(Encoder):
     kwargs: dict[str, Any]
     max_length: int | None = None
 
-    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
+    def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
         encode = self.tokenizer.encode_batch if self.kwargs else self.tokenizer.encode_ordinary_batch
         rows = cast(Iterable[Sequence[int]], encode(texts, num_threads=os.cpu_count() or 1, **self.kwargs))
-        return cut_rows(rows, self.max_length)
+        return [cut_rows(rows, self.max_length)]
 
     def parts(self) -> Parts | str:
         if self.kwargs:
@@ -224,12 +218,12 @@ class TiktokenEncoder(Encoder):
         def bare(texts: list[str]) -> Ragged:
             return flat(own(texts, num_threads=os.cpu_count() or 1), len(texts))
 
-        whole = self.tokenizer._pat_str in cuttable.TIKTOKEN.values()
+        whole = self.tokenizer._pat_str in splittable.TIKTOKEN.values()
         return Parts(
             self.fingerprint(),
             cast(Callable[[list[str]], Iterable[Sequence[int]]], self.encode),
             bare,
-            Frame(most=self.max_length),
+            SpecialTokens(most=self.max_length),
             None if whole else "its pattern is none of tiktoken's own",
             "gigatoken makes none of a tiktoken.Encoding",
             lambda: None,
@@ -249,8 +243,54 @@ class TiktokenEncoder(Encoder):
         return int(self.tokenizer.n_vocab)
 
     def words(self) -> str:
-        cut = "" if self.max_length is None else f", cut to {self.max_length:,}"
-        return f"{self.tokenizer.name} of {self.tokenizer.n_vocab:,} tokens{_called(self.kwargs)}{cut}"
+        return f"{self.tokenizer.name} of {self.tokenizer.n_vocab:,} tokens{_called(self.kwargs)}{_cut_to(self.max_length)}"
+
+
+@dataclass(frozen=True, eq=False)
+class GigatokenEncoder(Encoder):
+    """A `gigatoken.Tokenizer` that the user made: its tokens are what it says, held against nothing.
+
+    It adds no special tokens.
+    """
+
+    tokenizer: Any
+    max_length: int | None = None
+
+    def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
+        return [cut_rows(cast("list[list[int]]", self.tokenizer.encode_batch_list(texts)), self.max_length)]
+
+    def itself(self, texts: pa.Array) -> Ragged:
+        texts.validate(full=True)
+        return SpecialTokens(most=self.max_length)(compiled.encode(self.tokenizer, texts))
+
+    def text(self, tokens: Sequence[int]) -> str | None:
+        decoded = self.tokenizer.decode(list(tokens))
+        return decoded.decode(errors="replace") if isinstance(decoded, bytes) else str(decoded)
+
+    def depends_on(self) -> tuple[Any, ...]:
+        tokenizer = self.tokenizer
+        rules = compiled.json_of(tokenizer) or (tokenizer.vocab, tokenizer.merges)
+        return repr(tokenizer), rules, self.max_length
+
+    @property
+    def num_ids(self) -> int:
+        return int(self.tokenizer.vocab_size)
+
+    def words(self) -> str:
+        return f"gigatoken of {self.tokenizer.vocab_size:,} tokens{_cut_to(self.max_length)}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        text = compiled.json_of(self.tokenizer)
+        if text is None:
+            raise TypeError(
+                "a gigatoken.Tokenizer that was not made of a tokenizer.json cannot go to another process; make it of one, or "
+                "use executor_type='thread'"
+            )
+        return _gigatoken, (text, self.max_length, self.engine)
+
+
+def _gigatoken(text: str, max_length: int | None, engine: EngineName) -> GigatokenEncoder:
+    return GigatokenEncoder(compiled.make(text), max_length, engine=engine)
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,12 +300,9 @@ class CallableEncoder(Encoder):
     fn: Callable[..., Any]
     kwargs: dict[str, Any]
 
-    def encode(self, texts: Texts) -> Iterable[Sequence[int]]:
-        answer = self.fn(*_sides(texts), **self.kwargs)
-        return _integers(answer["input_ids"] if isinstance(answer, Mapping) else answer)
-
     def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
-        found = _named(self.fn(*_sides(texts), **self.kwargs), outputs)
+        answer = self.fn(*_sides(texts), **self.kwargs)
+        found = _named(answer, outputs) if outputs or isinstance(answer, Mapping) else [answer]
         return [rows if name == OFFSETS else _integers(rows) for name, rows in zip(("input_ids", *outputs), found)]
 
     def depends_on(self) -> tuple[Any, ...]:
@@ -294,15 +331,19 @@ OUTPUTS: Final = {
     "special_tokens_mask": "special_tokens_mask",
     OFFSETS: "offsets",
 }
-"""What an encoding calls them."""
+"""The attribute of an encoding that has each output."""
 _ASKED: Final = {OFFSETS: "offsets_mapping"}
-"""What transformers' tokenizers are asked for by another name."""
+"""Outputs that transformers' tokenizers are asked for by another name."""
 
 
 def _called(kwargs: Mapping[str, Any]) -> str:
     """The keywords of a call that have short values."""
     given = (f"{name}={value}" for name, value in kwargs.items() if isinstance(value, bool | int | str))
     return "".join(f", {words}" for words in given)
+
+
+def _cut_to(max_length: int | None) -> str:
+    return "" if max_length is None else f", cut to {max_length:,}"
 
 
 def _serialized(tokenizer: str) -> str:

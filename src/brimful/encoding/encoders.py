@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 from collections.abc import Mapping
-from typing import Any, Final, get_args
+from pathlib import Path
+from typing import Any, Final, NamedTuple, get_args
 
 from tokenizers import Tokenizer
 
 from brimful.core.errors import integer, logger, one_of
 from brimful.encoding.encoder import OFFSETS, Encoder, Padding
-from brimful.encoding.encoder_kinds import OUTPUTS, CallableEncoder, FastEncoder, TiktokenEncoder, TransformersEncoder
+from brimful.encoding.encoder_kinds import (
+    OUTPUTS,
+    CallableEncoder,
+    FastEncoder,
+    GigatokenEncoder,
+    TiktokenEncoder,
+    TransformersEncoder,
+)
 from brimful.encoding.engines import EngineName
-from brimful.encoding.gigatoken_encoder import GigatokenEncoder
-from brimful.encoding.tokenizer_by_name import loaded
 
 _STRATEGIES: Final = ("longest_first", "only_first", "only_second", "do_not_truncate")
 _FAST: Final = {"truncation", "max_length", "add_special_tokens", "split_special_tokens"}
-_TIKTOKEN: Final = {"allowed_special", "disallowed_special", "truncation", "max_length", "add_special_tokens"}
 _GIGATOKEN: Final = {"truncation", "max_length", "add_special_tokens"}
+_TIKTOKEN: Final = _GIGATOKEN | {"allowed_special", "disallowed_special"}
 _NO_LIMIT: Final = 10**9
 _ONE_ROW: Final = "tokenize makes one row of each text; chunk cuts tokens, flat_map makes several rows of one"
-_OF_OUTPUTS: Final = "name what you want of it in outputs="
+_OF_OUTPUTS: Final = "name what you want of it in extra_outputs="
 _NOT_SERVED: Final = {
     "padding": "padding belongs to the batch",
     "pad_to_multiple_of": "padding belongs to the batch, whose methods take it",
@@ -37,7 +44,7 @@ _NOT_SERVED: Final = {
     "return_offsets_mapping": _OF_OUTPUTS,
     "is_split_into_words": "the column holds texts, not lists of words: join them (map)",
     "text_pair": "tokenize(column=(one, other)) makes pairs",
-    "text_target": "tokenize(column=(source, target), output=('input_ids', 'labels')) tokenizes both",
+    "text_target": "tokenize(column=(source, target), output_column=('input_ids', 'labels')) tokenizes both",
 }
 """Keywords of a transformers call that ask for what a row has no place for, and what to do."""
 _NO_KEYWORDS: Final = {"self", "text", "text_pair_target", "tokenizer_kwargs", "kwargs", *_NOT_SERVED}
@@ -73,7 +80,7 @@ def encoder_for(
     one_of("engine", engine, *get_args(EngineName))
     if engine not in ("auto", "tokenizer") and (pairs or outputs):
         raise ValueError(
-            f"engine={engine!r} makes tokens alone, of single texts; of pairs, and outputs=, the tokenizer does"
+            f"engine={engine!r} makes tokens alone, of single texts; of pairs, and extra_outputs=, the tokenizer does"
         )
     tokenizer = loaded(tokenizer)
     settings = dict(kwargs or {})
@@ -81,43 +88,18 @@ def encoder_for(
         raise ValueError("padding belongs to the batch: leave it out of tokenizer_kwargs")
     if twice := sorted(settings.keys() & (asked or {}).keys()):
         raise ValueError(f"tokenize: {twice[0]} is given twice, as an argument and in tokenizer_kwargs; give it once")
-    settings |= asked or {}
+    request = _Request(settings | dict(asked or {}), pairs, outputs, engine)
     if isinstance(tokenizer, Tokenizer):
-        _refuse_unknown("tokenizers.Tokenizer", settings, _FAST)
-        _refuse_outputs("tokenizers.Tokenizer", outputs, OUTPUTS)
-        own = tokenizer.truncation
-        side = own["direction"].lower() if own else "right"
-        pads = tokenizer.padding
-        padding = None if pads is None else Padding(pads["pad_id"], pads["direction"].lower())
-        return _fast(tokenizer, settings, own, side, None, tokenizer.encode_special_tokens, padding, pairs, engine)
-    if hasattr(tokenizer, "model_max_length"):  # transformers
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        padding = Padding(tokenizer.pad_token_id, tokenizer.padding_side)
-        limit = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
-        itself = _encodes_itself(tokenizer)
-        _refuse_not_served(tokenizer, settings, outputs, itself)
-        called = settings.keys() - _FAST or set(outputs) - OUTPUTS.keys() or itself
-        if not isinstance(backend, Tokenizer) or called:
-            most = _truncated(settings, limit, 1, pairs)[0]
-            return TransformersEncoder(copy.deepcopy(tokenizer), settings, most, padding=padding, engine=engine)
-        split = tokenizer.split_special_tokens
-        return _fast(backend, settings, None, tokenizer.truncation_side, limit, split, padding, pairs, engine)
+        return _of_tokenizers(tokenizer, request)
+    if hasattr(tokenizer, "model_max_length"):
+        return _of_transformers(tokenizer, request)
     if hasattr(tokenizer, "encode_ordinary_batch"):
-        _refuse_unknown("tiktoken.Encoding", settings, _TIKTOKEN)
-        _refuse_outputs("tiktoken.Encoding", outputs, {})
-        if pairs:
-            raise ValueError("tiktoken.Encoding makes no row of a pair of texts; give each column an output of its own")
-        own_kwargs = {name: value for name, value in settings.items() if name not in _FAST}
-        return TiktokenEncoder(tokenizer, own_kwargs, _truncated(settings, None, 1, pairs)[0], engine=engine)
+        most = _max_length("tiktoken.Encoding", _TIKTOKEN, request)
+        own_kwargs = {name: value for name, value in request.settings.items() if name not in _FAST}
+        return TiktokenEncoder(tokenizer, own_kwargs, most, engine=engine)
     if type(tokenizer).__module__.partition(".")[0] == "gigatoken" and hasattr(tokenizer, "encode_batch_list"):
-        _refuse_unknown("gigatoken.Tokenizer", settings, _GIGATOKEN)
-        _refuse_outputs("gigatoken.Tokenizer", outputs, {})
-        if pairs:
-            raise ValueError(
-                "gigatoken.Tokenizer makes no row of a pair of texts; give each column an output of its own"
-            )
-        limit = _truncated(settings, None, 1, pairs)[0]
-        return GigatokenEncoder(tokenizer, limit, engine="auto" if engine == "gigatoken" else engine)
+        most = _max_length("gigatoken.Tokenizer", _GIGATOKEN, request)
+        return GigatokenEncoder(tokenizer, most, engine="auto" if engine == "gigatoken" else engine)
     if callable(tokenizer):
         if asked:
             raise ValueError(
@@ -129,6 +111,48 @@ def encoder_for(
         "a tokenizer must be from tokenizers, transformers or tiktoken, or a callable list[str] -> list[list[int]] "
         f"(got {type(tokenizer).__name__})"
     )
+
+
+class _Request(NamedTuple):
+    """The arguments of `encoder_for`, checked as far as they concern every tokenizer."""
+
+    settings: dict[str, Any]
+    pairs: bool
+    outputs: tuple[str, ...]
+    engine: EngineName
+
+
+def _of_tokenizers(tokenizer: Tokenizer, request: _Request) -> FastEncoder:
+    _refuse_unknown("tokenizers.Tokenizer", request.settings, _FAST)
+    _refuse_outputs("tokenizers.Tokenizer", request.outputs, OUTPUTS)
+    own, pads = tokenizer.truncation, tokenizer.padding
+    side = own["direction"].lower() if own else "right"
+    padding = None if pads is None else Padding(pads["pad_id"], pads["direction"].lower())
+    return _fast(tokenizer, request, own, side, None, tokenizer.encode_special_tokens, padding)
+
+
+def _of_transformers(tokenizer: Any, request: _Request) -> Encoder:
+    settings, pairs, outputs, engine = request
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    padding = Padding(tokenizer.pad_token_id, tokenizer.padding_side)
+    limit = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
+    itself = _encodes_itself(tokenizer)
+    _refuse_not_served(tokenizer, settings, outputs, itself)
+    called = settings.keys() - _FAST or set(outputs) - OUTPUTS.keys() or itself
+    if not isinstance(backend, Tokenizer) or called:
+        most = _truncated(settings, limit, 1, pairs)[0]
+        return TransformersEncoder(copy.deepcopy(tokenizer), settings, most, padding=padding, engine=engine)
+    side, split = tokenizer.truncation_side, tokenizer.split_special_tokens
+    return _fast(backend, request, None, side, limit, split, padding)
+
+
+def _max_length(name: str, known: set[str], request: _Request) -> int | None:
+    """To how many tokens rows are cut (None: not at all) for a tokenizer that makes tokens alone, of single texts."""
+    _refuse_unknown(name, request.settings, known)
+    _refuse_outputs(name, request.outputs, {})
+    if request.pairs:
+        raise ValueError(f"{name} makes no row of a pair of texts; give each column an output of its own")
+    return _truncated(request.settings, None, 1, pairs=False)[0]
 
 
 def chat_encoder_for(tokenizer: Any) -> TransformersEncoder:
@@ -152,7 +176,7 @@ def chat_encoder_for(tokenizer: Any) -> TransformersEncoder:
     if "strftime_now" in str(tokenizer.chat_template):
         logger.warning(
             "the chat template of this %s writes today's date, so that the same data have other tokens tomorrow, after a resume "
-            "too: cache() them, or set tokenizer.chat_template to one without strftime_now",
+            "too: keep them by to_store(path), or set tokenizer.chat_template to one without strftime_now",
             type(tokenizer).__name__,
         )
     padding = Padding(tokenizer.pad_token_id, tokenizer.padding_side)
@@ -190,15 +214,14 @@ def _encodes_itself(tokenizer: Any) -> bool:
 
 def _fast(
     tokenizer: Any,
-    settings: dict[str, Any],
+    request: _Request,
     own: dict[str, Any] | None,
     side: str,
     limit: int | None,
     split: bool,
     padding: Padding | None,
-    pairs: bool,
-    engine: EngineName,
 ) -> FastEncoder:
+    settings, pairs, _, engine = request
     special = settings.get("add_special_tokens", True)
     least = max(1, tokenizer.num_special_tokens_to_add(pairs)) if special else 1
     max_length, strategy = _truncated(settings, limit, least, pairs)
@@ -240,3 +263,44 @@ def _refuse_unknown(name: str, settings: dict[str, Any], known: set[str]) -> Non
 def _refuse_outputs(name: str, outputs: tuple[str, ...], known: Mapping[str, str]) -> None:
     if unknown := [output for output in outputs if output not in known]:
         raise ValueError(f"{name} has no output {unknown[0]!r} (it has {', '.join([*known][1:]) or 'tokens alone'})")
+
+
+# -- by name --------------------------------------------------------------------------------------------------------------
+
+
+def load_tokenizer(name: str | os.PathLike[str]) -> Any:
+    """A tokenizer by name.
+
+    Args:
+        name: a tokenizer.json; a folder or a name for transformers; or tiktoken:NAME.
+    Raises:
+        ValueError: there is none, or it cannot be read; or the library that it needs is not installed.
+    """
+    name = os.fspath(name)
+    try:
+        if name.startswith("tiktoken:"):
+            import tiktoken
+
+            return tiktoken.get_encoding(name.removeprefix("tiktoken:"))
+        if Path(name).is_file():
+            from tokenizers import Tokenizer
+
+            return Tokenizer.from_file(name)
+        if name.endswith(".json"):
+            raise FileNotFoundError("there is no such file")
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(name)
+    except ImportError as error:
+        extra = "tiktoken" if name.startswith("tiktoken:") else "transformers"
+        raise ValueError(f"tokenizer {name!r} needs {extra}: pip install 'brimful[{extra}]'") from error
+    except Exception as error:  # tokenizers raises plain Exception, the others what their downloads raise
+        first = str(error).strip().split("\n")[0] or type(error).__name__
+        by_name = not (name.startswith("tiktoken:") or name.endswith(".json") or Path(name).exists())
+        here = "no file or folder of that name is here, and as a name for transformers: " if by_name else ""
+        raise ValueError(f"tokenizer {name!r} cannot be loaded: {here}{first}") from error
+
+
+def loaded(tokenizer: Any) -> Any:
+    """A tokenizer that was given by its name or path, and any other as it is."""
+    return load_tokenizer(tokenizer) if isinstance(tokenizer, str | os.PathLike) else tokenizer

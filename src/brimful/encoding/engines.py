@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -12,15 +11,17 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from brimful.blocks.hashes import column_hashes
 from brimful.blocks.ragged import Ragged, array_of, flat, offsets_in
 from brimful.core import random
 from brimful.core.background import RUN, Workers
 from brimful.core.errors import tallied
 from brimful.core.once import once
 from brimful.encoding import compiled
-from brimful.encoding.special_tokens import Frame
+from brimful.encoding.special_tokens import SpecialTokens
 from brimful.encoding.word_cache import WordCache
 
 EngineName: TypeAlias = Literal["auto", "gigatoken", "cache", "tokenizer"]
@@ -35,7 +36,7 @@ _BEGINS_SECONDS: Final = 1.0
 """How long an engine that has yet to be loaded, which keeps the interpreter's lock, lets the audit begin first: a few ms."""
 _KILOBYTE: Final = 1 << 10
 _ONE_IN: Final = 1 << 12
-_WORD: Final = 8
+_HASHED_BYTES: Final = 64
 _SHOWN: Final = 8
 
 
@@ -52,14 +53,14 @@ class EngineError(RuntimeError):
 
 
 class Parts(NamedTuple):
-    """What engines know of a tokenizer.
+    """The parts of a tokenizer that engines use.
 
     Args:
         fingerprint: what tells it from others.
         own: the tokens of texts, as they are to be.
         bare: the tokens of texts before they are cut, and without special tokens, flat.
-        frame: what is done to these then; or why that is not known.
-        not_cut: why texts may not be cut at their spaces; None where they may.
+        special_tokens: what is put around these then; or why that is not known.
+        not_splittable: why texts may not be cut at their spaces; None where they may.
         not_compiled: why it cannot be compiled; None where it can.
         compile: makes a gigatoken.Tokenizer of it.
     """
@@ -67,8 +68,8 @@ class Parts(NamedTuple):
     fingerprint: str
     own: Encode
     bare: Callable[[list[str]], Ragged]
-    frame: Frame | str
-    not_cut: str | None
+    special_tokens: SpecialTokens | str
+    not_splittable: str | None
     not_compiled: str | None
     compile: Callable[[], object]
 
@@ -111,29 +112,22 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """What users know it by.
+        """The name that users know.
 
         Raises:
             Exception: what the last way raised, as none can be made.
         """
         return self._taken[0]
 
-    def __call__(self, texts: pa.Array) -> Ragged:
-        """The tokens of each text, int32, flat.
+    def begin(self, texts: pa.Array) -> tuple[Ragged, Callable[[], None]]:
+        """The tokens of each text, int32, flat, and a function that waits for the audit, which goes on meanwhile.
 
         Args:
             texts: string or large_string, without nulls.
         Raises:
-            EngineError: they are not the tokenizer's own, as far as that was looked at: in the first 1,000 texts that this
+            EngineError: the tokens are not the tokenizer's own, as far as they were audited: in the first 1,000 texts that this
                 process has for it, and in one of 4,096 after that.
         """
-        tokens, check = self.begin(texts)
-        check()
-        return tokens
-
-    def begin(self, texts: pa.Array) -> tuple[Ragged, Callable[[], None]]:
-        """The tokens of each text, and what waits until they have been held against the tokenizer's own, which goes on beside
-        whatever is done meanwhile; see above."""
         texts.validate(full=True)  # UTF-8: what an engine makes of anything else is nobody's
         key, run = self._key, RUN.get()
         begun = {} if run is None else run.pools.setdefault(id(self), {})  # a run's blocks are handed out in order
@@ -146,61 +140,50 @@ class Engine:
             return tokens, lambda: None
         rows, worth = _first(texts, AUDITED_TEXTS - seen)
         begun[key] = seen + worth
-        worker, made = Workers(1, "audit"), Future[Ragged]()
+        worker = Workers(1, "audit")
         under_way = SimpleQueue[None]() if self.ways[0].slow and "_taken" not in vars(self) else None
         worker.belong()
-        audited = worker.submit(self._audit, texts, rows, worth, made, under_way)
+        audited = worker.submit(self._tokenized, texts, rows, under_way)
         worker.finish()  # nobody may wait for it: workers that a loader keeps outlive the iterator
         try:
             if under_way is not None:
                 with suppress(Empty):
                     under_way.get(timeout=_BEGINS_SECONDS)
-            made.set_result(self._taken[1](texts))
-        except BaseException as error:
-            made.set_exception(error)
+            tokens = self._taken[1](texts)
+        except BaseException:
             worker.close()
             raise
 
         def check() -> None:
             try:
-                audited.result()
+                self._compare(tokens, rows, audited.result())
+            except BaseException:
+                _SEEN.pop(key, None)  # they do not count
+                raise
             finally:
                 worker.close()
+            _SEEN[key] = _SEEN.get(key, 0) + worth
 
-        return made.result(), check
+        return tokens, check
 
     @property
     def _key(self) -> tuple[str, str]:
         """Of what was audited: by the way that is hoped for, as which of them can be made is the same throughout a process."""
         return self.ways[0].name, self.fingerprint
 
-    def _audit(
-        self,
-        texts: pa.Array,
-        rows: NDArray[np.int64],
-        worth: int,
-        made: Future[Ragged],
-        under_way: SimpleQueue[None] | None,
-    ) -> None:
-        """Holds some texts against the tokenizer.
+    def _tokenized(self, texts: pa.Array, rows: NDArray[np.int64], under_way: SimpleQueue[None] | None) -> Ragged:
+        """The tokenizer's own tokens of some texts.
 
         Args:
             under_way: is told when all are on their way to it; None: they take turns with what the engine asks of it.
         """
-        key = self._key
-        try:
-            some = texts.take(array_of(rows)).to_pylist()
-            turn = _TURN
-            if under_way is not None:
-                turn = max(1, len(some))
-                under_way.put(None)
-            parts = [tallied(self.own, some[first : first + turn])[0] for first in range(0, len(some), turn)]
-            own = [*itertools.chain.from_iterable(parts)]
-            self._compare(made.result(), rows, flat(own, len(rows)))
-        except BaseException:
-            _SEEN.pop(key, None)  # they do not count
-            raise
-        _SEEN[key] = _SEEN.get(key, 0) + worth
+        some = texts.take(array_of(rows)).to_pylist()
+        turn = _TURN
+        if under_way is not None:
+            turn = max(1, len(some))
+            under_way.put(None)
+        parts = [tallied(self.own, some[first : first + turn])[0] for first in range(0, len(some), turn)]
+        return flat([*itertools.chain.from_iterable(parts)], len(rows))
 
     def _compare(self, tokens: Ragged, rows: NDArray[np.int64], own: Ragged) -> None:
         for number, row in enumerate(rows.tolist()):
@@ -258,20 +241,20 @@ def _cannot(name: str, reason: str) -> ValueError:
 
 def _way(name: str, parts: Parts) -> Way | str:
     """A way to the tokens; or why there is none."""
-    frame = parts.frame
-    if isinstance(frame, str):
-        return f"{frame} is not known to leave single texts as they are"
+    special_tokens = parts.special_tokens
+    if isinstance(special_tokens, str):
+        return f"{special_tokens} is not known to leave single texts as they are"
 
-    def framed(encode: Callable[[pa.Array], Ragged]) -> Callable[[pa.Array], Ragged]:
-        return lambda texts: frame(encode(texts))
+    def around(encode: Callable[[pa.Array], Ragged]) -> Callable[[pa.Array], Ragged]:
+        return lambda texts: special_tokens(encode(texts))
 
     if name == "cache":
-        return parts.not_cut or Way(name, lambda: framed(WordCache(parts.bare)))
+        return parts.not_splittable or Way(name, lambda: around(WordCache(parts.bare)))
     if parts.not_compiled is not None:
         return parts.not_compiled
     if not compiled.installed():
         return "gigatoken is not installed: pip install 'brimful[fast]'"
-    return Way(name, lambda: framed(compiled.Compiled(parts.compile, parts.bare)), slow=True)
+    return Way(name, lambda: around(compiled.Compiled(parts.compile, parts.bare)), slow=True)
 
 
 def _first(texts: pa.Array, left: int) -> tuple[NDArray[np.int64], int]:
@@ -282,23 +265,9 @@ def _first(texts: pa.Array, left: int) -> tuple[NDArray[np.int64], int]:
 
 
 def _some(texts: pa.Array) -> NDArray[np.int64]:
-    """One text in 4,096, by number: by a hash of its length and of 64 bytes from all of it. Price: 150 ns a text."""
-    offsets = offsets_in(texts)
-    data = np.frombuffer(texts.buffers()[2] or b"", dtype=np.uint8)[offsets[0] : offsets[-1]]
-    if len(data) < _WORD:
-        data = np.concatenate((data, np.zeros(_WORD, np.uint8)))
-    words = np.ndarray((len(data) - _WORD + 1,), "<u8", data, 0, (1,))  # at any byte
-    starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
-    beyond = np.minimum(starts + np.maximum(0, lengths - _WORD), len(words) - 1)  # where the last eight of a text begin
-    before = (8 * np.maximum(0, starts - beyond)).astype(
-        np.uint64
-    )  # bits of the texts before, where a short one is the last
-    beside = (8 * np.maximum(0, _WORD - lengths)).astype(np.uint64)  # bits of the next text, where one is short
-    hashes = random.mixed(lengths.astype(np.uint64))
-    for share in range(_WORD):
-        at = np.minimum(starts, beyond) + np.maximum(0, beyond - starts) * share // (_WORD - 1)
-        some = words[at].astype(np.uint64) >> before
-        hashes = random.mixed(hashes ^ np.where(lengths == 0, np.uint64(0), some << beside))
+    """One text in 4,096, by number: by a hash of its length and of its last 64 bytes. Price: 150 to 400 ns a text."""
+    ends = pa.record_batch({"end": pc.binary_slice(texts.cast(pa.large_binary()), -_HASHED_BYTES)})
+    hashes = random.mixed(column_hashes(ends, "end") ^ np.diff(offsets_in(texts)).astype(np.uint64))
     return np.flatnonzero(hashes % np.uint64(_ONE_IN) == 0)
 
 

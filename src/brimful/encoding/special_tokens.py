@@ -1,4 +1,4 @@
-"""What a tokenizer does to tokens after it has made them, on whole columns: truncation, and special tokens around each text."""
+"""Truncation, and special tokens around each text, on whole columns: the last steps of a tokenizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from brimful.core.errors import count
 
 
 @dataclass(frozen=True)
-class Frame:
+class SpecialTokens:
     """Cuts rows of tokens, then puts tokens before and after each.
 
     Args:
@@ -31,7 +31,7 @@ class Frame:
 
     def __call__(self, tokens: Ragged) -> Ragged:
         """
-        >>> Frame((101,), (102,), most=2)(Ragged(np.array([5, 6, 7]), np.array([0, 3, 3]))).values.tolist()
+        >>> SpecialTokens((101,), (102,), most=2)(Ragged(np.array([5, 6, 7]), np.array([0, 3, 3]))).values.tolist()
         [101, 5, 6, 102, 101, 102]
         """
         counts = tokens.lengths
@@ -60,13 +60,13 @@ def cut_rows(rows: Iterable[Sequence[int]], most: int | None) -> Iterable[Sequen
     return [row[:most] for row in rows]
 
 
-def frame_of(
+def special_tokens_of(
     processor: Mapping[str, Any] | None, truncation: Mapping[str, Any] | None, add_special_tokens: bool = True
-) -> Frame | str:
-    """The frame that a tokenizer's post-processor, as its JSON has it, and its truncation make around single texts; or what of
-    them is not known. Without special tokens a template still says how often a text is there.
+) -> SpecialTokens | str:
+    """The special tokens that a tokenizer's post-processor, as its JSON has it, puts around single texts, with its truncation; or
+    the part of them that is not known. Without special tokens a template still says how often a text is there.
 
-    >>> frame_of({"type": "Other"}, None)
+    >>> special_tokens_of({"type": "Other"}, None)
     'its post-processor Other'
     """
     processors = [one for one in _processors(processor) if one["type"] != "ByteLevel"]
@@ -75,11 +75,11 @@ def frame_of(
         return f"its post-processor {' + '.join(one['type'] for one in processors)}"
     before, after = (around and add_special_tokens and around[0]) or ((), ())
     if truncation is None:
-        return Frame(before, after)
+        return SpecialTokens(before, after)
     most = truncation["max_length"] - len(before) - len(after)
     if most < 1 or truncation.get("strategy", "longest_first") not in ("longest_first", "only_first"):
         return f"its truncation {dict(truncation)}"
-    return Frame(before, after, most, truncation["direction"].lower() == "left")
+    return SpecialTokens(before, after, most, truncation["direction"].lower() == "left")
 
 
 def _processors(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:

@@ -1,6 +1,6 @@
 """Which tokenizers give a text the tokens of its pieces, one piece after the other: lists of what is allowed.
 
-A piece begins with each ASCII space that follows a character which is not white space (`pieces.cut`). What stands in these
+A piece begins with each ASCII space that follows a character which is not white space (`word_cache.cut`). What stands in these
 lists was held against whole texts by fuzzing over all of Unicode, and each line is a test; what does not stand there is refused.
 """
 
@@ -17,7 +17,7 @@ Part: TypeAlias = Mapping[str, Any]
 """A part of a tokenizer, as its JSON has it."""
 
 MARK: Final = "\u2581"
-"""What stands for a space in the vocabularies of SentencePiece; byte-level ones have another."""
+"""The mark of a space in the vocabularies of SentencePiece; byte-level ones have another."""
 _BYTE_MARK: Final = "\u0120"
 _BYTE_SPACE: Final = "\u0120\u0109\u010a\u010b\u010c\u010d"
 
@@ -64,7 +64,7 @@ _CHARSMAPS: Final = {
     "7e46d9e08af4b6a3": "nfkc",
     "2c03512e62f9ed96": "nmt_nfkc_cf",
 }
-"""What SentencePiece calls them, by how the SHA-256 of the map begins."""
+"""The names of SentencePiece's maps, by the beginning of their SHA-256."""
 _UNICODE: Final = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})
 _KEEP: Final = _UNICODE | {"mark", "quotes"}
 """They delete no character."""
@@ -100,7 +100,7 @@ def described(tokenizer: Any) -> dict[str, Any]:
 _MODEL: Final = (
     "dropout", "alpha", "nbest_size", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges",
 )  # fmt: skip
-"""What matters of a model."""
+"""The settings of a model that matter."""
 
 
 def why_not(tokenizer: Part, normalized: Callable[[str], str]) -> str | None:
@@ -145,7 +145,7 @@ def _words(steps: Iterable[Part]) -> str:
 
 
 def _kind(steps: list[Part]) -> tuple[str, bool] | None:
-    """What becomes of spaces ("white": they go; "bytes", "mark": they are marked), and whether words stay together; None where
+    """How spaces are treated ("white": they go; "bytes", "mark": they are marked), and whether words stay together; None where
     that is not known."""
     types = [step["type"] for step in steps]
     if types == ["Metaspace"] and steps[0]["replacement"] == MARK:
@@ -287,4 +287,4 @@ def _added(tokens: Sequence[Any], spaces: str, normalized: Callable[[str], str],
 _OVER: Final = re.compile(r"\S ")
 _OVER_MARK: Final = re.compile(rf"[^\s{MARK}][ {MARK}]")
 _AFTER_ANY: Final = re.compile(rf"(?s).[ {MARK}]")
-"""What stood between white space and a space, and was cut at, may have been deleted."""
+"""A character between white space and a space, where a text was cut, may have been deleted."""

@@ -16,3 +16,7 @@ __all__ = [
     "find_thresholds",
     "group_apply",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

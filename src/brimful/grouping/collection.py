@@ -10,39 +10,38 @@ import numpy as np
 import torch
 
 from brimful.core.errors import integer, names_of
+from brimful.grouping.bridges import data_of_groups, data_of_nested, nested
 from brimful.grouping.calls import Names, Outputs, applied, mask, part_of
-from brimful.grouping.frame import Frame, framed
+from brimful.grouping.collection_data import CollectionData, data_of_samples, refilled, regrouped, ungrouped
 from brimful.grouping.groupers import Grouper, partition_by
-from brimful.grouping.held import Held, held_of, refilled, regrouped, ungrouped
-from brimful.grouping.jagged import held_of_nested, nested
 from brimful.grouping.keys import below, joined
 from brimful.grouping.language import text_of
-from brimful.grouping.measure import IntArray
-from brimful.grouping.padded_batch import held_of_groups
+from brimful.grouping.padded_groups import PaddedGroups
 from brimful.grouping.rows import Tensor
+from brimful.plan.plan import IntArray
 
 
 @final
 @dataclass(init=False, eq=False, repr=False)
 class Collection:
-    """Samples whose tensors have ragged dimensions: divided into groups, run through a module, given back in their order.
+    """Samples whose tensors have ragged dimensions. Divide them into groups, run a module, get the results in order.
 
-    `dims` says what the axes are: names of ragged dimensions, numbers of fixed ones, `...` for any fixed ones, a rule such as
-    `res-1` for what follows from a name. A name has one length in a sample, whichever keys it stands in; whatever does not
-    agree is an error with sample, key and both sizes, and nothing is cropped or extended. A ragged dimension is one by its
-    name, also where all samples happen to be equally long.
+    `dims` names the axes: a name for a ragged dimension, a number for a fixed one, `...` for any fixed ones, and a rule such as
+    `res-1` for a length that follows from a name. In one sample a name has one length, in all keys. If sizes do not agree, the
+    error names sample, key and both sizes; nothing is cropped or extended. A dimension with a name is ragged, even if all
+    samples are equally long.
 
-    Each group is padded to its own longest, on the right. What a module makes of padding stays in the padded slots of its
-    result until that is grouped anew; `ungroup` never shows it. Gradients flow through every step.
+    Each group is padded to its own longest, on the right. A module may write values into the padded slots of its result. They
+    stay there until the result is grouped anew; `ungroup` never shows them. Gradients flow through every step.
 
     Args:
         samples: tensors, or nested dicts of tensors with the same keys; of one type and device a key.
-        dims: of each key: text, or nested dicts of it ("a.b" is the key "b" inside "a").
-        pad_values: by key, what padding holds: a number, or a tensor for the fixed axes at the end, such as an identity
-            matrix; 0 where nothing is said.
-        constant: names of dimensions that have the same size in all samples: no ragged ones.
+        dims: the axes of each key: text, or nested dicts of it ("a.b" is the key "b" inside "a").
+        pad_values: by key, the value of padding: a number, or a tensor for the fixed axes at the end, such as an identity
+            matrix; 0 by default.
+        constant: names of dimensions that have the same size in all samples, and are not ragged.
     Raises:
-        ValueError, TypeError: what does not agree, at once.
+        ValueError, TypeError: samples and dims do not agree.
     Price: one copy of the data; 2 us a sample and key to read shapes, 1 to 3 us to give samples back.
     Source: asym (groups inside a batch); einops and jaxtyping (names of axes).
 
@@ -58,12 +57,12 @@ class Collection:
     [3.0, 12.0, 6.0, 27.0]
     """
 
-    _held: Held
+    _data: CollectionData
 
     def __init__(
         self, samples: Sequence[Any], dims: Any, *, pad_values: Any = None, constant: str | Sequence[str] = ()
     ) -> None:
-        self._held = held_of(samples, dims, pad_values, names_of("constant", constant))
+        self._data = data_of_samples(samples, dims, pad_values, names_of("constant", constant))
 
     @classmethod
     def from_padded(cls, batch: Any, dims: Any, lengths: Mapping[str, Any], *, pad_values: Any = None) -> Collection:
@@ -72,8 +71,8 @@ class Collection:
         Args:
             batch: a tensor, or nested dicts of tensors; the first axis is that of the samples.
             dims: of the other axes.
-            lengths: of each sample, (B,), by name of the ragged dimension; what lies beyond is padding.
-            pad_values: what padding holds once it is grouped anew.
+            lengths: the length of each sample, (B,), by name of the ragged dimension; values beyond it are padding.
+            pad_values: the value of padding once the collection is grouped anew.
         Raises:
             ValueError: a shape that does not fit, or a length beyond the padded one.
 
@@ -98,7 +97,7 @@ class Collection:
         Args:
             partition: the sample numbers of each group; by default its samples follow those of the group before.
         """
-        return collection_of(held_of_groups(groups, dims, lengths, partition, pad_values))
+        return collection_of(data_of_groups(groups, dims, lengths, partition, pad_values))
 
     @classmethod
     def from_nested(cls, batch: Any, dims: Any, *, pad_values: Any = None) -> Collection:
@@ -116,7 +115,7 @@ class Collection:
         >>> Collection.from_nested(batch, "seq").ungroup()
         [tensor([1., 1.]), tensor([1.])]
         """
-        return collection_of(held_of_nested(batch, dims, pad_values))
+        return collection_of(data_of_nested(batch, dims, pad_values))
 
     def nested(self) -> Any:
         """The samples, in their order, as nested tensors of layout torch.jagged, which share their offsets.
@@ -124,7 +123,7 @@ class Collection:
         Raises:
             ValueError: a key with several ragged dimensions, or with one that does not come first.
         """
-        return nested(self._held)
+        return nested(self._data)
 
     # -- groups ----------------------------------------------------------------------------------------------------------
 
@@ -132,7 +131,7 @@ class Collection:
         """The samples in groups, each padded to its own longest in every ragged dimension, and at least to 1.
 
         Args:
-            by: LengthThresholds, OneGroup, Partition, OptimalGroups, or whatever has their method `partition`.
+            by: LengthThresholds, OneGroup, Partition, OptimalGroups, or an object with their method `partition`.
             pad_to_multiple_of: round padded lengths up, so that a compiler meets few shapes.
         Raises:
             ValueError: an unknown dimension, or groups that do not have each sample once.
@@ -140,16 +139,16 @@ class Collection:
         Price: about 10 ns a row and an index copy of the data; of a collection in groups, two.
         """
         multiple = integer("pad_to_multiple_of", pad_to_multiple_of, 1)
-        held = self._held
-        partition = partition_by(by, held.count, held.sizes)
-        return collection_of(regrouped(held, framed(partition, held.sizes, multiple)))
+        data = self._data
+        partition = partition_by(by, data.count, data.sizes)
+        return collection_of(regrouped(data, PaddedGroups.of(partition, data.sizes, multiple)))
 
     def regroup(self, by: Grouper, *, pad_to_multiple_of: int = 1) -> Collection:
         """The same samples in other groups; see `group`."""
         return self.group(by, pad_to_multiple_of=pad_to_multiple_of)
 
     def repad(self, *, pad_values: Any = None) -> Collection:
-        """The same groups, with pad values in place of what modules made of padding, before one that looks at its neighbours.
+        """The same groups with their padding filled anew. Use it between two modules of which the second looks at neighbours.
 
         Args:
             pad_values: from now on, by key; by default those that the collection has.
@@ -162,11 +161,11 @@ class Collection:
         >>> added.groups[0].tolist(), added.repad().groups[0].tolist()
         ([[[2.0, 2.0]], [[2.0, 1.0]]], [[[2.0, 2.0]], [[2.0, 0.0]]])
         """
-        return collection_of(refilled(self._held, pad_values))
+        return collection_of(refilled(self._data, pad_values))
 
     def ungroup(self) -> list[Any]:
         """The samples as they were given, in their order, without padding: views of one tensor a key."""
-        return ungrouped(self._held)
+        return ungrouped(self._data)
 
     def apply(
         self,
@@ -179,19 +178,19 @@ class Collection:
     ) -> Any:
         """Calls a module, or any function, once a group, with plain padded tensors; its results as a collection.
 
-        Results are those of each sample alone where the module looks at no padding: it has masks for that, and its inputs hold
-        0 there, or their pad values. Its own results hold in padded slots what it made of them: before another convolution
-        write `.apply(first, outputs="c seq").repad().apply(second, outputs="c seq")`. Batch norm takes its statistics of a group
-        and its padding: where that is not wanted run it on `nested()`, whose values are those of the samples alone.
+        Each sample's result is the same as alone if the module ignores padding. It gets masks for that, and its inputs hold 0
+        there, or their pad values. The padded slots of its results hold other values: before another convolution write
+        `.apply(first, outputs="c seq").repad().apply(second, outputs="c seq")`. Batch norm includes the group's padding in its
+        statistics: to avoid that, run it on `nested()`, which has the values of the samples alone.
 
-        Data-parallel ranks may have different numbers of groups. DDP takes that where `apply` is called inside the module that it
-        wraps. What exchanges something in each call of a layer (FSDP, synchronised batch norm) would wait for a rank that has
-        fewer: give all ranks as many groups (`Partition`), or leave groups out there.
+        Data-parallel ranks may have different numbers of groups. This works under DDP if `apply` is called inside the module that
+        DDP wraps. Modules that communicate in each call of a layer (FSDP, synchronised batch norm) would wait for a rank with
+        fewer groups: give all ranks as many groups (`Partition`), or do not use groups there.
 
         Args:
             module: takes (samples, ...) tensors, and bool masks of them.
-            inputs: what it gets: a key, or several in order; or by parameter, {"x": "protein.pos"}. By default a tensor as it is,
-                and each key under its own name.
+            inputs: the keys that it gets: one, or several in order, or by parameter, {"x": "protein.pos"}. By default, a tensor
+                as it is, or each key under its own name.
             outputs: the axes of its result after that of the samples: a name of a ragged dimension goes through, a rule such as
                 `res-2` or `(res-1)//2+1` says how one changes, one that is not named has vanished ("" where there is a number a
                 sample). For a dict, dicts of that: keys that are not named are left out. For a tuple, a tuple, None for what is
@@ -200,8 +199,8 @@ class Collection:
                 rule that puts two axes together ("a+b", "a*b") is refused for that.
             masks: bool masks, likewise in order after the inputs or by parameter, each by the axes that it has: "res", the *and*
                 of several, "res atm", or with fixed axes "res 1 1"; with the dims of a key it is shaped like the data. With `~`
-                before it, True where there is padding. Of an axis that a rule changed it is that rule again: "seq-2".
-            pad_values: what padding of the results holds once they are grouped anew, as for `Collection`.
+                before it, True where there is padding. For an axis that a rule changed, write that rule again: "seq-2".
+            pad_values: the value of padding in the results once they are grouped anew, as for `Collection`.
         Returns:
             A collection in the same groups; for a tuple of outputs a tuple of them.
         Raises:
@@ -217,49 +216,49 @@ class Collection:
         >>> collection.apply(torch.nn.Conv1d(1, 2, 3), outputs="2 seq-2").ungroup()[1].shape
         torch.Size([2, 1])
         """
-        made = applied(self._held, module, inputs, outputs, masks, pad_values)
-        if isinstance(made, Held):
+        made = applied(self._data, module, inputs, outputs, masks, pad_values)
+        if isinstance(made, CollectionData):
             return collection_of(made)
         return tuple(None if one is None else collection_of(one) for one in made)
 
     @property
     def partition(self) -> tuple[tuple[int, ...], ...]:
         """The sample numbers of each group."""
-        return self._held.groups.partition
+        return self._data.padded_groups.partition
 
     @property
     def groups(self) -> tuple[Any, ...]:
-        """Of each group what the samples are, padded: (samples, ...) tensors, or nested dicts of them."""
-        return tuple(self._held.tree(group) for group in range(len(self.partition)))
+        """The samples of each group, padded: (samples, ...) tensors, or nested dicts of them."""
+        return self._data.trees()
 
     @property
     def sizes(self) -> dict[str, IntArray]:
         """The length of each sample in each ragged dimension, int64 (B,), by name."""
-        return {name: lengths.copy() for name, lengths in self._held.sizes.items()}
+        return {name: lengths.copy() for name, lengths in self._data.sizes.items()}
 
     @property
     def extents(self) -> dict[str, IntArray]:
-        """What each group is padded to in each ragged dimension, int64 (G,), by name."""
-        return {name: lengths.copy() for name, lengths in self._held.groups.extents.items()}
+        """The padded length of each group in each ragged dimension, int64 (G,), by name."""
+        return {name: lengths.copy() for name, lengths in self._data.padded_groups.extents.items()}
 
     def masks(self, dims: str) -> tuple[Tensor, ...]:
-        """Of each group the bool mask that `apply` would hand over for these dims."""
-        return mask(self._held, dims)
+        """The bool mask of each group that `apply` would pass for these dims."""
+        return mask(self._data, dims)
 
     # -- keys ------------------------------------------------------------------------------------------------------------
 
     def keys(self) -> list[str]:
         """The keys at the top; none where the samples are tensors."""
-        return list(dict.fromkeys(path.split(".")[0] for path in self._held.columns if path))
+        return list(dict.fromkeys(path.split(".")[0] for path in self._data.columns if path))
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and bool(key) and any(below(path, key) is not None for path in self._held.columns)
+        return isinstance(key, str) and bool(key) and any(below(path, key) is not None for path in self._data.columns)
 
     def __getitem__(self, key: str) -> Collection:
         """A part of it, in the same groups: `["pos"]`, `["protein"]["pos"]` or `["protein.pos"]`."""
         if key == "":
             raise KeyError(f"a key must have at least 1 letter (keys: {', '.join(self.keys()) or 'none'})")
-        return collection_of(part_of(self._held, key))
+        return collection_of(part_of(self._data, key))
 
     def __setitem__(self, key: str, value: Collection) -> None:
         """Puts a collection of the same samples, in the same groups, under a key, in place of what was there.
@@ -269,36 +268,36 @@ class Collection:
         """
         if not isinstance(value, Collection):
             raise TypeError(f"what is assigned to key {key!r} must be a Collection (got {type(value).__name__})")
-        held, new = self._held, value._held
-        _check_compatible(key, held, new)
-        if not key or any(below(key, path) is not None and path != key for path in held.columns):
+        data, new = self._data, value._data
+        _check_compatible(key, data, new)
+        if not key or any(below(key, path) is not None and path != key for path in data.columns):
             raise ValueError(f"key {key!r} would lie inside a tensor of {self!r}")
-        kept = {path: column for path, column in held.columns.items() if below(path, key) is None}
+        kept = {path: column for path, column in data.columns.items() if below(path, key) is None}
         added = {joined(key, path): column for path, column in new.columns.items()}
-        frame = held.frame
-        if frame is not None and new.frame is not None:
-            frame = Frame(frame.partition, {**new.frame.extents, **frame.extents})
-        self._held = replace(
-            held,
+        groups = data.groups
+        if groups is not None and new.groups is not None:
+            groups = replace(groups, extents={**new.groups.extents, **groups.extents})
+        self._data = replace(
+            data,
             columns=kept | added,
-            sizes={**new.sizes, **held.sizes},
-            constants={**new.constants, **held.constants},
-            frame=frame,
+            sizes={**new.sizes, **data.sizes},
+            constants={**new.constants, **data.constants},
+            groups=groups,
         )
 
     def __iter__(self) -> NoReturn:
         raise TypeError("a collection is gone through by keys(), groups or ungroup()")
 
     def __len__(self) -> int:
-        return self._held.count
+        return self._data.count
 
     def __repr__(self) -> str:
         columns = ", ".join(
             f"{path and path + ': '}{' '.join(map(text_of, column.dims)) or 'number'}"
-            for path, column in self._held.columns.items()
+            for path, column in self._data.columns.items()
         )
-        groups = "" if self._held.frame is None else f" in {len(self._held.frame.partition):,} groups"
-        return f"Collection({self._held.count:,} samples{groups}; {columns})"
+        groups = "" if self._data.groups is None else f" in {len(self._data.groups.partition):,} groups"
+        return f"Collection({self._data.count:,} samples{groups}; {columns})"
 
     # -- devices ---------------------------------------------------------------------------------------------------------
 
@@ -310,47 +309,49 @@ class Collection:
         """
         if not isinstance(device, torch.device | str | int):
             raise TypeError(f"to takes a device (got {device!r}); change types in the samples, or in a module by apply")
-        return collection_of(self._held.moved(lambda tensor: tensor.to(device, non_blocking=non_blocking)))
+        return collection_of(self._data.moved(lambda tensor: tensor.to(device, non_blocking=non_blocking)))
 
     def pin_memory(self) -> Collection:
         """The same in page-locked memory, as a DataLoader asks for it."""
-        return collection_of(self._held.moved(lambda tensor: tensor.pin_memory()))
+        return collection_of(self._data.moved(lambda tensor: tensor.pin_memory()))
 
 
-def collection_of(held: Held) -> Collection:
-    """What holds this already, for whoever makes groups by other means."""
+def collection_of(data: CollectionData) -> Collection:
+    """A collection of data that are checked already."""
     made = object.__new__(Collection)
-    made._held = held
+    made._data = data
     return made
 
 
-def _check_compatible(key: str, held: Held, new: Held) -> None:
-    """Refuses to put together what is not of the same samples in the same groups."""
-    if held.count != new.count:
-        raise ValueError(f"key {key!r}: a collection of {new.count:,} samples cannot join one of {held.count:,}")
-    for name in held.sizes.keys() & new.sizes.keys():
-        differ = np.flatnonzero(held.sizes[name] != new.sizes[name])
+def _check_compatible(key: str, data: CollectionData, new: CollectionData) -> None:
+    """Refuses to join collections that are not of the same samples in the same groups."""
+    if data.count != new.count:
+        raise ValueError(f"key {key!r}: a collection of {new.count:,} samples cannot join one of {data.count:,}")
+    for name in data.sizes.keys() & new.sizes.keys():
+        differ = np.flatnonzero(data.sizes[name] != new.sizes[name])
         if len(differ):
             sample = differ[0]
             raise ValueError(
-                f"key {key!r}: {name!r} of sample {sample:,} is {new.sizes[name][sample]:,}, but {held.sizes[name][sample]:,} in "
+                f"key {key!r}: {name!r} of sample {sample:,} is {new.sizes[name][sample]:,}, but {data.sizes[name][sample]:,} in "
                 "the collection that it is to join"
             )
-    for name in (held.sizes.keys() | held.constants.keys()) & (new.sizes.keys() | new.constants.keys()):
-        if held.constants.get(name) != new.constants.get(name):
+    for name in (data.sizes.keys() | data.constants.keys()) & (new.sizes.keys() | new.constants.keys()):
+        if data.constants.get(name) != new.constants.get(name):
             raise ValueError(
-                f"key {key!r}: {name!r} is {new.constants.get(name, 'ragged')}, but {held.constants.get(name, 'ragged')} in the "
+                f"key {key!r}: {name!r} is {new.constants.get(name, 'ragged')}, but {data.constants.get(name, 'ragged')} in the "
                 "collection that it is to join"
             )
-    if (held.frame is None) != (new.frame is None):
-        words = "in groups" if new.frame is not None else "not in groups"
-        raise ValueError(f"key {key!r}: a collection {words} cannot join one that is{' not' * (new.frame is not None)}")
-    if held.frame is None or new.frame is None:
+    if (data.groups is None) != (new.groups is None):
+        words = "in groups" if new.groups is not None else "not in groups"
+        raise ValueError(
+            f"key {key!r}: a collection {words} cannot join one that is{' not' * (new.groups is not None)}"
+        )
+    if data.groups is None or new.groups is None:
         return
-    if held.frame.partition != new.frame.partition:
+    if data.groups.partition != new.groups.partition:
         raise ValueError(
             f"key {key!r}: its groups are others than those of the collection that it is to join; regroup it"
         )
-    for name in held.sizes.keys() & new.sizes.keys():
-        if (held.frame.extents[name] != new.frame.extents[name]).any():
+    for name in data.sizes.keys() & new.sizes.keys():
+        if (data.groups.extents[name] != new.groups.extents[name]).any():
             raise ValueError(f"key {key!r}: {name!r} is padded to other lengths in its groups; regroup it")

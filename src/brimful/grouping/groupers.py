@@ -1,4 +1,4 @@
-"""Which samples go together: each grouper turns lengths into a partition."""
+"""Groupers: each turns the lengths of samples into a partition."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from brimful.core.errors import integer, names_of, settle
-from brimful.grouping.language import name_in
-from brimful.grouping.measure import IntArray, Sizes
+from brimful.grouping.language import Sizes, name_in
 from brimful.plan import by_thresholds, optimal_partition
+from brimful.plan.plan import IntArray
 
 Groups: TypeAlias = Sequence[Sequence[int]]
 
@@ -56,6 +56,7 @@ class LengthThresholds:
                 raise ValueError(f"thresholds must ascend (got {before:,} before {after:,})")
 
     def partition(self, num_samples: int, sizes: Sizes) -> Groups:
+        """Sample numbers, group by group, those of short samples first."""
         return [group.tolist() for group in by_thresholds(_sizes_of(sizes, self.name), self.thresholds)]
 
 
@@ -68,6 +69,7 @@ class OneGroup:
     """
 
     def partition(self, num_samples: int, sizes: Sizes) -> Groups:
+        """All sample numbers, in one group."""
         return [[*range(num_samples)]]
 
 
@@ -90,6 +92,7 @@ class Partition:
         object.__setattr__(self, "groups", groups)
 
     def partition(self, num_samples: int, sizes: Sizes) -> Groups:
+        """The groups that were given."""
         return self.groups
 
 
@@ -97,9 +100,9 @@ class Partition:
 class OptimalGroups:
     """At most `num_groups` groups of least total padded cost.
 
-    Of one dimension exact. Of several, exact where there are at most 8 distinct samples and the cost never falls in any length;
-    of others the least of what is tried: see `brimful.plan.optimal_partition`. Price: of two dimensions 4 ms for 64 distinct
-    samples, 3 s for 2,000.
+    Exact for one dimension; for several, if there are at most 8 distinct samples and the cost never falls in any length. Else it
+    gives the best of the partitions that it tries: see `brimful.plan.optimal_partition`. Price, for two dimensions: 4 ms for 64
+    distinct samples, 3 s for 2,000.
 
     Args:
         names: the ragged dimension, or several.
@@ -121,6 +124,7 @@ class OptimalGroups:
         settle(self, "num_groups", 1, "group")
 
     def partition(self, num_samples: int, sizes: Sizes) -> Groups:
+        """Sample numbers, group by group, at the least cost."""
         columns = [_sizes_of(sizes, name) for name in self.names]
         lengths = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
         return [group.tolist() for group in optimal_partition(lengths, self.num_groups, cost=self.cost)]
@@ -131,7 +135,7 @@ def checked(groups: Groups, num_samples: int) -> tuple[tuple[int, ...], ...]:
 
     Raises:
         ValueError: a sample is in none or in several, or a group is empty.
-        TypeError: what is no integer.
+        TypeError: a number that is no integer.
     """
     given: Any = groups
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from torch import Tensor
 
 
 def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
@@ -93,3 +95,28 @@ def tree_of(leaves: Iterable[tuple[str, Any]]) -> Any:
             raise ValueError(f"{path!r} cannot both hold keys and be a leaf")
         inside[last] = leaf
     return tree
+
+
+def picked(results: Sequence[Any], texts: Mapping[str, str], whose: str) -> dict[str, list[Tensor]]:
+    """The tensors that dims name, of each group, by path.
+
+    Raises:
+        ValueError: a key that is not there.
+        TypeError: a value that is no tensor.
+    """
+    return {path: [_at(result, path, whose) for result in results] for path in texts}
+
+
+def _at(result: Any, path: str, whose: str) -> Tensor:
+    for key in path.split(".") if path else ():
+        if not isinstance(result, Mapping) or key not in result:
+            has = ", ".join(map(str, result)) if isinstance(result, Mapping) else type(result).__name__
+            raise ValueError(f"{whose} has no key {path!r} (got {has})")
+        result = result[key]
+    if not isinstance(result, Tensor):
+        inside = f", key {path!r}," if path else ""
+        hint = ", ".join(path for path, _ in leaves(result)) if isinstance(result, Mapping) else ""
+        raise TypeError(
+            f"{whose}{inside} must be a tensor (got {type(result).__name__}{hint and f' with the keys {hint}'})"
+        )
+    return result

@@ -1,7 +1,7 @@
-"""The language of dimensions: what the axes of a tensor are called, as text. Knows names and numbers, no tensor.
+"""The language of dimensions: the axes of a tensor, written as text. Knows names and numbers, no tensor.
 
-An axis is a number (fixed), a name, `...` (any number of fixed ones), or a rule: what a module makes of a name, such as
-`res-2` after a convolution of width 3 or `(res-1)//2+1` after one of stride 2.
+An axis is a number (fixed), a name, `...` (any number of fixed ones), or a rule. A rule says how a module changes a length:
+`res-2` after a convolution of width 3, `(res-1)//2+1` after one of stride 2.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from brimful.core.errors import MOST
+from brimful.plan.plan import IntArray
 
 Rule: TypeAlias = "int | str | tuple[str, Rule, Rule]"
 """A number, a name, or (operation, left, right)."""
 Dims: TypeAlias = tuple[Rule, ...]
 """The axes of a tensor, in order."""
+Sizes: TypeAlias = Mapping[str, IntArray]
+"""The length of each sample in each ragged dimension, (B,), by name."""
 
 _OPERATIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "+": operator.add,
@@ -48,7 +51,7 @@ def parse(text: str) -> tuple[Rule | EllipsisType, ...]:
 
 
 def name_in(text: str) -> str:
-    """A name as dims have it once they are read: of letters that look the same, such as the two signs for micro, one.
+    """A name in the form that parsed dims have: letters that look the same, such as the two signs for micro, become one.
 
     >>> name_in("\u00b5") == parse("\u00b5")[0] == "\u03bc"
     True
@@ -76,7 +79,7 @@ def names_in(rule: Rule) -> tuple[str, ...]:
 
 
 def value_of(rule: Rule, known: Mapping[str, Any]) -> Any:
-    """What a rule comes to, where its names stand for numbers, or for arrays of them.
+    """The value of a rule. Its names stand for numbers, or for arrays of them.
 
     Raises:
         ValueError: it may come to more than 64 bits hold.
@@ -84,9 +87,11 @@ def value_of(rule: Rule, known: Mapping[str, Any]) -> Any:
     >>> value_of(("-", "res", 2), {"res": 7})
     5
     """
-    if isinstance(rule, tuple) and _most(rule, known) > MOST:
-        raise ValueError(f"{text_of(rule)!r} comes to more than {MOST:,}; no axis is so long")
-    return _value(rule, known)
+    if isinstance(rule, tuple):
+        if _most(rule, known) > MOST:
+            raise ValueError(f"{text_of(rule)!r} comes to more than {MOST:,}; no axis is so long")
+        return _OPERATIONS[rule[0]](value_of(rule[1], known), value_of(rule[2], known))
+    return known[rule] if isinstance(rule, str) else rule
 
 
 def with_constants(rule: Rule, constants: Mapping[str, int]) -> Rule:
@@ -114,19 +119,20 @@ def text_of(rule: Rule, inner: bool = False) -> str:
     return f"({written})" if inner else written
 
 
-def num_leading(dims: Dims) -> int:
-    """How many axes there are up to the last one that is no number: all that follow are fixed."""
-    return max((place for place, rule in enumerate(dims, 1) if not isinstance(rule, int)), default=0)
+def leading(dims: Dims) -> Dims:
+    """The axes up to the last one that is no number."""
+    count = max((place for place, rule in enumerate(dims, 1) if not isinstance(rule, int)), default=0)
+    return dims[:count]
 
 
 def trailing(dims: Dims) -> tuple[int, ...]:
-    """The fixed axes at the end."""
-    return tuple(rule for rule in dims[num_leading(dims) :] if isinstance(rule, int))
+    """The fixed axes that follow those."""
+    return tuple(rule for rule in dims[len(leading(dims)) :] if isinstance(rule, int))
 
 
 def lies_first(rule: Rule) -> bool:
-    """Whether what a module makes of one padded axis by this rule may have its values before all padding: never, where it
-    is made of two axes put together.
+    """Whether a padded axis that follows this rule can have all its values before all its padding. It cannot where the rule
+    joins two axes.
 
     >>> [lies_first(parse(text)[0]) for text in ("(res-1)//2+1", "res*2", "res+atm", "res*res")]
     [True, True, False, False]
@@ -138,14 +144,8 @@ def lies_first(rule: Rule) -> bool:
     return apart and len(names_in(rule)) < 2 and lies_first(left) and lies_first(right)
 
 
-def _value(rule: Rule, known: Mapping[str, Any]) -> Any:
-    if isinstance(rule, tuple):
-        return _OPERATIONS[rule[0]](_value(rule[1], known), _value(rule[2], known))
-    return known[rule] if isinstance(rule, str) else rule
-
-
 def _most(rule: Rule, known: Mapping[str, Any]) -> int:
-    """What the size of a rule, and of each of its parts, is at most."""
+    """An upper bound of the value of a rule and of each of its parts."""
     if isinstance(rule, tuple):
         left, right = _most(rule[1], known), _most(rule[2], known)
         return {"*": max(left * right, left, right), "//": max(left, right)}.get(rule[0], left + right)

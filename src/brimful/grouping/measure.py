@@ -1,57 +1,39 @@
-"""Shapes held against the dims that the user wrote: the length of each name in each sample. Knows shapes, no tensor."""
+"""Shapes compared with the dims that the user wrote: the length of each name in each sample. Knows shapes, no tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from types import EllipsisType
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from brimful.grouping.language import Dims, Rule, names_in, text_of, value_of, with_constants
+from brimful.grouping.language import Dims, Rule, Sizes, names_in, parse, text_of, value_of, with_constants
+from brimful.plan.plan import IntArray
 
-IntArray: TypeAlias = NDArray[np.int64]
-Sizes: TypeAlias = Mapping[str, IntArray]
-"""The length of each sample in each ragged dimension, (B,), by name."""
 Pattern: TypeAlias = "tuple[Rule | EllipsisType, ...]"
 
 
-class Measured(NamedTuple):
-    """What the shapes of all samples say.
-
-    Args:
-        dims: by path; constants and `...` are numbers in them.
-        sizes: of ragged dimensions.
-        constants: of dimensions that have a name and one size.
-    """
-
-    dims: dict[str, Dims]
-    sizes: dict[str, IntArray]
-    constants: dict[str, int]
-
-
 def measure(
-    shapes: Mapping[str, Sequence[Sequence[int]]],
-    patterns: Mapping[str, Pattern],
-    constant: Collection[str],
-    texts: Mapping[str, str],
-) -> Measured:
-    """Reads the lengths of all names off the shapes, and refuses what does not agree.
+    shapes: Mapping[str, Sequence[Sequence[int]]], texts: Mapping[str, str], constant: Collection[str]
+) -> tuple[dict[str, Dims], dict[str, IntArray], dict[str, int]]:
+    """Reads the lengths of all names off the shapes, and refuses shapes that do not agree.
 
     Args:
         shapes: of each sample, by path.
-        patterns: what they are to be, by path; `texts`: as written.
+        texts: the dims that they must agree with, by path.
         constant: names that have the same size in all samples.
+    Returns:
+        dims by path, in which constants and `...` are numbers; the sizes of ragged dimensions; the constants.
     Raises:
         ValueError: another number of axes; a number that is another one; a name with two sizes in a sample; a constant with
             another size in another sample; a name that stands in rules alone; with sample, key and both sizes. A rule that
             divides by 0.
     Price: .5 us a sample and key.
     """
-    axes = {path: _expanded(path, shapes[path], patterns[path], texts[path]) for path in patterns}
-    tables = {path: _table(shapes[path]) for path in patterns}
+    axes = {path: _expanded(path, shapes[path], text) for path, text in texts.items()}
+    tables = {path: _table(shapes[path]) for path in texts}
     sizes: dict[str, IntArray] = {}
     constants: dict[str, int] = {}
     found_in: dict[str, str] = {}
@@ -81,7 +63,7 @@ def measure(
                     words += f" {here}" if found_in[rule] == path else f" in key {found_in[rule]!r}"
                 raise ValueError(f"{_place(sample, path)} of shape {tuple(shapes[path][sample])}: {words}")
     dims = {path: tuple(with_constants(rule, constants) for rule in rules) for path, rules in axes.items()}
-    return Measured(dims, sizes, constants)
+    return dims, sizes, constants
 
 
 def _table(shapes: Sequence[Sequence[int]]) -> IntArray:
@@ -89,14 +71,9 @@ def _table(shapes: Sequence[Sequence[int]]) -> IntArray:
     return np.fromiter(chain.from_iterable(shapes), np.int64).reshape(len(shapes), len(shapes[0]))
 
 
-def known_names(sizes: Sizes, constants: Mapping[str, int]) -> str:
-    """The names that there are, in words."""
-    named = ", ".join((*sizes, *(f"{name}={size}" for name, size in constants.items())))
-    return f"names: {named or 'none'}"
-
-
-def _expanded(path: str, shapes: Sequence[Sequence[int]], pattern: Pattern, text: str) -> Dims:
-    """A pattern with the sizes of sample 0 in place of `...`."""
+def _expanded(path: str, shapes: Sequence[Sequence[int]], text: str) -> Dims:
+    """Dims with the sizes of sample 0 in place of `...`."""
+    pattern = parse(text)
     fixed = sum(rule is not ... for rule in pattern)
     wanted = len(shapes[0]) if ... in pattern else len(pattern)
     for sample, shape in enumerate(shapes):
@@ -121,6 +98,35 @@ def expanded(pattern: Pattern, shape: Sequence[int]) -> Dims:
             rules += shape[place : len(shape) - len(pattern) + place + 1]
         else:
             rules.append(rule)
+    return tuple(rules)
+
+
+def checked_rules(text: str, sizes: Sizes, constants: Mapping[str, int]) -> Pattern:
+    """A text as axes, with numbers for constants.
+
+    Raises:
+        ValueError: an unknown name, or a rule that makes the length of a sample negative.
+    """
+    rules: list[Rule | EllipsisType] = []
+    for rule in parse(text):
+        if isinstance(rule, EllipsisType):
+            rules.append(rule)
+            continue
+        if lost := [name for name in names_in(rule) if name not in sizes and name not in constants]:
+            names = ", ".join((*sizes, *(f"{name}={size}" for name, size in constants.items())))
+            raise ValueError(
+                f"unknown name {lost[0]!r} in {text!r} (names: {names or 'none'}); a fixed axis is a number, or '...'"
+            )
+        rule = with_constants(rule, constants)
+        if isinstance(rule, tuple):
+            lengths = value_of(rule, sizes)
+            if (lengths < 0).any():
+                sample = int(np.argmax(lengths < 0))
+                known = ", ".join(f"{name}={sizes[name][sample]}" for name in names_in(rule))
+                raise ValueError(
+                    f"sample {sample:,} is too short: {text_of(rule)!r} is {lengths[sample]} ({known}); leave it out, or pad it"
+                )
+        rules.append(rule)
     return tuple(rules)
 
 

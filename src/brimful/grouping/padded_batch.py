@@ -1,4 +1,4 @@
-"""Batches that were padded elsewhere: as a collection, and through a model in one line."""
+"""A padded batch through a model in groups of like length, in one call."""
 
 from __future__ import annotations
 
@@ -9,24 +9,21 @@ import numpy as np
 import torch
 
 from brimful.core.errors import names_of
+from brimful.grouping.bridges import data_of_groups
 from brimful.grouping.calls import Outputs, applied
-from brimful.grouping.frame import Frame, framed
-from brimful.grouping.groupers import OptimalGroups, checked
-from brimful.grouping.held import Held, columns_with, regrouped
-from brimful.grouping.keys import texts_of
-from brimful.grouping.language import name_in, parse
-from brimful.grouping.measure import IntArray
-from brimful.grouping.resolve import picked, resolved
+from brimful.grouping.collection_data import CollectionData, regrouped
+from brimful.grouping.groupers import OptimalGroups, partition_by
+from brimful.grouping.padded_groups import PaddedGroups
 from brimful.grouping.rows import Tensor
-from brimful.plan.plan import one_length
+from brimful.plan.plan import IntArray
 
 MODEL_INPUTS: Final = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")
-"""What `group_apply` hands to a model by default, of these what there is."""
+"""`group_apply` passes those of these that are in the batch to the model by default."""
 LEFT_OUT: Final = (
     *("labels", "shift_labels", "special_tokens_mask", "lengths"),
     *("weight", "is_filler", "num_items_in_batch", "sample_weights"),
 )
-"""What it does not, though it is there; of other tensors it has to be told."""
+"""It never passes these by default. The user must name or leave out any other tensor."""
 
 
 def group_apply(
@@ -42,20 +39,20 @@ def group_apply(
     computed.
 
     The groups are those of least cost. The result has the shape of the whole batch, in its order, with 0 where it has no token.
-    Gradients are those of the whole batch. What holds of `Collection.apply` holds here: not of batch norm in training, nor of
-    anything else that looks at several samples or at padding.
+    Gradients are those of the whole batch. As with `Collection.apply`, this is not so for batch norm in training, nor for any
+    model that looks at several samples or at padding.
 
     Args:
         model: takes tensors by name, padded on the right, and looks at no padding.
-        batch: with `attention_mask` (B, L); tensors that begin with (B, L) are cut with it, others, (B, ...), are a value a
-            sample. Of those that a model takes by default, positions may be (1, L).
-        num_groups: most groups; 4 give most of what there is to gain.
-        inputs: keys that the model gets; by default input_ids, inputs_embeds, attention_mask, token_type_ids and position_ids,
-            as far as they are there. Another tensor of the batch must be named or left out of it, but for those that are no
-            input: lengths, weights, special_tokens_mask, and labels, as a loss that is a mean is another one in each group.
-        outputs: what comes out, as in `Collection.apply`, `seq` being the tokens; by default "seq ..." of the tensor that the
-            model returns, or of its logits or last_hidden_state; "..." where that is a row a sample. {"pooler_output": "..."}
-            of others.
+        batch: with `attention_mask` (B, L). Tensors that begin with (B, L) are cut with it; others, (B, ...), have a value a
+            sample. Keys that a model gets by default may also be (1, L), as positions are.
+        num_groups: the largest number of groups; 4 give most of the gain.
+        inputs: the keys that the model gets. By default those of input_ids, inputs_embeds, attention_mask, token_type_ids and
+            position_ids that are there. If the batch has other tensors, name all inputs here or leave those tensors out. Lengths,
+            weights, special_tokens_mask and labels are never passed by default: a loss that is a mean differs in each group.
+        outputs: the axes of the results, as in `Collection.apply`; `seq` is the axis of tokens. By default "seq ..." of the
+            tensor that the model returns, or of its logits or last_hidden_state. Say "..." if that has one row a sample, and
+            {"pooler_output": "..."} for another entry.
         cost: cost(padded length) of one sample; by default the length.
     Raises:
         ValueError: no attention_mask, a tensor that is not known or not of this batch, rows that are padded on the left, no
@@ -72,16 +69,15 @@ def group_apply(
     mask = _mask_of(batch)
     tensors = {name: _input(name, batch[name], mask) for name in _inputs_of(batch, inputs)}
     dims = {name: "seq ..." if tensor.shape[:2] == mask.shape else "..." for name, tensor in tensors.items()}
-    held = held_of_groups([tensors], dims, {"seq": _lengths(mask)}, None, None)
-    grouper = OptimalGroups("seq", num_groups, cost=cost)
-    partition = checked(grouper.partition(held.count, held.sizes), held.count)
-    grouped = regrouped(held, framed(partition, held.sizes))
+    data = data_of_groups([tensors], dims, {"seq": _lengths(mask)}, None, None)
+    partition = partition_by(OptimalGroups("seq", num_groups, cost=cost), data.count, data.sizes)
+    grouped = regrouped(data, PaddedGroups.of(partition, data.sizes))
     wanted = "seq ..." if outputs is None else outputs
     made = applied(grouped, _main_of(model) if isinstance(wanted, str) else model, None, wanted, None, None)
-    whole = Frame(held.groups.partition, {"seq": np.array([mask.shape[1]])})
-    if isinstance(made, Held):
-        return regrouped(made, whole).tree(0)
-    return tuple(None if one is None else regrouped(one, whole).tree(0) for one in made)
+    whole = PaddedGroups(data.padded_groups.partition, {"seq": np.array([mask.shape[1]])})
+    if isinstance(made, CollectionData):
+        return regrouped(made, whole).trees()[0]
+    return tuple(None if one is None else regrouped(one, whole).trees()[0] for one in made)
 
 
 def _mask_of(batch: Mapping[str, Any]) -> Tensor:
@@ -101,7 +97,7 @@ def _mask_of(batch: Mapping[str, Any]) -> Tensor:
 
 
 def _inputs_of(batch: Mapping[str, Any], inputs: Sequence[str] | None) -> Sequence[str]:
-    """What of a batch the model gets."""
+    """The keys of a batch that the model gets."""
     if inputs is not None:
         names = names_of("inputs", inputs)
         if not names:
@@ -131,59 +127,8 @@ def _input(name: str, tensor: Any, mask: Tensor) -> Tensor:
     return tensor
 
 
-def held_of_groups(
-    groups: Sequence[Any],
-    dims: Any,
-    lengths: Mapping[str, Any],
-    partition: Sequence[Sequence[int]] | None,
-    pad_values: Any,
-) -> Held:
-    """What a collection of padded groups holds; see `Collection.of_groups`."""
-    if not isinstance(lengths, Mapping) or not all(isinstance(name, str) for name in lengths):
-        raise TypeError(f"lengths takes a dict of lengths by name, such as {{'seq': [3, 1]}} (got {lengths!r})")
-    on_host = {name: column.cpu() if isinstance(column, Tensor) else column for name, column in lengths.items()}
-    sizes = {name_in(name): one_length(column, "lengths") for name, column in on_host.items()}
-    texts = texts_of(dims)
-    tensors = picked(groups, texts, "the batch")
-    counts = [_num_samples(path, tensor) for path, found in tensors.items() for tensor in found][: len(groups)]
-    count = sum(counts)
-    if not count:
-        raise ValueError("a collection needs at least 1 sample (got none)")
-    if partition is None:
-        partition = [group.tolist() for group in np.split(np.arange(count), np.cumsum(counts)[:-1])]
-    for name, column in sizes.items():
-        if len(column) != count:
-            raise ValueError(f"lengths of {name!r} are for {len(column):,} samples, and the batch has {count:,}")
-    frame = framed(checked(partition, count), sizes)
-    frame = Frame(frame.partition, {**frame.extents, **_extents(texts, tensors, sizes)})
-    axes = {path: resolved(path, text, tensors[path], sizes, {}, frame, "the batch") for path, text in texts.items()}
-    columns = columns_with({path: (axes[path], tuple(tensors[path])) for path in texts}, pad_values)
-    return Held(count, columns, sizes, {}, frame)
-
-
-def _num_samples(path: str, tensor: Tensor) -> int:
-    if not tensor.ndim:
-        raise ValueError(f"the batch, key {path!r}, must have an axis of samples first (got shape ())")
-    return len(tensor)
-
-
-def _extents(
-    texts: Mapping[str, str], tensors: Mapping[str, Sequence[Tensor]], sizes: Mapping[str, IntArray]
-) -> dict[str, IntArray]:
-    """How far each group is padded, by name: read off the first axis that is the name itself."""
-    found: dict[str, IntArray] = {}
-    for path, text in texts.items():
-        pattern = parse(text)
-        for place, rule in enumerate(pattern):
-            if isinstance(rule, str) and rule in sizes and rule not in found:
-                axis = place - len(pattern) if ... in pattern[:place] else place + 1
-                if all(-tensor.ndim <= axis < tensor.ndim for tensor in tensors[path]):
-                    found[rule] = np.array([tensor.shape[axis] for tensor in tensors[path]], np.int64)
-    return found
-
-
 def _lengths(mask: Tensor) -> IntArray:
-    """How far each row reaches: up to its last token."""
+    """The length of each row, up to its last token."""
     real = mask != 0
     width = mask.shape[1]
     lengths = ((torch.arange(1, width + 1, device=mask.device) * real).amax(1) if width else real.sum(1)).cpu().numpy()

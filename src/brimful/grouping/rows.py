@@ -1,7 +1,7 @@
-"""Tensors of single samples, rows of all of them, padded tensors of groups: from one to the other by single copies.
+"""Tensors of single samples, rows of all of them, padded tensors of groups: one copy from each form to the next.
 
-The rows of a sample are what an index into its leading axes gives, all axes up to the last ragged one; a row has the fixed axes
-that follow. Rows of all samples lie end to end in the order of the samples.
+The leading axes of a sample are all up to the last ragged one. An index into them gives a row, which has the fixed axes that
+follow. The rows of all samples lie end to end, in the order of the samples.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Final
 
 import torch
 
-from brimful.grouping.language import Dims, num_leading, trailing
-from brimful.grouping.measure import IntArray
+from brimful.grouping.language import Dims, leading, trailing
+from brimful.plan.plan import IntArray
 
 Tensor = torch.Tensor
 Pad = float | Tensor
@@ -24,19 +24,24 @@ _SIGNED: Final = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.ui
 
 def rows_of(tensors: Sequence[Tensor], dims: Dims) -> Tensor:
     """The rows of some samples."""
-    leading = num_leading(dims)
-    if not leading:
+    axes = len(leading(dims))
+    if not axes:
         return torch.stack(tuple(tensors))
-    return torch.cat([tensor.flatten(0, leading - 1) for tensor in tensors] if leading > 1 else tuple(tensors))
+    return torch.cat([tensor.flatten(0, axes - 1) for tensor in tensors] if axes > 1 else tuple(tensors))
 
 
-def samples_of(rows: Tensor, counts: IntArray, shapes: Sequence[Sequence[int]], dims: Dims) -> list[Tensor]:
-    """The tensor of each sample: views. Price: .5 us a sample where one axis leads, 2 us where several do."""
-    leading = num_leading(dims)
-    if not leading:
+def samples_of(rows: Tensor, sizes: IntArray) -> list[Tensor]:
+    """The tensor of each sample: views. Price: .5 us a sample where one axis leads, 2 us where several do.
+
+    Args:
+        sizes: of the leading axes of each sample, (B, axes).
+    """
+    if not sizes.shape[1]:
         return list(rows.unbind())
-    parts = torch.split_with_sizes(rows, counts.tolist())
-    return list(parts) if leading == 1 else [part.view(shape) for part, shape in zip(parts, shapes)]
+    parts = torch.split_with_sizes(rows, sizes.prod(axis=1).tolist())
+    if sizes.shape[1] == 1:
+        return list(parts)
+    return [part.view(*shape, *rows.shape[1:]) for part, shape in zip(parts, sizes.tolist())]
 
 
 def padded(rows: Tensor, places: IntArray, shapes: Sequence[Sequence[int]], pad: Pad) -> tuple[Tensor, ...]:
@@ -51,24 +56,19 @@ def padded(rows: Tensor, places: IntArray, shapes: Sequence[Sequence[int]], pad:
     into, values = out, rows
     if rows.dtype in _SIGNED:
         into, values = out.view(_SIGNED[rows.dtype]), rows.view(_SIGNED[rows.dtype])
-    into.index_put_((index_of(places, rows.device),), values)
+    into.index_put_((torch.from_numpy(places).to(rows.device),), values)
     parts = torch.unsafe_split_with_sizes(out, counts)  # no views to autograd: a module may change its input in place
     return tuple(part.view(shape) for part, shape in zip(parts, shapes))
 
 
 def unpadded(groups: Sequence[Tensor], places: IntArray, dims: Dims) -> Tensor:
     """The rows at `places` of the groups' tensors, end to end."""
-    leading = num_leading(dims)
-    flat = [group.flatten(0, leading) for group in groups]
+    flat = [group.flatten(0, len(leading(dims))) for group in groups]
     whole = torch.cat(flat) if len(flat) > 1 else flat[0]
-    index = index_of(places, whole.device)
+    index = torch.from_numpy(places).to(whole.device)
     if whole.dtype in _SIGNED:
         return whole.view(_SIGNED[whole.dtype]).index_select(0, index).view(whole.dtype)
     return whole.index_select(0, index)
-
-
-def index_of(numbers: IntArray, device: torch.device) -> Tensor:
-    return torch.from_numpy(numbers).to(device)
 
 
 def checked_pad(pad: Pad, dims: Dims, like: Tensor, key: str) -> Pad:

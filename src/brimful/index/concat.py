@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.core.once import once
-from brimful.index.index import Index
 from brimful.index.indexed import Indexed, RowNumbers, Source
-from brimful.index.several import joined
+from brimful.index.joined import Joined
 
 
 @dataclass(frozen=True)
-class Concat(Indexed):
+class Concat(Joined):
     """All samples of the first, then all of the second, and so on.
 
     Raises:
@@ -25,12 +24,6 @@ class Concat(Indexed):
 
     verb = "concat_datasets"
     flat: ClassVar[bool] = True
-
-    upstreams: tuple[Indexed, ...]
-
-    @property
-    def index(self) -> Index:
-        return self._joined[0]
 
     @property
     def count(self) -> int | None:
@@ -50,10 +43,6 @@ class Concat(Indexed):
         return self._in_turn(list(orders), starts[:-1]), starts[-1]
 
     @once
-    def _joined(self) -> tuple[Index, list[int]]:
-        return joined([upstream.index for upstream in self.upstreams], self.verb)
-
-    @once
     def _starts(self) -> list[int]:
         """The place at which each begins."""
         starts = [0]
@@ -66,7 +55,7 @@ class Concat(Indexed):
         return starts
 
     def _in_turn(self, orders: list[RowNumbers], starts: list[int]) -> RowNumbers:
-        shifts = self._joined[1]
+        shifts = self.shifts
 
         def rows(first: int, last: int) -> NDArray[np.int64]:
             pieces = [np.zeros(0, dtype=np.int64)]

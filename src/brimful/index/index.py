@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, visible
-from brimful.blocks.ragged import EMPTY, LABELS, array_of, is_ragged, ragged, token_counts, trained_on
+from brimful.blocks.ragged import EMPTY, LABELS, array_of, is_ragged, ragged, trained_on
 from brimful.core.once import once, settings_of
 from brimful.core.stage import BLOCK_ROWS
+
+Ask: TypeAlias = Callable[[Callable[[], None]], NDArray[np.bool_]]
+"""Asks about rows, bool (n,). It is given a function that it calls now and then, to show that there is progress."""
 
 
 class RowSet(NamedTuple):
@@ -25,11 +28,8 @@ class RowSet(NamedTuple):
 
 
 class Index(ABC):
-    """Samples that can be had in any order. What it takes to know them (reading, mapping) is done on first use, in each
-    process. A frozen dataclass."""
-
-    made_by: ClassVar[str] = "from_sequence"
-    """What users wrote for it."""
+    """Abstract: samples that can be had in any order. Data are read or mapped on first use, in each process. A frozen
+    dataclass."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -38,19 +38,19 @@ class Index(ABC):
     def __getstate__(self) -> dict[str, Any]:
         return settings_of(self)
 
-    @abstractmethod
     def lengths(self, columns: Sequence[str], required: bool) -> NDArray[Any]:
         """Tokens of each sample, integers (n,) or (n, d); zeros where the columns are absent and not required."""
+        return self.lengths_at(np.arange(len(self)), columns, required)
 
+    @abstractmethod
     def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
-        """The lengths of the samples of these numbers: for those whose `lengths` are more than a view of what is there."""
-        return self.lengths(columns, required)[numbers]
+        """The lengths of the samples of these numbers."""
 
     @abstractmethod
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         """A block that holds the samples of these numbers, and which of its rows each of them is, int64 (len(numbers),).
 
-        What is in memory stays where it is; what is not is fetched whole.
+        Rows in memory are not copied. Other rows are fetched.
         """
 
     @once
@@ -65,52 +65,95 @@ class Index(ABC):
         return ()
 
     def only(self, columns: Sequence[str]) -> Index:
-        """The same samples, perhaps without other columns than these, where that saves reading them."""
+        """The same samples. Other columns than these may be left out, where that saves reading them."""
         return self
 
+    @property
+    def knows_labels(self) -> bool:
+        """Whether each sample has a list of integers, of any length and without nulls, in a column `labels`."""
+        return False
+
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers of labels of these rows, without reading them; only where it `knows_labels`.
+
+        int64 (3, len(numbers)): how many labels each row has, how many are trained on (not -100), and 1 where its first is.
+        """
+        raise NotImplementedError
+
+    @property
+    def expects(self) -> bool:
+        """Whether it helps to say in advance which samples will be wanted."""
+        return False
+
+    def expect(self, sets: Sequence[RowSet]) -> None:
+        """Says which samples will be wanted from now on, in this order. Results do not depend on it."""
+        raise NotImplementedError
+
+    def take(self, numbers: NDArray[np.int64]) -> Block:
+        """The samples of these numbers, at least one, as a block of their own; without a copy where they are neighbours."""
+        return taken(*self.locate(numbers))
+
+    def blocks(self) -> Iterator[Block]:
+        """All samples, in blocks of up to 4,096."""
+        for first in range(0, len(self), BLOCK_ROWS):
+            yield self.take(np.arange(first, min(first + BLOCK_ROWS, len(self))))
+
+
+class DataIndex(Index):
+    """Abstract: data that a user gave, not a view of other indexes. A state keeps its fingerprint, and a resume compares it."""
+
+    made_by: ClassVar[str] = "from_sequence"
+    """The method that users called for it."""
+
+    @abstractmethod
+    def fingerprint(self) -> Any:
+        """A short form of the data that a state keeps, as plain JSON: other data have another one."""
+
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
-        """What is known of the tokenizers that made the samples, by column; see `Stage.tokenizers`."""
+        """The tokenizers that made the samples, as far as they are known, by column; see `Stage.tokenizers`."""
         return {}
 
+    holds_files: ClassVar[bool] = False
+    """Whether files can be kept beside the samples: see `beside`."""
+
+    def beside(self, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
+        """Answers about so many rows, from a file beside them; where there is none, those of `ask`."""
+        return ask(lambda: None)
+
+    @property
+    def originals(self) -> Any:
+        """See `Stage.originals`."""
+        return None
+
+    @property
+    def one_by_one(self) -> bool:
+        """See `Stage.one_by_one`."""
+        return False
+
+    def measured(self, columns: Sequence[str], required: bool) -> list[int]:
+        """See `Stage.measured`."""
+        return []
+
+    @property
+    def counted(self) -> bool:
+        """Whether it knows how many samples there are without reading one, or calling a function of the user's."""
+        return True
+
+    @property
+    def known_schema(self) -> pa.Schema | None:
+        """The columns and types, where no row need be asked for them."""
+        return self.schema
+
     def contents(self) -> list[str]:
-        """What its rows are, by all that is in them, where `fingerprint` says less; see `Stage.contents`."""
+        """A digest of all values, where `fingerprint` covers less; see `Stage.contents`."""
         return []
 
     def functions(self) -> list[str]:
         """The functions of the user's that made the samples; see `Stage.functions`."""
         return []
 
-    @property
-    def knows_labels(self) -> bool:
-        """Whether all samples have a column `labels` of lists, of any length, of integers, none with a null in it."""
-        return False
 
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of the rows of these numbers, where it `knows_labels`, without reading them: int64 (3, len(numbers)), how many
-        labels each has, how many of them are trained on (not -100), and 1 where its first one is."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def fingerprint(self) -> Any:
-        """What a state is held against, as plain JSON."""
-
-    @property
-    def expects(self) -> bool:
-        """Whether it is of use to say in advance which samples will be wanted."""
-        return False
-
-    def expect(self, sets: Sequence[RowSet]) -> None:
-        """Told which samples will be wanted from now on, in this order; what is done about it changes no result."""
-        raise NotImplementedError
-
-    def take(self, numbers: NDArray[np.int64]) -> Block:
-        """The samples of these numbers, at least one, as a block of their own; without a copy where they are neighbours."""
-        block, rows = self.locate(numbers)
-        follow = rows[-1] - rows[0] == len(rows) - 1 and bool((np.diff(rows) == 1).all())
-        return block.slice(int(rows[0]), len(rows)) if follow else block.take(array_of(rows))
-
-
-class BlockIndex(Index):
+class BlockIndex(DataIndex):
     """Abstract: the rows of one block in memory."""
 
     @property
@@ -120,9 +163,6 @@ class BlockIndex(Index):
 
     def __len__(self) -> int:
         return int(self.block.num_rows)
-
-    def lengths(self, columns: Sequence[str], required: bool) -> NDArray[Any]:
-        return token_counts(self.block, columns, required)
 
     def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
         if not required and not (columns and set(columns) <= set(self.block.schema.names)):
@@ -159,11 +199,17 @@ class BlockIndex(Index):
         column = block.column(LABELS)
         if not has_labels(column.type) or column.null_count or _values(column).null_count:
             return None
-        return label_counts(block.slice(first, BLOCK_ROWS) for first in range(0, block.num_rows, BLOCK_ROWS))
+        return label_counts(self.blocks())
+
+
+def taken(block: Block, rows: NDArray[np.int64]) -> Block:
+    """Some rows of a block, at least one; without a copy where they are neighbours."""
+    follow = rows[-1] - rows[0] == len(rows) - 1 and bool((np.diff(rows) == 1).all())
+    return block.slice(int(rows[0]), len(rows)) if follow else block.take(array_of(rows))
 
 
 def label_counts(blocks: Iterable[Block]) -> NDArray[np.int32]:
-    """Of the rows of some blocks how many labels each has, how many are trained on, and 1 where its first is: (3, n)."""
+    """How many labels each row of some blocks has, how many are trained on, and 1 where its first is: (3, n)."""
     found = [np.zeros((3, 0), dtype=np.int32)]
     for each in blocks:
         labels = ragged(each, LABELS)

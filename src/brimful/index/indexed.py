@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from functools import lru_cache
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.choice import Choice
 from brimful.blocks.ragged import EMPTY
-from brimful.core.fruitless import passed
 from brimful.core.once import once
-from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State
-from brimful.index.index import Index
-from brimful.index.some_columns import ChosenIndex
+from brimful.core.repeat import passed
+from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, refuse_originals
+from brimful.index.index import Ask, Index
+from brimful.index.view import ChosenIndex
 
 RowNumbers: TypeAlias = Callable[[int, int], NDArray[np.int64]]
 """The row numbers at the places `first` to `last - 1` of an epoch, int64 (last - first,), whatever lies before them.
 
-What a run keeps from one call to the next (a window that is shuffled) it keeps here: stages hold nothing, and may be shared.
+The function may keep something from one call to the next, such as a shuffled window. Stages keep nothing, so runs may share
+them.
 """
 FIRST_ROWS: Final = 64
-"""Of the first block: of a few rows that repeat, shuffled and strided, those of 4,096 would be in thousands of epochs."""
+"""Rows of the first block. With 4,096, a stride over a few rows that repeat would begin thousands of epochs for it."""
+FIRST_FETCHED: Final = 1
+FETCHED: Final = 64
+"""Rows of the first block, and of later ones, where each is fetched by itself."""
 SPAN: Final = 1 << 20
-"""The places by which data without an end are judged."""
+"""How many places of endless data are looked at to judge all of them."""
 
 
 class Indexed(Stage[Block]):
@@ -50,20 +56,45 @@ class Indexed(Stage[Block]):
     def order(self, epoch: int) -> RowNumbers:
         """The rows of an epoch, in order."""
 
-    @abstractmethod
     def unshuffled(self) -> tuple[RowNumbers, int]:
         """The rows of epoch 0 and how many they are, without a shuffle where that leaves the same rows: to judge them by.
 
         Of data without an end: those of one epoch of what repeats, else of the first 2^20 places.
         """
+        return self.order(0), SPAN if self.count is None else self.count
+
+    @property
+    def in_index_order(self) -> bool:
+        """Whether row i of the index stands at place i, in every epoch."""
+        return False
 
     @property
     def streamed_by(self) -> str:
         return ""
 
+    @property
+    def originals(self) -> Any:
+        found = [one.originals for one in self.below]
+        real = next((one for one in found if one is not None), None)
+        if real is None:
+            return None
+        others = [one for one in found if one is not real]
+        return real.joined(others, self.verb) if others else real
+
+    @property
+    def counted(self) -> bool:
+        """Whether its count is known without reading a row or calling a function of the user's."""
+        return all(cast(Indexed, one).counted for one in self.below)
+
+    def known_columns(self) -> pa.Schema | None:
+        return None if any(one.known_columns() is None for one in self.below) else self.index.schema
+
+    def num_rows(self) -> int | None:
+        return self.count if self.counted else None
+
     def chosen(self, choice: Choice) -> Indexed:
-        """The samples with the columns of a choice: below what leaves these as they are, so that `selected` still finds a
-        source."""
+        """The samples with the columns of a choice. A stage that only reorders puts the choice below itself, so that
+        `selected` still finds a source."""
         return Choose(self, choice)
 
     def selected(self, some_of: Callable[[Source], Indexed]) -> Indexed | None:
@@ -80,11 +111,11 @@ class Indexed(Stage[Block]):
             yield EMPTY, END
             return
         rows = self.order(epoch)
+        first, most = (FIRST_FETCHED, FETCHED) if self.one_by_one else (FIRST_ROWS, BLOCK_ROWS)
         numbers = np.zeros(0, dtype=np.int64)
         while done != count:
-            last = done + min(
-                BLOCK_ROWS, max(FIRST_ROWS, done)
-            )  # by the place alone, so that a resume has the same blocks
+            # by the place alone, so that a resume has the same blocks
+            last = done + min(most, max(first, done))
             last = last if count is None else min(last, count)
             numbers = np.concatenate((numbers, rows(done + len(numbers), last)))
             size = self._block_rows(numbers)
@@ -96,9 +127,10 @@ class Indexed(Stage[Block]):
             yield block, END if done == count else [epoch, done]
 
     def _block_rows(self, numbers: NDArray[np.int64]) -> int:
-        """How many of these rows a block has: where it is known without reading, those of 4 M values, some 16 MB.
+        """How many of these rows a block has: as many as have 4 M values, some 16 MB, where lengths are known without reading.
 
-        At 1 MB, as of streams, a row of 500 tokens in a mixture of stores would cost 16 us, at 4,096 rows it costs 5.
+        Streams have blocks of 1 MB. Here a row of 500 tokens in a mixture of stores would cost 16 us then; in blocks of 4,096
+        rows it costs 5.
         """
         values = np.zeros(len(numbers), dtype=np.int64)
         for name in self.index.list_columns:
@@ -115,8 +147,13 @@ class Source(Indexed):
 
     @property
     @abstractmethod
-    def in_index_order(self) -> bool:
-        """Whether row i of the index stands at place i, in every epoch."""
+    def holds_files(self) -> bool:
+        """Whether files can be kept beside the samples, which are in a store."""
+
+    @abstractmethod
+    def beside(self, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
+        """Answers about so many rows, from a file beside the samples; where there is none, those of `ask`, which is given a
+        function to be called now and then."""
 
     @property
     def count(self) -> int:
@@ -136,20 +173,59 @@ class Source(Indexed):
 
 
 @dataclass(frozen=True)
+class DerivedSource(Source):
+    """Abstract: a source in the order, or shuffle, of another."""
+
+    upstream: Source
+
+    @property
+    def in_index_order(self) -> bool:
+        return self.upstream.in_index_order
+
+    def ordered(self, index: Index, epoch: int) -> RowNumbers:
+        return self.upstream.ordered(index, epoch)
+
+    @property
+    def holds_files(self) -> bool:
+        return self.upstream.holds_files
+
+    def beside(self, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
+        return self.upstream.beside(name, count, ask)
+
+
+@dataclass(frozen=True)
+class Reordered(Indexed):
+    """Abstract: the samples of one other data set at other places."""
+
+    upstream: Indexed
+
+    @property
+    def index(self) -> Index:
+        return self.upstream.index
+
+    def chosen(self, choice: Choice) -> Indexed:
+        return self.over(self.upstream.chosen(choice))
+
+
+@dataclass(frozen=True)
 class Choose(Indexed):
     """The samples of indexed data with the columns of a choice."""
 
-    transparent = True
+    itemwise = True
 
     upstream: Indexed
     choice: Choice
+
+    @property
+    def originals(self) -> Any:
+        return refuse_originals(self)  # it works on columns
 
     @property
     def verb(self) -> str:
         return self.choice.verb
 
     @once
-    def index(self) -> Index:
+    def index(self) -> ChosenIndex:
         return ChosenIndex(self.upstream.index, self.choice)
 
     @property
@@ -168,6 +244,20 @@ class Choose(Indexed):
     def settings(self) -> dict[str, Any]:
         return self.choice.settings()
 
+    def measured(self, columns: Sequence[str], required: bool) -> list[int]:
+        return self.upstream.measured([self.index.kept.get(name, "") for name in columns], required)
+
+
+@dataclass(frozen=True)
+class ChooseSource(Choose, DerivedSource):
+    """The samples of a source with the columns of a choice: a source again."""
+
+    upstream: Source
+
+    @property
+    def count(self) -> int:
+        return self.upstream.count
+
 
 def over_epochs(stage: Indexed, epoch: int) -> RowNumbers:
     """The rows of an epoch, and from its end on those of the next ones: place p is place p mod count of epoch + p // count.
@@ -177,35 +267,16 @@ def over_epochs(stage: Indexed, epoch: int) -> RowNumbers:
     count = stage.count
     if not count:  # empty, or endless itself
         return stage.order(epoch)
-    begun: dict[int, RowNumbers] = {}
+
+    @lru_cache(maxsize=2)
+    def begun(number: int) -> RowNumbers:
+        return stage.order(epoch + number)
 
     def rows(first: int, last: int) -> NDArray[np.int64]:
         pieces = [np.zeros(0, dtype=np.int64)]
         for number in range(first // count, -(-last // count)):
-            if number not in begun:
-                while len(begun) > 1:
-                    begun.pop(next(iter(begun)))
-                begun[number] = stage.order(epoch + number)
             start = number * count
-            pieces.append(begun[number](max(first - start, 0), min(last - start, count)))
+            pieces.append(begun(number)(max(first - start, 0), min(last - start, count)))
         return np.concatenate(pieces)
 
     return rows
-
-
-@dataclass(frozen=True)
-class ChooseSource(Choose, Source):
-    """The samples of a source with the columns of a choice: a source again."""
-
-    upstream: Source
-
-    @property
-    def count(self) -> int:
-        return self.upstream.count
-
-    @property
-    def in_index_order(self) -> bool:
-        return self.upstream.in_index_order
-
-    def ordered(self, index: Index, epoch: int) -> RowNumbers:
-        return self.upstream.ordered(index, epoch)

@@ -9,16 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.core.once import once
-from brimful.index.index import Index
 from brimful.index.indexed import SPAN, Indexed, RowNumbers, over_epochs
-from brimful.index.several import joined
+from brimful.index.joined import Joined
 from brimful.plan.mix import ENDLESS, Stop, check, limits, merged, served_at
 
 _NONE: Final = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
-class Interleave(Indexed):
+class Interleave(Joined):
     """Samples of each in stratified order: the same ones, at the same places, as `rows.interleave` gives of unshuffled data.
 
     What begins again takes its next epoch. `length_column` (None: weights are shares of samples) makes the weights shares
@@ -30,7 +29,6 @@ class Interleave(Indexed):
 
     verb = "interleave_datasets"
 
-    upstreams: tuple[Indexed, ...]
     fixed_weights: tuple[float, ...]
     stop: Stop
     length_column: str | None = None
@@ -42,10 +40,6 @@ class Interleave(Indexed):
     def endless(self) -> bool:
         return (all if self.stop == "first" else any)(one.endless for one in self.upstreams)
 
-    @property
-    def index(self) -> Index:
-        return self._joined[0]
-
     @once
     def count(self) -> int | None:
         total = int(self._limits.sum())
@@ -53,7 +47,7 @@ class Interleave(Indexed):
 
     def order(self, epoch: int) -> RowNumbers:
         sources = [over_epochs(upstream, epoch) for upstream in self.upstreams]
-        weights, most, shifts = self._weights, self._limits, self._joined[1]
+        weights, most, shifts = self._weights, self._limits, self.shifts
         last_end = 0, np.zeros(len(sources), dtype=np.int64)
 
         def rows(first: int, last: int) -> NDArray[np.int64]:
@@ -70,16 +64,9 @@ class Interleave(Indexed):
 
         return rows
 
-    def unshuffled(self) -> tuple[RowNumbers, int]:
-        return self.order(0), SPAN if self.count is None else self.count
-
-    @once
-    def _joined(self) -> tuple[Index, list[int]]:
-        return joined([upstream.index for upstream in self.upstreams], self.verb)
-
     @once
     def _weights(self) -> NDArray[np.float64]:
-        """Of samples."""
+        """The weights by samples."""
         weights = np.array(self.fixed_weights, dtype=np.float64)
         if self.length_column is None:
             return weights

@@ -19,7 +19,7 @@ from brimful.core import random
 RUN_ROWS: Final = 64
 WINDOW_RUNS: Final = 2048
 PLAIN_ROWS: Final = 16_384
-"""Of a window of rows that are not shuffled."""
+"""Rows of a window where nothing is shuffled."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Order:
         return range(self._window_of(starts, first), min(self._window_of(starts, last - 1) + 2, self._num_windows))
 
     def window(self, number: int) -> tuple[int, Callable[[], NDArray[np.int64]]]:
-        """How many rows a window has, and what gives them, in any order."""
+        """How many rows a window has, and a function that gives them, in any order."""
         if self.key is None:
             first, last = number * PLAIN_ROWS, min(self.count, (number + 1) * PLAIN_ROWS)
             return last - first, partial(np.arange, first, last)

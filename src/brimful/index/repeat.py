@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from brimful.blocks.choice import Choice
 from brimful.core.errors import logger
 from brimful.core.once import once
-from brimful.index.index import Index
-from brimful.index.indexed import Indexed, RowNumbers, over_epochs
+from brimful.index.indexed import Reordered, RowNumbers, over_epochs
 
 
 @dataclass(frozen=True)
-class Repeat(Indexed):
+class Repeat(Reordered):
     """Place p is place p mod count of epoch + p // count; unless there is no sample: then a warning, and the end."""
 
-    upstream: Indexed
-
     endless = True
-
-    @property
-    def index(self) -> Index:
-        return self.upstream.index
-
-    def chosen(self, choice: Choice) -> Indexed:
-        return self.over(self.upstream.chosen(choice))
 
     @once
     def count(self) -> int | None:

@@ -1,10 +1,12 @@
-"""Samples in memory: a list of dicts or of strings, an Arrow table."""
+"""Samples in memory: a list of dicts or of strings, an Arrow table, lengths alone; and any index as a source."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -13,21 +15,22 @@ from numpy.typing import NDArray
 from brimful.blocks.blocks import Block
 from brimful.blocks.hashes import digest_of
 from brimful.blocks.ragged import concat, fingerprint, with_column
+from brimful.blocks.schema import first_rows, infer, samples_in
 from brimful.core import random
 from brimful.core.errors import ORIGIN, origins, settle
 from brimful.core.once import once
 from brimful.core.stage import BLOCK_ROWS, Stage, place, running
-from brimful.index.index import BlockIndex, Index, RowSet
+from brimful.index.index import Ask, BlockIndex, DataIndex, Index, RowSet
 from brimful.index.indexed import RowNumbers, Source
 from brimful.index.order import Order
-from brimful.sources.hugging_face import rows_of, stored
+from brimful.sources.data_libraries import rows_of, stored
 from brimful.sources.iterable import drawn, numbered
 
 
 @dataclass(frozen=True, eq=False)
 class SequenceIndex(BlockIndex):
     """A list of dicts or strings, or an Arrow table; columnar from the first use on. (Data sets of Hugging Face that are not
-    tables: see `sources.hugging_face`.)"""
+    tables: see `sources.data_libraries`.)"""
 
     sequence: Any
 
@@ -43,10 +46,23 @@ class SequenceIndex(BlockIndex):
         starts = range(0, len(samples), BLOCK_ROWS)
         return concat(numbered(samples[first : first + BLOCK_ROWS], "from_sequence", first) for first in starts)
 
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+    @property
+    def known_schema(self) -> pa.Schema | None:
+        """Of a long list those of its first samples, so that looking does not make all of it columnar."""
+        if len(self) <= BLOCK_ROWS or "block" in vars(self):
+            return self.schema
+        rows = rows_of(self.sequence)
+        if isinstance(rows, pa.Table):
+            return stored(rows.slice(0, 1).to_batches()[0]).schema.remove_metadata()
+        return infer(samples_in(first_rows(drawn((rows[row] for row in range(len(rows))), "from_sequence", 0))))
+
     def contents(self) -> list[str]:
         found = 0
-        for first in range(0, self.block.num_rows, BLOCK_ROWS):
-            found = digest_of(self.block.slice(first, BLOCK_ROWS), found)
+        for block in self.blocks():
+            found = digest_of(block, found)
         return [f"{self.block.num_rows:,} with the digest {found:08x}"]
 
     def fingerprint(self) -> dict[str, int]:
@@ -60,6 +76,14 @@ class CachedIndex(BlockIndex):
     made_by = "cache"
 
     upstream: Stage[Block]
+
+    @property
+    def counted(self) -> bool:
+        return "block" in vars(self)
+
+    @property
+    def known_schema(self) -> pa.Schema | None:
+        return self.schema if self.counted else self.upstream.known_columns()
 
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
         return self.upstream.tokenizers()
@@ -76,11 +100,39 @@ class CachedIndex(BlockIndex):
         return {"of": self.upstream.header(), "crc32": fingerprint(self.block)}
 
 
+@dataclass(frozen=True, eq=False)
+class LengthIndex(DataIndex):
+    """Samples of which nothing but the lengths is known, int64 (n,) or (n, d)."""
+
+    values: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[np.int64]:
+        return self.values[numbers]
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([])
+
+    def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
+        return self._origins, numbers
+
+    def fingerprint(self) -> dict[str, int]:
+        return {"samples": len(self), "lengths_crc32": crc32(np.ascontiguousarray(self.values).data)}
+
+    @once
+    def _origins(self) -> Block:
+        """Rows of nothing but their number, which a message about one of them names."""
+        return pa.RecordBatch.from_arrays([origins("lengths", np.arange(len(self)), "sample")], [ORIGIN])
+
+
 @dataclass(frozen=True)
 class FromSequence(Source):
     """The samples of an index, as they are or in another order each epoch. State: [epoch, samples handed on]."""
 
-    rows: Index
+    rows: DataIndex
     shuffle: bool
     seed: int
 
@@ -90,6 +142,10 @@ class FromSequence(Source):
 
     def __post_init__(self) -> None:
         settle(self, "seed", None)
+
+    @property
+    def draws(self) -> bool:
+        return self.shuffle
 
     @property
     def index(self) -> Index:
@@ -104,12 +160,37 @@ class FromSequence(Source):
     def contents(self) -> list[str]:
         return self.rows.contents()
 
+    @property
+    def originals(self) -> Any:
+        return self.rows.originals
+
+    @property
+    def one_by_one(self) -> bool:
+        return self.rows.one_by_one
+
+    def measured(self, columns: Sequence[str], required: bool) -> list[int]:
+        return self.rows.measured(columns, required)
+
     def settings(self) -> dict[str, Any]:
         return {**self.rows.fingerprint(), "shuffle": self.shuffle, "seed": self.seed}
 
     @property
     def in_index_order(self) -> bool:
         return not self.shuffle
+
+    @property
+    def counted(self) -> bool:
+        return self.rows.counted
+
+    def known_columns(self) -> pa.Schema | None:
+        return self.rows.known_schema
+
+    @property
+    def holds_files(self) -> bool:
+        return self.rows.holds_files
+
+    def beside(self, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
+        return self.rows.beside(name, count, ask)
 
     def ordered(self, index: Index, epoch: int) -> RowNumbers:
         order = Order(len(index), random.key(self.seed, place(self), epoch) if self.shuffle else None)

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.blocks.choice import Choice
 from brimful.core import random
 from brimful.core.errors import settle
 from brimful.core.stage import place
-from brimful.index.index import Index
-from brimful.index.indexed import Indexed, RowNumbers, Source
+from brimful.index.indexed import Indexed, Reordered, RowNumbers, Source
 from brimful.plan.window import rest_rows
 
 
 @dataclass(frozen=True)
-class Shuffle(Indexed):
+class Shuffle(Reordered):
     """The samples of each window of `buffer_size` in a random order, another one each epoch; a last window shorter than
     half joins the one before it.
 
     Price: 20 ns a sample of the windows touched; two of them are kept.
     """
 
-    upstream: Indexed
+    draws = True
+
     buffer_size: int
     seed: int
 
@@ -34,33 +34,22 @@ class Shuffle(Indexed):
         settle(self, "seed", None)
 
     @property
-    def index(self) -> Index:
-        return self.upstream.index
-
-    def chosen(self, choice: Choice) -> Indexed:
-        return self.over(self.upstream.chosen(choice))
-
-    @property
     def count(self) -> int | None:
         return self.upstream.count
 
     def order(self, epoch: int) -> RowNumbers:
         below, count, size = self.upstream.order(epoch), self.count, self.buffer_size
-        at = place(self) + 1  # the windows of streamed data are a stage of their own
+        at = place(self)
         most = None if count is None else max(0, count // size - (count % size < rest_rows(size)))  # the last window
-        kept: dict[int, NDArray[np.int64]] = {}
 
         def number_of(place: int) -> int:
             return place // size if most is None else min(place // size, most)
 
+        @lru_cache(maxsize=2)
         def window(number: int) -> NDArray[np.int64]:
-            if number not in kept:
-                while len(kept) > 1:
-                    kept.pop(next(iter(kept)))
-                end = (number + 1) * size if number != most or count is None else count
-                rows = below(number * size, end)
-                kept[number] = rows[random.permutation(len(rows), random.key(self.seed, at, epoch, number))]
-            return kept[number]
+            end = (number + 1) * size if number != most or count is None else count
+            rows = below(number * size, end)
+            return rows[random.permutation(len(rows), random.key(self.seed, at, epoch, number))]
 
         def rows(first: int, last: int) -> NDArray[np.int64]:
             pieces = [np.zeros(0, dtype=np.int64)]

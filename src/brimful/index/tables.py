@@ -9,12 +9,12 @@ from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import (
     LABELS,
-    array_of,
     concat,
     fingerprint,
     fixed_bytes,
@@ -30,16 +30,16 @@ from brimful.blocks.ragged import (
 from brimful.core.distinct import distinct
 from brimful.core.errors import ORIGIN, ORIGIN_TYPE, origins
 from brimful.core.once import once
-from brimful.index.index import Index, has_labels, label_counts
-from brimful.sources.hugging_face import stored
+from brimful.index.index import DataIndex, has_labels, label_counts, taken
+from brimful.sources.data_libraries import stored
 
 SAMPLED_ROWS: Final = 1024
-"""Of which the fingerprint looks at a value of each list; at the lengths, of all."""
+"""The fingerprint covers a value of each list in so many rows, and the lengths in all rows."""
 _NULL: Final = -1
 """In place of the length of a list that is null, or has a null in it."""
 
 
-class Pieces(NamedTuple):
+class TablePieces(NamedTuple):
     """The record batches of a table, and where each begins among its rows, then how many these are, int64 (n + 1,).
 
     `chosen`: the rows of the table that make up the data set, in their order (`select`, `shuffle`); None: all as they are.
@@ -51,7 +51,7 @@ class Pieces(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class TableIndex(Index):
+class TableIndex(DataIndex):
     """The rows of a `datasets.Dataset`.
 
     Args:
@@ -65,29 +65,22 @@ class TableIndex(Index):
     columns: tuple[str, ...] | None = None
 
     @once
-    def pieces(self) -> Pieces:
-        table = self.dataset.data.table
-        table = table if self.columns is None else table.select(list(self.columns))
-        batches = [batch for batch in table.to_batches() if batch.num_rows]
+    def record_batches(self) -> TablePieces:
+        batches = [batch for batch in self._table.to_batches() if batch.num_rows]
         starts = np.concatenate(([0], np.cumsum([batch.num_rows for batch in batches], dtype=np.int64)))
         indices = self.dataset._indices  # which `datasets` has no other name for
-        chosen = None if indices is None else numpy_of(_joined(indices.column(0)))
-        return Pieces(batches, starts.astype(np.int64), chosen)
+        chosen = None if indices is None else indices.column(0).to_numpy()
+        return TablePieces(batches, starts.astype(np.int64), chosen)
 
     @once
     def schema(self) -> pa.Schema:
-        table = self.dataset.data.table.schema.empty_table()
-        table = table if self.columns is None else table.select(list(self.columns))
-        return stored(_empty(table.schema)).schema.remove_metadata()
+        return stored(_empty(self._table.schema)).schema.remove_metadata()
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def only(self, columns: Sequence[str]) -> TableIndex:
         return replace(self, columns=tuple(columns)) if columns else self
-
-    def lengths(self, columns: Sequence[str], required: bool) -> NDArray[Any]:
-        return self.lengths_at(np.arange(len(self)), columns, required)
 
     def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
         if not len(numbers) or (not required and not (columns and set(columns) <= set(self.schema.names))):
@@ -107,7 +100,7 @@ class TableIndex(Index):
             return _empty(self.schema.append(pa.field(ORIGIN, ORIGIN_TYPE))), numbers
         rows = self._rows(numbers)
         order = np.arange(len(rows)) if _ascends(rows) else np.argsort(rows, kind="stable")
-        block = stored(self._gathered(rows[order]))
+        block = stored(self._copied(rows[order]))
         places = np.empty(len(rows), dtype=np.int64)
         places[order] = np.arange(len(rows))
         return with_column(block, ORIGIN, origins("sequence", numbers[order], "row")), places
@@ -136,41 +129,41 @@ class TableIndex(Index):
                 crc = crc32(self._counts(field.name).tobytes(), crc)
                 continue
             for part in _parts_of(field.type):  # one after another: whatever the record batches that they stand in
-                for batch in self.pieces.batches:
+                for batch in self.record_batches.batches:
                     crc = crc32(part(batch.column(field.name)).tobytes(), crc)
-        chosen = self.pieces.chosen
+        chosen = self.record_batches.chosen
         crc = crc if chosen is None else crc32(chosen.tobytes(), crc)
         sample = (
             distinct(np.linspace(0, len(self) - 1, SAMPLED_ROWS).astype(np.int64)) if len(self) else np.zeros(0, int)
         )
         return {"rows": len(self), "crc32": fingerprint(self.locate(sample)[0]) ^ crc}
 
-    # --------------------------------------------------------------------------------------------------------------------
+    @property
+    def _table(self) -> pa.Table:
+        table = self.dataset.data.table
+        return table if self.columns is None else table.select(list(self.columns))
 
     def _rows(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which rows of the table those of the data set are."""
-        chosen = self.pieces.chosen
+        """The rows of the table that some rows of the data set are."""
+        chosen = self.record_batches.chosen
         return numbers if chosen is None else chosen[numbers].astype(np.int64)
 
-    def _gathered(self, rows: NDArray[np.int64]) -> Block:
+    def _copied(self, rows: NDArray[np.int64]) -> Block:
         """Rows of the table, ascending."""
-        batches, starts, _ = self.pieces
+        batches, starts, _ = self.record_batches
         first, last = np.searchsorted(starts, rows[[0, -1]], side="right") - 1
         edges = np.searchsorted(rows, starts[first : last + 2])
         found = []
         for number, begin, end in zip(range(first, last + 1), edges[:-1].tolist(), edges[1:].tolist()):
             if begin < end:
-                own = rows[begin:end] - starts[number]
-                follow = own[-1] - own[0] == end - begin - 1 and bool((np.diff(own) == 1).all())
-                batch = batches[number]
-                found.append(batch.slice(int(own[0]), end - begin) if follow else batch.take(array_of(own)))
+                found.append(taken(batches[number], rows[begin:end] - starts[number]))
         return concat(found)
 
     def _counts(self, column: str) -> NDArray[np.int32]:
         """The lengths of a list column in all rows of the table."""
         kept = self._known_counts
         if column not in kept:
-            counts = [_counts_of(batch.column(column)) for batch in self.pieces.batches]
+            counts = [_counts_of(batch.column(column)) for batch in self.record_batches.batches]
             kept[column] = np.concatenate([np.zeros(0, np.int32), *counts])
         return kept[column]
 
@@ -180,40 +173,28 @@ class TableIndex(Index):
 
     @once
     def _num_labels(self) -> NDArray[np.int32]:
-        return label_counts(batch.select([LABELS]) for batch in self.pieces.batches)
+        return label_counts(batch.select([LABELS]) for batch in self.record_batches.batches)
 
 
 def _ascends(rows: NDArray[np.int64]) -> bool:
     return bool((rows[1:] >= rows[:-1]).all())
 
 
-def _joined(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
 def _empty(schema: pa.Schema) -> Block:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
-def _counts_of(array: pa.Array) -> NDArray[np.int32]:
-    if pa.types.is_fixed_size_list(array.type):
-        counts = np.full(len(array), array.type.list_size, dtype=np.int32)
-        offsets = np.arange(len(array) + 1) * array.type.list_size
-        values = array.values[array.offset * array.type.list_size :][: offsets[-1]]
-    else:
-        offsets = offsets_in(array)
-        counts = np.diff(offsets).astype(np.int32)
-        values, offsets = array.values[offsets[0] : offsets[-1]], offsets - offsets[0]
+def _counts_of(lists: pa.Array) -> NDArray[np.int32]:
+    counts = numpy_of(pc.list_value_length(lists)).astype(np.int32)
+    counts[null_in(lists)] = _NULL
+    values = lists.flatten()
     if values.null_count:
-        before = np.concatenate(([0], np.cumsum(null_in(values))))
-        counts[before[offsets[1:]] > before[offsets[:-1]]] = _NULL
-    if array.null_count:
-        counts[null_in(array)] = _NULL
+        counts[numpy_of(pc.list_parent_indices(lists).filter(values.is_null()))] = _NULL
     return counts
 
 
 def _parts_of(kind: pa.DataType) -> list[Callable[[pa.Array], NDArray[Any]]]:
-    """What of a column other than lists of numbers the fingerprint covers."""
+    """The functions that give what the fingerprint covers of a column, where it is no list of numbers."""
     if has_offsets(kind):
         return [lambda array: np.diff(offsets_in(array))]
     if has_fixed_bytes(kind):

@@ -5,31 +5,61 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from brimful.blocks.sides import Side
-from brimful.core.once import once
+import numpy as np
+from numpy.typing import NDArray
+
+from brimful.blocks.hashes import Side, Split
+from brimful.core.once import once, settings_of
 from brimful.index.index import Index
-from brimful.index.indexed import RowNumbers, Source
-from brimful.index.some_rows import SideIndex, Sides
+from brimful.index.indexed import DerivedSource
+from brimful.index.view import SelectedIndex
+
+
+@dataclass(frozen=True, eq=False)
+class SplitMask:
+    """Which rows of `base` a split puts on the side for validation: asked once for both sides.
+
+    Price: at the first use, in each process, all rows are read once, of a store with a `key` that column alone; 1 byte a row.
+    """
+
+    base: Index
+    split: Split
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
+
+    @once
+    def valid(self) -> NDArray[np.bool_]:
+        base = self.base if self.split.key is None or not len(self.base) else self.base.only([self.split.key])
+        return np.concatenate([np.zeros(0, dtype=bool), *map(self.split.valid, base.blocks())])
 
 
 @dataclass(frozen=True)
-class TrainValidSplit(Source):
+class TrainValidSplit(DerivedSource):
     """The samples of a source on one side of a split, in the order, or shuffle, of that source."""
 
-    upstream: Source
-    sides: Sides
+    mask: SplitMask
     side: Side
 
     @once
     def index(self) -> SideIndex:
-        return SideIndex(self.upstream.index, self.sides, self.side)
+        return SideIndex(self.upstream.index, self.mask, self.side)
 
     @property
-    def in_index_order(self) -> bool:
-        return self.upstream.in_index_order
-
-    def ordered(self, index: Index, epoch: int) -> RowNumbers:
-        return self.upstream.ordered(index, epoch)
+    def counted(self) -> bool:
+        return self.upstream.counted and "numbers" in vars(self.index)
 
     def settings(self) -> dict[str, Any]:
-        return {**vars(self.sides.split), "side": self.side, "kept": self.count, "crc32": self.index.crc32}
+        return {**vars(self.mask.split), "side": self.side, "kept": self.count, "crc32": self.index.crc32}
+
+
+@dataclass(frozen=True, eq=False)
+class SideIndex(SelectedIndex):
+    """The rows of `base` on one side of a split."""
+
+    mask: SplitMask
+    side: Side
+
+    @once
+    def numbers(self) -> NDArray[np.int64]:
+        return np.flatnonzero(self.mask.valid == (self.side == "valid"))

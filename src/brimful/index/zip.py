@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.beside import unequal
+from brimful.blocks.blocks import Block, visible
+from brimful.blocks.ragged import LABELS, REMEDIES
+from brimful.blocks.several import beside, require_distinct, unequal
+from brimful.core.errors import MOST, DataError
 from brimful.core.once import once
-from brimful.index.indexed import SPAN, Indexed, RowNumbers, Source
-from brimful.index.side_by_side import ZippedIndex
+from brimful.core.stage import refuse_originals
+from brimful.index.index import Index
+from brimful.index.indexed import Indexed, RowNumbers
 
 
 @dataclass(frozen=True)
@@ -25,14 +33,15 @@ class Zip(Indexed):
 
     verb = "zip_datasets"
 
+    @property
+    def originals(self) -> Any:
+        return refuse_originals(self)  # it works on columns
+
     upstreams: tuple[Indexed, ...]
 
     @once
     def index(self) -> ZippedIndex:
-        digits = [
-            0 if isinstance(one, Source) and one.in_index_order else number
-            for number, one in enumerate(self.upstreams, 1)
-        ]
+        digits = [0 if one.in_index_order else number for number, one in enumerate(self.upstreams, 1)]
         known = sorted(set(digits))
         return ZippedIndex(
             tuple(upstream.index for upstream in self.upstreams), tuple(known.index(digit) for digit in digits)
@@ -47,12 +56,7 @@ class Zip(Indexed):
         return counts[0]
 
     def order(self, epoch: int) -> RowNumbers:
-        return self._together([upstream.order(epoch) for upstream in self.upstreams])
-
-    def unshuffled(self) -> tuple[RowNumbers, int]:
-        return self.order(0), SPAN if self.count is None else self.count
-
-    def _together(self, orders: list[RowNumbers]) -> RowNumbers:
+        orders = [upstream.order(epoch) for upstream in self.upstreams]
         steps = self.index.steps
         firsts = [self.index.digits.index(digit) for digit in range(len(steps))]  # of those that share it any will do
 
@@ -63,6 +67,93 @@ class Zip(Indexed):
             return out
 
         return rows
+
+
+@dataclass(frozen=True, eq=False)
+class ZippedIndex(Index):
+    """Rows of which each has the columns of a row of each part. A number has a digit for each part, or one for several whose
+    rows have the same numbers; so there are as many numbers as there are combinations.
+
+    Args:
+        digits: which digit says the row of each part, from 0 on.
+    Price: what each of the parts costs; rows are copied once.
+    """
+
+    parts: tuple[Index, ...]
+    digits: tuple[int, ...]
+
+    @once
+    def bases(self) -> list[int]:
+        """How many rows each digit tells apart."""
+        return [
+            max(len(part) for part, own in zip(self.parts, self.digits) if own == digit)
+            for digit in range(max(self.digits) + 1)
+        ]
+
+    @once
+    def steps(self) -> list[int]:
+        """How much one more of each digit adds to the number.
+
+        Raises:
+            DataError: there are more combinations than numbers.
+        """
+        if prod(self.bases) > MOST:
+            counts = ", ".join(f"{base:,}" for base in self.bases)
+            raise DataError(
+                f"zip_datasets: the orders of {counts} rows are shuffled or sliced apart, and have more than {MOST:,} "
+                "combinations; shuffle and slice what zip_datasets gives instead"
+            )
+        return [prod(self.bases[:digit]) for digit in range(len(self.bases))]
+
+    def __len__(self) -> int:
+        return prod(self.bases)
+
+    def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
+        missing = [column for column in columns if column not in self._owners]
+        if missing and required:
+            raise DataError(
+                f"there is no column {missing[0]!r} (columns: {', '.join(self.schema.names)}; zip_datasets)"
+                f"{REMEDIES.get(missing[0], '')}"
+            )
+        if missing or not columns:
+            return np.zeros(len(numbers), dtype=np.int64)
+        found = []
+        for column in columns:
+            owner = self._owners[column]
+            found.append(self.parts[owner].lengths_at(self._rows(numbers, owner), (column,), required))
+        return found[0] if len(found) == 1 else np.stack(found, axis=1)
+
+    def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
+        blocks = [part.take(self._rows(numbers, number)) for number, part in enumerate(self.parts)]
+        require_distinct([visible(block).schema for block in blocks])
+        return beside(blocks), np.arange(len(numbers))
+
+    @once
+    def schema(self) -> pa.Schema:
+        require_distinct([part.schema for part in self.parts])
+        return pa.schema([field for part in self.parts for field in part.schema])
+
+    @once
+    def list_columns(self) -> Sequence[str]:
+        return [name for part in self.parts for name in part.list_columns]
+
+    @property
+    def knows_labels(self) -> bool:
+        return LABELS in self._owners and self.parts[self._owners[LABELS]].knows_labels
+
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        owner = self._owners[LABELS]
+        return self.parts[owner].num_labels_at(self._rows(numbers, owner))
+
+    @once
+    def _owners(self) -> dict[str, int]:
+        """The part that has each column."""
+        return {name: number for number, part in enumerate(self.parts) for name in part.schema.names}
+
+    def _rows(self, numbers: NDArray[np.int64], part: int) -> NDArray[np.int64]:
+        """The rows of a part that some numbers stand for."""
+        digit = self.digits[part]
+        return numbers // self.steps[digit] % self.bases[digit]
 
 
 def _words(count: int | None) -> str:

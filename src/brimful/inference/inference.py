@@ -1,217 +1,300 @@
-"""Batch inference in order: windows of samples are planned, run, put back in their order and written whole."""
+"""Batch inference in order: plans windows of samples, runs them, puts the results in order and writes them whole."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import monotonic
-from typing import Any, Final, Literal, TypedDict, Unpack, cast, get_args
+from typing import Any, Literal, cast, get_args, overload
+from zlib import crc32
 
 import numpy as np
 
 from brimful.batches import ColumnSettings, FormSettings, OrderSettings, batches_of
 from brimful.batching.batch import Batch
 from brimful.batching.planners import ByPolicy
-from brimful.batching.window import Window
-from brimful.blocks.blocks import Sample
+from brimful.batching.window import PlanningWindow
+from brimful.blocks.blocks import Block, Sample
 from brimful.blocks.hashes import digest_of
 from brimful.blocks.text_bytes import TextBytes, bytes_of
-from brimful.core.errors import DataError, StateError, finite, integer, known, name_of, one_of
+from brimful.core.errors import DataError, StateError, finite, integer, name_of, one_of
 from brimful.core.iterator import ResumableIterator
+from brimful.core.progress import shown as progress
 from brimful.core.stage import Stage, refuse_streams
-from brimful.dataset import Dataset, EngineName, IndexedDataset
+from brimful.dataset import Dataset, Executor, IndexedDataset
 from brimful.encoding.encoder import paddings
-from brimful.inference.answers import Answered, OnRay, answered
-from brimful.inference.results import Done, Results
+from brimful.index.sequence import FromSequence
+from brimful.inference.batch_results import BatchResults, RayWorkers, batch_results
+from brimful.inference.result_index import ResultIndex
+from brimful.inference.results import ResultFolder, WindowsDone
 from brimful.plan import FixedSize, OverlongError, Packed, Policy
 from brimful.ray.cluster import check_address
 from brimful.read import from_iterable, from_sequence
 from brimful.tensors.collated import Collated
-from brimful.tensors.columns import Columns
+from brimful.tensors.columns import WindowColumns
 from brimful.tensors.layouts import Layout
 
 
-class InferenceOptions(TypedDict, total=False):
-    """What `map_batches_in_order` takes beside its own arguments, as the methods that make batches do: see `BatchOptions`."""
+@overload
+def map_batches_in_order(
+    fn: Callable[[Any], Sequence[Any]] | type[Any],
+    texts_or_dataset: Dataset | Iterable[str | Sample],
+    policy: Policy | int,
+    *,
+    output: None = None,
+    window: int | Literal["auto"] = "auto",
+    executor: Executor = "local",
+    ray_address: str | None = None,
+    num_workers: int | None = None,
+    num_gpus_per_worker: float = 0.0,
+    version: str | None = None,
+    length_column: str | None = None,
+    overlong: Literal["raise", "truncate", "alone"] = "raise",
+    token_columns: Sequence[str] | None = None,
+    pad_values: Mapping[str, float] | None = None,
+    pad_side: Literal["right", "left"] | None = None,
+    layout: Literal["padded", "nested"] = "padded",
+    dtypes: Mapping[str, Any] | None = None,
+    collate_fn: Callable[[list[Sample]], Any] | None = None,
+) -> Iterator[Any]: ...
 
-    token_columns: Sequence[str] | None
-    pad_values: Mapping[str, float] | None
-    pad_side: Literal["right", "left"] | None
-    layout: Literal["padded", "nested"]
-    dtypes: Mapping[str, Any] | None
-    collate_fn: Callable[[list[Sample]], Any] | None
+
+@overload
+def map_batches_in_order(
+    fn: Callable[[Any], Sequence[Any]] | type[Any],
+    texts_or_dataset: Dataset | Iterable[str | Sample],
+    policy: Policy | int,
+    *,
+    output: str | os.PathLike[str],
+    window: int | Literal["auto"] = "auto",
+    executor: Executor = "local",
+    ray_address: str | None = None,
+    num_workers: int | None = None,
+    num_gpus_per_worker: float = 0.0,
+    version: str | None = None,
+    length_column: str | None = None,
+    overlong: Literal["raise", "truncate", "alone"] = "raise",
+    token_columns: Sequence[str] | None = None,
+    pad_values: Mapping[str, float] | None = None,
+    pad_side: Literal["right", "left"] | None = None,
+    layout: Literal["padded", "nested"] = "padded",
+    dtypes: Mapping[str, Any] | None = None,
+    collate_fn: Callable[[list[Sample]], Any] | None = None,
+) -> IndexedDataset: ...
 
 
 def map_batches_in_order(
-    fn: Callable[[Any], Sequence[Any]] | type[Callable[[Any], Sequence[Any]]],
+    fn: Callable[[Any], Sequence[Any]] | type[Any],
     texts_or_dataset: Dataset | Iterable[str | Sample],
     policy: Policy | int,
     *,
     output: str | os.PathLike[str] | None = None,
     window: int | Literal["auto"] = "auto",
-    length_column: str | None = None,
-    overlong: Literal["raise", "truncate", "alone"] = "raise",
-    version: str | None = None,
-    engine: EngineName = "local",
+    executor: Executor = "local",
     ray_address: str | None = None,
     num_workers: int | None = None,
     num_gpus_per_worker: float = 0.0,
-    **options: Unpack[InferenceOptions],
-) -> Iterator[Any]:
-    """`fn` of any number of samples, batched by their lengths: its results in the order of the samples, one each.
+    version: str | None = None,
+    length_column: str | None = None,
+    overlong: Literal["raise", "truncate", "alone"] = "raise",
+    token_columns: Sequence[str] | None = None,
+    pad_values: Mapping[str, float] | None = None,
+    pad_side: Literal["right", "left"] | None = None,
+    layout: Literal["padded", "nested"] = "padded",
+    dtypes: Mapping[str, Any] | None = None,
+    collate_fn: Callable[[list[Sample]], Any] | None = None,
+) -> Iterator[Any] | IndexedDataset:
+    """Calls `fn` on batches of samples that are planned by length, and gives one result a sample, in the order of the samples.
 
-    A window of samples is the unit: its batches are planned, run from the longest on, and the results put back in order. A batch
-    that is out of memory is split by sample, and such shapes beforehand from then on. On several machines, or GPUs, let Ray have
-    it; or give each its share (`dataset.stride(world_size, rank)`) and a folder of its own.
+    Without `output` the call returns an iterator, which calls `fn` as you take results from it. With `output` the call runs at
+    once, with a progress bar if stderr is a terminal, writes all results to a folder, and returns them as an
+    `IndexedDataset`. If a run is killed, call it again: it repeats the window at work, and none before it. If all results are
+    there, they are opened, and `fn` is not called.
+
+    One window of samples at a time is planned, run from the longest batch on, and put back in order. A batch that runs out of
+    memory is split by sample; from then on, batches of such a shape are split beforehand. To use several machines or GPUs,
+    choose `executor="ray"`, or give each one its share (`dataset.stride(world_size, rank)`) and a folder of its own.
 
     Args:
         fn: takes a batch, a dict of tensors and lists (texts under "text"), and returns one result a sample: a list, or a tensor
-            of as many rows. It may be called again for samples that it has seen, after a kill or out of memory. Or a class, of
-            which an object is made, without arguments, once in each worker: it loads the model.
-        texts_or_dataset: texts, or dicts, in a list or what can be iterated over again; or a data set, tokenised or not.
-        policy: what plans a window; an int: so many samples a batch, of neighbours in length.
-        output: a folder of results, a file a window, each written whole: Parquet where its name ends in .parquet, else JSON
-            lines; tensors become lists, in Parquet a result that is no dict is the column "result". The iterator gives what the
-            files hold, also those that an earlier run wrote. A killed run that is called again repeats the window at work, and
-            none before it.
-        window: samples; "auto": what brings padding to about 1 %: a few thousand samples may be one window, whose results come
-            and are written at its end. A smaller one is written sooner, and costs less when killed: choose one for a slow `fn`.
-        length_column: what is planned over: a list of tokens, whose length counts, or a text, whose bytes in UTF-8 count, as
-            tokens are not known. None: "input_ids" where the samples have it, else "text".
-        overlong: what becomes of a sample longer than the policy can place: "raise", "truncate" (of tokens: texts stay
-            as they are), or "alone" (a batch of its own).
-        version: of `fn`, another one when it changes: a folder of results cannot tell.
-        engine: "local", or "ray": workers of a Ray cluster call `fn`; samples are read, planned and put in order here. The batch
-            of one that is killed is made by another.
-        ray_address: of the cluster, as `Dataset.cache` takes it.
-        num_workers: of Ray; None: as many as it has processors, or GPUs to give them.
-        num_gpus_per_worker: 1 for a model on a GPU; a part of one where several share it.
-        options: see `InferenceOptions`.
+            of as many rows. It may be called again for samples that it has seen, after a kill or out of memory. It may be a
+            class: each worker makes one object of it, without arguments, which can load the model.
+        texts_or_dataset: texts or dicts, in a list or another iterable that can be read again; or a data set, tokenised or not.
+        policy: plans the batches of a window. An int: so many samples a batch, of neighbours in length.
+        output: a folder of results, a file a window, each written whole: Parquet if the folder's name ends in .parquet, else
+            JSON lines. Tensors become lists. The data set that is returned reads the files when rows are wanted: a result that
+            is a dict is a row with its keys, any other result is a row with the column "result". JSON lines also hold results
+            of unlike forms, which are no rows of one table; then reading rows is an error, and the lines are yours to read.
+        window: the number of samples; "auto" brings padding to about 1 %. A few thousand samples may be one window, whose
+            results come and are written at its end. A smaller window is written sooner, and loses less when killed: choose one
+            for a slow `fn`.
+        executor: "local": this process calls `fn`. "ray": workers of a Ray cluster call it, and samples are read, planned and
+            put in order here. If a worker is killed, another one runs its batch.
+        ray_address: the address of the cluster, as for `Dataset.to_store`.
+        num_workers: the number of Ray workers; None: as many as the cluster has processors, or GPUs to give them.
+        num_gpus_per_worker: 1 for a model on a GPU; a fraction if several workers share one.
+        version: the version of `fn`. Change it when `fn` changes: a folder of results cannot see that.
+        length_column: the column whose lengths are planned over: a list of tokens, or a text, whose length is its bytes in UTF-8.
+            None: "input_ids" where the samples have it, else "text".
+        overlong: what to do with a sample that is longer than the policy can place: "raise", "truncate" (tokens only: texts are
+            never cut), or "alone" (a batch of its own).
+        token_columns, pad_values, pad_side, layout, dtypes, collate_fn: as for `Dataset.batch`.
     Raises:
         TypeError: a policy that packs, or a single text instead of several.
         ValueError: data that repeat without end, or come in streams; texts that are to be truncated; a folder of other things.
-        DataError: (when run) a file of results is damaged, or has not as many as were written.
-        StateError: (when run) the folder's results are of other data or settings; both sides are named. Of a list all samples
-            are compared, else the description and the samples of the last window that is done.
         StageError: (when run) see the stages.
         torch.OutOfMemoryError: (when run) one sample alone does not fit.
+        DataError: (with `output`) a file of results is missing or damaged, or has not as many results as were written.
+        StateError: (with `output`) the folder's results are of other data or settings; both sides are named. All samples of a
+            list are compared; else the description, and the samples of the last window that is done.
+        RuntimeError: (with `output`) another run writes the folder.
     State: the folder's _progress.json, 1 KB. Price: two windows of samples and one of results held; 100 us a batch; with `output`
-        about 50 ns a token and two files a window; going on reads the last window again, and the results that are there.
+        about 50 ns a token and two files a window; going on reads the last window again. The returned data set holds the rows
+        of 16 files: write rows that you want shuffled to a store first (`to_store`), or `cache()` them.
 
+    >>> import brimful as bf
     >>> def spell(batch): return [text.upper() for text in batch["text"]]
-    >>> list(map_batches_in_order(spell, ["a", "ccc", "bb"], 2))
+    >>> list(bf.map_batches_in_order(spell, ["a", "ccc", "bb"], 2))
     ['A', 'CCC', 'BB']
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     results = bf.map_batches_in_order(spell, ["a", "ccc", "bb"], 2, output=f"{folder}/results")
+    ...     len(results), results[1]
+    (3, {'result': 'CCC'})
     """
-    if isinstance(policy, Packed) or not (isinstance(policy, Policy) or hasattr(policy, "__index__")):
-        raise TypeError(
-            f"map_batches_in_order takes a policy of padded batches, or a number of samples (got {policy!r})"
-        )
+    policy = _policy(policy)
     one_of("overlong", overlong, "raise", "truncate", "alone")
-    known("map_batches_in_order", options, InferenceOptions)
-    on_ray = _on_ray(engine, ray_address, num_workers, num_gpus_per_worker)
+    on_ray = _on_ray(executor, ray_address, num_workers, num_gpus_per_worker)
     dataset = _dataset(texts_or_dataset)
-    if not isinstance(policy, Policy):
-        policy = FixedSize(integer("policy", policy, 1, "sample"))
     column, is_text = _planned_over(dataset, length_column)
     if is_text and overlong == "truncate":
         raise ValueError(
             f"overlong='truncate' cuts tokens, and {column!r} holds texts, which stay as they are; tokenize them before, or "
             "choose raise or alone"
         )
-    stage = _numbered(dataset, policy, window, column, is_text, overlong, options)
+    name = bytes_of(column) if is_text else column
+    columns = ColumnSettings(name, token_columns, pad_values, dtypes)
+    form = FormSettings(layout, None, pad_side, collate_fn, 0, "thread")
+    chain = TextBytes(dataset.stage, column) if is_text else dataset.stage
+    stage = _with_numbers(chain, ByPolicy(policy, overlong), window, columns, form, is_text)
     total = None if dataset.stage.streamed_by else len(cast(IndexedDataset, dataset))
+    run = _InferenceRun(fn, stage, total, on_ray, is_text)
     if output is None:
-        return _in_bytes(is_text, _run(fn, stage, total, on_ray))
-    collate_fn, side = options.get("collate_fn"), paddings(dataset.stage.tokenizers()).get(column)
-    settings = {
+        return run.results()
+    padding = paddings(dataset.stage.tokenizers()).get(column)
+    settings = {  # that a folder of results must have been written with, beside the state of the batches
         "type": "map_batches_in_order",
         "fn": name_of(fn),
         "version": version,
         "samples": dataset.stage.contents(),
-        "layout": options.get("layout", "padded"),
-        "pad_side": options.get("pad_side") or (side.side if side else "right"),
+        "layout": layout,
+        "pad_side": pad_side or (padding.side if padding else "right"),
         "dtypes": dict(stage.rules.dtypes),
         "collate_fn": None if collate_fn is None else name_of(collate_fn),
     }
-    return _in_bytes(is_text, _written(fn, stage, total, Results(Path(output).expanduser(), settings), on_ray))
+    folder = ResultFolder(Path(output).expanduser(), settings)
+    done = run.write(folder)
+    crc = crc32(json.dumps([settings, done.digest, done.runs]).encode())
+    return IndexedDataset(FromSequence(ResultIndex(folder.path, done.runs, crc), shuffle=False, seed=42))
 
 
-def _in_bytes(is_text: bool, results: Generator[Any, None, None]) -> Generator[Any, None, None]:
-    """Says of a text that is too long what its length counts."""
-    try:
-        yield from results
-    except DataError as error:
-        if not (is_text and isinstance(error.__cause__, OverlongError)):
-            raise
-        words = f"{error}. A text has no tokens yet: these are its bytes in UTF-8"
-        raise DataError(words) from error.__cause__
+def _policy(policy: Policy | int) -> Policy:
+    if isinstance(policy, Packed) or not (isinstance(policy, Policy) or hasattr(policy, "__index__")):
+        raise TypeError(
+            f"map_batches_in_order takes a policy of padded batches, or a number of samples (got {policy!r})"
+        )
+    return policy if isinstance(policy, Policy) else FixedSize(integer("policy", policy, 1, "sample"))
 
 
 def _on_ray(
-    engine: EngineName, ray_address: str | None, num_workers: int | None, num_gpus_per_worker: float
-) -> OnRay | None:
-    one_of("engine", engine, *get_args(EngineName))
+    executor: Executor, ray_address: str | None, num_workers: int | None, num_gpus_per_worker: float
+) -> RayWorkers | None:
+    one_of("executor", executor, *get_args(Executor))
     given = {"ray_address": ray_address, "num_workers": num_workers, "num_gpus_per_worker": num_gpus_per_worker or None}
-    if engine == "local":
+    if executor == "local":
         for name, value in given.items():
             if value is not None:
-                raise ValueError(f"{name}={value!r} is for engine='ray' (got engine='local')")
+                raise ValueError(f"{name}={value!r} is for executor='ray' (got executor='local')")
         return None
     check_address(ray_address)
     gpus = finite("num_gpus_per_worker", num_gpus_per_worker)
     if gpus < 0:
         raise ValueError(f"num_gpus_per_worker must be at least 0 (got {num_gpus_per_worker})")
-    return OnRay(ray_address, None if num_workers is None else integer("num_workers", num_workers, 1, "worker"), gpus)
+    return RayWorkers(
+        ray_address, None if num_workers is None else integer("num_workers", num_workers, 1, "worker"), gpus
+    )
 
 
-def _run(
-    fn: Callable[[Any], Any], stage: Stage[Any], total: int | None, on_ray: OnRay | None
-) -> Generator[Any, None, None]:
-    with (
-        ResumableIterator(stage, None, ()) as batches,
-        _progress(total) as advance,
-        closing(answered(fn, batches, on_ray)) as answers,
-    ):
-        for _, results, _ in _windows(answers, advance):
-            yield from results
+@dataclass(frozen=True)
+class _InferenceRun:
+    """A function, and the stage of the batches that it is called with."""
+
+    fn: Callable[[Any], Any]
+    stage: Stage[Any]
+    total: int | None
+    on_ray: RayWorkers | None
+    is_text: bool
+
+    def results(self) -> Generator[Any, None, None]:
+        with ResumableIterator(self.stage, None, ()) as batches, self._windows(batches) as windows:
+            for _, results, _ in windows:
+                yield from results
+
+    def write(self, folder: ResultFolder) -> WindowsDone:
+        """Writes the windows that are not there yet. Gives all of them."""
+        with folder:
+            done = folder.done()
+            with _begun(self.stage, folder, done) as batches:
+                done = done or WindowsDone(0, batches.state_dict(), 0)
+                if done.windows:
+                    _check_last(folder, done, batches)
+                folder.save(done)
+                before = batches.state_dict()
+                with self._windows(batches, sum(done.rows())) as windows:
+                    for number, (window, results, after) in enumerate(windows, done.windows):
+                        folder.write(number, results)
+                        done = done.after(len(results), before, digest_of(window.take(np.arange(len(window)))))
+                        folder.save(done)
+                        before = after
+        return done
+
+    @contextmanager
+    def _windows(
+        self, batches: ResumableIterator[Any], done: int = 0
+    ) -> Iterator[Iterator[tuple[PlanningWindow, list[Any], Any]]]:
+        """Each window with its results, in the order of its samples, and the state after it. Shows progress, from `done` samples
+        on."""
+        of = "" if self.total is None else f" of {self.total:,}"
+        with progress(self.total) as report:
+
+            def advance(count: int) -> None:
+                nonlocal done
+                done += count
+                report(count, lambda: f"{done:,}{of} samples done")
+
+            report(done, lambda: f"{done:,}{of} samples found")
+            try:
+                with closing(batch_results(self.fn, batches, self.on_ray)) as answers:
+                    yield _in_order(answers, advance)
+            except DataError as error:
+                if not (self.is_text and isinstance(error.__cause__, OverlongError)):
+                    raise
+                words = f"{error}. A text has no tokens yet: these are its bytes in UTF-8"
+                raise DataError(words) from error.__cause__
 
 
-def _written(
-    fn: Callable[[Any], Any], stage: Stage[Any], total: int | None, folder: Results, on_ray: OnRay | None
-) -> Generator[Any, None, None]:
-    with folder, _progress(total) as advance:
-        done = folder.done()
-        with _begun(stage, folder, done) as batches:
-            done = done or Done(0, batches.state_dict(), 0)
-            if done.windows:
-                _check_last(folder, done, batches)
-            folder.save(done)
-            for number, rows in enumerate(done.rows()):
-                for result in folder.read(number, rows):
-                    advance(1)
-                    yield result
-            before = batches.state_dict()
-            with closing(answered(fn, batches, on_ray)) as answers:
-                for number, (window, results, after) in enumerate(_windows(answers, advance), done.windows):
-                    folder.write(number, results)
-                    done = done.after(len(results), before, digest_of(window.take(np.arange(len(window)))))
-                    folder.save(done)
-                    before = after
-                    yield from folder.read(number, len(results))
-
-
-def _begun(stage: Stage[Any], folder: Results, done: Done | None) -> ResumableIterator[Any]:
+def _begun(stage: Stage[Any], folder: ResultFolder, done: WindowsDone | None) -> ResumableIterator[Any]:
     try:
         return ResumableIterator(stage, None if done is None else done.before, ())
     except StateError as error:
         raise StateError(f"the results in {folder.path} are of another run: {error}") from error
 
 
-def _check_last(folder: Results, done: Done, batches: Iterator[tuple[Batch, Any]]) -> None:
-    """Reads the last window that is done again, and holds its samples against what they were."""
+def _check_last(folder: ResultFolder, done: WindowsDone, batches: Iterator[tuple[Batch, Any]]) -> None:
+    """Reads the last window that is done again, and compares its samples with those of the earlier run."""
     try:
         window = next((batch.window for batch, _ in batches if batch.last), None)
     except StateError as error:
@@ -224,8 +307,9 @@ def _check_last(folder: Results, done: Done, batches: Iterator[tuple[Batch, Any]
         )
 
 
-def _windows(answers: Iterator[Answered], advance: Callable[[int], None]) -> Iterator[tuple[Window, list[Any], Any]]:
-    """Each window with its results, in the order of its samples, and the state after it."""
+def _in_order(
+    answers: Iterator[BatchResults], advance: Callable[[int], None]
+) -> Iterator[tuple[PlanningWindow, list[Any], Any]]:
     held: dict[int, Any] = {}
     for batch, results, after in answers:
         held.update(zip(batch.numbers.tolist(), results, strict=True))
@@ -237,41 +321,33 @@ def _windows(answers: Iterator[Answered], advance: Callable[[int], None]) -> Ite
 
 
 @dataclass(frozen=True)
-class _Numbered(Layout):
+class _WithNumbers(Layout):
     """A layout's item, and the batch that says which samples are in it."""
 
     layout: Layout
 
-    def item(self, batch: Batch, columns: Columns) -> Any:
+    def item(self, batch: Batch, columns: WindowColumns) -> Any:
         return batch, self.layout.item(batch, columns)
 
-    def shape(self, batch: Batch, item: Any, columns: Columns) -> tuple[tuple[int, ...], int]:
+    def shape(self, batch: Batch, item: Any, columns: WindowColumns) -> tuple[tuple[int, ...], int]:
         return self.layout.shape(batch, item[1], columns)
 
 
-def _numbered(
-    dataset: Dataset,
-    policy: Policy,
+def _with_numbers(
+    stage: Stage[Block],
+    planner: ByPolicy,
     window: int | Literal["auto"],
-    column: str,
+    columns: ColumnSettings,
+    form: FormSettings,
     is_text: bool,
-    overlong: Literal["raise", "truncate", "alone"],
-    options: InferenceOptions,
 ) -> Collated:
     """The stage of batches, each with what `fn` gets; planned over the lengths of a column."""
-    planner = ByPolicy(policy, overlong)
-    stage = TextBytes(dataset.stage, column) if is_text else dataset.stage
-    name = bytes_of(column) if is_text else column
-    columns = ColumnSettings(name, options.get("token_columns"), options.get("pad_values"), options.get("dtypes"))
     order = OrderSettings(False, False, None, 1, 0)
-    form = FormSettings(
-        options.get("layout", "padded"), None, options.get("pad_side"), options.get("collate_fn"), 0, "thread"
-    )
     made = cast(Collated, batches_of(stage, False, planner, window, columns, order, form).stage)
     rules = made.rules
     if is_text:
-        rules = replace(rules, explicit=tuple(one for one in rules.explicit if one != name))
-    return replace(made, rules=rules, layout=_Numbered(made.layout))
+        rules = replace(rules, explicit=tuple(one for one in rules.explicit if one != columns.length_column))
+    return replace(made, rules=rules, layout=_WithNumbers(made.layout))
 
 
 def _planned_over(dataset: Dataset, length_column: str | None) -> tuple[str, bool]:
@@ -299,24 +375,3 @@ def _dataset(texts_or_dataset: Any) -> Dataset:
         raise ValueError("this data set repeats without end, and map_batches_in_order ends with it; take some of it")
     refuse_streams(dataset.stage, "map_batches_in_order", "puts in order")
     return dataset
-
-
-PATIENCE_SECONDS: Final = 1.0
-"""Work that takes no longer shows no bar."""
-
-
-@contextmanager
-def _progress(total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, once the work has taken a while; else nothing."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        yield lambda samples: None
-        return
-    began = monotonic()
-    columns = (TextColumn("brimful"), BarColumn(), MofNCompleteColumn(), TextColumn("samples"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=total, visible=False)
-        yield lambda samples: bar.update(task, advance=samples, visible=monotonic() - began > PATIENCE_SECONDS)

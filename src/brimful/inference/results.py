@@ -1,4 +1,4 @@
-"""Results on disk: a file a window, each whole or not there; and a journal of how far they reach.
+"""Results on disk: a file a window, each whole or not there, and a journal of the windows that are done.
 
 00000.jsonl 00001.jsonl ...   the results of a window each, a line each as JSON; or 00000.parquet ..., a row each
 _progress.json                settings, windows that are done and their rows, the place before the last, a digest of its samples
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -30,11 +32,11 @@ VERSION: Final = 2
 RESULT: Final = "result"
 """The column of results that are no dicts, in Parquet."""
 BARE: Final = b"brimful.bare"
-"""What the schema of such a file says, as a dict may have a key of this name too."""
+"""The mark in the schema of such a file, as a dict may have a key of this name too."""
 
 
-class Done(NamedTuple):
-    """How far the results of a folder reach.
+class WindowsDone(NamedTuple):
+    """The windows of a folder whose results are written.
 
     Args:
         windows: that are done, each a file.
@@ -42,8 +44,8 @@ class Done(NamedTuple):
         digest: of the samples of the last of them.
         runs: of windows of as many results each: (results, windows). As windows but the last are of one size, one or two.
 
-    >>> Done(2, {}, 7, ((30, 2),)).after(10, {}, 9)
-    Done(windows=3, before={}, digest=9, runs=((30, 2), (10, 1)))
+    >>> WindowsDone(2, {}, 7, ((30, 2),)).after(10, {}, 9)
+    WindowsDone(windows=3, before={}, digest=9, runs=((30, 2), (10, 1)))
     """
 
     windows: int
@@ -51,18 +53,18 @@ class Done(NamedTuple):
     digest: int
     runs: tuple[tuple[int, int], ...] = ()
 
-    def after(self, rows: int, before: State, digest: int) -> Done:
+    def after(self, rows: int, before: State, digest: int) -> WindowsDone:
         """With one more window, of so many results."""
         *runs, (size, windows) = self.runs or ((rows, 0),)
         runs = [*runs, (size, windows + 1)] if size == rows else [*runs, (size, windows), (rows, 1)]
-        return Done(self.windows + 1, before, digest, tuple(runs))
+        return WindowsDone(self.windows + 1, before, digest, tuple(runs))
 
     def rows(self) -> Iterator[int]:
         """The results of each window."""
         return (size for size, windows in self.runs for _ in range(windows))
 
     @classmethod
-    def from_json(cls, saved: Any) -> Done:
+    def from_json(cls, saved: Any) -> WindowsDone:
         """As a journal has it.
 
         Raises:
@@ -77,17 +79,17 @@ class Done(NamedTuple):
         return cls(windows, saved["before"], digest, runs)
 
 
-class Results:
+class ResultFolder:
     """A folder of results, and the lock of it: one run writes at a time."""
 
+    path: Path
+
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        self.path, self._settings = path, settings
-        self._suffix = "parquet" if path.suffix == ".parquet" else "jsonl"
+        self.path, self._settings, self._files = path, settings, ResultFiles(path)
         self._schema: pa.Schema | None = None
-        self._bare: bool | None = None
         self._lock = FileLock(path / LOCK)
 
-    def __enter__(self) -> Results:
+    def __enter__(self) -> ResultFolder:
         """Takes the folder.
 
         Raises:
@@ -111,8 +113,8 @@ class Results:
     def __exit__(self, *error: object) -> None:
         self._lock.release()
 
-    def done(self) -> Done | None:
-        """How far an earlier run got; None where there was none.
+    def done(self) -> WindowsDone | None:
+        """The windows that an earlier run wrote; None where there was none.
 
         Raises:
             StateError: it had other settings; the first is named, with both values.
@@ -124,7 +126,7 @@ class Results:
             version, settings = saved["version"], saved["settings"]
             if version != VERSION:
                 raise StateError(f"{path} has version {version!r}, but this release of brimful reads version {VERSION}")
-            found = Done.from_json(saved)
+            found = WindowsDone.from_json(saved)
         except FileNotFoundError:
             return None
         except StateError:
@@ -137,13 +139,15 @@ class Results:
                 f"the results in {self.path} are of another run: {differs.name} was {differs.saved} when they were written and "
                 f"is {differs.ours} here; name another folder, or go on with what wrote them"
             )
-        missing = next((number for number in range(found.windows) if not self._file(number).exists()), None)
-        if missing is not None:
-            raise DataError(f"{self._file(missing)} is missing; put it back, or remove {self.path} to begin anew")
+        paths = map(self._files.path_of, range(found.windows))
+        if missing := next((path for path in paths if not path.exists()), None):
+            raise DataError(f"{missing} is missing; put it back, or remove {self.path} to begin anew")
+        if found.windows and self._files.are_parquet:
+            self._schema = self._files.table(0, next(found.rows())).schema
         return found
 
-    def save(self, done: Done) -> None:
-        """Says how far the results reach. Price: two writes to the disk, 1 KB."""
+    def save(self, done: WindowsDone) -> None:
+        """Writes the journal. Price: two writes to the disk, 1 KB."""
         content = {"version": VERSION, "settings": self._settings, **done._asdict()}
         write_whole(self.path / JOURNAL, json.dumps(content).encode() + b"\n", alone=True)
 
@@ -153,13 +157,19 @@ class Results:
         Raises:
             TypeError, ValueError: results that the format cannot hold, or that are unlike those before.
         """
-        path = self._file(number)
-        if self._suffix == "jsonl":
+        path = self._files.path_of(number)
+        if not self._files.are_parquet:
             write_whole(path, b"".join(map(_line, results)), alone=True)
             return
         try:
-            table = pa.Table.from_batches([self._block(results)])
-            pq.write_table(table, part_of(path))
+            block = typed(results, self._schema)
+            if not block.num_columns:
+                raise ValueError(
+                    "results that are dicts without keys cannot be written as Parquet, which would hold no rows; return a "
+                    "key, or write JSON lines (output= a folder of another name)"
+                )
+            pq.write_table(pa.Table.from_batches([block]), part_of(path))
+            self._schema = block.schema
         except UNFIT as error:
             raise ValueError(
                 f"results cannot be written as Parquet ({error}): {results[0]!r:.80}; JSON lines (output= a folder of another "
@@ -167,68 +177,93 @@ class Results:
             ) from error
         settle(part_of(path), path)
 
-    def read(self, number: int, rows: int) -> list[Any]:
-        """The results of a window, which are so many, as a reader of its file has them.
+
+@dataclass(frozen=True)
+class ResultFiles:
+    """The files of a folder of results, one a window."""
+
+    folder: Path
+
+    @property
+    def are_parquet(self) -> bool:
+        return self.folder.suffix == ".parquet"
+
+    def path_of(self, number: int) -> Path:
+        return self.folder / f"{number:05d}.{'parquet' if self.are_parquet else 'jsonl'}"
+
+    def table(self, number: int, rows: int) -> pa.Table:
+        """The results of a window that was written to Parquet, which are so many.
 
         Raises:
-            DataError: the file is damaged, or holds more or fewer.
+            DataError: the file is missing or damaged, or holds more or fewer.
         """
-        path = self._file(number)
+        with self._opened(number, rows) as path:
+            found = pq.ParquetFile(path).read()
+            self._check(path, len(found), rows)
+            return found
+
+    def lines(self, number: int, rows: int) -> list[Any]:
+        """The results of a window that was written as JSON lines."""
+        with self._opened(number, rows) as path, path.open(encoding="utf-8", newline="\n") as lines:
+            found = list(map(json.loads, lines))
+            self._check(path, len(found), rows)
+            return found
+
+    @contextmanager
+    def _opened(self, number: int, rows: int) -> Iterator[Path]:
+        path = self.path_of(number)
         try:
-            found = self._read(path)
+            yield path
+        except FileNotFoundError as error:
+            raise DataError(f"{path} is missing; put it back, or remove {self.folder} to begin anew") from error
+        except DataError:
+            raise
         except (ValueError, RecursionError, pa.ArrowException) as error:
-            raise DataError(f"{path} is damaged ({error}); put it back, or remove {self.path} to begin anew") from error
-        if len(found) != rows:
             raise DataError(
-                f"{path} holds {len(found):,} results, and had {rows:,} when it was written; put it back, or remove "
-                f"{self.path} to begin anew"
+                f"{path} is damaged ({error}); put it back, or remove {self.folder} to begin anew"
+            ) from error
+
+    def _check(self, path: Path, found: int, rows: int) -> None:
+        if found != rows:
+            raise DataError(
+                f"{path} holds {found:,} results, and had {rows:,} when it was written; put it back, or remove "
+                f"{self.folder} to begin anew"
             )
-        return found
 
-    def _read(self, path: Path) -> list[Any]:
-        if self._suffix == "jsonl":
-            with path.open(encoding="utf-8", newline="\n") as lines:
-                return list(map(json.loads, lines))
-        table = pq.ParquetFile(path).read()
-        bare = BARE in (table.schema.metadata or {})
-        if self._schema is None:
-            self._schema, self._bare = table.schema.remove_metadata(), bare
-        rows = table.to_pylist()
-        return [row[RESULT] for row in rows] if bare else rows
 
-    def _block(self, results: Sequence[Any]) -> pa.RecordBatch:
-        bare = self._bare if self._bare is not None else not isinstance(results[0], Mapping)
-        if odd := [one for one in results if isinstance(one, Mapping) is bare]:
-            kinds = ("others are", "others are not")
-            raise ValueError(
-                f"a result does not fit those before it: {odd[0]!r:.80} is {'a' if bare else 'no'} dict, and "
-                f"{kinds[bare]}; return one kind for every sample"
-            )
-        rows = [
-            {RESULT: _plain(one)} if bare else {name: _plain(value) for name, value in one.items()} for one in results
-        ]
-        block = self._fitted(rows)
-        self._schema, self._bare = block.schema.remove_metadata(), bare
-        return block.replace_schema_metadata({BARE: b""}) if bare else block
+def typed(results: Sequence[Any], schema: pa.Schema | None) -> pa.RecordBatch:
+    """Results as rows, of the types of those before them: dicts by their keys, others in the column `result`.
 
-    def _fitted(self, rows: list[dict[str, Any]]) -> pa.RecordBatch:
-        if self._schema is None:
-            block = from_samples(rows)
-            if not block.num_columns:
-                raise ValueError(
-                    "results that are dicts without keys cannot be written as Parquet, which would hold no rows; return a "
-                    "key, or write JSON lines (output= a folder of another name)"
-                )
-            return block
-        found = fitting(rows, self._schema)
-        if found is None:
-            remedy = "return the same keys and types for every sample"
-            words = next(filter(None, (misfit(row, self._schema, closed=True, remedy=remedy) for row in rows)), remedy)
-            raise ValueError(f"a result does not fit those before it: {words}")
-        return found
+    Args:
+        schema: of the results before; None where these are the first.
+    Raises:
+        ValueError: a result is unlike those before it.
+    """
+    bare = not isinstance(results[0], Mapping) if schema is None else is_bare(schema)
+    if odd := [one for one in results if isinstance(one, Mapping) is bare]:
+        kinds = ("others are", "others are not")
+        raise ValueError(
+            f"a result does not fit those before it: {odd[0]!r:.80} is {'a' if bare else 'no'} dict, and "
+            f"{kinds[bare]}; return one kind for every sample"
+        )
+    rows = [{RESULT: _plain(one)} if bare else {name: _plain(value) for name, value in one.items()} for one in results]
+    return _fitted(rows, schema).replace_schema_metadata({BARE: b""} if bare else None)
 
-    def _file(self, number: int) -> Path:
-        return self.path / f"{number:05d}.{self._suffix}"
+
+def _fitted(rows: list[dict[str, Any]], schema: pa.Schema | None) -> pa.RecordBatch:
+    if schema is None:
+        return from_samples(rows)
+    found = fitting(rows, schema)
+    if found is None:
+        remedy = "return the same keys and types for every sample"
+        words = next(filter(None, (misfit(row, schema, closed=True, remedy=remedy) for row in rows)), remedy)
+        raise ValueError(f"a result does not fit those before it: {words}")
+    return found
+
+
+def is_bare(schema: pa.Schema) -> bool:
+    """Whether a file holds results that are no dicts."""
+    return BARE in (schema.metadata or {})
 
 
 def _line(result: Any) -> bytes:
@@ -251,7 +286,7 @@ def _line(result: Any) -> bytes:
 
 
 def _jsonable(value: Any) -> Any:
-    """What JSON does not know as what it does."""
+    """A value that JSON does not know, as one that it knows."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, bytes):

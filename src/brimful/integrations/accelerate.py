@@ -10,11 +10,10 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
 from accelerate import Accelerator
-from accelerate.data_loader import DataLoaderStateMixin
 from accelerate.state import GradientState
 from accelerate.utils import gather_object, send_to_device
 from torch.utils.data import DataLoader
@@ -26,6 +25,13 @@ from brimful.core.states import merge_states
 from brimful.device.async_loader import AsyncLoader, micro_batches_of
 from brimful.integrations.guard import check_shared_out
 from brimful.loader import Loader
+
+__all__ = ["load", "prepare", "save"]
+
+if TYPE_CHECKING:  # Accelerate has no types, and a base without one leaves `Prepared` without
+    DataLoaderStateMixin = object
+else:
+    from accelerate.data_loader import DataLoaderStateMixin
 
 _END: Final = object()
 
@@ -120,7 +126,7 @@ def load(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
 
 
 @final
-class Prepared(DataLoaderStateMixin):  # type: ignore[misc]  # Accelerate has no types
+class Prepared(DataLoaderStateMixin):
     """A loader as Accelerate wants one: on its device, telling it which batch is the last.
 
     Each iteration is an epoch, as the loader's own. `len`, `set_epoch` and whatever is not named here are the loader's.
@@ -130,7 +136,7 @@ class Prepared(DataLoaderStateMixin):  # type: ignore[misc]  # Accelerate has no
 
     def __init__(self, accelerator: Accelerator, loader: Loader | AsyncLoader) -> None:
         self.loader = loader
-        self.gradient_state = GradientState()
+        self.gradient_state: GradientState = GradientState()
         self._drop_last = True  # the remainder of the last step is counted here, from the batches
         self._accelerator = accelerator
         self._loop: object = None  # the one that runs
@@ -147,7 +153,7 @@ class Prepared(DataLoaderStateMixin):  # type: ignore[misc]  # Accelerate has no
                 batch, ahead = ahead, next(batches, _END)
                 if ahead is _END:
                     self.end_of_dataloader = True
-                    self.remainder = self._rows_of_last_step(batch)
+                    self.remainder: int = self._rows_of_last_step(batch)
                 self._handed_out += 1
                 yield self._on_device(batch)
         finally:
@@ -243,3 +249,7 @@ def _check(accelerator: Accelerator) -> None:
             "this accelerator names its checkpoints itself (automatic_checkpoint_naming): call its save_state() and "
             "load_state(), which have the loaders' places too"
         )
+
+
+def __dir__() -> list[str]:
+    return __all__

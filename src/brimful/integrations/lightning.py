@@ -21,6 +21,8 @@ from brimful.device.async_loader import AsyncLoader, innermost, micro_batches_of
 from brimful.integrations.guard import check_shared_out
 from brimful.loader import Loader
 
+__all__ = ["callbacks", "pytorch_lightning_callbacks"]
+
 KEY = "brimful"
 """Where our states stand in a checkpoint of Lightning's."""
 
@@ -381,5 +383,10 @@ def _goes_on(loader: Ours, before: Ours) -> bool:
     state = loader.state_dict()
     if state["epoch"] != 0 or state["iterator"]:
         return False
-    loader.load_state_dict(state | {"epoch": before.epoch})
+    unsigned = {name: value for name, value in state.items() if name != "crc32"}  # the checksum is that of epoch 0
+    loader.load_state_dict(unsigned | {"epoch": before.epoch})
     return True
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,6 +1,6 @@
-"""Batch sizes that follow memory: a model of peaks and what measures them, steps and inference that survive running out of it.
+"""Batch sizes that follow memory: a model of peaks, ways to measure them, steps and inference that survive out of memory.
 
-What needs torch is imported on first use.
+Modules that need torch are imported on first use.
 """
 
 from __future__ import annotations
@@ -8,36 +8,28 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from brimful.memory.model import MemoryModel
+from brimful.memory.peaks import Peaks, largest_batches, spread_shapes
+
 if TYPE_CHECKING:
-    from brimful.inference.inference import map_batches_in_order
-    from brimful.memory.dataloader import DynamicBatchDataLoader, build_dynamic_batch_dataloader
+    from brimful.memory.dataloader import DynamicBatchDataLoader
     from brimful.memory.device import meter_on, probe
     from brimful.memory.fake import estimate, estimator
-    from brimful.memory.model import MemoryModel
-    from brimful.memory.peaks import Peaks
-    from brimful.memory.search import largest_batches
-    from brimful.memory.shapes import spread_shapes
     from brimful.oom.generation import oom_safe, oom_safe_generate
     from brimful.oom.guard import OomGuard, oom_guard
     from brimful.oom.simulated import SimulatedOOM
 
 _MODULES: Final = {
     "DynamicBatchDataLoader": "memory.dataloader",
-    "MemoryModel": "memory.model",
     "OomGuard": "oom.guard",
-    "Peaks": "memory.peaks",
     "SimulatedOOM": "oom.simulated",
-    "build_dynamic_batch_dataloader": "memory.dataloader",
     "estimate": "memory.fake",
     "estimator": "memory.fake",
-    "largest_batches": "memory.search",
-    "map_batches_in_order": "inference.inference",
     "meter_on": "memory.device",
     "oom_guard": "oom.guard",
     "oom_safe": "oom.generation",
     "oom_safe_generate": "oom.generation",
     "probe": "memory.device",
-    "spread_shapes": "memory.shapes",
 }
 
 __all__ = [
@@ -46,11 +38,9 @@ __all__ = [
     "OomGuard",
     "Peaks",
     "SimulatedOOM",
-    "build_dynamic_batch_dataloader",
     "estimate",
     "estimator",
     "largest_batches",
-    "map_batches_in_order",
     "meter_on",
     "oom_guard",
     "oom_safe",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from brimful.core.errors import integer, logger, name_of
 from brimful.core.random import key, permutation
@@ -45,17 +45,17 @@ def build_dynamic_batch_dataloader(
     memory_model: PeakModel | str | os.PathLike[str] | None = None,
     **tokenizer_kwargs: Any,
 ) -> DynamicBatchDataLoader:
-    """Texts in batches sorted longest first: the first of `batch_size`, which is known to fit, later ones as much larger as the
-    memory of their shorter texts allows.
+    """Texts in batches, longest first. The first has `batch_size` texts, which is known to fit. Later ones have shorter texts,
+    and as many more of them as memory allows.
 
     A batch is a dict of what the tokenizer gives (input_ids and attention_mask (B, L) int64, and every other key), padded to its
     longest text by the tokenizer's own id on its own side, and `texts`. Each text is in exactly one batch.
 
     Args:
-        texts: all of them are held.
-        tokenizer: of transformers, fast or slow, or a callable that takes what they take and gives what they give.
-        batch_size: samples of the first batch: so many of the longest texts must fit.
-        max_input_token_length: to which longer texts are cut, in tokens; how many, a warning and the loader's `truncated` say.
+        texts: all of them are held in memory.
+        tokenizer: one of transformers, fast or slow, or a callable with the same arguments and results.
+        batch_size: the samples of the first batch: so many of the longest texts must fit.
+        max_input_token_length: longer texts are cut to this, in tokens. A warning and the loader's `truncated` say how many.
         threshold: the share of full batches that may exceed .9 of the first one's peak.
         shuffle: the order of the batches is drawn anew for each epoch, from `seed` and the epoch's number.
         num_workers: processes that tokenise and pad, as DataLoader's, begun as torch begins them: by fork on Linux before
@@ -70,7 +70,7 @@ def build_dynamic_batch_dataloader(
     Raises:
         TypeError, ValueError: settings or texts that are none, a text without tokens, a tokenizer that cannot pad.
     Price: all texts are tokenised twice, here for their lengths and in the workers for what is in them; 8 bytes a text held.
-    Source: what it is for, and how it is called, is that of the dynabatch package.
+    Source: the dynabatch package, which has the same signature.
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
         >>> from transformers import PreTrainedTokenizerFast
@@ -87,33 +87,32 @@ def build_dynamic_batch_dataloader(
     limit = integer("max_input_token_length", max_input_token_length, 1, "token")
     num_workers, seed = integer("num_workers", num_workers), integer("seed", seed)
     model = _model(memory_model)
-    options: dict[str, Any] = {"risk": threshold, "start": batch_start_range, "end": batch_end_range, "steps": steps}
-    FirstBatchSizes(model, batch_size, 1, **options)  # checks, before the texts are tokenised
+    sizes = FirstBatchSizes(
+        model, batch_size, 1, risk=threshold, start=batch_start_range, end=batch_end_range, steps=steps
+    )
     texts = _texts(texts)
-    tokenized = Tokenized(tokenizer, limit, tokenizer_kwargs)
-    lengths = tokenized.lengths(texts)
+    collator = TextCollator(tokenizer, limit, tokenizer_kwargs)
+    lengths = collator.lengths(texts)
     truncated = int((lengths > limit).sum())
     if truncated:
         words = "truncated %d of %d texts to max_input_token_length=%d tokens"
         logger.warning(words, truncated, len(texts), limit)
     order = longest_first(np.minimum(lengths, limit))
-    padded = Rounding(pad_to_multiple_of=tokenized.multiple)(np.minimum(lengths, limit))[order]
+    padded = Rounding(pad_to_multiple_of=collator.multiple)(np.minimum(lengths, limit))[order]
     if len(order):
-        tokenized.check(texts[order[-1]], int(padded[-1]))
-    sizes = FirstBatchSizes(model, batch_size, int(padded.max(initial=1)), **options)
-    learns = (
-        memory_model is not None and hasattr(model, "refined") and model.unit == "bytes" and torch.cuda.is_available()
-    )
+        collator.check(texts[order[-1]], int(padded[-1]))
+    sizes = replace(sizes, longest=int(padded.max(initial=1)))
+    learns = hasattr(model, "refined") and model.unit == "bytes" and torch.cuda.is_available()
     batches = DynamicBatches(order, padded, sizes, seed if shuffle else None, StepPeaks() if learns else None)
-    return DynamicBatchDataLoader(Texts(texts), batches, tokenized, num_workers, truncated)
+    return DynamicBatchDataLoader(texts, batches, collator, num_workers, truncated)
 
 
 class DynamicBatchDataLoader(DataLoader[Any]):
-    """What `build_dynamic_batch_dataloader` gives: a DataLoader of dicts, from a list of texts.
+    """A DataLoader of dicts, from a list of texts: see `build_dynamic_batch_dataloader`.
 
-    It learns where it was given a model in bytes, to which peaks can be added (`refined`), and torch finds a CUDA device. The
-    peak between two batches, on the current device, is told to the model with the shape of the first of the two, once the
-    second is asked for. A batch is cut by what is known when DataLoader asks for it: by all peaks before, but for those of the
+    It learns if its model is in bytes and takes new peaks (`refined`), and torch finds a CUDA device. The peak between two
+    batches, on the current device, is added to the model with the shape of the first of the two, once the second is asked
+    for. A batch is cut by what is known when DataLoader asks for it: by all peaks before, but for those of the
     2 x num_workers batches that are read ahead; shuffled batches are all cut when an epoch begins. A measured peak of the
     first batch takes the place of the predicted one. So the batches follow from the peaks alone, whatever the time; `len`,
     which is not known then, is a TypeError. From the first time that memory runs out nothing more is learnt, as the step may
@@ -125,14 +124,16 @@ class DynamicBatchDataLoader(DataLoader[Any]):
     """
 
     def __init__(
-        self, texts: Texts, batches: DynamicBatches, tokenized: Tokenized, num_workers: int, truncated: int
+        self, texts: list[str], batches: DynamicBatches, collator: TextCollator, num_workers: int, truncated: int
     ) -> None:
-        super().__init__(texts, batch_sampler=batches, num_workers=num_workers, collate_fn=tokenized)
+        data: Any = texts  # a list is what torch calls a map-style dataset
+        super().__init__(data, batch_sampler=batches, num_workers=num_workers, collate_fn=collator)
         self._batches = batches
         self.truncated = truncated
 
     @property
     def memory_model(self) -> PeakModel:
+        """The model of peaks, with all that was learnt so far."""
         return self._batches.sizes.model
 
     def __iter__(self) -> Any:
@@ -160,6 +161,9 @@ class DynamicBatches:
         peaks: measures them; None: nothing is learnt.
     """
 
+    sizes: FirstBatchSizes
+    peaks: StepPeaks | None
+
     def __init__(
         self, order: IntArray, padded: IntArray, sizes: FirstBatchSizes, seed: int | None, peaks: StepPeaks | None
     ) -> None:
@@ -186,22 +190,9 @@ class DynamicBatches:
         return self._count
 
 
-class Texts(Dataset[str]):
-    """Texts by number."""
-
-    def __init__(self, texts: list[str]) -> None:
-        self._texts = texts
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def __getitem__(self, number: int) -> str:
-        return self._texts[number]
-
-
 @dataclass(frozen=True)
-class Tokenized:
-    """Texts as a batch: what the tokenizer gives for them, and themselves.
+class TextCollator:
+    """Makes a batch of texts: the tokenizer's output for them, and the texts.
 
     Args:
         options: for the tokenizer, beside those that are set here.

@@ -1,16 +1,24 @@
-"""Peaks on a real device: the step runs at chosen shapes, the worst first, and what runs out of memory is noted and left."""
+"""Peaks on a device: of CUDA as its allocator counts them, of the CPU by the storages of the tensors."""
 
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable
 from math import inf
-from typing import Any
+from typing import Any, Final
 
+import torch
 from numpy.typing import ArrayLike
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 from brimful.memory.peaks import Meter, Peaks, measured
+from brimful.oom.exhaustion import is_oom
 from brimful.plan.memory import Length
+
+BLOCK_BYTES: Final = 512
+"""CUDA's allocator rounds sizes up to a multiple of this."""
 
 
 def probe(
@@ -18,16 +26,16 @@ def probe(
 ) -> Peaks:
     """The peaks of a step at these shapes, measured on a device.
 
-    The smallest shape runs once before, for what stays from then on (optimizer states, workspaces); then the largest and so on
-    down. A shape that runs out of memory is noted, what is no smaller is not tried, and the rest goes on.
+    The smallest shape runs once first, as it allocates memory that stays (optimizer states, workspaces). Then the shapes run from
+    the largest down. If a shape runs out of memory, shapes that are no smaller are not tried, and the rest goes on.
 
     Args:
         step: step(batch) runs all of a step that counts: forward, or forward, backward and optimizer. Gradients that it leaves
             are there in the next one.
         make_batch: make_batch(batch, length) gives a batch on the device; of shapes (n, 3) length is (source, target).
         shapes: (n, 2) batch and length, or (n, 3); `spread_shapes` chooses some that tell most.
-        device: "cuda", "cuda:1" ...: what its allocator had given out at most, the model and all that other code holds included.
-            "cpu": what the storages of the step's tensors take at most, each a multiple of 512 bytes.
+        device: "cuda", "cuda:1" ...: the peak of its allocator, with the model and all that other code holds.
+            "cpu": the peak of the storages of the step's tensors, each a multiple of 512 bytes.
     Raises:
         ValueError: another device; shapes that are none; the smallest shape does not fit.
     Price: a step a shape, and one.
@@ -42,9 +50,7 @@ def probe(
 
 
 def meter_on(device: Any, step: Callable[[Any], object], make_batch: Callable[[int, Any], Any]) -> Meter:
-    """What `probe` measures a shape with, for `largest_batches`: arguments as there."""
-    import torch
-
+    """The function that `probe` measures a shape with, for `largest_batches`. Takes the arguments of `probe`."""
     place = as_device(device)
     run = _on_cpu if place.type == "cpu" else _on_cuda
 
@@ -53,8 +59,6 @@ def meter_on(device: Any, step: Callable[[Any], object], make_batch: Callable[[i
         try:
             return run(place, lambda: step(make_batch(batch, length)))
         except (RuntimeError, MemoryError) as error:
-            from brimful.oom.exhaustion import is_oom
-
             if not is_oom(error):
                 raise
         gc.collect()  # here, where the error no longer holds the step's tensors
@@ -71,8 +75,6 @@ def as_device(device: Any) -> Any:
     Raises:
         ValueError: another one, or one that is not there.
     """
-    import torch
-
     try:
         place = torch.device(device)
     except RuntimeError as error:
@@ -85,16 +87,12 @@ def as_device(device: Any) -> Any:
 
 
 def _on_cpu(place: Any, run: Callable[[], object]) -> float:
-    from brimful.memory.tracked import TrackedMemory
-
     with TrackedMemory() as memory:
         run()
     return float(memory.peak_bytes)
 
 
 def _on_cuda(place: Any, run: Callable[[], object]) -> float:
-    import torch
-
     torch.cuda.synchronize(place)
     torch.cuda.reset_peak_memory_stats(place)
     run()
@@ -102,8 +100,77 @@ def _on_cuda(place: Any, run: Callable[[], object]) -> float:
     return float(torch.cuda.max_memory_allocated(place))
 
 
+class TrackedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the storages of all tensors that operators take or give, until the last reference to each is gone.
+
+    A storage that an operator takes and none gave was there before: it counts as if from the start. Scratch memory inside
+    an operator is not seen. Each storage takes a multiple of 512 bytes. Entered again it goes on with what is still held;
+    `begin` forgets the peak so far.
+
+    Price: 20 us an operator.
+    Example:
+        >>> with TrackedMemory() as memory:
+        ...     _ = torch.zeros(1000) + torch.zeros(1000)
+        >>> memory.peak_bytes
+        12288
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak_bytes: int = 0
+        self._held = 0
+        self._sizes: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.was_there((args, kwargs))
+        made = func(*args, **(kwargs or {}))
+        self._note(made)
+        self.peak_bytes = max(self.peak_bytes, self._held)
+        return made
+
+    def begin(self) -> None:
+        """From here on the peak counts, of what is held now and of what comes."""
+        self.peak_bytes = self._held
+
+    def was_there(self, tensors: Any) -> None:
+        """Counts tensors in any structure as held from the start, unless they are known already."""
+        self.peak_bytes += self._note(tensors)
+
+    def _note(self, tensors: Any) -> int:
+        """The bytes of the storages that are new among those of the tensors in a structure."""
+        before = self._held
+        for tensor in tree_leaves(tensors):
+            if isinstance(tensor, torch.Tensor):
+                for part in _parts(tensor):
+                    self._hold(part.untyped_storage())
+        return self._held - before
+
+    def _hold(self, storage: Any) -> None:
+        key = storage._cdata
+        size = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
+        reference, known = self._sizes.get(key, (None, 0))
+        if size == known:
+            return
+
+        def forget(_: Any) -> None:
+            self._held -= self._sizes.pop(key)[1]
+
+        self._sizes[key] = reference or weakref.ref(storage, forget), size
+        self._held += size - known
+
+
+def _parts(tensor: Any) -> list[torch.Tensor]:
+    """The tensors that have the storages: of a nested or a distributed one those that it is made of."""
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        return [part for name in names for part in _parts(getattr(tensor, name))]
+    if tensor.layout != torch.strided:
+        raise ValueError(f"the memory of tensors of layout {tensor.layout} is not counted; probe on a device instead")
+    return [tensor]
+
+
 class StepPeaks:
-    """The peak of what runs between two calls, on the current CUDA device: what a loop does with the batch that it took.
+    """The peak between two calls, on the current CUDA device: of a loop that works on a batch.
 
     What the model and all that other code holds takes is included, as for `probe`; the device's statistics of the peak are reset.
     From the first time on that memory runs out nothing is measured: the step may have been run in parts, and go on to be.
@@ -117,8 +184,6 @@ class StepPeaks:
 
     def begin(self) -> None:
         """Before a step."""
-        import torch
-
         self._before = None
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # else nothing of this process is on a device
             device = torch.cuda.current_device()
@@ -127,8 +192,6 @@ class StepPeaks:
 
     def end(self) -> float | None:
         """After it: its peak in bytes; None where it took no memory, or ran out of it."""
-        import torch
-
         if self._before is None:
             return None
         device, held, ooms = self._before
@@ -137,6 +200,4 @@ class StepPeaks:
         return float(peak) if peak > held and not self._exhausted else None
 
     def _ooms(self, device: int) -> int:
-        import torch
-
         return int(torch.cuda.memory_stats(device).get("num_ooms", 0))

@@ -5,19 +5,27 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
+import torch
 from numpy.typing import ArrayLike
+from torch._subclasses import fake_tensor
+from torch.nn import Module
 
 from brimful.core.errors import name_of
+from brimful.memory.device import TrackedMemory
 from brimful.memory.peaks import Meter, Peaks, measured
 from brimful.plan.memory import Length
 
-if TYPE_CHECKING:
-    from torch.nn import Module
-
-_UNFOLLOWED = ("is not supported for tensor subclasses", "self.shape_env must not be None")
-"""What torch says of `.numpy()`, and of nested tensors: bare errors, as users' own are."""
+_FAKE_ERRORS: Final = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedFakeTensorException,
+    fake_tensor.UnsupportedOperatorException,
+)
+"""torch raises these if a step needs values, or an operator that has no fake."""
+_FAKE_WORDS: Final = ("is not supported for tensor subclasses", "self.shape_env must not be None")
+"""torch's words for `.numpy()` and for nested tensors, in errors of the same types as users' own."""
 
 MakeStep = Callable[[Any], Callable[[Any], object]]
 
@@ -66,17 +74,14 @@ def estimator(
     *,
     make_step: MakeStep | None = None,
 ) -> Meter:
-    """What `estimate` measures a shape with, for `largest_batches`: arguments as there."""
-    from torch._subclasses.fake_tensor import FakeCopyMode
-    from torch.nn import Module
-
+    """The function that `estimate` measures a shape with, for `largest_batches`. Takes the arguments of `estimate`."""
     mode, memory = _fakes()
     if isinstance(model, Module):
         if elsewhere := {str(one.device) for one in model.parameters()} - {"cpu"}:
             raise ValueError(
                 f"estimate takes a model on the CPU (got one on {', '.join(sorted(elsewhere))}); give a function that makes it"
             )
-        with FakeCopyMode(mode):
+        with fake_tensor.FakeCopyMode(mode):
             fake = copy.deepcopy(model)
         memory.was_there([*fake.parameters(), *fake.buffers()])
     else:
@@ -87,7 +92,7 @@ def estimator(
 
 
 def estimator_of(build: Callable[[str], tuple[Callable[[Any], object], Callable[[int, Any], Any]]]) -> Meter:
-    """What measures the step of `build(device) -> (step, make_batch)`, which makes the model too, of fake tensors."""
+    """Measures, on fake tensors, the step of `build(device) -> (step, make_batch)`, which makes the model too."""
     mode, memory = _fakes()
     step, make_batch = _built(mode, memory, build, "cpu")
     return _metered(mode, memory, step, make_batch, name_of(build))
@@ -106,39 +111,21 @@ def _built(mode: Any, memory: Any, make: Callable[..., Any], *args: str) -> Any:
         ) from error
 
 
-def _fakes() -> tuple[Any, Any]:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from brimful.memory.tracked import TrackedMemory
-
-    return FakeTensorMode(allow_non_fake_inputs=True), TrackedMemory()
+def _fakes() -> tuple[fake_tensor.FakeTensorMode, TrackedMemory]:
+    return fake_tensor.FakeTensorMode(allow_non_fake_inputs=True), TrackedMemory()
 
 
 def _metered(
     mode: Any, memory: Any, step: Callable[[Any], object], make_batch: Callable[[int, Any], Any], name: str
 ) -> Meter:
-    from torch._subclasses.fake_tensor import (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-        UnsupportedFakeTensorException,
-        UnsupportedOperatorException,
-    )
-
-    lost = (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-        UnsupportedFakeTensorException,
-        UnsupportedOperatorException,
-    )
-
     def meter(batch: int, length: Length) -> float:
         gc.collect()  # cycles of the step before would count as held
         memory.begin()
         try:
             with mode, memory:
                 step(make_batch(batch, length))
-        except (*lost, RuntimeError, AssertionError) as error:
-            if not isinstance(error, lost) and not any(sign in str(error) for sign in _UNFOLLOWED):
+        except (*_FAKE_ERRORS, RuntimeError, AssertionError) as error:
+            if not isinstance(error, _FAKE_ERRORS) and not any(words in str(error) for words in _FAKE_WORDS):
                 raise
             what = next(iter(str(error).splitlines()), "") or type(error).__name__
             raise ValueError(
@@ -151,7 +138,6 @@ def _metered(
 
 def _plain_step(model: Any) -> Callable[[Mapping[str, Any]], object]:
     """A step of what transformers calls a model: forward, and in training mode backward."""
-    import torch
 
     def train(batch: Mapping[str, Any]) -> None:
         model.zero_grad(set_to_none=True)

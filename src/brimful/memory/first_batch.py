@@ -16,12 +16,12 @@ from brimful.plan.memory import PeakModel
 from brimful.plan.plan import IntArray
 
 SHARE: Final = 0.9
-"""How much of the first batch's peak later ones may take."""
+"""The share of the first batch's peak that later ones may take."""
 
 
 @dataclass(frozen=True)
 class FirstBatchSizes:
-    """How many samples a batch of a padded length has, beside a first batch of the longest ones that fits.
+    """The number of samples of a batch of each padded length, given a first batch of the longest ones, which fits.
 
     It is the largest of `steps` sizes, evenly from `start` to `end` times the first (rounded down), whose bound at this risk is
     within .9 of the first batch's peak. Where none is, the first batch's size, which fits at any shorter length, or the

@@ -1,4 +1,4 @@
-"""How peak memory grows with the shape of a batch: a maximum of pieces, each affine in the batch, with no term below zero.
+"""The growth of peak memory with the shape of a batch: a maximum of pieces, each affine in the batch, no term below zero.
 
     peak = max over pieces of   a + batch x (b + c length + d length^2)                              one length
                                 a + batch x (b + c s + d t + e s^2 + f s t + g t^2)                  source s, target t
@@ -23,7 +23,7 @@ _ROUNDS: Final = 30
 
 
 def per_sample(lengths: Floats) -> Floats:
-    """What a sample's share may grow with, (n, 3) of lengths (n, 1) and (n, 6) of pairs (n, 2)."""
+    """The terms of a sample's share: (n, 3) of lengths (n, 1), (n, 6) of pairs (n, 2)."""
     ones = np.ones(len(lengths))
     if lengths.shape[1] == 1:
         length = lengths[:, 0]
@@ -38,8 +38,8 @@ def terms(batches: Floats, lengths: Floats) -> Floats:
 
 
 def triangle(rows: Floats, peaks: Floats, before: Floats | None = None) -> Floats:
-    """All that least squares need to know of rows of terms and their peaks: a triangle (terms + 1, terms + 1), whatever
-    their number. Errors are relative: each row is divided by its peak.
+    """Rows of terms and their peaks, reduced to what least squares need: a triangle (terms + 1, terms + 1), for any number
+    of rows. Errors are relative: each row is divided by its peak.
 
     Args:
         before: the triangle of the rows that came earlier, which are kept.
@@ -96,7 +96,7 @@ def _solved(matrix: Floats, values: Floats, free: NDArray[np.bool_]) -> Floats:
 
 
 def pieces_of(rows: Floats, peaks: Floats, constant: bool) -> list[NDArray[np.int64]]:
-    """Which rows belong to which piece, for the number of pieces, 1 to 3, that explains the peaks best.
+    """The rows of each piece, for the number of pieces, 1 to 3, that explains the peaks best.
 
     Each number of pieces begins with equal parts by tokens and by batch, and fits and assigns in turn. More pieces must
     explain more than they cost (BIC), and need a row for each term and one to check it.

@@ -1,4 +1,4 @@
-"""How far above its prediction a peak may lie: a margin such that the share of peaks above it is the risk that was asked for."""
+"""A margin above predicted peaks: the share of peaks above it is the risk that was asked for."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Margin:
         return sqrt((_BEGIN_COUNT * _BEGIN_SPREAD**2 + self.squares) / (_BEGIN_COUNT + len(self)))
 
     def factor(self, risk: float) -> float:
-        """What a prediction is multiplied by so that a peak lies above with at most this risk; at least 1."""
+        """The factor for predictions, so that a peak lies above with at most this risk; at least 1."""
         known = len(self)
         rank = ceil((known + 1) * (1 - risk))
         if rank <= known:

@@ -122,12 +122,9 @@ class MemoryModel:
     def anchored(self, batch: int, length: Length, peak_bytes: float) -> MemoryModel:
         """The same model in bytes, scaled so that it predicts exactly `peak_bytes` for this shape."""
         scale = positive("peak_bytes", peak_bytes) / self.predict(batch, length)
-        pieces = []
-        for piece in self.pieces:
-            scaled = np.array(piece)
-            scaled[:, :-1] /= scale  # a row is divided by its peak
-            pieces.append(_tuples(scaled))
-        return replace(self, pieces=tuple(pieces), unit="bytes")
+        pieces = np.array(self.pieces)
+        pieces[:, :, :-1] /= scale  # a row is divided by its peak
+        return replace(self, pieces=tuple(map(_tuples, pieces)), unit="bytes")
 
     @property
     def num_lengths(self) -> int:
@@ -252,7 +249,7 @@ class MemoryModel:
         return np.array([coefficients(np.array(piece), constant) for piece in self.pieces])
 
     def _samples(self, lengths: Floats) -> Floats:
-        """What a sample of these lengths (n, d) adds in each piece, (n, pieces)."""
+        """The bytes that a sample of these lengths (n, d) adds in each piece, (n, pieces)."""
         low, high = np.array(self.lengths, dtype=np.float64).T
         shares = self._coefficients[:, 1:].T
         inside = per_sample(np.clip(lengths, low, high)) @ shares
@@ -263,13 +260,18 @@ class MemoryModel:
 
     def _peaks(self, batches: Floats, lengths: Floats) -> Floats:
         """Predictions for batches (n,) of lengths (n, d)."""
-        peaks: Floats = (self._coefficients[:, 0] + batches[:, None] * self._samples(lengths)).max(axis=1)
+        peaks: Floats = self._by_piece(batches, lengths).max(axis=1)
         return peaks
+
+    def _by_piece(self, batches: Floats, lengths: Floats) -> Floats:
+        """The prediction of each piece, (n, pieces)."""
+        found: Floats = self._coefficients[:, 0] + batches[:, None] * self._samples(lengths)
+        return found
 
     def _with(self, batches: Floats, lengths: Floats, peaks: Floats) -> MemoryModel:
         """The model after one more peak, which the piece learns that is highest there."""
         rows = terms(batches, lengths)
-        predicted = self._coefficients[:, 0] + batches[:, None] * self._samples(lengths)
+        predicted = self._by_piece(batches, lengths)
         highest = int(predicted.argmax())
         grown = _tuples(triangle(rows, peaks, np.array(self.pieces[highest])))
         ranges = zip(self.lengths, _ranges(lengths))
@@ -293,7 +295,7 @@ def _tuples(matrix: Floats) -> tuple[tuple[float, ...], ...]:
 
 
 def _errors(predicted: Floats, peaks: Floats) -> list[float]:
-    """How far off predictions are, as logarithms."""
+    """The errors of predictions, as logarithms."""
     errors: list[float] = np.log(peaks / predicted).tolist()
     return errors
 

@@ -1,8 +1,8 @@
-"""Peaks that were measured: a table of shapes and bytes, and what measures one."""
+"""Peaks that are measured: at which shapes, the table of them, and the largest batches that fit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any, TypeAlias
@@ -10,10 +10,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from brimful.core.errors import integer, positive
 from brimful.plan.memory import Length
 
 Meter: TypeAlias = Callable[[int, Length], float]
 """The peak bytes of a step by (batch, length), or (batch, (source, target)); infinite where it runs out of memory."""
+
+_AHEAD = 64  # times the largest batch known to fit that a guess may be
+_SURE = 0.95  # of the last slope: allocators round, so that a convex peak may rise a little less than before
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,13 +45,13 @@ class Peaks:
 
 
 def measured(meter: Meter, shapes: ArrayLike) -> Peaks:
-    """The peaks of shapes, the largest first, after one step of the smallest that makes what stays: optimizer states,
-    libraries' workspaces. What is no smaller than a shape that ran out of memory is not tried.
+    """The peaks of shapes, the largest first. One step of the smallest shape comes before, as it allocates memory that stays:
+    optimizer states, libraries' workspaces. Shapes that are no smaller than one that ran out of memory are not tried.
 
     Raises:
         ValueError: no shapes, or the smallest does not fit.
     """
-    table = checked_shapes(shapes)
+    table = _checked(shapes)
     slots = table[:, 0] * table[:, 1:].sum(axis=1)
     smallest = table[np.argmin(slots)]
     if not isfinite(meter(*_shape(smallest))):
@@ -65,7 +69,94 @@ def measured(meter: Meter, shapes: ArrayLike) -> Peaks:
     return Peaks(table[fits], np.array(peaks, dtype=np.int64), table[~fits])
 
 
-def checked_shapes(shapes: ArrayLike) -> NDArray[np.int64]:
+def spread_shapes(shapes: ArrayLike, *, count: int = 8) -> NDArray[np.int64]:
+    """Numbers of the shapes that tell most about all: the largest, then each time the one farthest from those chosen.
+
+    Args:
+        shapes: (n, 2) batch and length, or (n, 3) batch, source and target length; distances are of their logarithms, each
+            over its own range.
+        count: how many; all that differ where those are fewer.
+    Raises:
+        ValueError: no shapes, or a count below 1.
+    Source: farthest-first traversal (Gonzalez, 1985). Price: count x n.
+    Example:
+        >>> spread_shapes([(1, 10), (2, 500), (8, 500), (8, 12), (1, 480)], count=4).tolist()
+        [2, 0, 4, 3]
+    """
+    count = integer("count", count, 1, "shape")
+    table = np.asarray(shapes, dtype=np.float64)
+    if table.ndim != 2 or not len(table):
+        raise ValueError(f"shapes must be (n, 2) or (n, 3), at least one (got {table.shape})")
+    places = np.log(table)
+    places = (places - places.min(axis=0)) / np.maximum(np.ptp(places, axis=0), 1e-9)
+    chosen = [int((table[:, 0] * table[:, 1:].sum(axis=1)).argmax())]
+    distances = np.full(len(table), np.inf)
+    while True:
+        distances = np.minimum(distances, ((places - places[chosen[-1]]) ** 2).sum(axis=1))
+        farthest = int(distances.argmax())
+        if len(chosen) == count or not distances[farthest]:
+            return np.array(chosen)
+        chosen.append(farthest)
+
+
+def largest_batches(
+    meter: Meter, lengths: Sequence[Length], limit_bytes: float, *, max_batch_size: int = 1 << 16
+) -> list[int]:
+    """The largest batch of each length whose peak is within the limit: measured, not predicted.
+
+    Per length the peak is taken to be convex in the batch. So a line through two batches that fit says how many may fit, a
+    line to one that does not how many must; and where the last rise leads above the limit, so does the next one.
+
+    Args:
+        meter: meter(batch, length) gives bytes, infinite where memory runs out: `estimator(...)` or `meter_on(...)`.
+        lengths: padded lengths, in tokens; or pairs (source, target).
+        limit_bytes: the peak that is allowed.
+        max_batch_size: where to stop.
+    Returns: a batch size a length, 0 where a single sample does not fit.
+    Price: 3 or 4 steps a length where the peak is affine, 2 or 3 more for each bend in it.
+    Example:
+        >>> largest_batches(lambda batch, length: max(5e6, 1e6 + 1e3 * batch * length), [128, 512], 30e6)
+        [226, 56]
+    """
+    limit, most = positive("limit_bytes", limit_bytes), integer("max_batch_size", max_batch_size, 1, "sample")
+    return [_largest(lambda batch: meter(batch, length), limit, most) for length in lengths]  # noqa: B023  # called at once
+
+
+def _largest(peak: Callable[[int], float], limit: float, most: int) -> int:
+    below, low = (0, 0.0), (0, 0.0)  # the two largest batches that are known to fit, and their peaks
+    high = (most + 1, inf)
+    guess, tries = 1, 0
+    while low[0] + 1 < high[0]:
+        found = guess, peak(guess)
+        if found[1] <= limit:
+            below, low = low, found
+        else:
+            high = found
+        if not low[0]:
+            if high[0] == 1:
+                return 0
+            guess = max(1, high[0] // 2)
+            continue
+        tries += 1
+        rise = (low[1] - below[1]) / (low[0] - below[0]) if below[0] else 0.0
+        if rise > 0 and low[1] + _SURE * rise > limit:
+            return low[0]
+        guess = _next(low, high, rise, limit, halve=tries % 4 == 0)
+    return low[0]
+
+
+def _next(low: tuple[int, float], high: tuple[int, float], rise: float, limit: float, *, halve: bool) -> int:
+    """The batch to measure, between one that fits and one that does not."""
+    if halve and isfinite(high[1]):
+        return (low[0] + high[0]) // 2
+    guess = low[0] + int(min((limit - low[1]) / rise, _AHEAD * low[0])) if rise > 0 else 2 * low[0]
+    if guess >= high[0]:
+        share = (limit - low[1]) / (high[1] - low[1]) if isfinite(high[1]) else 0.5
+        guess = low[0] + int(share * (high[0] - low[0]))
+    return min(max(guess, low[0] + 1), high[0] - 1)
+
+
+def _checked(shapes: ArrayLike) -> NDArray[np.int64]:
     """Shapes as int64, (n, 2) or (n, 3).
 
     Raises:

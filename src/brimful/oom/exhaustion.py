@@ -1,4 +1,4 @@
-"""Running out of memory: how it looks, what is freed after it, and trying again in parts."""
+"""Out of memory: recognises it, frees memory, and runs a batch again in parts."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from brimful.oom.parts import Divisible
 R = TypeVar("R")
 
 Unfit = Literal["raise", "skip"]
-"""What becomes of a batch of which one sample alone does not fit."""
+"""What to do with a batch if one of its samples does not fit alone."""
 
 KEPT: Final = 0.9
-"""How much of what ran out of memory is tried from then on. At half of it, under a limit that stands still, half of all batches
-were split that would have fit; at nine tenths an eighth, at the price of 23 instead of 6 in 10,000 that run out of memory."""
+"""The share of a size that ran out of memory which is tried from then on. At half of it, under a limit that stands still, half
+of all batches were split that would have fit; at nine tenths an eighth, but 23 instead of 6 in 10,000 run out of memory."""
 SIGNS: Final = ("out of memory", "not enough memory", "can't allocate memory", "cublas_status_alloc_failed")
 
 
 def is_oom(error: BaseException) -> bool:
-    """Whether an error says that memory is used up: torch's own, that of the host, or an allocator's words for it.
+    """Whether an error means out of memory: torch's own, Python's, or one with an allocator's words for it.
 
     >>> is_oom(RuntimeError("CUDA error: out of memory")), is_oom(RuntimeError("shapes do not match"))
     (True, False)
@@ -38,7 +38,7 @@ def is_oom(error: BaseException) -> bool:
 
 
 def release(error: BaseException) -> None:
-    """Lets go of what a failed call held: the frames of its traceback hold the graph, and every activation in it."""
+    """Clears the frames of a traceback: they hold the graph, and every activation in it."""
     found: list[BaseException | None] = [error]
     for here in found:
         if here is not None:
@@ -47,7 +47,7 @@ def release(error: BaseException) -> None:
 
 
 def free() -> None:
-    """Gives back what nothing holds any more, also to the device, so that larger pieces can be had."""
+    """Frees all memory that nothing refers to, also on the device, so that larger blocks are available."""
     gc.collect()
     if torch.accelerator.is_available():
         torch.accelerator.empty_cache()
@@ -55,7 +55,7 @@ def free() -> None:
 
 @dataclass
 class GuardStats:
-    """What a guard has seen.
+    """Counts of a guard.
 
     Args:
         batches: batches that were run, or skipped.
@@ -75,16 +75,17 @@ class GuardStats:
 
 
 @dataclass
-class InParts:
-    """Runs batches whole or, where they do not fit, in parts, and remembers how large they may be.
+class PartRunner:
+    """Runs batches whole or, where they do not fit, in parts, and remembers the sizes that fit.
 
     Args:
-        unfit: what becomes of a batch of which one sample alone does not fit.
-        agree: gives the number of parts that all ranks take, of the one that this rank would.
+        unfit: what to do with a batch if one of its samples does not fit alone.
+        agree: agree(parts, samples) gives the number of parts that all ranks take, of those that this rank would; None: each
+            rank takes its own.
     """
 
     unfit: Unfit = "raise"
-    agree: Callable[[int, Divisible], int] = lambda count, whole: count
+    agree: Callable[[int, int], int] | None = None
     limits: Limits = field(default_factory=Limits)
     stats: GuardStats = field(default_factory=GuardStats)
 
@@ -105,12 +106,12 @@ class InParts:
         random = _Random()
         limit = self.limits.allowed(whole.unit, whole.widths)
         count = 1 if limit is None or whole.size <= limit else min(-(-whole.size // limit), whole.samples)
-        count = self.agree(count, whole)
+        if self.agree is not None:
+            count = self.agree(count, whole.samples)
         self.stats.batches += 1
         while True:
-            parts: Sequence[Any] = ()
             try:
-                parts = [batch] if count == 1 else whole.parts(count)
+                parts: Sequence[Any] = [batch] if count == 1 else whole.parts(count)
                 result = run(parts)
             except Exception as error:
                 if not is_oom(error):
@@ -131,24 +132,24 @@ class InParts:
                 return result
             free()
             random.restore()
-            if self.stats.ooms == 1 and not done:
+            if done:
+                self.stats.skipped += whole.samples
+                logger.warning("skipped %d samples, as one of them alone is out of memory: %s", whole.samples, words)
+                return None
+            if self.stats.ooms == 1:
                 logger.warning(
                     "out of memory: a batch of %d samples is run again in parts, and batches as large as it from now on (each "
                     "one counts in `.stats.ooms`): %s",
                     whole.samples,
                     words,
                 )
-            if done:
-                self.stats.skipped += whole.samples
-                logger.warning("skipped %d samples, as one of them alone is out of memory: %s", whole.samples, words)
-                return None
             count = min(2 * count, whole.samples)
 
 
-class Guarded(ABC):
-    """Abstract: a call on a batch that is run in parts where memory is too small."""
+class GuardedCall(ABC):
+    """Abstract: a call on a batch, which runs in parts if the batch does not fit in memory."""
 
-    _in_parts: InParts
+    _runner: PartRunner
 
     @abstractmethod
     def __call__(self, batch: Any) -> Any:
@@ -156,20 +157,20 @@ class Guarded(ABC):
 
     @property
     def stats(self) -> GuardStats:
-        """What it has seen since it was made."""
-        return self._in_parts.stats
+        """Its counts since it was made."""
+        return self._runner.stats
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has learnt, as plain JSON, so that the lesson survives a restart: see `limits.Limits`."""
-        return self._in_parts.limits.state_dict()
+        """The limits that it has learnt, as plain JSON, so that they survive a restart: see `limits.Limits`."""
+        return self._runner.limits.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the lessons of a state in place of its own.
+        """Takes the limits of a state in place of its own.
 
         Raises:
             StateError: it is no such state.
         """
-        self._in_parts.limits.load_state_dict(state_dict)
+        self._runner.limits.load_state_dict(state_dict)
 
 
 def _alone(whole: Divisible, error: BaseException) -> str:
@@ -182,7 +183,7 @@ def _alone(whole: Divisible, error: BaseException) -> str:
 
 
 class _Random:
-    """The places of torch's random generators, so that what is run again draws what it would have drawn at once."""
+    """The states of torch's random generators, so that a second run draws the same numbers as the first."""
 
     def __init__(self) -> None:
         self._host = torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""Inference that survives running out of memory: the batch is split by sample, the results come in its order."""
+"""Inference that survives out of memory: the batch is split by sample, and the results come in its order."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from brimful.core.errors import name_of
-from brimful.oom.exhaustion import Guarded, InParts
-from brimful.oom.parts import divisible
+from brimful.core.errors import counted, name_of
+from brimful.oom.exhaustion import GuardedCall, PartRunner
+from brimful.oom.parts import divisible, joined
 
 
 def oom_safe(fn: Callable[[Any], Any], *, pad_value: float | None = None) -> OomSafe:
-    """Makes of a function of a batch, such as a model's forward or `generate`, one that runs it in parts where it does not fit.
+    """Wraps a function of a batch, such as a model's forward or `generate`: a batch that does not fit runs in parts.
 
-    The lesson stays: batches of such a shape are split beforehand from then on.
+    From then on, batches of such a shape are split beforehand.
 
     Args:
         fn: returns one result a sample, as a tensor (B, ...), a list, or a dict or tuple of these.
-        pad_value: what fills up tensors of parts that differ in their second dimension, as generated sequences do, at its end.
+        pad_value: fills up tensors of parts that differ in their second dimension, as generated sequences do, at its end.
     Returns:
-        a callable on a batch: what `fn` returned; of parts, lists and tensors joined in the order of the samples. It has
-        `.stats`, `.state_dict()` and `.load_state_dict(state)`, as `oom_guard` has.
+        a callable on a batch that returns the result of `fn`. Lists and tensors of parts are joined in the order of the
+        samples. It has `.stats`, `.state_dict()` and `.load_state_dict(state)`, as `oom_guard` has.
     Raises:
         torch.OutOfMemoryError: (when called) one sample alone does not fit.
         ValueError: (when called) a part has more or fewer results than samples, or tensors differ in shape without a pad value.
@@ -68,25 +68,25 @@ def oom_safe_generate(model: Any, **generate_kwargs: Any) -> OomSafe:
     return OomSafe(generate, float(pad_value))
 
 
-class OomSafe(Guarded):
+class OomSafe(GuardedCall):
     """A function of a batch that is run in parts where memory is too small: call it on a batch. Made by `oom_safe`."""
 
     def __init__(self, fn: Callable[[Any], Any], pad_value: float | None) -> None:
         self._fn, self._pad_value = fn, pad_value
-        self._in_parts = InParts()
+        self._runner = PartRunner()
 
     def __call__(self, batch: Any) -> Any:
-        return self._in_parts.run(batch, divisible(batch), self._run)
+        return self._runner.run(batch, divisible(batch), self._run)
 
     def _run(self, parts: Sequence[Any]) -> Any:
         if len(parts) == 1:
             return self._fn(parts[0])
         counts = [divisible(part).samples for part in parts]
-        return joined([self._fn(part) for part in parts], counts, self._pad_value, name_of(self._fn))
+        return results_of([self._fn(part) for part in parts], counts, self._pad_value, name_of(self._fn))
 
 
 def rows_of(results: Any, count: int, name: str) -> Sequence[Any]:
-    """What a function gave for a batch, one result a sample.
+    """The results of a function for a batch, one a sample.
 
     Raises:
         TypeError: it is nothing that has rows.
@@ -98,25 +98,23 @@ def rows_of(results: Any, count: int, name: str) -> Sequence[Any]:
         raise TypeError(f"{name} must return one result a sample, as a list or a tensor of {count:,} rows (got {kind})")
     if len(results) != count:
         raise ValueError(
-            f"{name} returned {len(results):,} results for a batch of {count:,} samples; it must return one for each"
+            f"{name} returned {len(results):,} results for a batch of {counted(count, 'sample')}; it must return one for each"
         )
     return list(results)
 
 
-def joined(results: Sequence[Any], counts: Sequence[int], pad_value: float | None, name: str) -> Any:
-    """The results of parts, of so many samples each, as those of the whole.
+def results_of(parts: Sequence[Any], counts: Sequence[int], pad_value: float | None, name: str) -> Any:
+    """The results of the parts of a batch, of so many samples each, as those of the whole.
 
-    >>> joined([torch.ones(1, 2), torch.zeros(1, 3)], [1, 1], 7, "generate").tolist()
+    >>> results_of([torch.ones(1, 2), torch.zeros(1, 3)], [1, 1], 7, "generate").tolist()
     [[1.0, 1.0, 7.0], [0.0, 0.0, 0.0]]
     """
-    first = results[0]
-    if isinstance(first, Mapping):
-        return {key: joined([one[key] for one in results], counts, pad_value, name) for key in first}
-    if isinstance(first, tuple):
-        found = [joined(column, counts, pad_value, name) for column in zip(*results, strict=True)]
-        return type(first)(*found) if hasattr(first, "_fields") else tuple(found)
-    rows = [row for one, count in zip(results, counts) for row in rows_of(one, count, name)]
-    return _stacked(results, pad_value, name) if isinstance(first, Tensor) else rows
+
+    def join(results: Sequence[Any]) -> Any:
+        rows = [row for one, count in zip(results, counts) for row in rows_of(one, count, name)]
+        return _stacked(results, pad_value, name) if isinstance(results[0], Tensor) else rows
+
+    return joined(parts, join)
 
 
 def _stacked(results: Sequence[Tensor], pad_value: float | None, name: str) -> Tensor:

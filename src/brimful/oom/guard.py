@@ -1,28 +1,22 @@
-"""A training step that survives running out of memory: it is run again in parts that weigh what they should."""
+"""A training step that survives out of memory: it runs again in parts, and the gradients are those of the whole batch."""
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON
-from brimful.core.errors import finite, logger, name_of, one_of
-from brimful.oom.exhaustion import Guarded, InParts, Unfit
-from brimful.oom.gradients import Gradients
-from brimful.oom.labels import check_labels, labels_of, trained_on, unnamed_labels
-from brimful.oom.parts import Divisible, divisible
+from brimful.core.errors import name_of, one_of
+from brimful.oom.exhaustion import GuardedCall, PartRunner, Unfit
+from brimful.oom.parts import divisible, joined, mapped
 from brimful.oom.ranks import Distributed, agreed, reducing_modules, refuse_unsaid, unsynced
-
-Weigh: TypeAlias = Literal["auto", "tokens", "next_tokens", "samples", "sum"] | Callable[[Any], float]
-
-WEIGHTS: Final = "sample_weights"
-"""The column of batches with a static shape that says which rows only fill it up."""
+from brimful.oom.weights import Weigh, Weights
 
 
 def oom_guard(
@@ -33,11 +27,11 @@ def oom_guard(
     distributed: Distributed | None = None,
     unfit: Unfit = "raise",
 ) -> OomGuard:
-    """Makes of a step one that, out of memory, frees what it held, splits the batch by sample and runs the parts.
+    """A guarded step: if it runs out of memory, the guard frees memory, splits the batch by sample and runs the parts.
 
-    The gradients are those of the whole batch, up to rounding, where no sample's loss depends on the others in its batch (batch
-    norm, in-batch negatives) and nothing is random (dropout). The lesson stays: batches of such a shape are split beforehand
-    from then on. `optimizer.step()` comes after the guard, never inside it.
+    The gradients are those of the whole batch, up to rounding, if no sample's loss depends on the others in its batch (batch
+    norm, in-batch negatives) and nothing is random (dropout). From then on, batches of such a shape are split beforehand.
+    Call `optimizer.step()` after the guard, never inside it.
 
         guard = oom_guard(step, parameters=model.parameters())
         for batch in batches:
@@ -47,25 +41,24 @@ def oom_guard(
 
     Args:
         step: `step(batch, scale)` multiplies its loss by `scale` (1.0 for a whole batch, its share for a part), calls backward,
-            and may return the loss *before* that. It may be called again for samples that it has seen; the batch it leaves as
-            it is. One that ignores `scale` has, of a batch in two parts, twice the gradients: nothing shows it.
-        parameters: those that it gives gradients to, which on OOM go back to what they were. None: for a step without backward;
-            one with it is run again only while nothing has a gradient.
-        weigh: what a part's share is a share of, as `step` averages its loss. "tokens": labels other than -100, each of which is
-            predicted; "next_tokens": those but the first of each row, which a causal model does not predict; "samples";
-            "sum": every scale is 1.0, for a loss that is a sum, or one that was divided by a number of the whole batch
-            (`bf.token_mean` with num_items_in_batch); a function of a (part of a) batch, that gives its weight. "auto": "tokens"
-            where the batch has labels, by that name, also inside of mappings and in a list of samples, else "samples"; a tuple
-            that may have some without a name is refused.
-        distributed: at a world size above 1, how gradients come together. "ddp": steps run under `no_sync()`, and the gradients
-            are reduced once, by the user, after the guard; each rank splits by itself. "fsdp": each forward gathers the
-            parameters from all ranks, so they agree on the number of parts before each step (a collective of some bytes); a step
-            that runs out of memory all the same is an error, as the others wait in a collective: save the state, and start again
-            with it.
-        unfit: what becomes of a batch of which one sample alone does not fit: "raise", or "skip" (counted, logged; None is
-            returned, and the gradients are those from before).
+            and may return the loss *before* it was multiplied. It may be called again for samples that it has seen, and must not
+            change the batch. If it ignores `scale`, a batch in two parts gives twice the gradients: nothing shows it.
+        parameters: the parameters that `step` gives gradients to. Out of memory, their gradients go back to the values from
+            before the step. None: for a step without backward. One with backward runs again only while nothing has a gradient.
+        weigh: the weight of a part, to match the way in which `step` averages its loss. "tokens": the number of labels other than
+            -100. "next_tokens": the same without the first of each row, which a causal model does not predict. "samples": the
+            number of samples. "sum": every scale is 1.0, for a loss that is a sum, or one that was divided by a number of the
+            whole batch (`bf.token_mean` with num_items_in_batch). A function: takes a batch or a part of one, gives its weight.
+            "auto": "tokens" if the batch has `labels`, also inside of mappings and in a list of samples, else "samples". A tuple
+            that may have labels without a name is refused. If it has `shift_labels`, these are counted, each of them.
+        distributed: how gradients are reduced, at a world size above 1. "ddp": steps run under `no_sync()`, and the user reduces
+            the gradients once, after the guard. Each rank splits by itself. "fsdp": each forward gathers the parameters from
+            all ranks, so they agree on the number of parts before each step (a collective of some bytes). A step that runs out
+            of memory all the same is an error, as the other ranks wait in a collective: save the state, and start again with it.
+        unfit: what to do with a batch if one of its samples does not fit alone: "raise", or "skip" (counted and logged; the guard
+            returns None, and the gradients are those from before).
     Returns:
-        a callable on a batch: see `OomGuard`; a batch is cut as `parts.divisible` says. Of a batch that was split, the numbers
+        a callable on a batch: see `OomGuard`; `parts.divisible` says how a batch is cut. If a batch was split, the numbers
         that `step` returned are averaged by weight, as losses are: return counts as lists or tensors of a row a sample.
     Raises:
         ValueError: several ranks, and no `distributed`.
@@ -90,10 +83,12 @@ def oom_guard(
     return OomGuard(step, parameters, weigh, distributed, unfit)
 
 
-class OomGuard(Guarded):
-    """A guarded step: call it on a batch. What it returns is what the step did; of a batch that was split the mean of its losses
-    (numbers, tensors without dimensions) by their weights, the rows of other tensors and lists one after the other, and of dicts
-    and tuples each entry so. Made by `oom_guard`."""
+class OomGuard(GuardedCall):
+    """A guarded step: call it on a batch. Made by `oom_guard`.
+
+    It returns the result of the step. If the batch was split: the weighted mean of losses (numbers, tensors without dimensions),
+    the rows of other tensors and lists one after the other, and each entry of dicts and tuples in the same way.
+    """
 
     def __init__(
         self,
@@ -103,19 +98,16 @@ class OomGuard(Guarded):
         distributed: Distributed | None,
         unfit: Unfit,
     ) -> None:
-        if not callable(weigh):
-            one_of("weigh", weigh, *get_args(get_args(Weigh)[0]))
+        self._weights = Weights(weigh)
         if distributed is not None:
             one_of("distributed", distributed, *get_args(Distributed))
         one_of("unfit", unfit, *get_args(Unfit))
         refuse_unsaid(distributed)
         self._step = step
         self._parameters = None if parameters is None else _tensors(parameters)
-        self._weigh = weigh
         self._distributed = distributed
         self._reducing: Sequence[torch.nn.Module] | None = None
-        self._said = False
-        self._in_parts = InParts(unfit, _agreed if distributed == "fsdp" else _own)
+        self._runner = PartRunner(unfit, agreed if distributed == "fsdp" else None)
 
     def __call__(self, batch: Any) -> Any:
         """Runs the step on a batch.
@@ -130,8 +122,8 @@ class OomGuard(Guarded):
         if self._reducing is None:
             self._reducing = reducing_modules(self._distributed)
         whole = divisible(batch)
-        weigh = self._weigher(batch)
-        before = Gradients(self._parameters)
+        weigh = self._weights.of_parts(batch)
+        before = _Gradients(self._parameters)
         self.stats.cloned_bytes = max(self.stats.cloned_bytes, before.bytes)
 
         def undo(error: BaseException) -> None:
@@ -144,68 +136,86 @@ class OomGuard(Guarded):
                 ) from error
 
         with unsynced(self._reducing), _no_optimizer():
-            return self._in_parts.run(batch, whole, lambda parts: self._run(parts, weigh), undo)
+            return self._runner.run(batch, whole, lambda parts: self._run(parts, weigh), undo)
 
     def _run(self, parts: Sequence[Any], weigh: Callable[[Any], float] | None) -> Any:
         if len(parts) == 1:
             return self._step(parts[0], 1.0)
-        weights = [1.0 if weigh is None else weigh(part) for part in parts]
-        total = sum(weights)
-        if not total:  # nothing is trained on: a mean over it is what it would be of the whole
-            weights, total = [1.0] * len(parts), float(len(parts))
-        shares = [1.0 if weigh is None else weight / total for weight in weights]
+        shares = [1.0] * len(parts) if weigh is None else _shares([weigh(part) for part in parts])
         # a mean over no token is NaN, and stays it times 0; but under FSDP the other ranks run as many parts
         kept = [(part, share) for part, share in zip(parts, shares) if share or self._distributed == "fsdp"]
         results = [_detached(self._step(part, share)) for part, share in kept]
         return combined(results, [share for _, share in kept], len(kept) == len(parts), name_of(self._step))
 
-    def _weigher(self, batch: Any) -> Callable[[Any], float] | None:
-        """The weight of a part; None where all scales are 1.0."""
-        if callable(self._weigh):
-            return lambda part: finite("a weight", self._weigh(part))  # type: ignore[operator]
-        columns = batch if isinstance(batch, Mapping) else {}
-        by = self._weigh
-        if by == "auto":
-            if "num_items_in_batch" in columns:
-                raise ValueError(
-                    "the batch has num_items_in_batch, so its loss may be a sum that is divided by that number, or a "
-                    "mean: say oom_guard(weigh='sum') for the first (bf.token_mean), weigh='tokens' for the second"
-                )
-            labels = labels_of(batch)
-            if labels is None and unnamed_labels(batch):
-                raise ValueError(
-                    f"weigh='auto' looks for {LABELS!r} by name, and a {type(batch).__name__} of columns without names may have "
-                    "labels of tokens: say weigh='samples' to oom_guard where the loss is a mean over samples, else a function "
-                    "of the batch, or give a dict"
-                )
-            by = "samples" if labels is None else "tokens"
-            self._say_ambiguous(columns)
-        if by in ("tokens", "next_tokens"):
-            labels = labels_of(batch)
-            if labels is None:
-                raise ValueError(
-                    f"weigh={by!r} counts labels, and the batch has none by the name {LABELS!r}; say 'samples', or a function "
-                    "of the batch"
-                )
-            check_labels(labels, next_tokens=by == "next_tokens")
-        return {"tokens": _tokens, "next_tokens": _next_tokens, "samples": _samples, "sum": None}[by]
 
-    def _say_ambiguous(self, columns: Mapping[str, Any]) -> None:
-        """Once: nobody can see whether a model predicts the first label of a row."""
-        labels, inputs = columns.get(LABELS), columns.get("input_ids")
-        if self._said or not (isinstance(labels, Tensor) and isinstance(inputs, Tensor)) or labels.is_nested:
-            return
-        self._said = True
-        if labels.dim() == 2 and labels.shape == inputs.shape and bool((labels[:, 0] != NOT_TRAINED_ON).any()):
-            logger.warning(
-                "a part of a batch weighs as many tokens as it has labels other than -100; if this model predicts the "
-                "next token, the first of each row is not predicted: say weigh='next_tokens' to oom_guard (or "
-                "weigh='tokens', if that is right)"
+def _shares(weights: Sequence[float]) -> list[float]:
+    """The share of each weight in their sum. If nothing is trained on, the shares are equal."""
+    total = sum(weights)
+    return [weight / total for weight in weights] if total else [1 / len(weights)] * len(weights)
+
+
+class _Gradients:
+    """The gradients of some parameters as they are now: copies of those that there are.
+
+    Args:
+        parameters: the parameters whose gradients are kept; None: the user named none.
+    Price: as many bytes as there are gradients (`bytes`); where they are None, as after zero_grad, nothing.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor] | None) -> None:
+        self._parameters = parameters
+        self._kept: list[Tensor | None] = []
+        self.bytes = sum(_bytes(one.grad) for one in parameters or () if one.grad is not None)
+        try:
+            self._kept = [None if one.grad is None else one.grad.detach().clone() for one in parameters or ()]
+        except Exception as error:
+            error.add_note(
+                f"the guard copies the gradients that a step finds, {self.bytes:,} bytes: they are those of a step that "
+                "accumulates; set them to None before each step (zero_grad), with larger batches, or leave memory for a "
+                "second set of them"
             )
+            raise
+
+    def put_back(self, error: BaseException) -> None:
+        """The gradients as they were; in place, where somebody may look at the same tensors.
+
+        Raises:
+            RuntimeError: no parameters are known, and there are gradients that this step may have made.
+        """
+        if self._parameters is None:
+            if torch.is_grad_enabled() and _some_gradient():
+                raise RuntimeError(
+                    "a step ran out of memory and cannot be run again: there are gradients, and without parameters the "
+                    "guard cannot put them back to what they were; make it by oom_guard(step, "
+                    "parameters=model.parameters()), or call it under torch.no_grad() where the step has no backward"
+                ) from error
+            return
+        for parameter, kept in zip(self._parameters, self._kept, strict=True):
+            if kept is None:
+                parameter.grad = None
+            elif parameter.grad is None or {parameter.grad.layout, kept.layout} != {torch.strided}:
+                parameter.grad = kept.clone()
+            else:
+                parameter.grad.detach().copy_(kept)
+
+
+def _bytes(gradient: Tensor) -> int:
+    if gradient.layout == torch.sparse_coo:
+        return gradient._indices().nbytes + gradient._values().nbytes
+    return gradient.nbytes
+
+
+def _some_gradient() -> bool:
+    """Whether any tensor in this process may have a gradient. Price: a look at every object, .1 to 1 s."""
+    if gc.get_freeze_count():  # of what `gc.freeze` has put aside nothing is shown
+        return True
+    gc.collect()  # a model of before, in a cycle of references, says nothing
+    tensors = (thing for thing in gc.get_objects() if issubclass(type(thing), Tensor))
+    return any(tensor.is_leaf and tensor.grad is not None for tensor in tensors)
 
 
 def combined(results: Sequence[Any], shares: Sequence[float], complete: bool, name: str) -> Any:
-    """What a step returned for parts, as if it were for the whole.
+    """The results of a step for parts, joined to that of the whole batch.
 
     Args:
         complete: whether all parts were run.
@@ -215,59 +225,35 @@ def combined(results: Sequence[Any], shares: Sequence[float], complete: bool, na
     >>> combined([{"loss": 1.0, "ids": [1, 2]}, {"loss": 4.0, "ids": [3]}], [2 / 3, 1 / 3], True, "step")
     {'loss': 2.0, 'ids': [1, 2, 3]}
     """
-    first = results[0]
-    if all(one is None for one in results):
-        return None
-    if isinstance(first, Mapping):
-        return {key: combined([one[key] for one in results], shares, complete, name) for key in first}
-    if isinstance(first, tuple):
-        found = [combined(column, shares, complete, name) for column in zip(*results, strict=True)]
-        return type(first)(*found) if hasattr(first, "_fields") else tuple(found)
-    if isinstance(first, int | float) or (isinstance(first, Tensor) and not first.dim()):
-        return sum(one * share for one, share in zip(results, shares))
-    if complete and isinstance(first, Tensor):
-        return torch.cat(list(results))
-    if complete and isinstance(first, list):
-        return [row for one in results for row in one]
-    lacking = "" if complete else ", and parts without labels were not run"
-    raise TypeError(
-        f"{name} returned a {type(first).__name__}, which cannot be joined for the parts of a batch{lacking}; return "
-        "losses (numbers, tensors without dimensions), or dicts and tuples of them"
-    )
+
+    def join(values: Sequence[Any]) -> Any:
+        first = values[0]
+        if all(one is None for one in values):
+            return None
+        if isinstance(first, int | float) or (isinstance(first, Tensor) and not first.dim()):
+            return sum(one * share for one, share in zip(values, shares))
+        if complete and isinstance(first, Tensor):
+            return torch.cat(list(values))
+        if complete and isinstance(first, list):
+            return [row for one in values for row in one]
+        lacking = "" if complete else ", and parts without labels were not run"
+        raise TypeError(
+            f"{name} returned a {type(first).__name__}, which cannot be joined for the parts of a batch{lacking}; return "
+            "losses (numbers, tensors without dimensions), or dicts and tuples of them"
+        )
+
+    return joined(results, join)
 
 
 def _detached(value: Any) -> Any:
     """Without the graph, which would stay in memory through the parts that follow."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, Mapping):
-        return {key: _detached(one) for key, one in value.items()}
-    if isinstance(value, tuple):
-        found = [_detached(one) for one in value]
-        return type(value)(*found) if hasattr(value, "_fields") else tuple(found)
-    return [_detached(one) for one in value] if isinstance(value, list) else value
 
+    def detach(one: Any) -> Any:
+        if isinstance(one, list):
+            return [_detached(row) for row in one]
+        return one.detach() if isinstance(one, Tensor) else one
 
-def _tokens(part: Any) -> float:
-    return trained_on(labels_of(part))
-
-
-def _next_tokens(part: Any) -> float:
-    return trained_on(labels_of(part), next_tokens=True)
-
-
-def _samples(part: Any) -> float:
-    if isinstance(part, Mapping) and isinstance(part.get(WEIGHTS), Tensor):
-        return float(part[WEIGHTS].sum())
-    return float(divisible(part).samples)
-
-
-def _own(count: int, whole: Divisible) -> int:
-    return count
-
-
-def _agreed(count: int, whole: Divisible) -> int:
-    return agreed(count, whole.samples)
+    return mapped(value, detach)
 
 
 def _tensors(parameters: Iterable[Tensor]) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""What was learnt by running out of memory: how large a batch may be, by shape."""
+"""The largest batches to try, by shape, learnt from running out of memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from brimful.core.states import check_form
 
 VERSION: Final = 1
 BINS_PER_OCTAVE: Final = 8
-"""Of lengths within 9 % of each other the last lesson is kept, so that there are some dozens."""
+"""Lengths within 9 % of each other share one limit, so there are some dozens at most."""
 SHORTER: Final = 0.9
-"""How far down in length a lesson reaches; or each length that there is would have to run out of memory once."""
+"""A limit also holds for samples this much shorter. Otherwise each length would have to run out of memory once."""
 
 Key: TypeAlias = tuple[str, tuple[int, ...]]
 
 
-class Lesson(NamedTuple):
+class Limit(NamedTuple):
     """Args:
     size: the largest batch that is tried.
     widths: of the samples by which that was learnt.
@@ -30,7 +30,7 @@ class Lesson(NamedTuple):
 class Limits:
     """The most that is tried at once, in samples of padded batches, in tokens of packed and nested ones; only ever lowered.
 
-    A lesson holds for samples up to a tenth smaller, as so many slots, and for all larger ones, as so many samples: at a greater
+    A limit holds for samples up to a tenth smaller, as so many slots, and for all larger ones, as so many samples: at a greater
     length no more of them fit.
 
     >>> limits = Limits()
@@ -40,19 +40,16 @@ class Limits:
     """
 
     def __init__(self) -> None:
-        self._lessons: dict[Key, Lesson] = {}
-
-    def __len__(self) -> int:
-        return len(self._lessons)
+        self._limits: dict[Key, Limit] = {}
 
     def allowed(self, unit: str, widths: tuple[int, ...]) -> int | None:
         """The largest batch to try of samples of these widths; None where nothing is known of such."""
         known = [
-            max(1, lesson.size * max(1, sum(widths), sum(lesson.widths)) // max(1, sum(widths)))
-            for (own, _), lesson in self._lessons.items()
+            max(1, limit.size * max(1, sum(widths), sum(limit.widths)) // max(1, sum(widths)))
+            for (own, _), limit in self._limits.items()
             if own == unit
-            and len(widths) == len(lesson.widths)
-            and all(here >= SHORTER * there for here, there in zip(widths, lesson.widths))
+            and len(widths) == len(limit.widths)
+            and all(here >= SHORTER * there for here, there in zip(widths, limit.widths))
         ]
         return min(known, default=None)
 
@@ -60,32 +57,32 @@ class Limits:
         """From now on no more than `size` of such samples."""
         allowed = self.allowed(unit, widths)
         if allowed is None or size < allowed:
-            self._lessons[unit, _bins(widths)] = Lesson(size, widths)
+            self._limits[unit, _bins(widths)] = Limit(size, widths)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON: 40 bytes or so a lesson."""
+        """Plain JSON: 40 bytes or so a limit."""
         return {
             "version": VERSION,
-            "limits": [[unit, lesson.size, list(lesson.widths)] for (unit, _), lesson in self._lessons.items()],
+            "limits": [[unit, limit.size, list(limit.widths)] for (unit, _), limit in self._limits.items()],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the lessons of a state in place of its own.
+        """Takes the limits of a state in place of its own.
 
         Raises:
             StateError: it is no such state.
         """
         check_form(state_dict, "limits", version=VERSION, what="the state of a guard")
         try:
-            lessons = [_checked(*lesson) for lesson in state_dict["limits"]]
+            limits = [_checked(*saved) for saved in state_dict["limits"]]
         except (TypeError, ValueError) as error:
             raise StateError(f"this state of a guard is damaged: {error}") from error
-        self._lessons = {(unit, _bins(lesson.widths)): lesson for unit, lesson in lessons}
+        self._limits = {(unit, _bins(limit.widths)): limit for unit, limit in limits}
 
 
-def _checked(unit: Any, size: Any, widths: Any) -> tuple[str, Lesson]:
+def _checked(unit: Any, size: Any, widths: Any) -> tuple[str, Limit]:
     one_of("the unit of a limit", unit, "samples", "tokens")
-    return unit, Lesson(integer("a limit", size, 1), tuple(integer("a width", width) for width in widths))
+    return unit, Limit(integer("a limit", size, 1), tuple(integer("a width", width) for width in widths))
 
 
 def _bins(widths: tuple[int, ...]) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from brimful.core.once import once
 
 BOUNDS: Final = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k")
-"""What packed rows call the slots at which their segments begin."""
+"""The names of the column, in packed rows, of the slots at which segments begin."""
 
 
 class Divisible(ABC):
@@ -27,21 +27,21 @@ class Divisible(ABC):
     @property
     @abstractmethod
     def unit(self) -> str:
-        """What `size` counts: "samples" where each takes a padded row, "tokens" where nothing is padded."""
+        """The unit of `size`: "samples" where each takes a padded row, "tokens" where nothing is padded."""
 
     @property
     @abstractmethod
     def samples(self) -> int:
-        """Into so many parts it can be cut at most."""
+        """The largest number of parts that it can be cut into."""
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """What memory grows with."""
+        """The size that memory grows with."""
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """How large a sample is: of each padded tensor the values of a row."""
+        """The size of a sample: the number of values in a row of each padded tensor."""
         return ()
 
     @abstractmethod
@@ -50,7 +50,7 @@ class Divisible(ABC):
 
 
 def divisible(batch: Any) -> Divisible:
-    """How a batch is cut.
+    """A batch with its way to be cut.
 
     - A mapping or a tuple holds columns: tensors (padded, or of layout torch.jagged), arrays and lists of one row a sample, and
       mappings and tuples of such; numbers, words and tensors without dimensions go to every part.
@@ -69,20 +69,14 @@ def divisible(batch: Any) -> Divisible:
     """
     if isinstance(batch, Mapping):
         bounds = next((name for name in BOUNDS if name in batch), None)
-        return Columns(batch) if bounds is None else PackedRows(batch, bounds)
-    if isinstance(batch, tuple):
-        return Columns(batch)
-    if isinstance(batch, torch.Tensor) and batch.dim():
-        return Columns(batch)
-    if isinstance(batch, list):
-        if _either(batch):
-            raise ValueError(
-                f"a list of {len(batch)} tensors of {len(batch[0])} rows may be {len(batch)} samples or {len(batch)} "
-                "columns: give columns as a tuple or a dict, and samples as a list of dicts"
-            )
-        return Columns(batch)
+        return ColumnBatch(batch) if bounds is None else PackedBatch(batch, bounds)
+    if isinstance(batch, list) and _either(batch):
+        raise ValueError(
+            f"a list of {len(batch)} tensors of {len(batch[0])} rows may be {len(batch)} samples or {len(batch)} "
+            "columns: give columns as a tuple or a dict, and samples as a list of dicts"
+        )
     if hasattr(batch, "__len__") and hasattr(batch, "__getitem__") and not isinstance(batch, str | bytes):
-        return Columns(batch)
+        return ColumnBatch(batch)
     raise TypeError(
         f"a batch of type {type(batch).__name__} cannot be split by sample: give a dict or a tuple of columns, a list of "
         "samples, or an object with a length whose slices are batches"
@@ -95,7 +89,7 @@ def _either(batch: list[Any]) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Columns(Divisible):
+class ColumnBatch(Divisible):
     """A batch of columns with one row a sample; parts have about as many samples as each other, with nested tensors tokens."""
 
     batch: Any
@@ -146,14 +140,14 @@ class Columns(Divisible):
     def parts(self, count: int) -> list[Any]:
         count = min(count, self.samples)
         if self._nested is None:
-            bounds = [number * self.samples // count for number in range(count + 1)]
+            runs = even(self.samples, count)
         else:
-            bounds = balanced(np.diff(self._nested.offsets().cpu().numpy()), count)
-        return [self._part(first, last) for first, last in pairwise(bounds)]
+            runs = list(pairwise(balanced(np.diff(self._nested.offsets().cpu().numpy()), count)))
+        return [self._part(first, last) for first, last in runs]
 
     def _part(self, first: int, last: int) -> Any:
         shared: dict[int, torch.Tensor] = {}
-        return _mapped(self.batch, lambda value: _rows(value, first, last, shared))
+        return mapped(self.batch, lambda value: _rows(value, first, last, shared) if _has_rows(value) else value)
 
     @once
     def _columns(self) -> list[tuple[str, Any]]:
@@ -169,7 +163,7 @@ class Columns(Divisible):
 
 
 @dataclass(frozen=True, eq=False)
-class PackedRows(Divisible):
+class PackedBatch(Divisible):
     """Samples end to end in rows, as `Dataset.pack` gives them."""
 
     batch: Mapping[str, Any]
@@ -204,8 +198,10 @@ class PackedRows(Divisible):
     def parts(self, count: int) -> list[Any]:
         rows, samples, width = len(self._rows), self.samples, self.batch["segment_ids"].shape[1]
         if count <= rows:
-            edges = [number * rows // count for number in range(count + 1)]
-            return [self._part(first, last, self._between(first, last), 0, width) for first, last in pairwise(edges)]
+            return [
+                self._part(first, last, range(self._rows[first].start, self._rows[last - 1].stop), 0, width)
+                for first, last in even(rows, count)
+            ]
         found = []
         for row, segments in enumerate(self._rows):
             if not segments:
@@ -222,7 +218,7 @@ class PackedRows(Divisible):
         width = self.batch["segment_ids"].shape[1]
         here = (self._edges >= first * width + begin) & (self._edges <= (last - 1) * width + end)
         edges = self._edges[here] - (first * width + begin)
-        pieces = slice(self._place(segments.start) if segments.start else 0, self._place(segments.stop))
+        pieces = slice(self._places[segments.start] if segments.start else 0, self._places[segments.stop])
         part: dict[str, Any] = {}
         for name, value in self.batch.items():
             match self._kind(name, value):
@@ -240,7 +236,7 @@ class PackedRows(Divisible):
         return part
 
     def _kind(self, name: str, value: Any) -> str | None:
-        """What a column has one of: each slot, each sample, or the batch; None where that is not to be seen."""
+        """A column has one value a slot, a sample, or a batch; None where the shape does not tell."""
         if name in BOUNDS:
             return "bounds"
         if isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[:2] == self.batch["segment_ids"].shape:
@@ -280,15 +276,22 @@ class PackedRows(Divisible):
         edges = np.searchsorted(self._starts, np.arange(rows + 1) * width).tolist()
         return [range(first, last) for first, last in pairwise(edges)]
 
-    def _between(self, first: int, last: int) -> range:
-        return range(self._rows[first].start, self._rows[last - 1].stop)
-
-    def _place(self, number: int) -> int:
-        """Where the row of a sample stands in the columns of samples, which have empty ones too."""
+    @once
+    def _places(self) -> NDArray[np.int64]:
+        """The row of each sample in the columns of samples, which have empty ones too; and the number of these rows."""
         lengths = self.batch.get("lengths")
-        if number >= len(self._real):
-            return self._pieces
-        return number if lengths is None else int(np.flatnonzero(torch.as_tensor(lengths).cpu().numpy())[number])
+        count = len(self._real)
+        rows = np.arange(count) if lengths is None else np.flatnonzero(torch.as_tensor(lengths).cpu().numpy())[:count]
+        return np.append(rows, self._pieces)
+
+
+def even(size: int, count: int) -> list[tuple[int, int]]:
+    """Cuts so many rows into `count` runs of about one length: the first and the last of each.
+
+    >>> even(5, 2)
+    [(0, 2), (2, 5)]
+    """
+    return list(pairwise(number * size // count for number in range(count + 1)))
 
 
 def balanced(sizes: NDArray[Any], count: int) -> list[int]:
@@ -305,7 +308,42 @@ def balanced(sizes: NDArray[Any], count: int) -> list[int]:
     return [0, *np.minimum(cuts, len(sizes) - count + numbers).tolist(), len(sizes)]
 
 
-# -- columns -----------------------------------------------------------------------------------------------------------
+# -- structures of mappings and tuples ---------------------------------------------------------------------------------
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A structure with `change` of each value in its place.
+
+    >>> mapped({"a": 1, "b": (2, 3)}, lambda value: -value)
+    {'a': -1, 'b': (-2, -3)}
+    """
+    if isinstance(value, UserDict):  # transformers' BatchEncoding, whose entries are attributes too
+        made = copy.copy(value)
+        made.data = {name: mapped(one, change) for name, one in value.items()}
+        return made
+    if isinstance(value, Mapping):
+        return {name: mapped(one, change) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return _tuple_like(value, [mapped(one, change) for one in value])
+    return change(value)
+
+
+def joined(results: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
+    """One structure in place of several that are alike: in each place `join` of the values that they have there.
+
+    >>> joined([{"a": 1, "b": (2, 3)}, {"a": 10, "b": (20, 30)}], sum)
+    {'a': 11, 'b': (22, 33)}
+    """
+    first = results[0]
+    if isinstance(first, Mapping):
+        return {name: joined([one[name] for one in results], join) for name in first}
+    if isinstance(first, tuple):
+        return _tuple_like(first, [joined(column, join) for column in zip(*results, strict=True)])
+    return join(results)
+
+
+def _tuple_like(like: tuple[Any, ...], values: Sequence[Any]) -> Any:
+    return type(like)(*values) if hasattr(like, "_fields") else tuple(values)
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -338,7 +376,7 @@ def _has_rows(value: Any) -> bool:
 
 
 def _extent(row: Any) -> int:
-    """How large a sample is: of one with several values the largest."""
+    """The size of a sample; of several values the largest."""
     if isinstance(row, torch.Tensor | np.ndarray):
         return prod(row.shape)
     if isinstance(row, Mapping | tuple):
@@ -349,20 +387,6 @@ def _extent(row: Any) -> int:
 
 def _count(value: Any) -> int:
     return int(value.size(0)) if isinstance(value, torch.Tensor) else len(value)
-
-
-def _mapped(value: Any, rows: Callable[[Any], Any]) -> Any:
-    """A structure with `rows` of each column in its place."""
-    if isinstance(value, UserDict):  # transformers' BatchEncoding, whose entries are attributes too
-        made = copy.copy(value)
-        made.data = {name: _mapped(one, rows) for name, one in value.items()}
-        return made
-    if isinstance(value, Mapping):
-        return {name: _mapped(one, rows) for name, one in value.items()}
-    if isinstance(value, tuple):
-        found = [_mapped(one, rows) for one in value]
-        return type(value)(*found) if hasattr(value, "_fields") else tuple(found)
-    return rows(value) if _has_rows(value) else value
 
 
 def _rows(value: Any, first: int, last: int, shared: dict[int, torch.Tensor]) -> Any:

@@ -1,4 +1,4 @@
-"""What a guard may do where there are several data-parallel ranks: it cannot see how their gradients come together."""
+"""A guard on several data-parallel ranks. It cannot see how their gradients are reduced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def world_size() -> int:
 
 
 def refuse_unsaid(distributed: Distributed | None) -> None:
-    """Refuses several ranks of which nobody said how they work together.
+    """Refuses several ranks if the user did not say how they work together.
 
     Raises:
         ValueError: with the two ways to say it.
@@ -56,7 +56,7 @@ def agreed(count: int, samples: int) -> int:
 
 
 def reducing_modules(distributed: Distributed | None) -> list[nn.Module]:
-    """What reduces gradients in its backward unless it is told not to: the DistributedDataParallel modules of this process.
+    """The DistributedDataParallel modules of this process, which reduce gradients in their backward unless told not to.
 
     Price: a look at every object, .1 s or so, only under "ddp" with several ranks.
     """

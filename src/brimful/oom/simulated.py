@@ -1,4 +1,4 @@
-"""Running out of memory where there is plenty: for tests of a guarded step, on any device."""
+"""A simulated out of memory, for tests of a guarded step on any device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SimulatedOOM:
 
     Args:
         limit: most slots, B x L; it may be changed between steps.
-        where: what runs out of memory, "forward" or "backward": of the tensor's gradient.
+        where: "forward", or "backward", which runs out of memory on the tensor's gradient.
 
     >>> device = SimulatedOOM(8)
     >>> device(torch.zeros(2, 4)).shape

@@ -1,21 +1,16 @@
 """Which samples make up which batch, decided on integers alone: lengths in, sample numbers and shapes out."""
 
 from brimful.plan.buckets import (
-    best_num_buckets,
-    exponential_buckets,
     optimal_buckets,
-    quantile_buckets,
     uniform_buckets,
 )
-from brimful.plan.budget import AttentionCost, CostBudget, FixedSize, TokenBudget
-from brimful.plan.divided import divided
+from brimful.plan.budget import AttentionCost, CostBudget, FixedSize, StaticShapes, TokenBudget, divided
 from brimful.plan.groups import balanced_thresholds, by_thresholds, find_thresholds, optimal_partition
 from brimful.plan.low_discrepancy import low_discrepancy_order
 from brimful.plan.memory import MemoryBudget, PeakModel
 from brimful.plan.overlong import Overlong, OverlongError, Pieces, plan_with, split_long
 from brimful.plan.pack import Packed
 from brimful.plan.plan import Plan, Policy, as_lengths
-from brimful.plan.static import StaticShapes
 from brimful.plan.window import window_rows
 
 __all__ = [
@@ -34,16 +29,13 @@ __all__ = [
     "TokenBudget",
     "as_lengths",
     "balanced_thresholds",
-    "best_num_buckets",
     "by_thresholds",
     "divided",
-    "exponential_buckets",
     "find_thresholds",
     "low_discrepancy_order",
     "optimal_buckets",
     "optimal_partition",
     "plan_with",
-    "quantile_buckets",
     "split_long",
     "uniform_buckets",
     "window_rows",

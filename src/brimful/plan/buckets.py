@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import sqrt
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.errors import finite, integer
+from brimful.core.errors import integer
 from brimful.plan.plan import IntArray, one_length
 
 FloatArray = NDArray[np.float64]
@@ -44,9 +43,9 @@ def optimal_buckets(
     multiple_of = integer("multiple_of", multiple_of, 1, "token")
     num_buckets = integer("num_buckets", num_buckets, 1, "bucket")
     longest = None if max_length is None else integer("max_length", max_length, 1, "token")
-    values, counts = _histogram(_checked("optimal_buckets", lengths), multiple_of, longest)
+    values, counts = _histogram(some_lengths("optimal_buckets", lengths), multiple_of, longest)
     costs = np.array([value if cost is None else cost(value) for value in values.tolist()], dtype=np.float64)
-    _check_rising(values, costs)
+    check_rising(values, costs)
     mass = np.cumsum(counts).astype(np.float64)
     best = mass * costs
     layers = []
@@ -79,68 +78,6 @@ def uniform_buckets(max_length: int, num_buckets: int) -> list[int]:
     num_buckets = integer("num_buckets", num_buckets, 1, "bucket")
     step = -(-max_length // num_buckets)
     return sorted({min(step * k, max_length) for k in range(1, min(num_buckets, max_length) + 1)})
-
-
-def quantile_buckets(lengths: ArrayLike, num_buckets: int) -> list[int]:
-    """Bucket lengths, ascending, that split the samples into equal shares: for comparison with `optimal_buckets`.
-
-    Args:
-        lengths: tokens of each sample, (n,).
-        num_buckets: how many; fewer where quantiles coincide.
-    Raises:
-        ValueError: no lengths, or fewer than 1 bucket.
-    Example:
-        >>> quantile_buckets([1, 2, 3, 4, 5, 60], 3)
-        [2, 4, 60]
-    """
-    num_buckets = integer("num_buckets", num_buckets, 1, "bucket")
-    lengths = _checked("quantile_buckets", lengths)
-    bounds = np.quantile(lengths, np.arange(1, num_buckets + 1) / num_buckets, method="inverted_cdf")
-    return sorted({max(1, int(bound)) for bound in bounds})
-
-
-def exponential_buckets(min_length: int, max_length: int, num_buckets: int) -> list[int]:
-    """Bucket lengths, ascending, at equal ratios: for comparison with `optimal_buckets`.
-
-    Args:
-        min_length: the shortest length there is, in tokens; the first bucket is one ratio above it.
-        max_length: the longest bucket, in tokens.
-        num_buckets: how many; fewer where rounded lengths coincide.
-    Raises:
-        ValueError: one of them below 1, or `min_length` over `max_length`.
-    Example:
-        >>> exponential_buckets(4, 512, 7)
-        [8, 16, 32, 64, 128, 256, 512]
-    """
-    min_length = integer("min_length", min_length, 1, "token")
-    num_buckets = integer("num_buckets", num_buckets, 1, "bucket")
-    max_length = integer("max_length", max_length, 1, "token")
-    if max_length < min_length:
-        raise ValueError(f"max_length must be at least min_length={min_length:,} (got {max_length:,})")
-    bounds = np.geomspace(min_length, max_length, num_buckets + 1)[1:]
-    return sorted({round(bound) for bound in bounds.tolist()})
-
-
-def best_num_buckets(run_seconds: float, compile_seconds: float, *, padding_constant: float = 1.4) -> int:
-    """How many buckets make run time and compile time together least: sqrt(1.4 run / compile).
-
-    K optimal buckets pad 1.4 / K of the slots and compile K times: run (1 + 1.4 / K) + K compile in all.
-
-    Args:
-        run_seconds: time of the whole run without padding.
-        compile_seconds: time to compile one shape.
-        padding_constant: padding times K; 1.4 on lengths of text.
-    Raises:
-        ValueError: one of them not positive.
-    Example:
-        >>> best_num_buckets(3600, 30)
-        13
-    """
-    names = ("run_seconds", "compile_seconds", "padding_constant")
-    if min(map(finite, names, (run_seconds, compile_seconds, padding_constant))) <= 0:
-        found = f"{run_seconds}, {compile_seconds}, {padding_constant}"
-        raise ValueError(f"run_seconds, compile_seconds and padding_constant must be positive (got {found})")
-    return max(1, round(sqrt(padding_constant * run_seconds / compile_seconds + 0.25)))  # the best whole number
 
 
 def as_buckets(buckets: Sequence[int], max_tokens: int, multiple_of: int = 1) -> tuple[int, ...]:
@@ -195,16 +132,18 @@ def _cheapest_before(mass: FloatArray, best: FloatArray, costs: FloatArray) -> I
         hull = hull[below]
 
 
-def _checked(name: str, lengths: ArrayLike) -> IntArray:
+def some_lengths(name: str, lengths: ArrayLike) -> IntArray:
+    """Lengths of shape (n,), at least one of them, for the function `name`."""
     array = one_length(lengths, name)
     if not len(array):
         raise ValueError(f"{name} needs at least 1 length (got none)")
     return array
 
 
-def _check_rising(values: IntArray, costs: FloatArray) -> None:
+def check_rising(values: IntArray, costs: FloatArray, name: str = "cost") -> None:
+    """Refuses costs that fall where lengths rise."""
     falls = np.flatnonzero(np.diff(costs) < 0)
     if len(falls):
         at = falls[0]
         steps = ", ".join(f"cost({values[i]:,})={costs[i]:,}" for i in (at, at + 1))
-        raise ValueError(f"cost must never fall with length (got {steps})")
+        raise ValueError(f"{name} must never fall with length (got {steps})")

@@ -1,22 +1,24 @@
-"""Policies that fill a batch up to a limit: of samples, of tokens, or of any cost of the padded shape."""
+"""Policies that fill a batch up to a limit: of samples, of tokens, or of any cost of the padded shape. `divided` shares the
+limit of an optimizer step among its batches."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brimful.core.errors import finite, settle
-from brimful.plan.buckets import as_buckets, pad_to_buckets
+from brimful.core.errors import finite, one_of, settle
+from brimful.plan.buckets import as_buckets
 from brimful.plan.cut import Cut, assemble, cut_greedy, plan_sorted
 from brimful.plan.least_padding import cut_fewest, cut_priced
 from brimful.plan.overlong import refuse_overlong
-from brimful.plan.plan import IntArray, Plan, as_lengths, widths
+from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length, widths
+from brimful.plan.rounded import Rounding
 
 Cost = Callable[[int, int], float]
 PlannerName = Literal["greedy", "least_padding"]
@@ -107,8 +109,7 @@ class TokenBudget:
         if self.buckets is not None:
             buckets = as_buckets(self.buckets, self.max_tokens, self.pad_to_multiple_of)
             object.__setattr__(self, "buckets", buckets)
-        if self.planner not in get_args(PlannerName):
-            raise ValueError(f"planner must be one of {', '.join(get_args(PlannerName))} (got {self.planner!r})")
+        one_of("planner", self.planner, *get_args(PlannerName))
         if self.step_cost is not None and self.planner == "greedy":
             raise ValueError(f"step_cost needs planner='least_padding' (got {self.planner!r})")
         if self.step_cost is not None and finite("step_cost", self.step_cost) < 0:
@@ -117,14 +118,14 @@ class TokenBudget:
     @property
     def max_length(self) -> int:
         """The longest sample, in tokens, that fits when padded."""
-        if self.buckets is not None:
-            return self.buckets[-1]
-        return self.max_tokens // self.pad_to_multiple_of * self.pad_to_multiple_of
+        longest = self._rounding.longest(self.max_tokens)
+        assert longest is not None
+        return longest
 
     def plan(self, lengths: ArrayLike) -> Plan:
         """Batches of at most `max_tokens` slots."""
         lengths = as_lengths(lengths)
-        padded = self._padded(lengths)
+        padded = self._rounding(lengths)
         self._refuse(lengths, padded)
         return plan_sorted(lengths, padded, self.max_tokens.__floordiv__, self._cut())
 
@@ -135,11 +136,9 @@ class TokenBudget:
             return cut_fewest
         return partial(cut_priced, step_tokens=round(self.step_cost * self.max_tokens))
 
-    def _padded(self, lengths: IntArray) -> IntArray:
-        if self.buckets is not None:
-            return pad_to_buckets(lengths, self.buckets)
-        multiple = self.pad_to_multiple_of
-        return np.maximum(lengths, 1) if multiple == 1 else np.maximum(-(-lengths // multiple), 1) * multiple
+    @property
+    def _rounding(self) -> Rounding:
+        return Rounding(pad_to_multiple_of=self.pad_to_multiple_of, buckets=self.buckets)
 
     def _refuse(self, lengths: IntArray, padded: IntArray) -> None:
         fits = widths(padded) <= self.max_tokens
@@ -151,6 +150,49 @@ class TokenBudget:
         elif self.pad_to_multiple_of > 1:
             limit += f" in multiples of {self.pad_to_multiple_of:,}"
         refuse_overlong(lengths, fits, max_length=self.max_length, limit=limit, remedy=remedy)
+
+
+@dataclass(frozen=True)
+class StaticShapes:
+    """Batches of exactly floor(max_tokens / L) rows for each bucket of L tokens: no more shapes than buckets.
+
+    Sorted longest first (stable) and cut; samples of the next bucket fill up a batch of this one. Only the last batch
+    can be short: its tensor has `padded_sizes` rows all the same, those missing zero-weight copies of a real row.
+
+    Args:
+        buckets: the only padded lengths, in tokens; of these the smallest that is not smaller.
+        max_tokens: most slots in a batch, padding included.
+    Raises:
+        ValueError: no buckets, or one below 1 or above `max_tokens` tokens.
+        OverlongError: from `plan`, for a sample longer than every bucket.
+    Price: that of `TokenBudget`.
+    Example:
+        >>> plan = StaticShapes([16, 64], 64).plan([50, 10, 10, 10, 10, 10])
+        >>> [batch.tolist() for batch in plan.batches], plan.padded_sizes.tolist(), plan.num_shapes
+        ([[0], [1, 2, 3, 4], [5]], [1, 4, 4], 2)
+    """
+
+    buckets: Sequence[int]
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        settle(self, "max_tokens", 1, "token")
+        object.__setattr__(self, "buckets", as_buckets(self.buckets, self.max_tokens))
+
+    @property
+    def max_length(self) -> int:
+        """The longest bucket, in tokens."""
+        return self.buckets[-1]
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """All shapes that there are, (rows, tokens)."""
+        return [(self.max_tokens // bucket, bucket) for bucket in self.buckets]
+
+    def plan(self, lengths: ArrayLike) -> Plan:
+        """Batches of full shapes; the last may have copies in it."""
+        plan = TokenBudget(self.max_tokens, buckets=self.buckets).plan(one_length(lengths, "StaticShapes"))
+        return replace(plan, padded_sizes=self.max_tokens // plan.padded_lengths)
 
 
 @dataclass(frozen=True)
@@ -237,3 +279,40 @@ def largest(cost: Callable[[int], float], limit: float) -> int:
     while low < ENDLESS and cost(2 * low) <= limit:
         low *= 2
     return ENDLESS if low == ENDLESS else bisect_right(range(2 * low), limit, lo=low, key=cost) - 1
+
+
+def divided(policy: Policy, parts: int) -> Policy:
+    """The policy of each of the `parts` batches whose gradients one optimizer step adds up.
+
+    Samples, tokens and cost are shared evenly. A limit of memory stays as it is, since the batches run one after the other. So
+    does a user's own policy, since brimful does not know its limit.
+
+    Raises:
+        ValueError: there are fewer samples or tokens than parts; samples that do not come out even.
+
+    >>> divided(TokenBudget(16_384), 4)
+    TokenBudget(max_tokens=4096, pad_to_multiple_of=1, buckets=None, planner='greedy', step_cost=None)
+    """
+    if isinstance(policy, FixedSize):
+        return replace(policy, n=share(policy.n, parts, "samples", even=True))
+    if isinstance(policy, TokenBudget | StaticShapes):
+        changes: dict[str, Any] = {"max_tokens": share(policy.max_tokens, parts, "tokens")}
+        return replace(policy, **changes)
+    if isinstance(policy, CostBudget):
+        return replace(policy, limit=policy.limit / parts)
+    return policy
+
+
+def share(budget: int, parts: int, unit: str, *, even: bool = False) -> int:
+    """An equal share of a budget, rounded down.
+
+    Raises:
+        ValueError: a share would be empty; or `even` is set, and the shares would not add up to the budget.
+    """
+    if budget < parts or (even and budget % parts):
+        remedy = f"a multiple of {parts:,}" if even else f"{parts:,} at least"
+        raise ValueError(
+            f"micro_batches={parts:,} deals the {unit} of an optimizer step to {parts:,} batches, of which {budget:,} cannot be "
+            f"made: give {remedy}"
+        )
+    return budget // parts

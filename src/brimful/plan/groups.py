@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.core.errors import integer
-from brimful.plan.buckets import FloatArray, optimal_buckets
-from brimful.plan.plan import IntArray, as_lengths, one_length
+from brimful.plan.buckets import FloatArray, check_rising, optimal_buckets, some_lengths
+from brimful.plan.plan import IntArray, as_lengths
 
 Cost = Callable[..., float]
 
@@ -39,7 +39,7 @@ def find_thresholds(lengths: ArrayLike, num_groups: int, *, cost: Callable[[int]
         >>> find_thresholds([1, 1, 1, 1, 2, 8, 9, 30], 3)
         [2, 9]
     """
-    return _tops(_checked("find_thresholds", lengths), integer("num_groups", num_groups, 1, "group"), cost)[:-1]
+    return _tops(some_lengths("find_thresholds", lengths), integer("num_groups", num_groups, 1, "group"), cost)[:-1]
 
 
 def balanced_thresholds(
@@ -64,19 +64,15 @@ def balanced_thresholds(
         ([4], [1])
     """
     num_groups = integer("num_groups", num_groups, 1, "group")
-    values, counts = np.unique(np.maximum(_checked("balanced_thresholds", lengths), 1), return_counts=True)
+    values, counts = np.unique(np.maximum(some_lengths("balanced_thresholds", lengths), 1), return_counts=True)
     costs = _costs(values, cost)
-    if (falls := np.flatnonzero(np.diff(costs) < 0)).size:
-        steps = ", ".join(f"cost({values[i]:,})={costs[i]:,}" for i in (falls[0], falls[0] + 1))
-        raise ValueError(f"balanced_thresholds: cost must never fall with length (got {steps})")
+    check_rising(values, costs, "balanced_thresholds: cost")
     mass = np.concatenate(([0.0], np.cumsum(counts)))
     ends = np.arange(1, len(mass))
     dearest, layers = np.concatenate(([0.0], mass[1:] * costs)), []
     for _ in range(min(num_groups, len(values)) - 1):
-        low, high = (
-            np.zeros(len(ends), np.int64),
-            ends.copy(),
-        )  # the first i whose groups before cost no less than the last
+        # searched between these: the first i whose groups before cost no less than the last
+        low, high = np.zeros(len(ends), np.int64), ends.copy()
         while (low < high).any():
             middle = (low + high) // 2
             crossed = dearest[middle] >= (mass[ends] - mass[middle]) * costs
@@ -129,7 +125,7 @@ def optimal_partition(lengths: ArrayLike, num_groups: int, *, cost: Cost | None 
     num_groups = integer("num_groups", num_groups, 1, "group")
     array = np.asarray(lengths)
     if array.ndim != 2:
-        one = _checked("optimal_partition", array)
+        one = some_lengths("optimal_partition", array)
         return by_thresholds(one, _tops(one, num_groups, cost)[:-1])
     if not array.size:
         raise ValueError("optimal_partition needs at least 1 length (got none)")
@@ -220,7 +216,7 @@ def _least_of_all(points: IntArray, counts: IntArray, num_groups: int, cost: Cos
 
 
 def _costs(shapes: IntArray, cost: Cost | None) -> FloatArray:
-    """What one sample padded to each of these costs, (n,) of lengths (n,) or (n, d)."""
+    """The cost of one sample padded to each of these shapes, (n,) of lengths (n,) or (n, d)."""
     if cost is None:
         product: NDArray[np.float64] = shapes.reshape(len(shapes), -1).astype(np.float64).prod(axis=1)
         return product
@@ -241,10 +237,3 @@ def _costs_of_many(shapes: IntArray, cost: Cost | None) -> FloatArray:
         values, ranks = np.unique(column, return_inverse=True)
         firsts, which = np.unique(which * len(values) + ranks, return_index=True, return_inverse=True)[1:]
     return _costs(shapes[firsts], cost)[which]
-
-
-def _checked(name: str, lengths: ArrayLike) -> IntArray:
-    array = one_length(lengths, name)
-    if not len(array):
-        raise ValueError(f"{name} needs at least 1 length (got none)")
-    return array

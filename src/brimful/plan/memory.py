@@ -28,7 +28,7 @@ _MULTIPLE = 8  # of which friendly batch sizes are multiples; below, powers of t
 
 
 class PeakModel(Protocol):
-    """What says how much memory a shape takes: a `MemoryModel`, or an object of one's own with these members.
+    """An object that says how much memory a shape takes: a `MemoryModel`, or a user's own with these members.
 
     `largest_batch` never grows when a length does. `fingerprint` is another one for a model that answers differently: it
     stands for the model in the header of a state.
@@ -193,7 +193,7 @@ def _look_beyond(model: PeakModel, plan: Plan) -> None:
             _said.add(kind)
             logger.warning(
                 "a %s of %d is planned, and the memory model has seen none above %d: so far beyond, its risk is not held; probe "
-                "near it (bf.probe, brimful memory probe)",
+                "near it (bf.memory.probe, brimful memory probe)",
                 kind,
                 most,
                 known,
@@ -201,7 +201,7 @@ def _look_beyond(model: PeakModel, plan: Plan) -> None:
 
 
 _said: Final[set[str]] = set()
-"""Of what was warned in this process."""
+"""The kinds of lengths that were warned of in this process."""
 
 
 def _reference(reference: object, num_lengths: int) -> tuple[int, Length]:

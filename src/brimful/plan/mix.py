@@ -8,18 +8,17 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core.errors import finite
+from brimful.core.errors import finite, one_of
 from brimful.plan.plan import IntArray
 
 Stop = Literal["first", "all", "all_repeat"]
 ENDLESS: Final = 1 << 53
-"""What stands for a count of rows without an end, and for all greater ones: up to there a float64 holds every number."""
+"""Stands for a count of rows without an end, and for all greater ones: up to there a float64 holds every number."""
 
 
 def check(num_sources: int, weights: Sequence[float], stop: str) -> None:
     """Refuses weights and words that mean no mixture."""
-    if stop not in get_args(Stop):
-        raise ValueError(f"stop must be one of {', '.join(get_args(Stop))} (got {stop!r})")
+    one_of("stop", stop, *get_args(Stop))
     if len(weights) != num_sources:
         raise ValueError(f"there must be a weight for each of {num_sources} data sets (got {len(weights)})")
     if not all(finite("weights", weight) > 0 for weight in weights):

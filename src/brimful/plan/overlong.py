@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.errors import integer
+from brimful.core.errors import integer, one_of
 from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length
 
 Overlong = Literal["raise", "truncate", "drop", "alone"]
@@ -75,7 +75,8 @@ def refuse_overlong(
 
 
 def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") -> tuple[Plan, dict[str, int]]:
-    """The policy's plan, with a word for the samples that it cannot place, and the counts of what was done.
+    """The policy's plan, with a word for the samples that it cannot place, and the counts of what was done: samples, and the
+    tokens that are in no batch.
 
     - "raise": nothing is done; the policy's `OverlongError` says which sample.
     - "truncate": planned as min(length, `policy.max_length`) tokens; whoever fetches the sample cuts it there.
@@ -94,12 +95,11 @@ def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") 
         >>> from brimful.plan import TokenBudget
         >>> plan, counts = plan_with(TokenBudget(60), [50, 70, 10], "alone")
         >>> [batch.tolist() for batch in plan.batches], plan.padded_lengths.tolist(), counts
-        ([[1], [0], [2]], [70, 50, 10], {'truncated': 0, 'dropped': 0, 'alone': 1})
+        ([[1], [0], [2]], [70, 50, 10], {'truncated': 0, 'dropped': 0, 'alone': 1, 'dropped_tokens': 0})
     """
-    if overlong not in get_args(Overlong):
-        raise ValueError(f"overlong must be one of {', '.join(get_args(Overlong))} (got {overlong!r})")
+    one_of("overlong", overlong, *get_args(Overlong))
     lengths = as_lengths(lengths)
-    counts = {"truncated": 0, "dropped": 0, "alone": 0}
+    counts = {"truncated": 0, "dropped": 0, "alone": 0, "dropped_tokens": 0}
     if overlong == "raise":
         return policy.plan(lengths), counts
     too_long = _too_long(policy, lengths)
@@ -108,12 +108,14 @@ def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") 
             raise ValueError("overlong='truncate' takes one length a sample; for pairs choose raise, drop or alone")
         counts["truncated"] = len(too_long)
         limit = policy.max_length
+        counts["dropped_tokens"] = int((lengths[too_long] - (limit or 0)).sum())
         return policy.plan(lengths if limit is None else np.minimum(lengths, limit)), counts
     kept = np.delete(np.arange(len(lengths)), too_long)
     plan = policy.plan(lengths[kept])
     plan = Plan([kept[batch] for batch in plan.batches], plan.padded_lengths, plan.padded_sizes, plan.tokens)
     if overlong == "drop":
         counts["dropped"] = len(too_long)
+        counts["dropped_tokens"] = int(lengths[too_long].sum())
         return plan, counts
     counts["alone"] = len(too_long)
     return _alone_first(plan, lengths, too_long), counts

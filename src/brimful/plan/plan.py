@@ -1,4 +1,4 @@
-"""What a plan is: which samples make up which batch, and the shape that each batch is padded to."""
+"""A plan: which samples make up which batch, and the shape that each batch is padded to."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Plan:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Whatever turns lengths into a plan: a frozen dataclass with these two members (`Plan.of` shows one).
+    """An object that turns lengths into a plan: a frozen dataclass with these two members (`Plan.of` shows one).
 
     A plan is a pure function of the lengths and the dataclass's fields. `max_length` is the longest sample, in
     tokens, that the policy can place at all, None where any will do; for a longer one `plan` raises
@@ -121,9 +121,17 @@ class Policy(Protocol):
     """
 
     @property
-    def max_length(self) -> int | None: ...
+    def max_length(self) -> int | None:
+        """The longest sample, in tokens, that the policy can place; None: any."""
+        ...
 
-    def plan(self, lengths: ArrayLike) -> Plan: ...
+    def plan(self, lengths: ArrayLike) -> Plan:
+        """The batches of some samples.
+
+        Args:
+            lengths: tokens of each sample, (n,), or (n, 2) for pairs.
+        """
+        ...
 
 
 def as_lengths(lengths: ArrayLike) -> IntArray:

@@ -55,7 +55,7 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Rounded:
-    """What a policy makes of lengths that are rounded up first: so its limits hold for the padded shape.
+    """A policy that plans lengths after they are rounded up: so its limits hold for the padded shape.
 
     Example:
         >>> from brimful.plan import FixedSize

@@ -1,4 +1,4 @@
-"""What runs in the processes of a Ray cluster: replies in order; where a worker dies, what it had not given is made again."""
+"""Tasks in the processes of a Ray cluster: replies in order; where a worker dies, another one makes its missing replies."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, ClassVar, Final
 
 import cloudpickle
 
-from brimful.core.errors import StageError, logger, untold
+from brimful.core.errors import StageError, logger, quiet_tally
 from brimful.core.once import once
-from brimful.core.processes import Records, Reply, answer, dumps
+from brimful.core.processes import LogCapture, Reply, answer, dumps
 
 RETRIES: Final = 3
 """How often in a row a worker may die over one thing before that is an error."""
@@ -24,7 +25,7 @@ END_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 10.0
 """How often it is asked how large the cluster is."""
 _THREADS: Final = "RAYON_NUM_THREADS"
-"""What bounds the threads of tokenizers, of which each would otherwise have as many as its machine has cores."""
+"""Bounds the threads of tokenizers, of which each would otherwise have as many as its machine has cores."""
 
 
 def check_address(address: str | None) -> None:
@@ -63,7 +64,7 @@ class Cluster:
         try:
             import ray
         except ImportError as error:
-            raise ModuleNotFoundError("engine='ray' needs Ray: pip install 'brimful[ray]'", name="ray") from error
+            raise ModuleNotFoundError("executor='ray' needs Ray: pip install 'brimful[ray]'", name="ray") from error
         self.ray: Any = ray
         self._address = address
         self._running: dict[int, Callable[[], None]] = {}
@@ -130,7 +131,7 @@ class Cluster:
     def stream(
         self, fn: Callable[..., Iterator[Any]], job: Any, *args: Any, at: Any, place: Callable[[Any], str]
     ) -> Stream:
-        """What the generator `fn(thing, *args, at)` gives, of what a reference stands for, in a task of its own; see `Stream`."""
+        """The things of the generator `fn(thing, *args, at)` in a task of its own, `thing` by its reference; see `Stream`."""
         return Stream(self, lambda at: self._task.remote(fn, job, *args, at), at, place)
 
     @once
@@ -161,7 +162,7 @@ class Cluster:
 
     @property
     def deaths(self) -> tuple[type[Exception], ...]:
-        """What is raised where a worker, or its machine, or what it had made, is gone."""
+        """The errors of Ray where a worker, its machine or its results are gone."""
         found = self.ray.exceptions
         return (
             *(found.WorkerCrashedError, found.OutOfMemoryError, found.NodeDiedError, found.LocalRayletDiedError),
@@ -170,7 +171,7 @@ class Cluster:
 
 
 class Stream:
-    """What a task gives, in order: (thing, the place after it), of which `read` returns the thing; None after the last.
+    """The results of a task in order: (thing, the place after it), of which `read` returns the thing; None after the last.
 
     Where the worker dies a new task goes on after the last place that has arrived.
 
@@ -234,19 +235,13 @@ class Stream:
         self._task = self._start(self._at)
 
 
-_LOADED: Final[dict[int, tuple[bytes, Any]]] = {}
-"""What the last task of this process was given: the next one mostly is of the same job, and a tokenizer takes a while to make."""
-
-
+@lru_cache(maxsize=1)  # the next task of a process mostly is of the same job, and a tokenizer takes a while to make
 def loaded(job: bytes) -> Any:
-    """What `Cluster.put` was given, made once in each process.
+    """The thing that `Cluster.put` was given.
 
     Raises:
         StageError: it comes from another release, or cannot be had here.
     """
-    kept = _LOADED.get(0)
-    if kept is not None and kept[0] == job:
-        return kept[1]
     os.environ.setdefault(_THREADS, os.environ.get("OMP_NUM_THREADS", "1"))
     version, data = pickle.loads(job)
     if version != _version():
@@ -254,11 +249,9 @@ def loaded(job: bytes) -> Any:
             f"this process has brimful {version}, and a worker of Ray has {_version()}; install one release everywhere"
         )
     try:
-        thing = pickle.loads(data)
+        return pickle.loads(data)
     except Exception as error:
         raise StageError(f"the chain cannot be had in a worker of Ray: {type(error).__name__}: {error}") from error
-    _LOADED[0] = job, thing
-    return thing
 
 
 def _serve(fn: Callable[..., Iterator[Any]], job: bytes, *args: Any) -> Iterator[bytes]:
@@ -270,8 +263,8 @@ def _serve(fn: Callable[..., Iterator[Any]], job: bytes, *args: Any) -> Iterator
             made.append(fn(loaded(job), *args))
         return next(made[0], None)
 
-    tally, going_on = untold(), True
-    with Records() as records:
+    tally, going_on = quiet_tally(), True
+    with LogCapture() as records:
         while going_on:
             reply = answer(following, None, records, tally)
             going_on = goes_on(pickle.loads(reply))

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from brimful.core.errors import logger
-from brimful.core.processes import Records, Reply, answer, dumps
+from brimful.core.processes import LogCapture, Reply, answer, dumps
 from brimful.ray.cluster import Cluster, died_of, loaded
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ class _Worker:
         self._fn: Callable[[Any], Any] | None = None
 
     def call(self, thing: bytes) -> bytes:
-        with Records() as records:
+        with LogCapture() as records:
             return answer(self._made, thing, records)
 
     def _made(self, thing: bytes) -> Any:

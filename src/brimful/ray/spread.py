@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Final, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +15,13 @@ from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import EMPTY, concat, numpy_of
 from brimful.core.background import read_ahead
 from brimful.core.errors import ORIGIN, logger
-from brimful.core.processes import Records
+from brimful.core.processes import LogCapture
 from brimful.core.stage import END, Stage, State, named, running, runtime
 from brimful.ray.cluster import Cluster, check_address
 from brimful.sources.files import FromFiles
-from brimful.sources.reader import PlacedRows, Position, Reader
-from brimful.sources.shard import OpenShard
+from brimful.sources.format import PlacedRows, Position, ShardReader
+from brimful.sources.rotation import OpenShard
 from brimful.sources.urls import Shard
-
-T = TypeVar("T")
 
 PIECE_BYTES: Final = 4 << 20
 """Of rows as they are made: so many come at once, in a message of their own (3 ms)."""
@@ -35,8 +32,8 @@ AHEAD_PER_CPU: Final = 2
 
 
 @dataclass(frozen=True)
-class Spread(Stage[Block]):
-    """What `upstream` gives, a chain of stages that go by the row over shards of files: each shard is a task, which reads it and
+class RayStage(Stage[Block]):
+    """The rows of `upstream`, a chain of stages that go by the row over shards of files: each shard is a task, which reads it and
     runs the stages over it. Their rows are taken in the turns of `FromFiles`, so that order and rows are those of one process;
     only where blocks end may differ.
 
@@ -46,7 +43,7 @@ class Spread(Stage[Block]):
     """
 
     verb = ""
-    transparent: ClassVar[bool] = True
+    itemwise: ClassVar[bool] = True
 
     upstream: Stage[Block]
     address: str | None = runtime(None)
@@ -56,17 +53,17 @@ class Spread(Stage[Block]):
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         files = self._files
-        fed = Fed([])
-        with Records():  # what is logged over the first rows, tasks log too
-            chain = self.upstream.sent(fed)
+        source = OneBlock([])
+        with LogCapture():  # what is logged over the first rows, tasks log too
+            chain = self.upstream.sent(source)
         with Cluster(self.address) as cluster:
-            job = cluster.put(Job(files.elsewhere(), chain, fed))
+            job = cluster.put(Job(files.elsewhere(), chain, source))
 
             def open_shard(turn: int, shard: Shard, position: Position) -> OpenShard:
                 name, unit = files.urls.name(shard), files.unit(shard)
                 words = partial(_words, name, unit)
                 pieces = cluster.stream(made_of, job, shard, name, at=position, place=words)
-                return OpenShard(turn, lambda: pieces, position, AtOnce(), shard.url, files.urls.timeout_seconds, unit)
+                return OpenShard(turn, lambda: pieces, position, None, shard.url, files.urls.timeout_seconds, unit)
 
             yield from files.rotated(at, open_shard, lambda: AHEAD_PER_CPU * cluster.cpus)
 
@@ -91,22 +88,22 @@ def spread(stage: Stage[Block], address: str | None) -> Stage[Block]:
         below.append(found[0])
     if not below[-1].holds_shards:
         what = (
-            "joins several data sets: cache each of them by itself and join the stores" if found else "holds no shards"
+            "joins several data sets: write a store of each of them and join the stores" if found else "holds no shards"
         )
-        raise ValueError(f"engine='ray' spreads the shards of from_files, and {named(below[-1])} {what}")
+        raise ValueError(f"executor='ray' spreads the shards of from_files, and {named(below[-1])} {what}")
     kept = next((place for place in range(len(below) - 2, -1, -1) if not below[place].by_row), -1)
     if kept >= len(below) - 2:
         why = f"{named(below[kept])}, the first stage after from_files, goes by more than single rows"
         raise ValueError(
-            f"engine='ray' has nothing to spread: {why if kept >= 0 else 'from_files is all there is'}; put map, filter, "
-            "tokenize and the like after from_files, or leave engine out"
+            f"executor='ray' has nothing to spread: {why if kept >= 0 else 'from_files is all there is'}; put map, filter, "
+            "tokenize and the like after from_files, or leave executor out"
         )
     if kept >= 0:
         logger.warning(
-            "engine='ray': %s goes by more than single rows, so it and what follows it run in this process",
+            "executor='ray': %s goes by more than single rows, so it and what follows it run in this process",
             named(below[kept]),
         )
-    top: Stage[Block] = Spread(below[kept + 1], address)
+    top: Stage[Block] = RayStage(below[kept + 1], address)
     for one in reversed(below[: kept + 1]):
         top = one.over(top)
     return top
@@ -116,40 +113,19 @@ def _words(name: str, unit: str, at: Position) -> str:
     return f"shard {name}, {unit} {at[-1] + 1:,}"
 
 
-class AtOnce:
-    """Calls a function when its result is asked for: it only waits for what others are doing already."""
-
-    def submit(self, fn: Callable[..., T], *args: Any) -> Future[T]:
-        return _Asked(partial(fn, *args))
-
-
-class _Asked(Future[T]):
-    def __init__(self, fn: Callable[[], T]) -> None:
-        super().__init__()
-        self._fn = fn
-
-    def result(self, timeout: float | None = None) -> T:
-        if not self.done():
-            try:
-                self.set_result(self._fn())
-            except Exception as error:
-                self.set_exception(error)
-        return super().result()
-
-
 # -- in a worker -----------------------------------------------------------------------------------------------------------
 
 
 class Job(NamedTuple):
-    """What all tasks share: how shards are read, and the stages over one block, which is put into `fed`."""
+    """The same for all tasks: how shards are read, and the stages over one block, which is put into `source`."""
 
     files: FromFiles
     chain: Stage[Block]
-    fed: Fed
+    source: OneBlock
 
 
 @dataclass(frozen=True)
-class Fed(Stage[Block]):
+class OneBlock(Stage[Block]):
     """The block that is held."""
 
     held: list[Block]
@@ -185,7 +161,7 @@ def made_of(job: Job, shard: Shard, name: str, at: Position) -> Iterator[tuple[P
         raise failure
 
 
-def _read(reader: Reader) -> Generator[tuple[PlacedRows, Position], None, None]:
+def _read(reader: ShardReader) -> Generator[tuple[PlacedRows, Position], None, None]:
     with closing(reader):
         while (rows := reader.read()) is not None:
             yield rows, reader.at
@@ -194,7 +170,7 @@ def _read(reader: Reader) -> Generator[tuple[PlacedRows, Position], None, None]:
 def _made(job: Job, rows: PlacedRows) -> PlacedRows:
     if not rows.num_rows:
         return rows._replace(block=EMPTY, ends=np.zeros(0, np.int64))
-    job.fed.held[:] = [rows.block]
+    job.source.held[:] = [rows.block]
     with running(job.chain, job.chain.start(0)) as items:
         out = concat([block for block, _ in items])
     begun, lines = _lines(rows.block), _lines(out)

@@ -1,13 +1,12 @@
-"""What padding costs: the same lengths planned by each policy, side by side, and what to choose.
+"""The cost of padding: the same lengths planned by each policy, side by side, and a recommendation.
 
 `compare` plans, `to_json` and `to_html` write what it found. Every number comes from the batches that the loader
 itself would plan; no token is moved.
 """
 
 from brimful.report.compare import RECOMPILE_LIMIT, Advice, Outcome, Report, Settings, Spread, compare
-from brimful.report.document import to_json
+from brimful.report.document import to_html, to_json
 from brimful.report.lengths import Lengths, count_tokens, read_lengths
-from brimful.report.page import to_html
 
 __all__ = [
     "RECOMPILE_LIMIT",

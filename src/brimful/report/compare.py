@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from brimful.batches import Batches
-from brimful.batching.window import auto_rows
+from brimful.batching.windows import auto_rows
 from brimful.core.errors import require
 from brimful.dataset import Dataset
 from brimful.plan import (
@@ -22,9 +22,8 @@ from brimful.plan import (
     optimal_buckets,
     uniform_buckets,
 )
-from brimful.report.bins import binned, edges_of, quantile
 from brimful.report.lengths import dataset_of
-from brimful.report.steps import BATCHES_A_STEP, FEW, Between
+from brimful.report.statistics import BATCHES_A_STEP, FEW, Between, IntArray, binned, edges_of, quantile
 
 RECOMPILE_LIMIT: Final = 8
 """Shapes that torch.compile(dynamic=False) compiles of one function before it falls back to eager: torch's
@@ -37,18 +36,16 @@ STEP: Final = 4
 EVEN: Final = 0.02
 """Random batches that pad no more than this need no policy."""
 
-IntArray = NDArray[np.int64]
-
 
 @dataclass(frozen=True)
 class Settings:
-    """What the policies are planned with.
+    """The settings that the policies are planned with.
 
     Args:
         max_tokens: most slots in a batch, padding included.
         batch_size: samples in a batch of fixed size.
         row_length: tokens in a packed row; by default the longest sample.
-        max_length: samples are cut to so many tokens; None: not at all.
+        max_length: samples are cut to so many tokens; None: not at all, but for those that are longer than `max_tokens`.
         hidden_size: width of the model, which says what attention costs beside the rest.
         compile_seconds: time to compile one shape.
     Raises:
@@ -77,7 +74,12 @@ class Settings:
 
 
 class Spread(NamedTuple):
-    """How lengths are spread; `at_max_length`: how many samples are cut to it, or just as long."""
+    """The distribution of lengths.
+
+    `at_max_length` says how many samples are cut to it, or just as long. Where nothing is cut, `over_max_tokens` says how many
+    samples are longer than `max_tokens` and fit no batch: they are planned as if they were cut there. `uncut_longest` is the
+    longest sample before any cut.
+    """
 
     samples: int
     tokens: int
@@ -86,17 +88,19 @@ class Spread(NamedTuple):
     p99: int
     longest: int
     at_max_length: int
+    over_max_tokens: int
+    uncut_longest: int
     counts: tuple[int, ...]
 
 
 class Outcome(NamedTuple):
-    """What one policy makes of the lengths.
+    """The batches that one policy makes of the lengths.
 
     `code` makes such batches of a data set. `window` is in samples (None: no window), `auto` whether the loader chose it.
     `tokens_per_batch` are real ones. `work` is the arithmetic of an epoch, in tokens; `cost` is `work` relative to the
     least of all policies. `slots_at` and `tokens_at` are the slots and real tokens of the batches of each padded length,
     in the bins of `Report.edges`. `between` is how much of the variance of lengths lies between optimizer steps of 1, 2, 4 and 8
-    batches, as `report.steps.Between` says.
+    batches, as `report.statistics.Between` says.
     """
 
     name: str
@@ -120,7 +124,7 @@ class Outcome(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """What to use, when, and the line of code that does it; `policy` is the place of its outcome in the report."""
+    """A recommendation: when, the method, the reason, and the code; `policy` is the place of its outcome in the report."""
 
     when: str
     use: str
@@ -136,7 +140,7 @@ class Advice(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What `compare` found. Bin i of all distributions holds lengths from edges[i] + 1 to edges[i + 1]; the first, 0 too."""
+    """The result of `compare`. Bin i of all distributions holds lengths from edges[i] + 1 to edges[i + 1]; the first, 0 too."""
 
     settings: Settings
     source: str
@@ -167,7 +171,7 @@ def compare(lengths: ArrayLike, settings: Settings | None = None, *, source: str
         source: what the lengths are of, in words.
         more: whether there were more samples than these.
     Raises:
-        ValueError: no lengths, not integers (n,), negative, or longer than `max_tokens`.
+        ValueError: no lengths, not integers (n,), or negative.
     Price: 10 to 20 us a sample: a second for 100,000.
     Example:
         >>> report = compare([5, 9, 7, 120] * 500, Settings(max_tokens=1024))
@@ -181,14 +185,9 @@ def compare(lengths: ArrayLike, settings: Settings | None = None, *, source: str
     if not len(values):
         raise ValueError("there are no samples: a report needs at least one")
     at_max_length = 0 if settings.max_length is None else int((values >= settings.max_length).sum())
-    if settings.max_length is not None:
-        values = np.minimum(values, settings.max_length)
+    uncut_longest, over = int(values.max()), int((values > settings.max_tokens).sum())
+    values = np.minimum(values, settings.max_tokens if settings.max_length is None else settings.max_length)
     longest = int(values.max())
-    if longest > settings.max_tokens:
-        raise ValueError(
-            f"max_tokens must be at least the longest sample, {longest:,} tokens (got {settings.max_tokens:,}); "
-            "raise it, or cut the samples with max_length"
-        )
     edges = edges_of(values, max(longest, settings.row_length or 1))
     ways = _ways(
         values, settings
@@ -204,6 +203,8 @@ def compare(lengths: ArrayLike, settings: Settings | None = None, *, source: str
         p99=quantile(values, 0.99),
         longest=longest,
         at_max_length=at_max_length,
+        over_max_tokens=over if settings.max_length is None else 0,
+        uncut_longest=uncut_longest,
         counts=binned(values, np.ones_like(values), edges),
     )
     roles = {way.role: place for place, way in enumerate(ways) if way.role}
@@ -282,12 +283,13 @@ def _static(data: Dataset, buckets: list[int], max_tokens: int, kind: str, role:
 
 def _packed(data: Dataset, row_length: int, rows: int, longest: int) -> _Way:
     name = f"packed rows of {row_length:,}"
-    policy = Packed(row_length)
     if longest <= row_length:
         code = f"dataset.pack({row_length:_}, rows={rows:_})"
-        return _Way(name, code, data.pack(row_length, rows=rows), auto=policy, role="packed")
-    code = f'dataset.pack({row_length:_}, rows={rows:_}, overlong="split")'
-    return _Way(name, code, data.pack(row_length, rows=rows, overlong="split"), auto=policy, role="packed")
+        batches = data.pack(row_length, rows=rows)
+    else:
+        code = f'dataset.pack({row_length:_}, rows={rows:_}, overlong="split")'
+        batches = data.pack(row_length, rows=rows, overlong="split")
+    return _Way(name, code, batches, auto=Packed(row_length), role="packed")
 
 
 def _outcome(way: _Way, lengths: IntArray, edges: IntArray, hidden_size: int) -> Outcome:
@@ -328,7 +330,7 @@ def _outcome(way: _Way, lengths: IntArray, edges: IntArray, hidden_size: int) ->
 
 
 def _advice(outcomes: list[Outcome], roles: dict[str, int], settings: Settings) -> tuple[Advice, ...]:
-    """What to use in general, what where shapes are compiled, and what where rows can be packed."""
+    """Recommends a policy in general, one for compiled shapes, and one for packed rows."""
     random, budget, static, packed = (outcomes[roles[role]] for role in ("random", "budget", "static", "packed"))
     most, size = f"{settings.max_tokens:_}", settings.batch_size
     if random.padding <= EVEN:
@@ -346,7 +348,7 @@ def _advice(outcomes: list[Outcome], roles: dict[str, int], settings: Settings) 
         Advice(
             "If you compile for static shapes, ",
             f"StaticShapes(optimal_buckets(lengths, {NUM_BUCKETS[0]}), {most})",
-            f"{_shapes(static.shapes)}, {percent(static.padding)} padding",
+            f"{static.shapes:,} shape{'s' if static.shapes != 1 else ''}, {percent(static.padding)} padding",
             static.code,
             roles["static"],
         ),
@@ -357,24 +359,21 @@ def _advice(outcomes: list[Outcome], roles: dict[str, int], settings: Settings) 
             packed.code,
             roles["packed"],
         ),
-        *_to_train(outcomes[roles["steps"]], budget, random, roles["steps"]),
+        *_to_train(outcomes[roles["steps"]], budget, random, roles["steps"], settings.max_tokens),
     )
 
 
-def _to_train(steps: Outcome, budget: Outcome, random: Outcome, place: int) -> tuple[Advice, ...]:
-    """Where batches of one length make steps unlike one another: several of them a step, from short windows."""
+def _to_train(steps: Outcome, budget: Outcome, random: Outcome, place: int, max_tokens: int) -> tuple[Advice, ...]:
+    """Recommends several batches a step, from short windows, where batches of one length make steps unlike one another."""
     if random.padding <= EVEN or budget.between[0] <= FEW:
         return ()
     left = steps.between[BATCHES_A_STEP.index(STEP)]
     why = (
+        f"{STEP} batches of {max_tokens:,} tokens each, as given, make an optimizer step of {STEP * max_tokens:,}; "
         f"{percent(steps.padding)} padding, and {percent(left)} of the variance of lengths between optimizer steps, as random "
         f"batches have {percent(random.between[0])}, and steps of one batch {percent(budget.between[0])}"
     )
     return (Advice("If you train, ", steps.code.removeprefix("dataset."), why, steps.code, place),)
-
-
-def _shapes(number: int) -> str:
-    return f"{number:,} shape{'s' if number != 1 else ''}"
 
 
 def percent(share: float) -> str:

@@ -1,11 +1,18 @@
-"""The report as a plain document, for programs."""
+"""The report as a document: JSON for programs; for people one page of HTML, without a script, nothing fetched, drawn in SVG."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from brimful.report.compare import RECOMPILE_LIMIT, Outcome, Report
-from brimful.report.steps import BATCHES_A_STEP
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from brimful import __version__
+from brimful.report.compare import RECOMPILE_LIMIT, Outcome, Report, percent
+from brimful.report.statistics import BATCHES_A_STEP
+from brimful.report.words import duration, notes, over_budget, spread_of, summary, window_of
+
+TAGS = ("recommended", "to compile", "to pack", "to train")
 
 
 def to_json(report: Report) -> dict[str, Any]:
@@ -15,7 +22,8 @@ def to_json(report: Report) -> dict[str, Any]:
         source: what the lengths are of, in words. more: whether there were more samples than were looked at.
         settings: max_tokens, batch_size, row_length, max_length, hidden_size, compile_seconds; recompile_limit is torch's.
         lengths: samples, tokens (in all), mean, median, p99 and longest (tokens of a sample), at_max_length (samples that
-            are cut to max_length, or just as long), counts (samples in each bin).
+            are cut to max_length, or just as long), over_max_tokens (samples that are longer than max_tokens, and planned as if
+            they were cut there), uncut_longest (the longest before any cut), counts (samples in each bin).
         edges: of the bins, in tokens: bin i is from edges[i] + 1 to edges[i + 1]; the first holds lengths of 0 too.
         policies: a list, in the order of the table; in each: name; code, the line that makes such batches of `dataset`;
             window, in samples (null: none), and window_auto, whether the loader chose it; padding, a share of the slots;
@@ -41,20 +49,65 @@ def to_json(report: Report) -> dict[str, Any]:
 
 
 def _policy(outcome: Outcome, compile_seconds: float) -> dict[str, Any]:
-    return {
-        "name": outcome.name,
-        "code": outcome.code,
-        "window": outcome.window,
-        "window_auto": outcome.auto,
-        "padding": outcome.padding,
-        "batches": outcome.batches,
-        "shapes": outcome.shapes,
+    figures = outcome._asdict()
+    figures["window_auto"] = figures.pop("auto")
+    return figures | {
         "too_many_shapes": outcome.too_many_shapes,
-        "tokens_per_batch": outcome.tokens_per_batch,
-        "work": outcome.work,
-        "cost": outcome.cost,
         "compile_seconds": outcome.shapes * compile_seconds,
         "slots_at": list(outcome.slots_at),
         "tokens_at": list(outcome.tokens_at),
         "between": dict(zip(map(str, BATCHES_A_STEP), outcome.between)),
     }
+
+
+def to_html(report: Report) -> str:
+    """A page that is whole in itself, light or dark as the reader's system is.
+
+    >>> from brimful.report import compare
+    >>> to_html(compare([5, 9, 7])).count("<figure>")
+    12
+    """
+    first, *others = report.advice
+    tags: dict[int, str] = {}
+    for advice, tag in zip(report.advice, TAGS):
+        tags.setdefault(advice.policy, tag)
+    page = Environment(loader=PackageLoader("brimful.report", ""), autoescape=True, undefined=StrictUndefined)
+    page.globals |= {each.__name__: each for each in (duration, notes, over_budget, percent, summary, window_of)}
+    shares = [count / report.lengths.samples for count in report.lengths.counts]
+    return page.get_template("page.html").render(
+        report=report,
+        title=f"brimful report: {report.source}" if report.source else "brimful report",
+        first=first,
+        others=others,
+        tags=tags,
+        random=report.outcomes[0],
+        chosen=report.outcomes[first.policy],
+        most_padding=max(1e-9, *(outcome.padding for outcome in report.outcomes)),
+        BATCHES_A_STEP=BATCHES_A_STEP,
+        spread=spread_of(report),
+        shares=shares,
+        lines=_lines(max(shares)),
+        ticks=_ticks,
+        range_of=_range,
+        version=__version__,
+    )
+
+
+def _ticks(edges: Sequence[int], most: int) -> list[int]:
+    """The edges that are labelled under the bins; where there are two bins to an octave, powers of two."""
+    bins = len(edges) - 1
+    step = 1 if bins <= most else 2 * -(-bins // (2 * most))
+    places = list(range(0, bins + 1, step))
+    return [*places, bins] if bins - places[-1] > 0.75 * step else places
+
+
+def _range(edges: Sequence[int], place: int) -> str:
+    first, last = edges[place] + (place > 0), edges[place + 1]
+    return f"{first:,} to {last:,} tokens" if first < last else f"{last:,} tokens"
+
+
+def _lines(most: float) -> list[float]:
+    """3 to 6 lines at round shares, from 0 to the least one that is not below `most`."""
+    sizes = (factor * 10.0**power for power in range(-6, 2) for factor in (1, 2, 5))
+    step = next(size for size in sizes if size * 5 >= most)
+    return [step * number for number in range(-int(-most // step) + 1)]

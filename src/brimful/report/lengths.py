@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from brimful.blocks.ragged import token_counts
 from brimful.core.stage import running
 from brimful.dataset import Dataset
-from brimful.index.lengths import LengthIndex
-from brimful.index.sequence import FromSequence
+from brimful.index.sequence import FromSequence, LengthIndex
 from brimful.plan import as_lengths
 from brimful.sources.urls import Shards
 

@@ -1,4 +1,4 @@
-"""What terminal and page say in the same words."""
+"""Sentences that terminal and page share."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ def window_of(outcome: Outcome, report: Report) -> str:
 
 
 def summary(report: Report) -> str:
-    """How much was looked at, of what."""
+    """The number of samples and tokens, and their source."""
     spread = report.lengths
     which = f"the first {spread.samples:,} samples" if report.more else f"{spread.samples:,} samples"
     return f"{which}, {spread.tokens:,} tokens{report.source and ': ' + report.source}"
 
 
 def spread_of(report: Report) -> str:
-    """How long the samples are."""
+    """The lengths of the samples."""
     spread, cut = report.lengths, ""
-    if spread.at_max_length:
+    if report.settings.max_length is None:
+        cut = "; none is cut" if not spread.over_max_tokens else ""
+    elif spread.at_max_length:
         cut = f"; {percent(spread.at_max_length / spread.samples)} are cut there, or just as long"
     return (
         f"mean {spread.mean:,.0f} tokens, median {spread.median:,}, 99 % have at most {spread.p99:,}, "
@@ -43,8 +45,22 @@ def spread_of(report: Report) -> str:
     )
 
 
+def over_budget(report: Report) -> str:
+    """How many samples are longer than a batch, and the ways out; "" where none is."""
+    spread, most = report.lengths, report.settings.max_tokens
+    if not spread.over_max_tokens:
+        return ""
+    many = spread.over_max_tokens > 1
+    return (
+        f"{spread.over_max_tokens:,} sample{'s are' if many else ' is'} longer than --max-tokens {most:,} "
+        f"({percent(spread.over_max_tokens / spread.samples)}; the longest has {spread.uncut_longest:,}) and "
+        f"fit{'' if many else 's'} no batch: this report cuts {'them' if many else 'it'} there. Do the same with "
+        f"--max-length {most} (tokenize(max_length={most:_}) in Python), or raise --max-tokens."
+    )
+
+
 def notes(report: Report) -> dict[str, str]:
-    """How the columns are computed, by the name of the column."""
+    """Notes on the columns, by the name of the column."""
     settings = report.settings
     limit = duration(RECOMPILE_LIMIT * settings.compile_seconds)
     most = max(report.outcomes, key=lambda outcome: outcome.shapes)

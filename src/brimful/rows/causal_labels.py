@@ -10,8 +10,17 @@ from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.blockwise import Blockwise
-from brimful.blocks.ragged import LABELS, MASK, NOT_TRAINED_ON, SHIFTED, Ragged, list_array, ragged, with_column
-from brimful.blocks.rechunk import equally_long
+from brimful.blocks.ragged import (
+    LABELS,
+    MASK,
+    NOT_TRAINED_ON,
+    SHIFTED,
+    Ragged,
+    equally_long,
+    list_array,
+    ragged,
+    with_column,
+)
 from brimful.core.errors import DataError, where
 
 _MOST: Final = (1 << 31) - 1
@@ -19,9 +28,9 @@ _MOST: Final = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class CausalLabels(Blockwise):
-    """The tokens of a column as labels: that of each sample's first token, which nothing predicts, is -100, and so are those that
-    `attention_mask` hides, and what follows a hidden one. `shift`: as `shift_labels`, each where it is predicted; of the labels
-    that there are, if there are."""
+    """The tokens of a column as labels. The first label of a sample is -100, as nothing predicts it; so are those of tokens that
+    `attention_mask` hides, and of a token after a hidden one. `shift`: in a column `shift_labels`, each label where it is
+    predicted; made of `labels` where the rows have them."""
 
     target_column: str
     shift: bool
@@ -47,13 +56,12 @@ class CausalLabels(Blockwise):
         begins = offsets[:-1][tokens.lengths > 0]
         labels[begins] = NOT_TRAINED_ON
         if self.shift:
-            labels = np.append(
-                labels[1:], labels.dtype.type(NOT_TRAINED_ON)
-            )  # the first of the next sample ends this one
+            # the first label of the next sample, -100, ends this one
+            labels = np.append(labels[1:], labels.dtype.type(NOT_TRAINED_ON))
         return with_column(block, name, list_array(labels, offsets))
 
     def _given(self, block: Block) -> Ragged:
-        """What is trained on: the labels that there are, which are shifted then, or else the tokens."""
+        """The labels that the rows have already, which are shifted then; else the tokens."""
         tokens = ragged(block, self.target_column)
         if block.schema.get_field_index(LABELS) < 0:
             return tokens

@@ -38,6 +38,11 @@ class Chat(BlockFunction):
     on_error: OnError = "raise"
     output: tuple[str] = (TOKENS,)
 
+    def known_columns(self) -> pa.Schema | None:
+        below = self.upstream.known_columns()
+        tokens = pa.list_(pa.int32())
+        return below and pa.schema([*below, (self.output[0], tokens), (LABELS, tokens)])
+
     def settings(self) -> dict[str, Any]:
         template = "\n".join(templates_of(self.encoder.tokenizer))
         return {

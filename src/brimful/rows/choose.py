@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.blockwise import Blockwise
@@ -13,8 +13,6 @@ from brimful.blocks.choice import Choice
 @dataclass(frozen=True)
 class Choose(Blockwise):
     """The rows with the columns of a choice. Price: nothing is copied."""
-
-    transparent: ClassVar[bool] = True
 
     choice: Choice
 

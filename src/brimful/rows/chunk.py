@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from brimful.blocks.blocks import Block, with_origin
 from brimful.blocks.blockwise import Blockwise
-from brimful.blocks.ragged import gather, list_array
-from brimful.blocks.rechunk import equally_long
+from brimful.blocks.ragged import cut_together, gather, list_array
 from brimful.core.errors import count, settle
 
 
@@ -31,7 +30,7 @@ class Chunk(Blockwise):
         settle(self, "chunk_length", 1, "token")
 
     def apply(self, block: Block) -> Block:
-        columns = equally_long(block, self.target_columns)
+        columns = cut_together(block, self.target_columns, self.verb)
         sizes = columns[0].lengths
         chunks = sizes // self.chunk_length if self.drop_remainder else -(-sizes // self.chunk_length)
         parents = np.repeat(np.arange(len(sizes)), chunks)

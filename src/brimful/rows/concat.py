@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.schema import as_text, from_text
-from brimful.blocks.typed import Typed, conformed, union_of
+from brimful.blocks.several import conformed, union_of
+from brimful.blocks.typed import Typed
 from brimful.core.stage import END, Stage, State, running
 
 

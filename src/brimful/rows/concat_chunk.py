@@ -9,12 +9,12 @@ import pyarrow as pa
 
 from brimful.blocks.blocks import Block, with_origin
 from brimful.blocks.ragged import EMPTY, list_array, ragged
-from brimful.blocks.rechunk import Carried
+from brimful.blocks.rechunk import Rechunk
 from brimful.core.errors import count
 
 
 @dataclass(frozen=True)
-class ConcatChunk(Carried):
+class ConcatChunk(Rechunk):
     """Cuts the stream of tokens; the tail of it that fills no chunk is dropped and counted."""
 
     makes_long_blocks = True

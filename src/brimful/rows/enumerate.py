@@ -6,6 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import array_of, with_column
@@ -21,6 +22,12 @@ class Enumerate(Stage[Block]):
 
     def __post_init__(self) -> None:
         refuse_streams(self.upstream, "enumerate")
+
+    def known_columns(self) -> pa.Schema | None:
+        below = self.upstream.known_columns()
+        if below is None:
+            return None
+        return pa.schema([*(one for one in below if one.name != self.count_column), (self.count_column, pa.int64())])
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0]

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from brimful.blocks.blocks import Block, tried
-from brimful.blocks.typed import Results, SampleFunction
+from brimful.blocks.typed import SampleFunction, SampleResults
 
 
 @dataclass(frozen=True)
 class FilterMap(SampleFunction):
     """`fn(sample)` in place of each sample, where it is not None."""
 
-    def call(self, block: Block) -> Results:
+    def call(self, block: Block) -> SampleResults:
         results = tried(self.verb, self.fn, block, self.seeded, self.on_error)
         kept = {row: result for row, result in results if result is not None}
-        return Results([*kept.values()], np.array([*kept], dtype=np.int64))
+        return SampleResults([*kept.values()], np.array([*kept], dtype=np.int64))

@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 
 from brimful.blocks.blocks import Block, tried
-from brimful.blocks.typed import Results, SampleFunction
+from brimful.blocks.typed import SampleFunction, SampleResults
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class FlatMap(SampleFunction):
 
     makes_long_blocks = True
 
-    def call(self, block: Block) -> Results:
+    def call(self, block: Block) -> SampleResults:
         results = dict(tried(self.verb, self.fn, block, self.seeded, self.on_error, list))
         counts = np.array([len(result) for result in results.values()], dtype=np.int64)
         parents = np.repeat(np.array([*results], dtype=np.int64), counts)
-        return Results([*chain.from_iterable(results.values())], parents)
+        return SampleResults([*chain.from_iterable(results.values())], parents)

@@ -12,17 +12,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
-from brimful.blocks.cursor import Cursor
 from brimful.blocks.ragged import EMPTY, array_of, concat, token_counts
+from brimful.blocks.resize import Cursor
 from brimful.blocks.schema import as_text, from_text
-from brimful.blocks.typed import Typed, conformed, union_of
+from brimful.blocks.several import conformed, union_of
+from brimful.blocks.typed import Typed
 from brimful.core.stage import BLOCK_ROWS, END, Stage, State
 from brimful.plan.mix import Stop, check, due, stratified
 
 
 @dataclass(frozen=True)
 class Interleave(Typed):
-    """Rows of each in stratified order (`plan.mix.due`); what happens where one is due that has ended is `stop`:
+    """Rows of each in stratified order (`plan.mix.due`). `stop` says what happens where a data set is due that has ended:
 
     "first" ends there; "all" leaves it out and goes on with the others; "all_repeat" begins it again, with its next
     epoch, until each has ended once.

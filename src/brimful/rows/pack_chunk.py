@@ -9,12 +9,12 @@ import pyarrow as pa
 
 from brimful.blocks.blocks import Block, with_origin
 from brimful.blocks.ragged import EMPTY, gather, list_array, ragged
-from brimful.blocks.rechunk import Carried
+from brimful.blocks.rechunk import Rechunk
 from brimful.core.errors import count
 
 
 @dataclass(frozen=True)
-class PackChunk(Carried):
+class PackChunk(Rechunk):
     """Joins neighbours as long as they fit. A longer sample is cut to a chunk, or left out, and counted."""
 
     makes_long_blocks = True
@@ -60,6 +60,7 @@ class PackChunk(Carried):
         number = int(long.sum())
         if self.discard_long_samples:
             count("dropped", number, f"pack_chunk({self.chunk_length}) leaves out longer samples")
+            count("dropped_tokens", int(sizes[long].sum()))
         else:
             cut = int((sizes[long] - self.chunk_length).sum())
             count("truncated", number, f"pack_chunk({self.chunk_length}) cuts longer samples")

@@ -15,39 +15,39 @@ from brimful.core.errors import DataError, settle, where
 
 @dataclass(frozen=True)
 class Pad(Blockwise):
-    """Fills each list of the columns in `pad_values` to `chunk_length` values; a longer one is an error.
+    """Fills each list of the columns in `values` to `length` values; a longer one is an error.
 
     What was there is remembered in `attention_mask`, by the first of these columns; one that the rows have is filled too.
     """
 
-    pad_values: dict[str, int]
-    chunk_length: int
+    length: int
+    values: dict[str, int]
 
     def __post_init__(self) -> None:
-        settle(self, "chunk_length", 1, "token")
-        if not self.pad_values:
-            raise ValueError("pad_values must name at least one column (got none)")
+        settle(self, "length", 1, "token")
+        if not self.values:
+            raise ValueError("values must name at least one column (got none)")
 
     def apply(self, block: Block) -> Block:
-        masked = MASK in self.pad_values or block.schema.get_field_index(MASK) >= 0
+        masked = MASK in self.values or block.schema.get_field_index(MASK) >= 0
         if not masked:
-            column = ragged(block, next(iter(self.pad_values)))
+            column = ragged(block, next(iter(self.values)))
             ones = np.ones(int(column.lengths.sum()), dtype=np.int8)
             block = with_column(block, MASK, list_array(ones, offsets_of(column.lengths)))
-        for name, value in (self.pad_values | {MASK: self.pad_values.get(MASK, 0)}).items():
+        for name, value in (self.values | {MASK: self.values.get(MASK, 0)}).items():
             block = self._filled(block, name, value)
         return block
 
     def _filled(self, block: Block, name: str, value: int) -> Block:
         column = ragged(block, name)
-        long = np.flatnonzero(column.lengths > self.chunk_length)
+        long = np.flatnonzero(column.lengths > self.length)
         if len(long):
             raise DataError(
                 f"pad: column {name!r} has {column.lengths[long[0]]:,} values ({where(block, int(long[0]))}), more than "
-                f"chunk_length={self.chunk_length:,}; chunk, truncate or filter it"
+                f"length={self.length:,}; chunk, truncate or filter it"
             )
         spans = column.spans(np.arange(block.num_rows))
         dtype = kernels.holding(column.values.dtype, value)
-        padded = kernels.pad(column.values, *spans, self.chunk_length, value, dtype, left=False)
-        offsets = np.arange(block.num_rows + 1) * self.chunk_length
+        padded = kernels.pad(column.values, *spans, self.length, value, dtype, left=False)
+        offsets = np.arange(block.num_rows + 1) * self.length
         return with_column(block, name, list_array(padded.ravel(), offsets))

@@ -18,6 +18,7 @@ class RowKeys(Stage[Block]):
 
     verb = ""
     itemwise = True
+    draws = True
 
     upstream: Stage[Block]
     seed: int

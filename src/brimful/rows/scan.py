@@ -12,15 +12,15 @@ import numpy as np
 import pyarrow as pa
 
 from brimful.blocks.blocks import Block, samples
-from brimful.blocks.parallel import Called
+from brimful.blocks.parallel import CallResult
 from brimful.blocks.resize import resized, resized_start
-from brimful.blocks.typed import ByFunction, Fitted, Results, block_of_results, types_of_results
+from brimful.blocks.typed import Fitted, SampleResults, TypedFunction, block_of_results, types_of_results
 from brimful.core.errors import StageError, name_of, where
 from brimful.core.stage import END, State, refuse_streams
 
 
 @dataclass(frozen=True)
-class Scan(ByFunction[Results]):
+class Scan(TypedFunction[SampleResults]):
     """`fn(carry, sample)` gives (carry, sample): the sample takes the place of that one, the carry goes to the next call.
 
     The carry is plain JSON, copied after each call and for each state: what a function does to it changes neither.
@@ -43,7 +43,7 @@ class Scan(ByFunction[Results]):
 
     def calls(
         self, at: State, schema: Callable[[], pa.Schema | None]
-    ) -> Generator[Called[Results | Fitted], None, None]:
+    ) -> Generator[CallResult[SampleResults | Fitted], None, None]:
         before, carry = at[0], _plain(at[1], "carry")
         with closing(resized(self.upstream, before)) as items:
             for block, after in items:
@@ -51,16 +51,16 @@ class Scan(ByFunction[Results]):
                 for row, sample in enumerate(samples(block)):
                     carry, made = self._called(block, row, carry, sample)
                     given.append(made)
-                results = Results(given, np.arange(len(given))) if given else None
-                yield Called(block, results, True, END if after == END else [after, _plain(carry, "carry")])
+                results = SampleResults(given, np.arange(len(given))) if given else None
+                yield CallResult(block, results, True, END if after == END else [after, _plain(carry, "carry")])
 
-    def count(self, given: Results) -> int:
+    def count(self, given: SampleResults) -> int:
         return len(given.samples)
 
-    def types_of(self, given: Sequence[Results]) -> tuple[pa.Schema, bool]:
+    def types_of(self, given: Sequence[SampleResults]) -> tuple[pa.Schema, bool]:
         return types_of_results(given)
 
-    def block_of(self, block: Block, given: Results, schema: pa.Schema) -> Block:
+    def block_of(self, block: Block, given: SampleResults, schema: pa.Schema) -> Block:
         return block_of_results(f"scan({name_of(self.fn)})", block, given, schema, "raise")
 
     def _called(self, block: Block, row: int, carry: Any, sample: dict[str, Any]) -> tuple[Any, Any]:
@@ -75,7 +75,7 @@ class Scan(ByFunction[Results]):
 
 
 class _NotPlainError(Exception):
-    """What a state could not hold, or not give back as it was."""
+    """A value that a state could not hold, or would not give back as it was."""
 
 
 def _plain(value: Any, name: str) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import array_of
-from brimful.core.errors import settle
+from brimful.core.errors import integer
 from brimful.core.stage import END, Stage, State, refuse_streams, running
 
 
@@ -23,10 +23,9 @@ class Stride(Stage[Block]):
 
     def __post_init__(self) -> None:
         refuse_streams(self.upstream, "stride")
-        settle(self, "interval", 1)
-        settle(self, "offset", None)
-        if not 0 <= self.offset < self.interval:
-            raise ValueError(f"offset must be at least 0 and below interval={self.interval:,} (got {self.offset:,})")
+        interval, offset = checked(self.interval, self.offset)
+        object.__setattr__(self, "interval", interval)
+        object.__setattr__(self, "offset", offset)
 
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0]
@@ -38,3 +37,15 @@ class Stride(Stage[Block]):
                 rows = np.arange((self.offset - phase) % self.interval, block.num_rows, self.interval)
                 phase = (phase + block.num_rows) % self.interval
                 yield block.take(array_of(rows)) if block.num_rows else block, END if after == END else [after, phase]
+
+
+def checked(interval: int, offset: int) -> tuple[int, int]:
+    """The settings of `stride`, as ints of Python's.
+
+    Raises:
+        ValueError: no sample has this offset.
+    """
+    interval, offset = integer("interval", interval, 1), integer("offset", offset, None)
+    if not 0 <= offset < interval:
+        raise ValueError(f"offset must be at least 0 and below interval={interval:,} (got {offset:,})")
+    return interval, offset

@@ -22,31 +22,30 @@ class Tokenize(BlockFunction):
     """Adds the tokens (int32) of text columns; the state is passed on. No two threads use one clone of the tokenizer at once.
 
     Args:
-        column, output: as many of one as of the other: each by itself; or two columns and one output: pairs of texts.
-        outputs: what else the tokenizer says of them, each in a column of that name.
+        column, output_column: as many of one as of the other: each by itself; or two columns and one output: pairs of texts.
+        extra_outputs: what else the tokenizer says of them, each in a column of that name.
         remove_columns: columns that are left out then.
     """
 
-    encoder: Encoder
+    tokenizer: Encoder
     column: tuple[str, ...]
-    output: tuple[str, ...]
-    outputs: tuple[str, ...] = ()
+    output_column: tuple[str, ...]
+    extra_outputs: tuple[str, ...] = ()
     remove_columns: tuple[str, ...] = ()
 
-    def settings(self) -> dict[str, Any]:
-        return {
-            "tokenizer": self.encoder.fingerprint(),
-            "column": [*self.column],
-            "output": [*self.output],
-            "outputs": [*self.outputs],
-            "remove_columns": [*self.remove_columns],
-        }
-
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
-        return self.upstream.tokenizers() | dict.fromkeys(self.output, (self.encoder,))
+        return self.upstream.tokenizers() | dict.fromkeys(self.output_column, (self.tokenizer,))
+
+    def known_columns(self) -> pa.Schema | None:
+        below = self.upstream.known_columns()
+        if below is None:
+            return None
+        made = [pa.field(name, pa.list_(pa.int32())) for name in (*self.output_column, *self.extra_outputs)]
+        gone = {*self.output_column, *self.extra_outputs, *self.remove_columns}
+        return pa.schema([*(field for field in below if field.name not in gone), *made])
 
     def functions(self) -> list[str]:
-        return [*self.upstream.functions(), *self.encoder.functions()]
+        return [*self.upstream.functions(), *self.tokenizer.functions()]
 
     @property
     def called_as(self) -> str:
@@ -54,12 +53,12 @@ class Tokenize(BlockFunction):
 
     @property
     def label(self) -> str:
-        return f"tokenize by {self.encoder.by_name}" if self._alone else "tokenize"
+        return f"tokenize by {self.tokenizer.by_name}" if self._alone else "tokenize"
 
     @property
     def _alone(self) -> bool:
         """Whether single texts become tokens and nothing else; the tokenizer itself does the rest."""
-        return len(self.output) == len(self.column) and not self.outputs
+        return len(self.output_column) == len(self.column) and not self.extra_outputs
 
     def apply(self, block: Block) -> Block:
         return self.begin(block)()
@@ -67,11 +66,11 @@ class Tokenize(BlockFunction):
     def begin(self, block: Block) -> Callable[[], Block]:
         columns = [self._texts(block, name) for name in self.column]
         out, checks = block, []
-        for number, output in enumerate(self.output):
-            texts = columns[number : number + 1] if len(self.output) == len(columns) else columns
+        for number, output in enumerate(self.output_column):
+            texts = columns[number : number + 1] if len(self.output_column) == len(columns) else columns
             rows, check = self._tokens(block, texts)
             checks.append(check)
-            for name, tokens in zip((output, *self.outputs), rows):
+            for name, tokens in zip((output, *self.extra_outputs), rows):
                 out = with_column(out, name, _listed(tokens))
         done = self._without(out)
 
@@ -86,11 +85,11 @@ class Tokenize(BlockFunction):
         return checked
 
     def _tokens(self, block: Block, columns: list[pa.Array]) -> tuple[list[Ragged], Callable[[], None]]:
-        """The tokens of each row, and what else was asked for; and what waits until they are known to be right."""
+        """The tokens of each row, and the other outputs; and a function that waits until they are known to be right."""
         try:
             if not self._alone:
-                return self._with_outputs(_rows(columns)), lambda: None
-            tokens, check = self.encoder.begin(columns[0])
+                return self.tokenizer.with_outputs(_rows(columns), self.extra_outputs), lambda: None
+            tokens, check = self.tokenizer.begin(columns[0])
             return [tokens], check
         except EngineError as error:
             raise _unlike(block, error) from error
@@ -98,14 +97,13 @@ class Tokenize(BlockFunction):
             place = self._culprit(block, columns) or f"near {where(block, 0)}"
             raise StageError(f"tokenize failed {place}: {type(error).__name__}: {error}") from error
 
-    def _with_outputs(self, texts: Texts) -> list[Ragged]:
-        return self.encoder.with_outputs(texts, self.outputs)
-
     def _texts(self, block: Block, column: str) -> pa.Array:
         texts = column_of(block, column, remedy="; column= says which one has the text")
         if texts.null_count:
             row = int(np.flatnonzero(null_in(texts))[0])
-            raise DataError(f"tokenize: column {column!r} is null ({where(block, row)}); filter it out or fill it")
+            raise DataError(
+                f"tokenize: column {column!r} is null or missing ({where(block, row)}); filter it out or fill it"
+            )
         if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
             raise DataError(f"tokenize: column {column!r} must be text (got {texts.type}; {where(block, 0)})")
         return texts
@@ -122,7 +120,8 @@ class Tokenize(BlockFunction):
         """The first row that fails alone too, by the tokenizer itself; None where it takes several."""
         for row in range(block.num_rows):
             try:
-                self._with_outputs(_rows([column.slice(row, 1) for column in columns]))
+                alone = _rows([column.slice(row, 1) for column in columns])
+                self.tokenizer.with_outputs(alone, self.extra_outputs)
             except Exception:
                 return f"at {where(block, row)}"
         return None

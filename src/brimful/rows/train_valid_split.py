@@ -7,8 +7,8 @@ from typing import Any
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.blockwise import Blockwise
+from brimful.blocks.hashes import Side, Split
 from brimful.blocks.ragged import array_of
-from brimful.blocks.sides import Side, Split
 
 
 @dataclass(frozen=True)

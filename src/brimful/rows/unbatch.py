@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Any
 
-from brimful.blocks.blocks import Block, Sample, check_replay, samples
+from brimful.blocks.blocks import Block, check_replay, samples
 from brimful.blocks.ragged import fingerprint
-from brimful.core.fruitless import Waiting
+from brimful.core.repeat import Waiting
 from brimful.core.stage import END, Stage, State, running
 
 
 @dataclass(frozen=True)
-class Unbatch(Stage[Sample]):
-    """The rows of each block as dicts. State: [upstream's state before the block, rows of it handed on, its crc32]."""
+class Unbatch(Stage[Any]):
+    """The rows of each block as dicts, or the user's own objects that they stand for.
+
+    State: [upstream's state before the block, rows of it handed on, its crc32].
+    """
 
     verb = ""
 
@@ -22,16 +26,18 @@ class Unbatch(Stage[Sample]):
     def start(self, epoch: int) -> State:
         return [self.upstream.start(epoch), 0, 0]
 
-    def items(self, at: State) -> Generator[tuple[Sample, State], None, None]:
+    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
         before, done, saved = at
         waiting = Waiting()
+        originals = self.upstream.originals
         with running(self.upstream, before) as items:
             for block, after in items:
                 waiting.got(block.num_rows)
                 crc = fingerprint(block) if done or block.num_rows > 1 else 0
                 if done:
                     check_replay(self.upstream, crc, saved, f"{done:,} rows into a block")
-                rows = samples(block.slice(done))
+                rest = block.slice(done)
+                rows = samples(rest) if originals is None else originals.samples(rest)
                 for row, sample in enumerate(rows, start=done + 1):
                     if row < block.num_rows:
                         yield sample, [before, row, crc]

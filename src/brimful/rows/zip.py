@@ -7,10 +7,10 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Final
 
-from brimful.blocks.beside import beside, require_distinct, unequal
 from brimful.blocks.blocks import Block, visible
-from brimful.blocks.cursor import Cursor
 from brimful.blocks.ragged import EMPTY
+from brimful.blocks.resize import Cursor
+from brimful.blocks.several import beside, require_distinct, unequal
 from brimful.core.stage import BLOCK_ROWS, END, Stage, State, refuse_streams
 
 COUNTED: Final = 1_000_000

@@ -7,15 +7,15 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple, final
+from typing import Any, ClassVar, Final, NamedTuple, final
 
 import pyarrow as pa
 
 from brimful.core.errors import DataError
 from brimful.sources.bytes import Bytes
 from brimful.sources.columnar import ColumnarFormat, ColumnarRows, Unit
-from brimful.sources.held import Held
-from brimful.sources.reader import Position, Reader, Wanted
+from brimful.sources.format import Position, ShardReader, Wanted
+from brimful.sources.prefetched import PrefetchedFile, RandomAccessFile
 
 _MAGIC: Final = b"ARROW1"
 _HEAD: Final = struct.Struct("<ii")
@@ -23,7 +23,7 @@ _HEAD: Final = struct.Struct("<ii")
 _TAIL: Final = struct.Struct("<i6s")
 """Of a file: the size of its footer, and what it is."""
 _BLOCK: Final = struct.Struct("<qi4xq")
-"""What a footer says of a message: where it is, and the bytes of its head and of its body."""
+"""An entry of a footer: where a message is, and the bytes of its head and of its body."""
 _MARK: Final = -1
 _ALIGNED: Final = 64
 _DICTIONARY, _ROWS = 2, 3
@@ -35,13 +35,13 @@ class Arrow(ColumnarFormat):
     """Arrow IPC, files (also called Feather) and streams (as Hugging Face's data sets are kept), told apart by how they begin."""
 
     name = "arrow"
-    extensions = (".arrow", ".ipc", ".feather")
+    extensions: ClassVar[tuple[str, ...]] = (".arrow", ".ipc", ".feather")
 
-    def columns(self, file: Held) -> pa.Schema | None:
+    def columns(self, file: PrefetchedFile) -> pa.Schema | None:
         messages = Messages(file)
         return messages.schema if any(message.rows for message in messages.read(messages.first)) else None
 
-    def open(self, file: Bytes, wanted: Wanted) -> Reader:
+    def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
         return ArrowRows(file, wanted)
 
 
@@ -67,7 +67,10 @@ class Messages:
         DataError: it is neither of them.
     """
 
-    def __init__(self, file: Held) -> None:
+    metadata: bytes
+    first: int
+
+    def __init__(self, file: PrefetchedFile) -> None:
         self._file, self._end, self._footer = file, file.size, False
         head = bytes(file.bytes(0, 8))
         if not head:
@@ -82,7 +85,7 @@ class Messages:
             self._footer = 0 <= size <= file.size - begin - _TAIL.size
             self._end -= (_TAIL.size + size) * self._footer
         self.metadata, self.first = self._schema(begin)
-        self.schema = pa.ipc.read_schema(pa.py_buffer(self.metadata))
+        self.schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(self.metadata))
 
     def _schema(self, begin: int) -> tuple[bytes, int]:
         """The message that has the schema, and where it ends. (polars writes it to files without its head.)"""
@@ -150,7 +153,7 @@ class Messages:
         return Message(begin, body, end, kind, 0)
 
     def _check_rest(self, end: int) -> None:
-        """What follows the mark of the end may be zeros, in whose place rows might have been otherwise."""
+        """Only zeros may follow the mark of the end: anything else could be rows."""
         rest = bytes(self._file.bytes(end, min(_ALIGNED, self._end - end)))
         if any(rest) or end + len(rest) < self._end:
             raise DataError(f"{self._end - end:,} bytes follow the mark of its end; the shard is damaged")
@@ -167,7 +170,7 @@ class ArrowRows(ColumnarRows):
     1,000 rows. It is read whole where all columns are wanted, or one has a dictionary.
     """
 
-    def begin(self, file: Held) -> pa.Schema:
+    def begin(self, file: PrefetchedFile) -> pa.Schema:
         self._held, self._messages = file, Messages(file)
         return self._messages.schema
 
@@ -205,7 +208,7 @@ class _Alone:
     """Record batches by themselves. Arrow takes single columns from files only: so each is given a footer of its own, that of
     a file which has no other."""
 
-    def __init__(self, file: Held, schema: pa.Schema, wanted: list[int]) -> None:
+    def __init__(self, file: PrefetchedFile, schema: pa.Schema, wanted: list[int]) -> None:
         self._file, self._options = file, pa.ipc.IpcReadOptions(use_threads=False, included_fields=wanted)
         sink = io.BytesIO()
         pa.ipc.new_file(sink, schema).close()
@@ -225,29 +228,16 @@ class _Alone:
         return pa.ipc.open_file(pa.PythonFile(source, mode="r"), options=self._options).get_batch(0)
 
 
-class _Followed:
+class _Followed(RandomAccessFile):
     """A file with some bytes behind it."""
 
-    closed = False
+    def __init__(self, file: PrefetchedFile, tail: bytes) -> None:
+        self._file, self._tail = file, memoryview(tail)
+        self.size = file.size + len(tail)
 
-    def __init__(self, file: Held, tail: bytes) -> None:
-        self._file, self._tail, self._at = file, tail, 0
-
-    def read(self, size: int) -> memoryview:
-        behind = self._at - self._file.size
-        data = memoryview(self._tail)[behind : behind + size] if behind >= 0 else self._file.bytes(self._at, size)
-        self._at += len(data)
-        return data
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self._file.size + len(self._tail))[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def close(self) -> None:
-        """Whoever opened the file closes it."""
+    def bytes(self, first: int, count: int) -> memoryview:
+        behind = first - self._file.size
+        return self._tail[behind : behind + count] if behind >= 0 else self._file.bytes(first, count)
 
 
 class _InTurn:
@@ -256,7 +246,7 @@ class _InTurn:
 
     closed = False
 
-    def __init__(self, file: Held, messages: Messages) -> None:
+    def __init__(self, file: PrefetchedFile, messages: Messages) -> None:
         self._file = file
         self._parts = deque([memoryview(messages.metadata)])
         self._reader = pa.ipc.open_stream(

@@ -3,24 +3,34 @@ its last, tried again where that may help."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import stat
 import time
 from abc import abstractmethod
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, BinaryIO, Final
 from weakref import WeakSet
 
 from brimful.core.errors import DataError
-from brimful.sources.objects import LEAST_ATTEMPTS, Attempts, NoRangesError, Object, Objects, RefusedError
-from brimful.sources.web import WebStream
+from brimful.sources.objects import (
+    LEAST_ATTEMPTS,
+    Attempts,
+    NoRangesError,
+    Object,
+    ObjectStore,
+    RefusedError,
+    run,
+    size_of,
+)
 
 READ_BYTES: Final = 1 << 16
 """A read's size."""
 BLOCK_BYTES: Final = 2 << 20
-"""Of what is far away come at once; a whole number of reads, so that no read is cut where nothing is wrong."""
+"""So many bytes of a remote file come at once: a whole number of reads, so that no read is cut where nothing is wrong."""
 WHOLE_BLOCKS: Final = 64
 """So many open files have blocks of that size; more share the bytes of so many, for 64 streams of 12 shards would hold 3 GB."""
 
@@ -41,6 +51,14 @@ class Bytes(io.RawIOBase):
 
         Raises:
             DataError: the file is not what it was when it was opened.
+        """
+
+    @abstractmethod
+    def compare(self) -> None:
+        """Looks whether the file is what it was when it was opened.
+
+        Raises:
+            DataError: it is not.
         """
 
     def readinto(self, buffer: Any) -> int:
@@ -66,18 +84,24 @@ class LocalFile(Bytes):
         self._was = self._is()
 
     def fill(self, buffer: memoryview) -> int:
-        if not stat.S_ISREG(self._was.st_mode):
+        if not self._is_regular:
             return self._file.readinto(buffer) or 0
         left = max(0, self._was.st_size - self._file.tell())
         count = self._file.readinto(buffer[:left]) if left else 0
         if not count:
-            self._compare()
+            self.compare()
         return count or 0
+
+    @property
+    def _is_regular(self) -> bool:
+        return stat.S_ISREG(self._was.st_mode)
 
     def _is(self) -> os.stat_result:
         return os.fstat(self._file.fileno())
 
-    def _compare(self) -> None:
+    def compare(self) -> None:
+        if not self._is_regular:
+            return
         was, now = self._was, self._is()
         if was.st_size != now.st_size:
             raise DataError(f"it had {was.st_size:,} bytes when it was opened and has {now.st_size:,} now; {_REMEDY}")
@@ -116,7 +140,7 @@ class RemoteFile(Bytes):
 
     def __init__(self, fs: Any, path: str, url: str, timeout_seconds: float) -> None:
         self._fs, self._timeout, self._object = fs, timeout_seconds, Object(path, url)
-        self._objects = Objects(fs, timeout_seconds)
+        self._objects = ObjectStore(fs, timeout_seconds)
         self._size = self._objects.look(self._object).size
         self._ranges = self._objects.at_once and self._size is not None
         self._at = 0
@@ -137,7 +161,7 @@ class RemoteFile(Bytes):
             filled += len(part)
             self._at += len(part)
         if not filled:
-            self._end()
+            self.compare()
         return filled
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
@@ -161,8 +185,8 @@ class RemoteFile(Bytes):
         _OPEN.discard(self)
         super().close()
 
-    def _end(self) -> None:
-        """A last look, where not every request said which content it wanted."""
+    def compare(self) -> None:
+        """By a request, where not every one so far said which content it wanted."""
         if not (self._ranges and self._objects.conditional(self._object)):
             try:
                 self._objects.look(self._object)
@@ -243,6 +267,42 @@ class RemoteFile(Bytes):
                     self._place = self._at
         while self._place < self._at and (data := self._file.read(min(READ_BYTES, self._at - self._place))):
             self._place += len(data)
+
+
+class WebStream:
+    """An object from its first byte on, of a web server that knows no ranges: the body of one reply, each read with its time.
+
+    Args:
+        fs: fsspec's file system of HTTP.
+        objects: holds the reply against what was seen of the object.
+        one: the object.
+        seconds: how long the reply may take to begin, and each read; a server that stalls is then given up.
+    Raises:
+        TimeoutError: it took longer.
+        OtherContentError: the object is not what it was.
+    """
+
+    def __init__(self, fs: Any, objects: ObjectStore, one: Object, seconds: float) -> None:
+        self._fs, self._objects, self._seconds = fs, objects, seconds
+        self._reply = self._run(self._asked(one))
+
+    def read(self, size: int) -> bytes:
+        """Up to so many bytes, as they come; none: the end."""
+        return bytes(self._run(self._reply.content.read(size)))
+
+    def close(self) -> None:
+        self._fs.loop.call_soon_threadsafe(self._reply.close)
+
+    async def _asked(self, one: Object) -> Any:
+        headers = {**self._fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
+        session = await self._fs.set_session()
+        reply = await session.get(self._fs.encode_url(one.path), **{**self._fs.kwargs, "headers": headers})
+        reply.raise_for_status()
+        self._objects.check(one, reply.headers, size_of(reply))
+        return reply
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return run(asyncio.wait_for(work, self._seconds), self._fs.loop)
 
 
 _OPEN: Final[WeakSet[RemoteFile]] = WeakSet()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, BinaryIO, Final, final
+from typing import Any, BinaryIO, ClassVar, Final, final
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Sample, as_sample, rows_at
 from brimful.blocks.schema import block_of, first_rows, infer, misfit
-from brimful.core.errors import StageError, StateError, name_of
+from brimful.core.errors import OnError, StageError, StateError, name_of
 from brimful.sources.bytes import READ_BYTES, Bytes
-from brimful.sources.format import Format
-from brimful.sources.reader import Parsed, Reader, Wanted
+from brimful.sources.format import Format, Parsed, ShardReader, Wanted
 
 ShardFunction = Callable[[BinaryIO], Iterable[Sample | str]]
 ROWS: Final = 256
@@ -26,23 +25,25 @@ ROWS: Final = 256
 
 @final
 @dataclass(frozen=True)
-class Called(Format):
-    """What a function of the open file yields."""
+class FunctionFormat(Format):
+    """A function of the open file, which yields rows."""
 
     fn: ShardFunction
 
     name = "function"
     unit = "row"
-    schema = None
+    schema: ClassVar[pa.Schema | None] = None
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
         pass
 
-    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
+    def infer(
+        self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError = "skip"
+    ) -> pa.Schema | None:
         rows = first_rows(self._good_rows(file))
         return infer(rows, columns, where) if rows else None
 
-    def open(self, file: Bytes, wanted: Wanted) -> Reader:
+    def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
         return CalledRows(self.fn, file, wanted)
 
     def _good_rows(self, file: Bytes) -> Iterator[Sample]:
@@ -55,7 +56,7 @@ class Called(Format):
                 raise file.failure from None
 
 
-class CalledRows(Reader):
+class CalledRows(ShardReader):
     """Holds the function's rows against the schema. A resume reads what it skips. Position: [row, row].
 
     Price: Python, once a row; up to 256 rows are read at a time.
@@ -64,8 +65,8 @@ class CalledRows(Reader):
     unit = "row"
 
     def __init__(self, fn: ShardFunction, file: Bytes, wanted: Wanted) -> None:
-        super().__init__(wanted)
-        self._fn, self._file, self._schema, self._closed = fn, file, wanted.schema, wanted.closed
+        super().__init__(file, wanted)
+        self._fn = fn
         self._rows: Iterator[Any] | None = None
         self._error: Exception | None = None
 
@@ -83,16 +84,13 @@ class CalledRows(Reader):
             self._error = error
         if rows:
             numbers = self.at[-1] + 1 + np.arange(len(rows))
-            return _parsed(rows, self._schema, self._closed), np.column_stack((numbers, numbers))
+            return _parsed(rows, self._wanted.schema, self._wanted.closed), np.column_stack((numbers, numbers))
         if self._file.failure is not None:  # whatever the function made of it
             raise self.located(self._file.failure) from self._file.failure
         if self._error is not None:
             cause = f"{type(self._error).__name__}: {self._error}"
             raise StageError(f"format({name_of(self._fn)}) failed at {self.place()}: {cause}") from self._error
         return None
-
-    def close(self) -> None:
-        self._file.close()
 
     def _begin(self) -> Iterator[Any]:
         rows = iter(self._fn(io.BufferedReader(self._file, READ_BYTES)))

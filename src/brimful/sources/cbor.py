@@ -6,29 +6,25 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime
-from itertools import islice
 from types import NoneType
-from typing import Any, Final, NamedTuple, final
+from typing import Any, ClassVar, Final, NamedTuple, final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, Sample
-from brimful.blocks.schema import SAMPLE_ROWS, block_of, fitting, infer, misfit
-from brimful.core.errors import DataError, StateError
+from brimful.blocks.schema import SAMPLE_ROWS, UNFIT, block_of, fitting, infer, misfit
+from brimful.core.errors import DataError, OnError, StateError
 from brimful.sources.bytes import Bytes
-from brimful.sources.format import Format
-from brimful.sources.forward import Forward
-from brimful.sources.halved import halved
+from brimful.sources.format import BAD_RECORDS, Format, Parsed, ShardReader, Wanted, good_rows, halved
+from brimful.sources.forward import RECORD_BYTES, Forward, ForwardReader
 from brimful.sources.lines import BUFFER_BYTES
-from brimful.sources.reader import Parsed, Reader, Wanted
 
-ITEM_BYTES: Final = 1 << 26
-"""An item is not longer: so much is read, and held, for the end of one whose length is damaged."""
 _SCALARS: Final = frozenset({str, bytes, int, float, bool, NoneType, date})
 _SHARED: Final = (28, 29)
 """Tags of values that stand in several places, or inside of themselves."""
+_SHARED_VALUE: Final = object()
 _DAMAGED: Final = "the shard is damaged, and nothing after this can be found"
 
 
@@ -37,15 +33,15 @@ class Cbor(Format):
     """Maps whose keys are strings: each a row. Needs cbor2 (the extra `cbor`).
 
     Byte strings are binary, times (tags 0 and 1) timestamps in UTC, days (tags 100 and 1004) dates, undefined is null. What else
-    has a tag is no value of a row. An item that is damaged, or breaks off, ends the shard.
+    has a tag is no value of a row. An item that cbor2 refuses, or that breaks off, ends the shard.
 
-    Price: Python, once a value. A row may hold 64 MB.
+    Price: Python, once a value. A row may hold 256 MB.
     """
 
     name = "cbor"
-    extensions = (".cbor",)
+    extensions: ClassVar[tuple[str, ...]] = (".cbor",)
     unit = "row"
-    schema = None
+    schema: ClassVar[pa.Schema | None] = None
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
         try:
@@ -53,61 +49,72 @@ class Cbor(Format):
         except ImportError as error:
             raise ImportError(f"CBOR needs cbor2 of version 6 or later: pip install 'brimful[cbor]' ({url})") from error
 
-    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
-        rows = list(islice(_good_rows(file), SAMPLE_ROWS))
+    def infer(
+        self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError = "skip"
+    ) -> pa.Schema | None:
+        rows = good_rows(_rows(file), SAMPLE_ROWS, on_error)
         return infer(rows, columns, where) if rows else None
 
-    def open(self, file: Bytes, wanted: Wanted) -> Reader:
+    def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
         return CborReader(file, wanted)
 
 
-def _good_rows(file: Bytes) -> Iterator[Sample]:
-    items = ItemReader(file, 0)
+def _rows(file: Bytes) -> Iterator[Sample | None]:
     with suppress(DataError):
-        while (more := items.read()) is not None:
-            yield from more.samples.values()
+        for items in _read_items(Forward(file), 0):
+            yield from map(items.samples.get, range(len(items.ends)))
 
 
 class Items(NamedTuple):
-    """Whole items: the offset of the first, where each ends, the samples by their numbers, and why others are none."""
+    """Whole items: the offset of the first, where each ends from there on, int64 (n,), the samples by their numbers, and why
+    others are none."""
 
     offset: int
-    ends: list[int]
+    ends: NDArray[np.int64]
     samples: dict[int, Sample]
     errors: dict[int, str]
 
+    @property
+    def units(self) -> NDArray[np.int64]:
+        return np.ones(len(self.ends), dtype=np.int64)
 
-class CborReader(Reader):
+
+class CborReader(ForwardReader[Items]):
     """The rows of one shard. Position: [byte, row]."""
 
     unit = "row"
 
     def __init__(self, file: Bytes, wanted: Wanted) -> None:
-        super().__init__(wanted)
-        self._items = ItemReader(file, wanted.at[0])
-        self._schema, self._closed = wanted.schema, wanted.closed
+        super().__init__(file, wanted)
+        self._items = _read_items(Forward(file), wanted.at[0])
+        self._schema, self._closed, self._on_error = wanted.schema, wanted.closed, wanted.on_error
 
-    def parse(self) -> tuple[Parsed, NDArray[np.int64]] | None:
-        try:
-            items = self._items.read()
-        except Exception as error:
-            raise self.located(error) from error.__cause__ or error
-        if items is None:
-            return None
-        samples = items.samples if self._closed else {n: self._chosen(one) for n, one in items.samples.items()}
-        ends = items.offset + np.array(items.ends)
-        positions = np.column_stack((ends, self.at[-1] + 1 + np.arange(len(ends))))
-        return halved(samples, self._schema, self._block, self._reason, items.errors), positions
+    def cut(self) -> Items | None:
+        return next(self._items, None)
 
-    def close(self) -> None:
-        self._items.close()
+    def rows(self, records: Items) -> Parsed:
+        samples = records.samples
+        if not self._closed:
+            samples = {number: self._chosen(sample) for number, sample in samples.items()}
+        every: dict[int, Any] = {**dict.fromkeys(range(len(records.ends))), **samples}
+        return halved(
+            every,
+            self._schema,
+            self._block,
+            UNFIT,
+            self._reason,
+            lambda number, _: records.errors.get(number),
+            self._on_error,
+        )
 
     def _chosen(self, sample: Sample) -> Sample:
         return {name: sample[name] for name in self._schema.names if name in sample}
 
-    def _block(self, samples: Sequence[Sample]) -> Block | None:
+    def _block(self, samples: Sequence[Sample]) -> Block:
         block = fitting(samples, self._schema) if samples else block_of([], self._schema)
-        return None if block is None or _null_where_none_may_be(block) else block
+        if block is None or _null_where_none_may_be(block):
+            raise pa.ArrowInvalid("a sample does not fit")
+        return block
 
     def _reason(self, sample: Sample) -> str:
         if message := misfit(sample, self._schema, self._closed):
@@ -121,110 +128,80 @@ def _null_where_none_may_be(block: Block) -> str | None:
     return next(fields, None)
 
 
-class ItemReader:
-    """Reads a file forward from `offset`, about 256 KB of whole items at a time, more where one is longer.
+def _read_items(file: Forward, at: int) -> Iterator[Items]:
+    """The items of a file from a byte on, about 256 KB of whole ones at a time, more where one is longer.
 
-    A read error (a truncated archive) is raised after the last whole item before it has been handed out.
+    Raises:
+        StateError: the file has no such byte.
+        DataError: what follows is no whole item; or was not decompressed, or has changed.
+        Exception: what the store raised. A read error (a truncated archive) comes after the last whole item before it.
     """
+    if at:
+        file.seek(at - 1)
+        file.fill(1)
+        if not file.cut(1) and file.error is None:
+            raise StateError(f"there is no byte {at:,}, where this state goes on: the shard was edited")
+    while (items := _next_items(file)) is not None:
+        yield items
 
-    def __init__(self, file: Bytes, offset: int) -> None:
-        self._bytes, self._at = Forward(file), offset
 
-    def read(self) -> Items | None:
-        """The next items; None at the end.
-
-        Raises:
-            StateError: the file has no such offset.
-            DataError: what follows is no whole item; or was not decompressed, or has changed.
-            Exception: what the store raised.
-        """
-        self._begin()
-        ahead, size = self._bytes, BUFFER_BYTES
-        while True:
-            ahead.fill(size + 1)
-            data = bytes(ahead.data[:size])
-            all_read = len(ahead.data) <= size
-            last = all_read and ahead.ended
-            items = _items(ahead.offset, data)
-            if items.ends:
-                ahead.cut(items.ends[-1])
-                return items
-            if last and not data:
-                return None
-            if len(data) > ITEM_BYTES:
-                raise DataError(f"no item ends within {ITEM_BYTES:,} bytes of byte {ahead.offset:,}; {_DAMAGED}")
-            if all_read and ahead.error is not None:
-                raise ahead.error
-            if last:
-                raise DataError(
-                    f"the shard ends within the row that begins at byte {ahead.offset:,}, after {len(data):,} bytes of it; "
-                    "it was not written to its end, or is damaged"
-                )
-            size *= 2
-
-    def close(self) -> None:
-        self._bytes.close()
-
-    def _begin(self) -> None:
-        at, self._at = self._at, 0
-        if at:
-            self._bytes.seek(at - 1)
-            self._bytes.fill(1)
-            if not self._bytes.cut(1) and self._bytes.error is None:
-                raise StateError(f"there is no byte {at:,}, where this state goes on: the shard was edited")
+def _next_items(file: Forward) -> Items | None:
+    for size, last in file.growing(BUFFER_BYTES):
+        items = _items(file.offset, file.first(size))
+        if len(items.ends):
+            file.cut(int(items.ends[-1]))
+            return items
+        if size > RECORD_BYTES:
+            raise DataError(f"no item ends within {RECORD_BYTES:,} bytes of byte {file.offset:,}; {_DAMAGED}")
+        if last:
+            raise DataError(
+                f"the shard ends within the row that begins at byte {file.offset:,}, after {size:,} bytes of it; "
+                "it was not written to its end, or is damaged"
+            )
+    return None
 
 
 def _items(offset: int, data: bytes) -> Items:
-    """The items that end within the data, which begin with one.
+    """The items that end within the data, up to the first that cbor2 refuses; the data begin with an item.
 
     Raises:
-        DataError: the first of them is no item.
+        DataError: cbor2 refuses the first.
     """
-    from cbor2 import CBORDecodeEOF
+    from cbor2 import CBORDecodeEOF, CBORDecoder
 
-    items = Items(offset, [], {}, {})
+    samples: dict[int, Sample] = {}
+    errors: dict[int, str] = {}
+    ends: list[int] = []
     file = io.BytesIO(data)
-    decoder, place = _decoder(file), 0
+    decoder = CBORDecoder(file, allow_duplicate_keys=False, semantic_decoders=dict.fromkeys(_SHARED, _shared))
+    place = 0
     while place < len(data):
-        value: Any = None
-        why = ""
         try:
             value = decoder.decode()
-            end: int | None = file.tell()
         except CBORDecodeEOF:
             break
-        except Exception as error:  # of what a value means, or of how items are built
+        except Exception as error:
+            if ends:  # first what lies before it
+                break
             why = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
-            try:
-                end = item_end(data, place)
-            except DataError as damage:
-                if items.ends:  # first what lies before it
-                    break
-                raise DataError(f"{damage} at byte {offset + place:,}; {_DAMAGED}") from error
-            file.seek(end or 0)
-            decoder = _decoder(file)
-        if end is None or end - place > ITEM_BYTES:
+            raise DataError(f"{why} at byte {offset + place:,}; {_DAMAGED}") from error
+        end = file.tell()
+        if end - place > RECORD_BYTES:
             break
         try:
-            if why:
-                raise DataError(why)
-            items.samples[len(items.ends)] = _sample(value)
+            samples[len(ends)] = _sample(value)
         except DataError as error:
-            items.errors[len(items.ends)] = str(error)
-        items.ends.append(end)
+            errors[len(ends)] = str(error)
+        ends.append(end)
         place = end
-    return items
+        if len(errors) == BAD_RECORDS:  # which may be the end of it
+            break
+    return Items(offset, np.array(ends, dtype=np.int64), samples, errors)
 
 
-def _decoder(file: io.BytesIO) -> Any:
-    from cbor2 import CBORDecoder
-
-    refuse = dict.fromkeys(_SHARED, _refuse)
-    return CBORDecoder(file, allow_duplicate_keys=False, semantic_decoders=refuse)
-
-
-def _refuse(*_: Any) -> Any:
-    raise ValueError("values that stand in several places cannot be taken")
+def _shared(*_: Any) -> object:
+    """cbor2 puts this in the place of a shared value, which could contain itself."""
+    return _SHARED_VALUE
 
 
 def _sample(value: Any) -> Sample:
@@ -233,7 +210,7 @@ def _sample(value: Any) -> Sample:
     Raises:
         DataError: it is none.
     """
-    if type(value) is not dict:
+    if type(value) is not dict and value is not _SHARED_VALUE:
         raise DataError(f"a row must be a map (got {type(value).__name__})")
     sample: Sample = _plain(value)
     return sample
@@ -255,6 +232,8 @@ def _plain(value: Any) -> Any:
             return value.astimezone(UTC)
         except OverflowError as error:
             raise DataError(f"{value} is beyond the times that there are in UTC") from error
+    if value is _SHARED_VALUE:
+        raise DataError("values that stand in several places cannot be taken")
     from cbor2 import undefined
 
     if value is undefined:
@@ -262,59 +241,3 @@ def _plain(value: Any) -> Any:
     raise DataError(
         f"a {kind.__name__} is no value of a row; write strings, bytes, numbers, times, lists and maps of them"
     )
-
-
-# -- where an item ends --------------------------------------------------------------------------------------------------
-
-_BYTES, _TEXT, _LIST, _MAP, _TAG, _OTHER = range(2, 8)
-"""Kinds of items: the first three bits of each. (0 and 1 are integers.)"""
-_UNTIL_BREAK: Final = 31
-
-
-def item_end(data: bytes, place: int) -> int | None:
-    """Where the item ends that begins at a place, whatever its values mean; None where the data end before it does.
-
-    Raises:
-        DataError: it is none.
-
-    >>> item_end(bytes.fromhex("8201820203 05"), 0), item_end(bytes.fromhex("61"), 0)
-    (5, None)
-    """
-    around = [
-        (0, 1)
-    ]  # of each item around this place: its kind, and how many are left in it (until a break: -1 and less)
-    while around:
-        kind_around, left = around.pop()
-        if not left:
-            continue
-        if place >= len(data):
-            return None
-        first = data[place]
-        kind, value = first >> 5, first & 31
-        place += 1
-        if kind == _OTHER and value == _UNTIL_BREAK:
-            if left > 0 or (kind_around == _MAP and left % 2 == 0):
-                raise DataError("a break where an item must be")
-            continue
-        around.append((kind_around, left - 1))
-        if 24 <= value <= 27:
-            size = 1 << (value - 24)
-            if place + size > len(data):
-                return None
-            value = int.from_bytes(data[place : place + size], "big")
-            place += size
-        elif value == _UNTIL_BREAK and _BYTES <= kind <= _MAP:
-            value = -1
-        elif value > 27:
-            raise DataError(f"0x{first:02x} begins no item")
-        if (kind == _OTHER and first & 31 == 24 and value < 32) or (
-            kind_around in (_BYTES, _TEXT) and (kind != kind_around or value < 0)
-        ):
-            raise DataError(f"0x{first:02x} begins no item here")
-        if kind in (_BYTES, _TEXT) and value >= 0:
-            place += value
-            if place > len(data):
-                return None
-        elif _BYTES <= kind <= _TAG:
-            around.append((kind, {_MAP: 2 * value if value > 0 else value, _TAG: 1}.get(kind, value)))
-    return place

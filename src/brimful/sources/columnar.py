@@ -7,23 +7,25 @@ import struct
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.ragged import EMPTY
-from brimful.core.errors import DataError, StateError
+from brimful.blocks.blocks import Block
+from brimful.blocks.plain import as_plain, inside, plain
+from brimful.blocks.ragged import EMPTY, array_of, concat
+from brimful.blocks.schema import OF_FILES, UNFIT, UNKNOWN, fits, fitted, named, settled
+from brimful.core.errors import DataError, OnError, StateError
 from brimful.sources.bytes import Bytes
-from brimful.sources.columns import Columns, faults, schema_of
-from brimful.sources.format import Format
-from brimful.sources.held import Held
-from brimful.sources.reader import Parsed, Position, Reader, Wanted
+from brimful.sources.format import Format, Parsed, Position, ShardReader, Wanted, bisected
+from brimful.sources.prefetched import PrefetchedFile
 
 ROWS: Final = 4096
 BUFFER_BYTES: Final = 1 << 20
 """Rows are handed on in pieces of about so many bytes."""
+_LEAVE_OUT: Final = "leave it out by columns="
 START: Final[Position] = (0, 0, 0, 0)
 
 
@@ -32,15 +34,17 @@ class ColumnarFormat(Format):
 
     compressed = False
     unit = "row"
-    start = START
-    schema = None
+    start: ClassVar[Position] = START
+    schema: ClassVar[pa.Schema | None] = None
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
         pass
 
-    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
+    def infer(
+        self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError = "skip"
+    ) -> pa.Schema | None:
         try:
-            found = self.columns(Held(file))
+            found = self.columns(PrefetchedFile(file))
         except (DataError, *DAMAGED):
             if file.failure is not None and not isinstance(file.failure, DataError):
                 raise file.failure from None
@@ -48,7 +52,7 @@ class ColumnarFormat(Format):
         return None if found is None else schema_of(found, columns, where)
 
     @abstractmethod
-    def columns(self, file: Held) -> pa.Schema | None:
+    def columns(self, file: PrefetchedFile) -> pa.Schema | None:
         """Those that a shard says it has; None where it has no row."""
 
 
@@ -71,20 +75,19 @@ class Unit(NamedTuple):
 Piece = tuple[Parsed, NDArray[np.int64]]
 
 
-class ColumnarRows(Reader):
+class ColumnarRows(ShardReader):
     """Abstract: reads a shard of columns. Position: [bytes, place, rows of the place before, row]; the bytes are those that
     the columns taken of the rows before have in memory."""
 
     unit = "row"
 
     def __init__(self, file: Bytes, wanted: Wanted) -> None:
-        super().__init__(wanted)
-        self._wanted, self._file = wanted, file
+        super().__init__(file, wanted)
         self._pieces: Iterator[Piece] | None = None
         self._error: Exception | None = None
 
     @abstractmethod
-    def begin(self, file: Held) -> pa.Schema:
+    def begin(self, file: PrefetchedFile) -> pa.Schema:
         """The columns of the shard."""
 
     @abstractmethod
@@ -110,22 +113,18 @@ class ColumnarRows(Reader):
                 raise
             raise self._error from error
 
-    def close(self) -> None:
-        self._pieces = None
-        self._file.close()
-
     def _all(self) -> Iterator[Piece]:
-        held, (schema, closed) = Held(self._file), self._wanted[2:4]
+        held, (schema, closed) = PrefetchedFile(self._file), self._wanted[2:4]
         found = self.begin(held)
         names = [name for name in schema.names if name in found.names]
-        columns: Columns | None = None
+        columns: ColumnCaster | None = None
         _, place, skip, saved = self.at
         reached = not skip
         for unit in self.units(names, self.at):
             if unit is None or not unit.batch.num_rows:
                 yield _nothing(self.at)
                 continue
-            columns = columns or Columns(found, schema, closed)  # a shard without rows may have any
+            columns = columns or ColumnCaster(found, schema, closed)  # a shard without rows may have any
             rows = unit.batch.num_rows
             before = 0 if reached else skip - unit.first
             if not reached and (unit.place != place or (before >= rows and unit.after is not None)):
@@ -151,10 +150,10 @@ class ColumnarRows(Reader):
         held.look()
 
     def _told(self, error: Exception) -> Exception:
-        """What went wrong, with the place: that the file changed or cannot be read, rather than what came of it."""
+        """The error with the place: that the file changed or cannot be read, rather than its consequence."""
         if self._file.failure is None:
             with suppress(Exception):
-                Held(self._file).look()
+                PrefetchedFile(self._file).look()
         if self._file.failure is not None:
             return self.located(self._file.failure)
         if isinstance(error, DataError | StateError) or (isinstance(error, MemoryError) and not absurd(error)):
@@ -167,7 +166,7 @@ class ColumnarRows(Reader):
 
 
 DAMAGED: Final = (pa.ArrowException, OSError, ValueError, OverflowError, KeyError, struct.error)
-"""What Arrow, and a look at a few bytes, raise over a damaged shard."""
+"""Errors of Arrow, and of a look at a few bytes, over a damaged shard."""
 _NO_MACHINE_HAS: Final = 1 << 46
 
 
@@ -187,3 +186,147 @@ def _positions(unit: Unit, done: NDArray[np.int64], passed: int, size: int, numb
     if unit.after is not None and done[-1] == unit.batch.num_rows:
         places[-1], within[-1] = unit.after, 0
     return np.column_stack((passed + size * done // unit.batch.num_rows, places, within, number + done))
+
+
+# -- the columns of a shard in the types that are wanted -----------------------------------------------------------------
+
+
+class ColumnCaster:
+    """The columns of a shard in the types of a schema; those that it does not have are null.
+
+    Raises:
+        DataError: a column is not in the schema (where this is `closed`), is there twice, or is of another kind.
+    """
+
+    def __init__(self, found: pa.Schema, schema: pa.Schema, closed: bool) -> None:
+        self._schema = schema
+        plain = plain_schema(found if closed else pa.schema([field for field in found if field.name in schema.names]))
+        for field in plain:
+            if field.name not in schema.names:
+                raise DataError(
+                    f"column {field.name!r} is not in the schema ({', '.join(schema.names)}), which the first shard decides "
+                    f"where none is given; {UNKNOWN}"
+                )
+            if not fits(field.type, schema.field(field.name).type):
+                raise DataError(self._unfit(field.name, found))
+        self._found, self._plain = found, plain
+
+    def parsed(self, batch: Block, bad: dict[int, str]) -> Parsed:
+        """The rows of a batch of the shard; `bad`: what is wrong with some of them."""
+        with suppress(*UNFIT):  # of one row, which is found below
+            batch = self._in_plain_types(batch)
+
+        def fitted_rows(rows: NDArray[np.int64]) -> Block:
+            return self._block(batch if len(rows) == batch.num_rows else batch.take(array_of(rows)))
+
+        blocks, refused = bisected(_without(batch.num_rows, bad), fitted_rows, UNFIT)
+        errors = bad | {row: self._reason(batch.take(pa.array([row])), error) for row, error in refused.items()}
+        good = _without(batch.num_rows, errors)
+        block = concat(blocks) if self._schema.names else batch.select([]).slice(0, len(good))
+        return Parsed(block, good, sorted(errors.items()))
+
+    def _block(self, batch: Block) -> Block:
+        return fitted(self._in_plain_types(batch), self._schema)
+
+    def _in_plain_types(self, batch: Block) -> Block:
+        fields, arrays = [self._plain.field(name) for name in batch.schema.names], []
+        for field, array in zip(fields, batch.columns):
+            try:
+                arrays.append(as_plain(array, field.type))
+            except NotImplementedError as error:
+                raise DataError(
+                    f"column {field.name!r} is {named(array.type)}, which cannot be read; {_LEAVE_OUT}"
+                ) from error
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch
+
+    def _reason(self, row: Block, error: Exception) -> str:
+        for name in row.schema.names:
+            try:
+                self._block(row.select([name]))
+            except UNFIT as found:
+                return self._unfit(name, row.schema, str(found))
+        return str(error)
+
+    def _unfit(self, name: str, found: pa.Schema, why: str = "") -> str:
+        kinds = f"column {name!r} is {named(self._schema.field(name).type)} by the schema but {named(found.field(name).type)}"
+        return f"{kinds} here{why and f' ({why})'}; {OF_FILES}"
+
+
+def _without(rows: int, bad: dict[int, str]) -> NDArray[np.int64]:
+    every = np.arange(rows)
+    return np.delete(every, list(bad)) if bad else every
+
+
+def schema_of(found: pa.Schema, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
+    """The columns of a shard as the stages after it see them; None where it has two of a name.
+
+    Raises:
+        DataError: it has not all of `columns`.
+    """
+    for name in columns or ():
+        if name not in found.names:
+            raise DataError(
+                f"there is no column {name!r} ({where}; columns: {', '.join(found.names)}); "
+                "correct columns=, or say its type in schema="
+            )
+    try:
+        return settled(plain_schema(pa.schema([field for field in found if columns is None or field.name in columns])))
+    except DataError:  # which whoever reads it will meet
+        return None
+
+
+def plain_schema(found: pa.Schema) -> pa.Schema:
+    """The columns of a shard without what is peculiar to how they were stored.
+
+    Raises:
+        DataError: there are two of a name.
+
+    >>> plain_schema(pa.schema([("a", pa.dictionary(pa.int32(), pa.large_string()))]))
+    a: string
+    """
+    for place, field in enumerate(found):
+        if field.name in found.names[:place]:
+            raise DataError(
+                f"there are two columns {field.name!r}; rename one when the shard is written, or {_LEAVE_OUT}"
+            )
+    return pa.schema([(field.name, plain(field.type)) for field in found])
+
+
+# -- damage --------------------------------------------------------------------------------------------------------------
+
+
+def faults(batch: pa.RecordBatch) -> dict[int, str]:
+    """Rows of a batch that are damaged, and why: texts that are no UTF-8, mostly.
+
+    Raises:
+        pa.ArrowException: nothing of it can be had: its parts do not fit together.
+    """
+    try:
+        batch.validate(full=True)
+        return {}
+    except pa.ArrowInvalid as error:
+        try:
+            columns = [column.view(_bytes(column.type)) for column in batch.columns]
+            pa.RecordBatch.from_arrays(columns, batch.schema.names).validate(full=True)
+        except pa.ArrowException:
+            raise error from None
+
+    def validate(rows: NDArray[np.int64]) -> None:
+        batch.take(array_of(rows)).validate(full=True)  # a slice would share with others what lies inside of a list
+
+    _, wrong = bisected(np.arange(batch.num_rows), validate, (pa.ArrowInvalid,))
+    return {row: str(error).removesuffix(" at string index 0") for row, error in wrong.items()}
+
+
+def _bytes(kind: pa.DataType) -> pa.DataType:
+    """A type with bytes in place of texts."""
+    test: Any = pa.types
+    if test.is_string(kind):
+        return pa.binary()
+    if test.is_large_string(kind):
+        return pa.large_binary()
+    if test.is_string_view(kind):
+        return pa.binary_view()
+    if test.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _bytes(kind.value_type), kind.ordered)
+    return inside(kind, _bytes)

@@ -7,7 +7,7 @@ import lzma
 import zlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -18,7 +18,7 @@ COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz
 
 
 class Decompressed(Bytes):
-    """What a compressed file holds. It is read in steps of READ_BYTES from its beginning, also by a resume, so that one which
+    """The content of a compressed file. It is read in steps of READ_BYTES from its beginning, also by a resume, so that one which
     is damaged breaks off at the same byte.
 
     zstd and lz4 are Arrow's. Its bz2 refuses an empty member, it has no xz, and its gzip takes zeros at the end, which are
@@ -42,6 +42,9 @@ class Decompressed(Bytes):
             self._check()
         buffer[: len(data)] = data
         return len(data)
+
+    def compare(self) -> None:
+        self._file.compare()
 
     def _check(self) -> None:
         """Tells a file that could not be read on, or that has no bytes, from the end of one, or from one that is damaged."""
@@ -73,24 +76,12 @@ class Until:
         self._file.close()
 
 
-class Member(Protocol):
-    """One of gzip, bz2 or xz, as Python's decompressors take it."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
-
-
 class Members:
     """All members of a file, and zeros after them. (Python's own files take a second one that is damaged for the end.)"""
 
-    def __init__(self, file: Until, begin: Callable[[], Member]) -> None:
+    def __init__(self, file: Until, begin: Callable[[], _Member]) -> None:
         self._file, self._begin = file, begin
-        self._member: Member | None = begin()
+        self._member: _Member | None = begin()
         self._rest = b""
 
     def read(self, size: int) -> bytes:
@@ -135,7 +126,8 @@ class GzipMember:
         return self._inflate.decompress(self._inflate.unconsumed_tail + data, max(0, max_length))
 
 
-_MEMBERS: Final[dict[str, Callable[[], Member]]] = {
+_Member: TypeAlias = GzipMember | bz2.BZ2Decompressor | lzma.LZMADecompressor
+_MEMBERS: Final[dict[str, Callable[[], _Member]]] = {
     "gzip": GzipMember,
     "bz2": bz2.BZ2Decompressor,
     "xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ),

@@ -1,4 +1,4 @@
-"""What an error of a store means: whether to try again, whether the object is there, whether it may have changed."""
+"""The meaning of a store's error: whether to try again, whether the object is there, whether it may have changed."""
 
 from __future__ import annotations
 

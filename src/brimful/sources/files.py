@@ -18,16 +18,14 @@ from brimful.blocks.ragged import EMPTY
 from brimful.blocks.schema import infer, named
 from brimful.core import random
 from brimful.core.background import Workers
-from brimful.core.errors import DataError, OnError, StateError, settle
+from brimful.core.errors import DataError, OnError, StateError, logger, settle
 from brimful.core.once import once
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, place, runtime, share
-from brimful.sources.called import Called, ShardFunction
+from brimful.sources.called import FunctionFormat, ShardFunction
 from brimful.sources.compressed import COMPRESSIONS
-from brimful.sources.format import Format
+from brimful.sources.format import Format, Position, ShardReader, Wanted
 from brimful.sources.formats import FORMATS, format_of
-from brimful.sources.reader import Position, Reader, Wanted
-from brimful.sources.rotation import Rotation
-from brimful.sources.shard import OpenShard, arrived
+from brimful.sources.rotation import OpenShard, Rotation, arrived
 from brimful.sources.urls import Shard, Shards
 
 MAX_THREADS: Final = 32
@@ -56,6 +54,7 @@ class FromFiles(Stage[Block]):
     on_error: OnError = "raise"
     streams: int | None = None
     number: int | None = runtime(None)
+    inferred: bool = runtime(False)  # the schema, by the description that this is a part of
 
     def __post_init__(self) -> None:
         if self.streams is not None:
@@ -75,6 +74,9 @@ class FromFiles(Stage[Block]):
         for url in self.urls.urls:
             if form := self._named(os.fspath(url)):
                 self._check(form, os.fspath(url))
+
+    def known_columns(self) -> pa.Schema | None:
+        return vars(self).get("_schema", self.schema)
 
     holds_shards = True
 
@@ -99,8 +101,12 @@ class FromFiles(Stage[Block]):
         """The rows that follow a state, of shards that are opened by (turn, shard, position in it), so many ahead."""
         epoch, begun, positions = at
         order = self._order(epoch)
-        if begun > len(order):
-            raise StateError(f"this state was saved after {begun:,} shards, but there are {len(order):,}")
+        if begun > len(order) or any(turn >= len(order) for turn, *_ in positions):
+            raise StateError(
+                f"this state was saved after {begun:,} shards, but there are {len(order):,}: shards were taken away. A state "
+                "counts them in the order of their list, so allow={'urls'} is for shards that were moved, or added behind the "
+                "others; put them back, or begin anew"
+            )
 
         def opened(turn: int, position: Position | None) -> OpenShard:
             shard = self.urls.listed[order[turn]]
@@ -116,7 +122,17 @@ class FromFiles(Stage[Block]):
                 state = [epoch, begun, positions]
                 yield block, state if self._more(rotation) else END
         if empty:
+            if self.number is None and at == self.start(0):
+                _ = self._said_empty
             yield EMPTY, END
+
+    @once
+    def _said_empty(self) -> bool:
+        count = len(self.urls.listed)
+        logger.warning(
+            "from_files: there is no row in %s", self.urls.listed[0].url if count == 1 else f"{count:,} files"
+        )
+        return True
 
     def _share(self, shards: int, begun: int, positions: list[list[int]]) -> tuple[int, int]:
         """Rows and bytes that each open shard gives to a block, where so many are left: where a block ends depends on the state
@@ -138,6 +154,10 @@ class FromFiles(Stage[Block]):
             order = random.permutation(len(order), random.key(self.seed, place(self), epoch))
         return order if self.number is None else order[self.number :: self.streams]
 
+    @property
+    def draws(self) -> bool:
+        return self.shuffle_shards
+
     def stream(self, number: int, count: int) -> FromFiles:
         """Every `count`-th shard of each epoch's order; the schema is that of the first shard of all."""
         if count > len(self.urls.listed):
@@ -148,29 +168,30 @@ class FromFiles(Stage[Block]):
             self,
             number=number,
             schema=self._schema if self._inferring else None,
+            inferred=self._of_first_rows,
             n_active_shards=min(self.n_active_shards, share(len(self.urls.listed), number, count)),  # longer blocks
         )
 
     def elsewhere(self) -> FromFiles:
-        """What another process needs to read shards that it is told: the settings and the schema, not the list of all."""
+        """The same for another process that is told which shards to read: the settings and the schema, not the list of all."""
         schema = self._schema if self._inferring else None
-        return replace(self, urls=replace(self.urls, urls=()), schema=schema)
+        return replace(self, urls=replace(self.urls, urls=()), schema=schema, inferred=self._of_first_rows)
 
-    def reader(self, shard: Shard, name: str, at: Position) -> Reader:
+    def reader(self, shard: Shard, name: str, at: Position) -> ShardReader:
         """The rows of a shard from a position on; `name`: what messages call it."""
         form = self._format(shard)
         schema = self._schema if form.schema is None else form.schema
-        wanted = Wanted(name, at, schema, self.columns is None, self.on_error)
+        wanted = Wanted(name, at, schema, self.columns is None, self.on_error, self._of_first_rows)
         return form.open(self.urls.open(shard), wanted)
 
     def unit(self, shard: Shard) -> str:
-        """What a record of a shard is called in messages."""
+        """The word for a record of a shard in messages."""
         return self._format(shard).unit
 
     def _named(self, url: str) -> Format | None:
         """The format of a shard, or of the shards of a glob."""
         if callable(self.format):
-            return Called(self.format)
+            return FunctionFormat(self.format)
         return format_of(url) if self.format == "auto" else FORMATS[self.format]
 
     def _format(self, shard: Shard) -> Format:
@@ -189,6 +210,10 @@ class FromFiles(Stage[Block]):
             raise ValueError(
                 f"{url}: {form.name} files are not compressed as a whole; decompress it, or give another format="
             )
+
+    @property
+    def _of_first_rows(self) -> bool:
+        return self.inferred or self.schema is None
 
     @once
     def _inferring(self) -> bool:
@@ -223,7 +248,7 @@ class FromFiles(Stage[Block]):
 
     def _schema_of(self, shard: Shard, form: Format) -> pa.Schema | None:
         with closing(self.urls.open(shard)) as file:
-            return form.infer(file, self.columns, f"shard {self.urls.name(shard)}")
+            return form.infer(file, self.columns, f"shard {self.urls.name(shard)}", self.on_error)
 
 
 def _words(schema: pa.Schema) -> str:

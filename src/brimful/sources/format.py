@@ -1,14 +1,181 @@
-"""What a format is: how the bytes of a shard become rows, from any position on."""
+"""A format, and its reader: how the bytes of a shard become rows, from any position on, each with the position after it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from brimful.blocks.blocks import Block
+from brimful.blocks.ragged import concat, with_column
+from brimful.blocks.schema import block_of
+from brimful.core.errors import ORIGIN, DataError, OnError, StageError, StateError, count, origins, skipped
 from brimful.sources.bytes import Bytes
-from brimful.sources.reader import Position, Reader, Wanted
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+Errors: TypeAlias = tuple[type[Exception], ...]
+Position: TypeAlias = tuple[int, ...]
+"""A place in a shard, before a record: a few integers, as many as its format needs. The first says how much of the shard lies
+before it, as a rule in bytes (of the decompressed shard): blocks are cut by it. The last says how many units (lines, rows) lie
+before it: a record may have several."""
+
+
+class PlacedRows(NamedTuple):
+    """Rows of a shard, and the position after each, int64 (n, k).
+
+    Args:
+        ends: where stages have run over the rows: how many rows of the block they have become up to each of them, int64 (n,);
+            None: one each.
+    """
+
+    block: Block
+    positions: NDArray[np.int64]
+    ends: NDArray[np.int64] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.positions)
+
+    def split(self, rows: int) -> tuple[PlacedRows, PlacedRows]:
+        """The first of them, and the others."""
+        if self.ends is None:
+            cut, first, rest = rows, None, None
+        else:
+            cut = int(self.ends[rows - 1]) if rows else 0
+            first, rest = self.ends[:rows], self.ends[rows:] - cut
+        block, positions = self.block, self.positions
+        return PlacedRows(block.slice(0, cut), positions[:rows], first), PlacedRows(
+            block.slice(cut), positions[rows:], rest
+        )
+
+    def then(self, more: PlacedRows) -> PlacedRows:
+        """These and those after them."""
+        if not self.num_rows:
+            return more
+        ends = None
+        if self.ends is not None and more.ends is not None:
+            ends = np.concatenate((self.ends, more.ends + self.block.num_rows))
+        positions = np.concatenate((self.positions, more.positions)) if more.num_rows else self.positions
+        return PlacedRows(concat([self.block, more.block]), positions, ends)
+
+
+class Wanted(NamedTuple):
+    """The part of a shard to read.
+
+    Args:
+        name: of the shard, in messages.
+        at: the position from which on.
+        schema: of its rows.
+        closed: whether a row may have no other columns; else these are left out.
+        on_error: what a bad record leads to.
+        inferred: whether the schema is that of the first rows, and not what a user asked for.
+    """
+
+    name: str
+    at: Position
+    schema: pa.Schema
+    closed: bool
+    on_error: OnError
+    inferred: bool = False
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """Rows of some records, and for each the number of its record among them, counted from 0.
+
+    `errors`: (number, message) of the records that gave no row.
+    """
+
+    block: Block
+    records: NDArray[np.int64]
+    errors: list[tuple[int, str]]
+
+
+class ShardReader(ABC):
+    """Abstract: reads rows from a position on. A bad record is an error after the rows before it, or is skipped."""
+
+    unit: ClassVar[str]
+
+    def __init__(self, file: Bytes, wanted: Wanted) -> None:
+        self.at: Position = wanted.at
+        self._file, self._wanted = file, wanted
+        self._failure: Exception | None = None
+
+    def close(self) -> None:
+        self._file.close()
+
+    @abstractmethod
+    def parse(self) -> tuple[Parsed, NDArray[np.int64]] | None:
+        """The next records, and the position after each of them, int64 (n, k); None at the end.
+
+        Raises:
+            DataError, StageError: nothing more can be had of this shard; with the place.
+        """
+
+    def read(self) -> PlacedRows | None:
+        """The next rows, perhaps none; None at the end."""
+        try:
+            more = self._parsed()
+        except (DataError, StageError) as error:
+            if self._wanted.on_error == "raise":
+                raise
+            skipped(type(error)(f"{error}; all that follows in this shard is left out with it"))
+            count("skipped_shards", 1)
+            return None
+        if more is None:
+            return None
+        parsed, positions = more
+        records = parsed.records
+        before = np.concatenate((self.at[-1:], positions[:-1, -1]))
+        changed = self._changed() if parsed.errors else None
+        for record, message in parsed.errors:
+            bad = changed or DataError(f"{self.place(int(before[record]))}: {message}")
+            if changed is not None or self._wanted.on_error == "raise":
+                self._failure, records = bad, records[records < record]
+                break
+            skipped(bad)
+        origin = origins(f"shard {self._wanted.name}", before[records] + 1, self.unit)
+        self.at = tuple(positions[-1].tolist())
+        return PlacedRows(with_column(parsed.block.slice(0, len(records)), ORIGIN, origin), positions[records])
+
+    def _parsed(self) -> tuple[Parsed, NDArray[np.int64]] | None:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return self.parse()
+        except (DataError, StageError) as error:
+            if (changed := self._changed()) is not None:
+                raise changed from error
+            raise
+
+    def _changed(self) -> Exception | None:
+        """The error of a file that is not what it was: then a bad record may be made of two contents. None also where nobody
+        knows: a user's function has closed the file, or its store does not answer."""
+        try:
+            self._file.compare()
+        except DataError as error:
+            return self.located(error)
+        except Exception:
+            return None
+        return None
+
+    def place(self, before: int | None = None) -> str:
+        """Where the record is that has so many units before it, or else the next one, in words."""
+        return f"shard {self._wanted.name}, {self.unit} {(self.at[-1] if before is None else before) + 1:,}"
+
+    def located(self, error: Exception) -> Exception:
+        """An error of reading the file, with the place. A fault of the store, which says nothing about the data, is no
+        DataError: it is never skipped."""
+        if isinstance(error, DataError | StateError | TimeoutError):
+            return type(error)(f"{self.place()}: {error}")
+        return OSError(f"{self.place()}: cannot be read on: {type(error).__name__}: {error}")
 
 
 class Format(ABC):
@@ -42,14 +209,108 @@ class Format(ABC):
         """
 
     @abstractmethod
-    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
+    def infer(
+        self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError = "skip"
+    ) -> pa.Schema | None:
         """The schema of a shard, as it says itself, or judged by its first rows (`schema.SAMPLE_ROWS`) without those that are
         bad, which are errors when they are read; None where it has no row.
 
+        Args:
+            on_error: "raise": no more than `BAD_RECORDS` bad ones are passed over, as nothing after them will be read.
         Raises:
             DataError: it has not all of `columns`.
         """
 
     @abstractmethod
-    def open(self, file: Bytes, wanted: Wanted) -> Reader:
+    def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
         """The rows from a position on. Called in the thread that reads; nothing is read before the reader is asked."""
+
+
+BAD_RECORDS: Final = 1_000
+
+
+# -- bad records --------------------------------------------------------------------------------------------------------
+
+
+def good_rows(records: Iterable[T | None], rows: int, on_error: OnError) -> list[T]:
+    """The first records that are good; None stands for a bad one.
+
+    >>> good_rows([None, 1, None, 2, 3], 2, "raise")
+    [1, 2]
+    """
+    bad = 0
+    found: list[T] = []
+    for record in records:
+        if record is not None:
+            found.append(record)
+        bad += record is None
+        if len(found) == rows or (on_error == "raise" and bad == BAD_RECORDS):
+            break
+    return found
+
+
+def bisected(
+    numbers: Any, parse: Callable[[Any], R], refused: Errors, on_error: OnError = "skip"
+) -> tuple[list[R], dict[int, Exception]]:
+    """The results of `parse` for records by their numbers, in order, in as few parts as it takes; and the errors of the records
+    that it refuses alone.
+
+    Price: 2 log2(n) calls of `parse` for one bad record among n.
+
+    Args:
+        numbers: a list or an array.
+        refused: the errors of `parse` where a record is bad.
+        on_error: "raise": nothing is parsed after the first one that is refused.
+
+    >>> bisected([3, 0, 5], lambda part: [60 // number for number in part], (ZeroDivisionError,))
+    ([[20], [12]], {0: ZeroDivisionError('integer division or modulo by zero')})
+    """
+    results: list[R] = []
+    errors: dict[int, Exception] = {}
+    pending = [numbers]
+    while pending:
+        part = pending.pop()
+        try:
+            results.append(parse(part))
+        except refused as error:
+            if len(part) == 1:
+                errors[int(part[0])] = error
+                if on_error == "raise":
+                    break
+            elif len(part):
+                pending += [part[len(part) // 2 :], part[: len(part) // 2]]
+    return results, errors
+
+
+def halved(
+    records: Mapping[int, T],
+    schema: pa.Schema,
+    parse: Callable[[Sequence[T]], Block],
+    refused: Errors,
+    reason: Callable[[T], str],
+    known: Callable[[int, T], str | None],
+    on_error: OnError,
+) -> Parsed:
+    """The rows of records by their numbers, in order, and why others gave none; "raise": up to the first that gives none.
+
+    Args:
+        schema: of the rows.
+        refused: the errors of `parse` where it refuses a record.
+        reason: why a record is refused that stands alone.
+        known: why the record of a number is bad, where that needs no `parse`.
+    """
+    unknown: list[int] = []
+    errors: dict[int, str] = {}
+    for number, record in records.items():
+        if (why := known(number, record)) is None:
+            unknown.append(number)
+        else:
+            errors[number] = why
+            if on_error == "raise":
+                break
+    blocks, found = bisected(unknown, lambda part: parse([records[number] for number in part]), refused, on_error)
+    errors |= {number: reason(records[number]) for number in found}
+    end = min(errors) if errors and on_error == "raise" else len(records) and max(records) + 1
+    good = [number for number in unknown if number not in errors and number < end]
+    rows = concat(blocks) if schema.names else block_of([{}] * len(good), schema)
+    return Parsed(rows, np.array(good, dtype=np.int64), sorted(errors.items()))

@@ -1,14 +1,20 @@
-"""The bytes of a file from a place on, read forward into a buffer that its reader cuts records from."""
+"""Files that are read forward, record after record: the bytes from a place on in a buffer, and a reader that cuts records off."""
 
 from __future__ import annotations
 
-from typing import Final
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Final, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from brimful.core.errors import DataError, StateError
 from brimful.sources.bytes import READ_BYTES, Bytes
+from brimful.sources.format import Parsed, ShardReader
 
-LINE_BYTES: Final = 1 << 28
-"""A line is not longer: of 3 GB of zeros, which compress to 3 MB, all would be held to find its end."""
+RECORD_BYTES: Final = 1 << 28
+"""A line, or a CBOR item, is not longer: of 3 GB of zeros, which compress to 3 MB, all would be held to find its end."""
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
@@ -23,54 +29,57 @@ class Forward:
 
     def __init__(self, file: Bytes) -> None:
         self._file = file
-        self.offset = 0
-        self.data = bytearray()
+        self.offset: int = 0
+        self.data: bytearray = bytearray()
         self.error: Exception | None = None
         self._skip = 0
-        self.ended = False
+        self.ended: bool = False
 
     def fill(self, size: int) -> None:
         """Reads on until there are so many bytes, or the end or an error comes."""
-        while len(self.data) < size and self.grow():
-            pass
-
-    def grow(self) -> bool:
-        """Reads on; False at the end, and at an error."""
-        while not self.ended and self.error is None:
+        while len(self.data) < size and not self.ended and self.error is None:
             try:
                 more = self._file.read(READ_BYTES) or b""
             except Exception as error:
                 self.error = error
-                break
+                return
             self.ended = not more
             skipped = min(self._skip, len(more))
             self._skip -= skipped
-            if skipped < len(more):
-                self.data += more[skipped:]
-                return True
-        return False
+            self.data += more[skipped:]
 
-    @property
-    def too_long(self) -> bool:
-        """Whether more is held than a line may have."""
-        return len(self.data) > LINE_BYTES
-
-    def refuse_line(self) -> None:
-        """Refuses a line that has gone on for too long.
+    def growing(self, size: int) -> Iterator[tuple[int, bool]]:
+        """How many of the first bytes to look at, so many, then twice as many, and so on, and whether nothing follows them;
+        nothing at the end.
 
         Raises:
-            DataError: with the byte where it begins.
+            DataError: a line is too long.
+            Exception: the read error, after all bytes before it.
         """
-        if self.too_long:
-            raise DataError(
-                f"no line ends within {LINE_BYTES:,} bytes of byte {self.offset:,}; the shard is damaged, or must be cut into "
-                "shorter lines"
-            )
+        while True:
+            self.fill(size)
+            all_read = len(self.data) <= size
+            ended = all_read and self.ended
+            if ended and not self.data:
+                return
+            yield min(size, len(self.data)), ended
+            if all_read and self.error is not None:
+                raise self.error
+            if len(self.data) > RECORD_BYTES:
+                raise DataError(
+                    f"no line ends within {RECORD_BYTES:,} bytes of byte {self.offset:,}; the shard is damaged, or must be cut "
+                    "into shorter lines"
+                )
+            size *= 2
+
+    def first(self, size: int) -> bytes:
+        """The first bytes of the data."""
+        with memoryview(self.data) as held:
+            return bytes(held[:size])
 
     def cut(self, size: int) -> bytes:
         """The first bytes of the data, which these then no longer have."""
-        with memoryview(self.data) as held:
-            data = bytes(held[:size])
+        data = self.first(size)
         del self.data[:size]
         self.offset += len(data)
         return data
@@ -106,7 +115,48 @@ class Forward:
         if begins or (len(self.data) == 1 and self.ended):
             self.cut(1)
         elif self.error is None:
-            raise StateError(f"no line begins at byte {offset:,}, where this state goes on: the shard was edited")
+            raise StateError(
+                f"no line begins at byte {offset:,}, where this state goes on: the shard was edited, or "
+                "another stands in its place"
+            )
 
-    def close(self) -> None:
-        self._file.close()
+
+class RecordBuffer(Protocol):
+    """Some whole records: the offset of the first, where each ends from there on, int64 (n,), and how many units (lines, rows)
+    each of them is, int64 (n,)."""
+
+    @property
+    def offset(self) -> int: ...
+    @property
+    def ends(self) -> NDArray[np.int64]: ...
+    @property
+    def units(self) -> NDArray[np.int64]: ...
+
+
+B = TypeVar("B", bound=RecordBuffer)
+
+
+class ForwardReader(ShardReader, Generic[B]):
+    """Abstract: reads a shard record after record. Position: [byte, unit]."""
+
+    @abstractmethod
+    def cut(self) -> B | None:
+        """The next records; None at the end.
+
+        Raises:
+            Exception: nothing more can be read, for any reason; without the place.
+        """
+
+    @abstractmethod
+    def rows(self, records: B) -> Parsed:
+        """The rows of records."""
+
+    def parse(self) -> tuple[Parsed, NDArray[np.int64]] | None:
+        try:
+            records = self.cut()
+        except Exception as error:
+            raise self.located(error) from error.__cause__ or error
+        if records is None:
+            return None
+        positions = np.column_stack((records.offset + records.ends, self.at[-1] + np.cumsum(records.units)))
+        return self.rows(records), positions

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Final, final
+from functools import cached_property
+from typing import Any, ClassVar, Final, final
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, Sample
 from brimful.blocks.schema import SAMPLE_ROWS, block_of, has_floats, infer, may_be_rounded, misfit, unknown_key
-from brimful.core.errors import DataError
+from brimful.core.errors import DataError, OnError
 from brimful.sources.bytes import Bytes
-from brimful.sources.format import Format
-from brimful.sources.halved import halved
+from brimful.sources.format import Format, Parsed, ShardReader, Wanted, good_rows, halved
 from brimful.sources.lines import LineReader, Lines, ParsedLines
-from brimful.sources.reader import Parsed, Reader, Wanted
 
 _SPACE: Final = b" \t\r\n"
 _LONG: Final = re.compile(rb"\d{8}")
@@ -36,30 +34,34 @@ class Jsonl(Format):
     """Lines of JSON: each an object, or blank."""
 
     name = "jsonl"
-    extensions = (".jsonl", ".ndjson", ".json")
+    extensions: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson", ".json")
     unit = "line"
-    schema = None
+    schema: ClassVar[pa.Schema | None] = None
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
         if schema is not None:
             JsonLines(schema, closed=True)  # has types that JSON can give, or says so
 
-    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str) -> pa.Schema | None:
-        rows = list(islice(_good_rows(file), SAMPLE_ROWS))
+    def infer(
+        self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError = "skip"
+    ) -> pa.Schema | None:
+        rows = good_rows(_rows(file), SAMPLE_ROWS, on_error)
         return infer(rows, columns, where) if rows else None
 
-    def open(self, file: Bytes, wanted: Wanted) -> Reader:
-        return ParsedLines(file, JsonLines(wanted.schema, wanted.closed), wanted)
+    def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
+        return ParsedLines(file, JsonLines(wanted.schema, wanted.closed, wanted.on_error), wanted)
 
 
-def _good_rows(file: Bytes) -> Iterator[Sample]:
+def _rows(file: Bytes) -> Iterator[Sample | None]:
     lines = LineReader(file, 0)
     with suppress(DataError):
         while (more := lines.read()) is not None:
             for line in more.split():
                 if line.strip():
-                    with suppress(DataError):
+                    try:
                         yield decode(line)
+                    except DataError:
+                        yield None
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class JsonLines:
 
     schema: pa.Schema
     closed: bool
+    on_error: OnError = "skip"
 
     def __post_init__(self) -> None:
         try:
@@ -82,32 +85,33 @@ class JsonLines:
     def parse(self, lines: Lines) -> Parsed:
         filled = _objects(lines)
         if filled is not None and not self._may_lose_keys:
-            block = self._block(lines.data, len(filled))
-            if block is not None and not any(map(may_be_rounded, block.columns)):
-                return Parsed(block, filled, [])
-        return self._halved({number: text for number, line in enumerate(lines.split()) if (text := line.strip(_SPACE))})
+            with suppress(*_REFUSED):
+                block = self._block(lines.data, len(filled))
+                if not any(map(may_be_rounded, block.columns)):
+                    return Parsed(block, filled, [])
+        texts = {number: text for number, line in enumerate(lines.split()) if (text := line.strip(_SPACE))}
+        return halved(texts, self.schema, self._joined, _REFUSED, self._reason, self._known, self.on_error)
 
-    def _halved(self, texts: dict[int, bytes]) -> Parsed:
-        """The rows of some lines, by their numbers."""
-        return halved(texts, self.schema, self._joined, self._reason, self._losing(texts))
+    def _joined(self, texts: Sequence[bytes]) -> Block:
+        if not all(text.startswith(b"{") and text.endswith(b"}") for text in texts):
+            raise ValueError("a line is no object")
+        return self._block(b"\n".join(texts), len(texts))
 
-    def _joined(self, texts: Sequence[bytes]) -> Block | None:
-        whole = all(text.startswith(b"{") and text.endswith(b"}") for text in texts)
-        return self._block(b"\n".join(texts), len(texts)) if whole else None
-
-    def _block(self, data: bytes, rows: int) -> Block | None:
-        """The rows of lines that each begin with { and end with }; None where they are not one object each.
+    def _block(self, data: bytes, rows: int) -> Block:
+        """The rows of lines that each begin with { and end with }.
 
         Inside of an object no { follows a }, so that each line ends between two objects; as many objects as lines are then
         one a line. (Of a line `null`, to Arrow a row of nulls, or a crash, nothing comes here.)
+
+        Raises:
+            Exception: one of _REFUSED, where they are not one object each.
         """
         if not rows:
             return block_of([], self.schema)
-        try:
-            table = self._read(data)
-        except _REFUSED:
-            return None
-        return table.combine_chunks().to_batches()[0] if table.num_rows == rows else None
+        table = self._read(data)
+        if table.num_rows != rows:
+            raise ValueError("a line holds several objects")
+        return table.combine_chunks().to_batches()[0]
 
     def _read(self, data: bytes) -> pa.Table:
         read = pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
@@ -129,24 +133,26 @@ class JsonLines:
             return str(error).removesuffix(" in row 0")
         return "invalid JSON"
 
-    @property
+    @cached_property
     def _may_lose_keys(self) -> bool:
         """Whether keys may be left out of objects inside of columns too, where Arrow leaves out what it does not know."""
         return not self.closed and any(_has_keys(field.type) for field in self.schema)
 
-    def _losing(self, texts: dict[int, bytes]) -> dict[int, str]:
-        """Why lines are bad of which Arrow would leave out a key, or round an integer, without a word."""
-        errors = {}
-        floats = pa.schema([field for field in self.schema if has_floats(field.type)])
-        for number, text in texts.items():
-            if not (self._may_lose_keys or (floats.names and _LONG.search(text))):
-                continue
-            with suppress(DataError):
-                row = decode(text)
-                lost = (unknown_key(field.name, row.get(field.name), field.type) for field in self.schema)
-                if message := next(filter(None, lost if self._may_lose_keys else ()), misfit(row, floats, False)):
-                    errors[number] = message
-        return errors
+    def _known(self, number: int, text: bytes) -> str | None:
+        """Why a line is bad that is no object, or of which Arrow would leave out a key, or round an integer, without a word."""
+        if not (text.startswith(b"{") and text.endswith(b"}")):
+            return self._reason(text)
+        if not (self._may_lose_keys or (self._floats.names and _LONG.search(text))):
+            return None
+        with suppress(DataError):
+            row = decode(text)
+            lost = (unknown_key(field.name, row.get(field.name), field.type) for field in self.schema)
+            return next(filter(None, lost if self._may_lose_keys else ()), misfit(row, self._floats, False))
+        return None
+
+    @cached_property
+    def _floats(self) -> pa.Schema:
+        return pa.schema([field for field in self.schema if has_floats(field.type)])
 
 
 def _has_keys(kind: pa.DataType) -> bool:

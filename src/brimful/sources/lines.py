@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.sources.bytes import Bytes
-from brimful.sources.forward import Forward
-from brimful.sources.reader import Parsed, Reader, Wanted
+from brimful.sources.format import Parsed, Wanted
+from brimful.sources.forward import Forward, ForwardReader
 
 BUFFER_BYTES: Final = 1 << 18
-"""What a shard begins with, and goes on with where many are open."""
+"""The size of a shard's first buffer, and of all of them where many shards are open."""
 MOST_BUFFERS: Final = 4
 """So many of these at once then: rows cost a third less by the 1 MB than by the 256 KB."""
 WHOLE_BUFFERS: Final = 16
@@ -27,6 +27,10 @@ class Lines(NamedTuple):
     offset: int
     data: bytes
     ends: NDArray[np.int64]
+
+    @property
+    def units(self) -> NDArray[np.int64]:
+        return np.ones(len(self.ends), dtype=np.int64)
 
     def split(self) -> list[bytes]:
         bounds = [0, *self.ends.tolist()]
@@ -57,27 +61,12 @@ class LineReader:
         """
         if not self._begun:
             self._begin()
-        ahead = self._bytes
-        seen = len(ahead.data)
-        while ahead.grow():
-            if len(ahead.data) >= self._size and ahead.data.find(b"\n", seen) >= 0:
-                self._size = BUFFER_BYTES * max(1, MOST_BUFFERS * WHOLE_BUFFERS // max(WHOLE_BUFFERS, len(_OPEN)))
-                return self._cut(ahead.data.rfind(b"\n") + 1)
-            if ahead.too_long:
-                break
-            seen = len(ahead.data)
-        if ahead.error is not None or ahead.too_long:
-            whole = ahead.data.rfind(b"\n") + 1
+        for size, last in self._bytes.growing(self._size):
+            whole = size if last else self._bytes.data.rfind(b"\n", 0, size) + 1
             if whole:
+                self._size = BUFFER_BYTES * max(1, MOST_BUFFERS * WHOLE_BUFFERS // max(WHOLE_BUFFERS, len(_OPEN)))
                 return self._cut(whole)
-            ahead.refuse_line()
-        if ahead.error is not None:
-            raise ahead.error
-        return self._cut(len(ahead.data)) if ahead.data else None
-
-    def close(self) -> None:
-        _OPEN.discard(self)
-        self._bytes.close()
+        return None
 
     def _begin(self) -> None:
         """Passes over a byte order mark; on a resume, over the end of the line before, which must be there."""
@@ -94,6 +83,7 @@ class LineReader:
 
 
 _OPEN: Final[WeakSet[LineReader]] = WeakSet()
+"""A reader that is closed is gone from it as soon as its shard is: nothing else holds it."""
 
 
 class Parser(Protocol):
@@ -102,24 +92,17 @@ class Parser(Protocol):
     def parse(self, lines: Lines) -> Parsed: ...
 
 
-class ParsedLines(Reader):
+class ParsedLines(ForwardReader[Lines]):
     """The rows of a shard of lines. Position: [byte, line]."""
 
     unit = "line"
 
     def __init__(self, file: Bytes, parser: Parser, wanted: Wanted) -> None:
-        super().__init__(wanted)
+        super().__init__(file, wanted)
         self._lines, self._parser = LineReader(file, wanted.at[0]), parser
 
-    def parse(self) -> tuple[Parsed, NDArray[np.int64]] | None:
-        try:
-            lines = self._lines.read()
-        except Exception as error:
-            raise self.located(error) from error.__cause__ or error
-        if lines is None:
-            return None
-        positions = np.column_stack((lines.offset + lines.ends, self.at[-1] + 1 + np.arange(len(lines.ends))))
-        return self._parser.parse(lines), positions
+    def cut(self) -> Lines | None:
+        return self._lines.read()
 
-    def close(self) -> None:
-        self._lines.close()
+    def rows(self, records: Lines) -> Parsed:
+        return self._parser.parse(records)

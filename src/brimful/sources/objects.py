@@ -27,9 +27,9 @@ T = TypeVar("T")
 CONCURRENT: Final = 64
 """Requests at once. More than a file system's own pool holds (10 connections in s3fs, by default) wait in its queue."""
 GAP_BYTES: Final = 8 << 10
-"""What comes in the time that one more request takes: what is not wanted is read along where it is less."""
+"""So many bytes come in the time that one more request takes. A smaller gap between two spans is read along."""
 PIECE_BYTES: Final = 1 << 20
-"""What is longer is asked for in pieces, at once; so that a slow line has time for all that are on their way."""
+"""A longer span is asked for in pieces, at once, so that a slow line has time for all that are on their way."""
 BACK_OFF_SECONDS: Final = 0.1
 """Before the second attempt, and twice as long before each further one."""
 LEAST_ATTEMPTS: Final = 3
@@ -41,8 +41,10 @@ _FILE_BITS: Final = 44  # of a key: files of up to 17 TB
 _PARTIAL: Final = 206
 _RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _TAGS: Final = ("ETag", "etag", "generation", "Last-Modified", "LastModified", "mtime", "created")
+_REPLY_TAGS: Final = ("ETag", "Last-Modified", "LastModified")
+"""Of a reply with content, the strongest first."""
 _S3_OPTIONS: Final = ("RequestPayer", "SSECustomerAlgorithm", "SSECustomerKey", "SSECustomerKeyMD5")
-"""What a request of S3 must say again of what the file system was told for all."""
+"""Options that the file system was given for all requests, and that each request of S3 must repeat."""
 
 
 class RefusedError(DataError):
@@ -71,7 +73,7 @@ class Spans(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What the file system last said of an object: its size in bytes, what stands for its content (by which name), and when it
+    """The last answer of the file system about an object: its size in bytes, a tag of its content (and its name), and when it
     said so."""
 
     size: int | None
@@ -121,7 +123,7 @@ class Attempts:
         return wait
 
 
-class Objects:
+class ObjectStore:
     """The objects of a file system.
 
     Args:
@@ -129,17 +131,20 @@ class Objects:
         timeout_seconds: how long one request may take, all attempts together.
     """
 
+    is_http: bool
+
     def __init__(self, fs: Any, timeout_seconds: float) -> None:
         self._fs, self._timeout = fs, timeout_seconds
         protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
         self.is_http, self._is_s3 = "http" in protocols, "s3" in protocols
-        self.at_once = bool(getattr(fs, "async_impl", False) and not fs.asynchronous)
+        self.at_once: bool = bool(getattr(fs, "async_impl", False) and not fs.asynchronous)
         self._seen: dict[str, Seen] = {}
+        self._told: dict[str, dict[str, str]] = {}  # of each object, the tags that its replies were the first to say
         self._untold: set[str] = set()  # objects whose replies do not say which content they are of
         self._gate = asyncio.Semaphore(CONCURRENT if self.at_once else 1)  # of all threads, as all use one loop
 
     def ask(self, name: str, method: str, *args: Any, limited: bool = True, **options: Any) -> Any:
-        """What a method of the file system says; `limited`: one attempt takes a part of the time, as a request does.
+        """The answer of a method of the file system; `limited`: one attempt takes a part of the time, as a request does.
 
         Raises:
             FileNotFoundError: there is no such object.
@@ -156,7 +161,7 @@ class Objects:
         return bytes(self.ask(one.name, "cat_file", one.path))
 
     def look(self, one: Object) -> Seen:
-        """What the file system says of an object now; raises as `read`, and FileNotFoundError where no manifest has it."""
+        """The answer of the file system about an object now; raises as `read`, and FileNotFoundError where no manifest has it."""
 
         async def work(workers: Workers | None) -> Seen:
             await self._tried(one.name, lambda: self._look(workers, one))
@@ -169,7 +174,7 @@ class Objects:
         return self._strong_tag(one) is not None and one.path not in self._untold
 
     def check(self, one: Object, reply: Mapping[str, Any], size: int | None) -> None:
-        """Holds a reply against what was seen.
+        """Holds a reply against what was seen, and against the first replies: some servers say tags with content alone.
 
         Args:
             reply: its headers.
@@ -184,6 +189,14 @@ class Objects:
         before = one.size if seen.size is None else seen.size
         if size is not None and before is not None and size != before:
             raise OtherContentError(f"{one.name} had {before:,} bytes, and a reply says {size:,}")
+        told = self._told.setdefault(one.path, {})
+        now = {key: str(reply[key]).removeprefix("W/") for key in _REPLY_TAGS if reply.get(key)}
+        key = next((key for key in _REPLY_TAGS if key in told and key in now), None)
+        if key is not None and told[key] != now[key]:
+            raise OtherContentError(
+                f"{one.name} has changed while it was being read: {key} was {told[key]}, and a reply has {now[key]}; {_ANEW}"
+            )
+        self._told[one.path] = now | told
         if not tag:
             self._untold.add(one.path)
 
@@ -303,7 +316,7 @@ class Objects:
             )
 
     def _strong_tag(self, one: Object) -> str | None:
-        """What requests are made conditional on; of a weak tag (W/"..."), which stands for like content, If-Match never holds."""
+        """The tag that requests are made conditional on. If-Match never holds for a weak tag (W/"...")."""
         seen = self._seen.get(one.path)
         strong = seen is not None and seen.tag.startswith('"') and (self._is_s3 or self.is_http)
         return seen.tag if seen is not None and strong else None
@@ -353,7 +366,7 @@ class Objects:
         workers: Workers | None = None,
         limited: bool = True,
     ) -> T:
-        """What an attempt gives, again and again until it does; `one`: to be looked at where an attempt fails."""
+        """The result of an attempt, which is repeated until it has one; `one`: looked at where an attempt fails."""
         attempts = Attempts(name, self._timeout)
         while True:
             try:
@@ -373,12 +386,7 @@ class Objects:
         """Runs a coroutine in fsspec's loop; with a thread for a file system that has no coroutines."""
         with nullcontext() if self.at_once else Workers(1, "ranges") as workers:
             loop = self._fs.loop if self.at_once else fsspec.asyn.get_loop()
-            future = asyncio.run_coroutine_threadsafe(work(workers), loop)
-            try:
-                return future.result()
-            except BaseException:
-                future.cancel()
-                raise
+            return run(work(workers), loop)
 
     async def _call(self, workers: Workers | None, name: str, *args: Any, **options: Any) -> Any:
         if workers is None:
@@ -395,6 +403,16 @@ class Objects:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def run(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
+    """The result of a coroutine that runs in a loop of another thread; who stops waiting cancels it."""
+    future = asyncio.run_coroutine_threadsafe(work, loop)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
 
 
 def size_of(reply: Any) -> int | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -13,8 +12,8 @@ import pyarrow.parquet
 from brimful.core.errors import DataError, StateError
 from brimful.sources.bytes import Bytes
 from brimful.sources.columnar import BUFFER_BYTES, ROWS, ColumnarFormat, ColumnarRows, Unit
-from brimful.sources.held import Held
-from brimful.sources.reader import Position, Reader, Wanted
+from brimful.sources.format import Position, ShardReader, Wanted
+from brimful.sources.prefetched import PrefetchedFile, RandomAccessFile
 
 
 @final
@@ -22,13 +21,13 @@ class Parquet(ColumnarFormat):
     """Parquet: row groups, and a footer that says where the columns of each are."""
 
     name = "parquet"
-    extensions = (".parquet", ".pq")
+    extensions: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
 
-    def columns(self, file: Held) -> pa.Schema | None:
+    def columns(self, file: PrefetchedFile) -> pa.Schema | None:
         opened = _opened(file)
         return opened.schema_arrow if opened.metadata.num_rows else None
 
-    def open(self, file: Bytes, wanted: Wanted) -> Reader:
+    def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
         return ParquetRows(file, wanted)
 
 
@@ -43,7 +42,7 @@ class ParquetRows(ColumnarRows):
     of rows. Checksums of pages are held against them where there are any.
     """
 
-    def begin(self, file: Held) -> pa.Schema:
+    def begin(self, file: PrefetchedFile) -> pa.Schema:
         self._held, self._opened = file, _opened(file)
         groups = map(self._opened.metadata.row_group, range(self._opened.metadata.num_row_groups))
         self._rows = [group.num_rows for group in groups]
@@ -102,7 +101,7 @@ def _span(chunk: Any) -> tuple[int, int]:
     return first, first + chunk.total_compressed_size
 
 
-def _opened(file: Held) -> Any:
+def _opened(file: PrefetchedFile) -> Any:
     """Read in this thread alone, and nothing ahead: what is wanted is held."""
     source = pa.PythonFile(file, mode="r")
     return pa.parquet.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
@@ -112,23 +111,11 @@ class _RefusedError(Exception):
     """A file would be read."""
 
 
-class _Refusing:
+class _Refusing(RandomAccessFile):
     """A file that is not read."""
 
-    closed = False
-
     def __init__(self, size: int) -> None:
-        self._size, self._at = size, 0
+        self.size = size
 
-    def read(self, size: int) -> bytes:
+    def bytes(self, first: int, count: int) -> memoryview:
         raise _RefusedError
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def close(self) -> None:
-        """There is nothing to close."""

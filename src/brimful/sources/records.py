@@ -20,7 +20,7 @@ RECORD_BYTES: Final = 1 << 24
 _BLANK: Final = (b"\n", b"\r\n", b"\r")
 
 
-class Records(NamedTuple):
+class CsvRecords(NamedTuple):
     """Whole records: the offset of the first, the bytes of all, and where each ends among these, int64 (n,).
 
     `unclosed`: why the one that there is is no record, but the line on which a quoted field begins that does not end.
@@ -41,7 +41,8 @@ class Records(NamedTuple):
         blank = [number for number in short.tolist() if self.data[starts[number] : self.ends[number]] in _BLANK]
         return np.delete(np.arange(len(self.ends)), blank)
 
-    def num_lines(self) -> NDArray[np.int64]:
+    @property
+    def units(self) -> NDArray[np.int64]:
         """How many lines each has: its newlines, or 1."""
         newlines = np.flatnonzero(np.frombuffer(self.data, dtype=np.uint8) == ord("\n"))
         passed = np.searchsorted(newlines, self.ends)
@@ -59,7 +60,7 @@ class RecordReader:
 
     def __init__(self, file: Bytes, delimiter: str) -> None:
         self._bytes, self._delimiter = Forward(file), delimiter
-        self.offset = 0
+        self.offset: int = 0
 
     def header(self) -> tuple[bytes, int] | None:
         """The first record that is not blank, and how many lines there are up to its end; None where there is none. Called
@@ -78,7 +79,7 @@ class RecordReader:
             number = int(filled[0]) if len(filled) else len(records.ends) - 1
             self._bytes.cut(int(records.ends[number]))
             self.offset = self._bytes.offset
-            lines += int(records.num_lines()[: number + 1].sum())
+            lines += int(records.units[: number + 1].sum())
             if len(filled):
                 return records.split()[number], lines
         return None
@@ -90,11 +91,14 @@ class RecordReader:
             StateError: no line begins there.
         """
         if offset < self.offset:
-            raise StateError(f"no line begins at byte {offset:,}, where this state goes on: the shard was edited")
+            raise StateError(
+                f"no line begins at byte {offset:,}, where this state goes on: the shard was edited, or another stands in its "
+                "place"
+            )
         if offset > self.offset:
             self._bytes.pass_newline(offset, b"\n", b"\r")
 
-    def read(self) -> Records | None:
+    def read(self) -> CsvRecords | None:
         """The next records; None at the end.
 
         Raises:
@@ -106,30 +110,18 @@ class RecordReader:
             self._bytes.cut(len(records.data))
         return records
 
-    def close(self) -> None:
-        self._bytes.close()
-
-    def _next(self, size: int) -> Records | None:
-        """The next records, which are not cut off yet; `size`: about how many bytes of them."""
-        ahead = self._bytes
-        while True:
-            ahead.fill(size + 1)
-            data = bytes(ahead.data[:size])
-            all_read = len(ahead.data) <= size
-            last = all_read and ahead.ended
+    def _next(self, least: int) -> CsvRecords | None:
+        """The next records, which are not cut off yet; `least`: about how many bytes of them."""
+        for size, last in self._bytes.growing(least):
+            data = self._bytes.first(size)
             ends = _short_enough(data, ends_of(data, self._delimiter, last))
             if len(ends):
-                return Records(ahead.offset, data[: int(ends[-1])], ends)
-            if last and not data:
-                return None
+                return CsvRecords(self._bytes.offset, data[: int(ends[-1])], ends)
             if (last or len(data) > RECORD_BYTES) and (line := _first_line(data, last)):
                 within = f"within {RECORD_BYTES:,} bytes" if len(data) > RECORD_BYTES else "before the shard ends"
                 why = f"a quoted field begins here and does not end {within}; close it, or double the quotes in it"
-                return Records(ahead.offset, data[:line], np.array([line]), why)
-            if all_read and ahead.error is not None:
-                raise ahead.error
-            ahead.refuse_line()
-            size *= 2
+                return CsvRecords(self._bytes.offset, data[:line], np.array([line]), why)
+        return None
 
 
 def ends_of(data: bytes, delimiter: str, last: bool) -> NDArray[np.int64]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import ClassVar, Final, final
 
 import numpy as np
 import pyarrow as pa
 
+from brimful.core.errors import OnError
 from brimful.sources.bytes import Bytes
-from brimful.sources.format import Format
+from brimful.sources.format import Format, Parsed, ShardReader, Wanted
 from brimful.sources.lines import Lines, ParsedLines
-from brimful.sources.reader import Parsed, Reader, Wanted
 
 SCHEMA: Final = pa.schema({"text": pa.string()})
 
@@ -20,7 +20,7 @@ class Text(Format):
     """Lines of text: each a row {"text": ...}."""
 
     name = "text"
-    extensions = (".txt",)
+    extensions: ClassVar[tuple[str, ...]] = (".txt",)
     unit = "line"
     schema = SCHEMA
 
@@ -28,10 +28,10 @@ class Text(Format):
         if schema not in (None, SCHEMA) or columns not in (None, ("text",)):
             raise ValueError(f"columns= and schema= do not apply to lines of text, the one column 'text' ({url})")
 
-    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str) -> pa.Schema:
+    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError = "skip") -> pa.Schema:
         return SCHEMA
 
-    def open(self, file: Bytes, wanted: Wanted) -> Reader:
+    def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
         return ParsedLines(file, TextLines(), wanted)
 
 

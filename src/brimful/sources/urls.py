@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product, takewhile
@@ -18,7 +20,8 @@ from brimful.core.errors import positive
 from brimful.core.once import once, settings_of
 from brimful.sources.bytes import Bytes, is_local, opened
 from brimful.sources.compressed import COMPRESSIONS, Decompressed
-from brimful.sources.objects import Objects
+from brimful.sources.formats import format_of
+from brimful.sources.objects import ObjectStore
 
 _BRACES: Final = re.compile(r"\{([^{}]*)\}")
 MOST_NAMES: Final = 1_000_000
@@ -95,14 +98,29 @@ class Shards:
         if info["type"] == "directory":
             if self._ask(fs, name, "exists", f"{path.rstrip('/')}/manifest.json"):
                 raise IsADirectoryError(f"{name!r} is a folder with a manifest; a token store is read by bf.from_store")
-            raise IsADirectoryError(f"{name!r} is a folder; name its files, for example {name.rstrip('/')}/*.jsonl")
+            raise IsADirectoryError(f"{name!r} is a folder; {self._inside(fs, path, name.rstrip('/'))}")
         return Shard(path if is_local(fs) else name, fs, path, info["size"] or 0)
+
+    def _inside(self, fs: Any, path: str, name: str) -> str:
+        """How to name the files of a folder: by the extension that most of them have, of those that can be read."""
+        found = self._ask(fs, name, "ls", path, detail=True)
+        files = [info["name"] for info in found if info["type"] != "directory" and _is_shown(info["name"], path)]
+        if not files:
+            below = any(info["type"] == "directory" for info in found)
+            return f"name the files in its folders, for example {name}/*/*.jsonl" if below else "it holds no file"
+        known = [file for file in files if format_of(file) is not None]
+        ((extension, _),) = Counter(map(_extension, sorted(known or files))).most_common(1)
+        return f"name its files, for example {name}/*{extension}"
 
     def _is_file(self, name: str) -> bool:
         fs, path = fsspec.core.url_to_fs(name, **self.storage_options)
         try:
             return bool(self._ask(fs, name, "info", path)["type"] == "file")
         except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
             return False
 
     def _matches(self, name: str) -> Iterator[Shard]:
@@ -136,7 +154,7 @@ class Shards:
     def _ask(self, fs: Any, name: str, method: str, *args: Any, limited: bool = True, **options: Any) -> Any:
         if is_local(fs):
             return getattr(fs, method)(*args, **options)
-        return Objects(fs, self.timeout_seconds).ask(name, method, *args, limited=limited, **options)
+        return ObjectStore(fs, self.timeout_seconds).ask(name, method, *args, limited=limited, **options)
 
     def name(self, shard: Shard) -> str:
         """A shard's path below the folder that all share."""
@@ -161,6 +179,16 @@ class Shards:
         return file if kind is None else Decompressed(file, kind)
 
 
+def _extension(path: str) -> str:
+    """That of a file, with that of its compression.
+
+    >>> _extension("a/b.c.jsonl.gz"), _extension("a/b.parquet")
+    ('.jsonl.gz', '.parquet')
+    """
+    stem, last = os.path.splitext(path)
+    return os.path.splitext(stem)[1] + last if last in COMPRESSIONS else last
+
+
 def _identity(shard: Shard) -> str:
     """One name for all names of a file."""
     return _full_name(shard.fs, shard.url, shard.path)
@@ -174,7 +202,7 @@ def _is_shown(path: str, glob: str) -> bool:
 
 
 def _full_name(fs: Any, glob: str, path: str) -> str:
-    """What to open a match of a glob by: a.jsonl in zip://*.jsonl::b.zip is zip://a.jsonl::b.zip."""
+    """The name by which to open a match of a glob: a.jsonl in zip://*.jsonl::b.zip is zip://a.jsonl::b.zip."""
     first, chained, rest = glob.partition("::")
     if chained and "://" in first:
         return f"{first.partition('://')[0]}://{path}::{rest}"
@@ -210,7 +238,7 @@ def expand_braces(name: str) -> Iterator[str]:
 
 
 def _alternatives(inside: str) -> tuple[Sequence[Any], str] | None:
-    """What stands between braces, and how each of it is written; None where it is no list and no range."""
+    """The values between braces, and how each is written; None where they are no list and no range."""
     first, dots, last = inside.partition("..")
     if dots and first.isdigit() and last.isdigit():
         step = 1 if int(last) >= int(first) else -1

@@ -1,22 +1,83 @@
-"""A finished store, wherever its folder lies: what its files hold, by row numbers."""
+"""A finished store in any folder: its rows by their numbers."""
 
 from __future__ import annotations
 
+import io
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import with_column
+from brimful.blocks.ragged import offsets_of, with_column
 from brimful.core.errors import ORIGIN, DataError, origins_of
 from brimful.core.once import once
-from brimful.store.layout import Layout, Ranges
-from brimful.store.manifest import Manifest, SideFile
+from brimful.store.manifest import JOURNAL, MANIFEST, Manifest, SideFile, StoredFile
+
+HEAD_BYTES: Final = 1024
+"""The header of a numpy file fits in so many."""
+
+
+class Ranges(NamedTuple):
+    """Ascending ranges of rows, none across the end of a record batch; int64 arrays, one number a range.
+
+    Args:
+        batches: the record batch.
+        firsts: the number of the first row.
+        begins: the place of the first row in its record batch.
+        counts: how many rows.
+        places: the place of the first row in the block that is made of them.
+    """
+
+    batches: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+    begins: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The number of each row."""
+        return np.repeat(self.firsts - self.places, self.counts) + np.arange(self.counts.sum())
+
+    @property
+    def slices(self) -> list[tuple[int, int, int]]:
+        """The record batch of each range, its first row there, and the number of rows."""
+        return list(zip(self.batches.tolist(), self.begins.tolist(), self.counts.tolist()))
+
+
+class RecordBatches:
+    """How the rows of a store are cut into record batches, and those into files; int64 arrays.
+
+    Args:
+        starts: the number of the first row of each record batch, and at the end the number of all rows.
+        file_of: the file of each record batch.
+        first_of_file: the first record batch of each file.
+    """
+
+    def __init__(self, files: Sequence[StoredFile]) -> None:
+        rows = np.array([count for file in files for count in file.batches], dtype=np.int64)
+        per_file = np.array([len(file.batches) for file in files], dtype=np.int64)
+        self.starts: NDArray[np.int64] = offsets_of(rows)
+        self.first_of_file: NDArray[np.int64] = np.cumsum(per_file) - per_file
+        self.file_of: NDArray[np.int64] = np.repeat(np.arange(len(per_file)), per_file)
+
+    def ranges(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> Ranges:
+        """Ranges of rows cut where record batches end."""
+        batches = np.searchsorted(self.starts, firsts, side="right") - 1
+        spanned = np.searchsorted(self.starts, lasts, side="left") - batches
+        if (spanned > 1).any():
+            owners = np.repeat(np.arange(len(firsts)), spanned)
+            nth = np.arange(len(owners)) - (np.cumsum(spanned) - spanned)[owners]
+            batches = batches[owners] + nth
+            firsts = np.maximum(firsts[owners], self.starts[batches])
+            lasts = np.minimum(lasts[owners], self.starts[batches + 1])
+        counts = lasts - firsts
+        return Ranges(batches, firsts, firsts - self.starts[batches], counts, np.cumsum(counts) - counts)
 
 
 class Folder(ABC):
@@ -27,24 +88,22 @@ class Folder(ABC):
     """
 
     gap_bytes: ClassVar[int]
-    """What is had in the time that one more range takes: rows that are not wanted are asked for along where they are less."""
+    """So many bytes take as long as one more range: smaller gaps between wanted rows are read along."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     @abstractmethod
-    def load_manifest(self) -> Manifest:
-        """Reads the manifest.
+    def content(self, name: str) -> bytes:
+        """All bytes of a small file.
 
         Raises:
-            FileNotFoundError: there is no store here, or one that is not finished.
-            StateError: another release of brimful wrote it.
-            DataError: it is damaged.
+            FileNotFoundError, NotADirectoryError: it is not there.
         """
 
     @abstractmethod
     def first_schema(self) -> pa.Schema:
-        """What the first file of rows says of its columns."""
+        """The columns of the first file of rows."""
 
     @abstractmethod
     def numbers(self, side: SideFile) -> NDArray[Any]:
@@ -71,8 +130,8 @@ class Folder(ABC):
         """
 
     def rows(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64], columns: Sequence[str]) -> Block:
-        """The rows from each of `firsts`, ascending, up to before each of `lasts`, as one block, with where they came from."""
-        ranges = self.layout.ranges(firsts, lasts)
+        """The rows from each of `firsts`, ascending, up to before each of `lasts`, as one block with its origins."""
+        ranges = self.record_batches.ranges(firsts, lasts)
         return with_column(self.block(ranges, columns), ORIGIN, self._origins(ranges))
 
     def lengths(self, name: str) -> NDArray[Any]:
@@ -89,13 +148,28 @@ class Folder(ABC):
             )
         return numbers
 
-    @once
-    def manifest(self) -> Manifest:
-        return self.load_manifest()
+    def file_of(self, batch: int) -> StoredFile:
+        """The file that holds a record batch."""
+        return self.manifest.files[int(self.record_batches.file_of[batch])]
 
     @once
-    def layout(self) -> Layout:
-        return Layout(self.manifest.files)
+    def manifest(self) -> Manifest:
+        """The manifest, read when it is first wanted.
+
+        Raises:
+            FileNotFoundError: there is no store here, or one that is not finished.
+            StateError: another release of brimful wrote it.
+            DataError: it is damaged.
+        """
+        try:
+            text = self.content(MANIFEST)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise FileNotFoundError(self._missing()) from error
+        return Manifest.parse(text, self.path)
+
+    @once
+    def record_batches(self) -> RecordBatches:
+        return RecordBatches(self.manifest.files)
 
     @once
     def schema(self) -> pa.Schema:
@@ -109,12 +183,38 @@ class Folder(ABC):
         lists = (name for name in self.manifest.lengths if not nulls[name])
         return frozenset(name for name in lists if not pa.types.is_fixed_size_list(self.schema.field(name).type))
 
+    def _missing(self) -> str:
+        """The error where there is no manifest: no store, or a half-written one, which has a journal."""
+        try:
+            begun = bool(self.content(JOURNAL))
+        except (OSError, DataError):
+            begun = False
+        if begun:
+            return (
+                f"the token store {self.path} is half-written: its writer is still at work, or was interrupted; the "
+                "to_store(path) or `brimful tokenize` that began it goes on where it stopped"
+            )
+        return f"there is no token store at {self.path}; to_store(path) and `brimful tokenize` make one"
+
     def _origins(self, ranges: Ranges) -> pa.Array:
         """The origin column: the file of each row, and which of its rows it is, from 1."""
-        layout = self.layout
-        files = layout.file_of[ranges.batches]
+        files = self.record_batches.file_of[ranges.batches]
         distinct, which = np.unique(files, return_inverse=True)
         names = [f"store {os.path.basename(self.path)}/{self.manifest.files[file].name}" for file in distinct.tolist()]
-        shifts = ranges.firsts - layout.starts[layout.first_batches[files]] + 1 - ranges.places
+        first_rows = self.record_batches.starts[self.record_batches.first_of_file[files]]
+        shifts = ranges.firsts - first_rows + 1 - ranges.places
         lines = np.repeat(shifts, ranges.counts) + np.arange(ranges.counts.sum())
         return origins_of(names, np.repeat(which.astype(np.int32), ranges.counts), lines, "row")
+
+
+def numpy_file(content: Any) -> NDArray[Any]:
+    """The array in the bytes of a numpy file, without a copy.
+
+    Raises:
+        ValueError: it is none.
+    """
+    head = io.BytesIO(memoryview(content)[:HEAD_BYTES])
+    if (version := np.lib.format.read_magic(head)) != (1, 0):  # numpy writes plain integers in this one
+        raise ValueError(f"its version of numpy's format is {version}")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(head)
+    return np.frombuffer(content, dtype, int(np.prod(shape)), head.tell()).reshape(shape)

@@ -1,4 +1,4 @@
-"""Rows to a data set of Hugging Face's `datasets`: one Arrow file, in its own layout, mapped into memory."""
+"""Writes rows as a data set of Hugging Face's `datasets`: one memory-mapped Arrow file in the layout of that library."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from brimful.core.stage import Stage, running
 from brimful.store.types import conform, stored_schema
 
 HELD_BYTES: Final = 8 << 20
-"""Of rows, before they are written."""
+"""So many bytes of rows are held before they are written."""
 _FILE: Final = "data-00000-of-00001.arrow"
 _MOST_DIMENSIONS: Final = 5
-"""That `datasets` has a type for (Array5D)."""
+"""`datasets` has types for so many (Array5D)."""
 
 
 def hugging_face_of(stage: Stage[Block], path: str | os.PathLike[str] | None) -> Any:
@@ -80,7 +80,7 @@ def _large(stage: Stage[Block]) -> Iterator[Block]:
 
 
 def _features(schema: pa.Schema) -> Any:
-    """What `datasets` calls the types of some columns."""
+    """The types of some columns, as `datasets` has them."""
     from datasets import Features, features
 
     found = {}
@@ -103,13 +103,13 @@ def _features(schema: pa.Schema) -> Any:
 
 
 def _as_array(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column in the types of `datasets`: tensors are lists in lists there."""
+    """A column in the types of `datasets`, where tensors are nested lists."""
     if not isinstance(column.type, pa.FixedShapeTensorType):
         return column
     if len(column.type.shape) == 1:
         return column.storage
     valid = ~null_in(column)
-    values = column.storage.flatten()  # of those that are there
+    values = column.storage.flatten()  # without those of nulls
     for width in reversed(column.type.shape[1:]):
         values = pa.ListArray.from_arrays(array_of(np.arange(0, len(values) + 1, width, dtype=np.int32)), values)
     offsets = np.concatenate(([0], np.cumsum(valid * column.type.shape[0]))).astype(np.int32)
@@ -118,7 +118,7 @@ def _as_array(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _describe(dataset: Any, folder: Path) -> None:
-    """Writes what `datasets.load_from_disk` wants beside the file."""
+    """Writes the files that `datasets.load_from_disk` wants beside the rows."""
     dataset.info.write_to_directory(str(folder))
     state = {
         "_data_files": [{"filename": _FILE}],

@@ -1,11 +1,12 @@
-"""A token store as an index: opened from its manifest, files touched when their rows are wanted, rows fetched in bulk."""
+"""A token store as an index. Opening it reads the manifest; files are opened when their rows are wanted; rows come in bulk."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -14,55 +15,49 @@ from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import LABELS, REMEDIES
-from brimful.core.errors import ORIGIN, ORIGIN_TYPE, DataError
+from brimful.core.errors import ORIGIN, ORIGIN_TYPE, DataError, logger
 from brimful.core.once import once
-from brimful.core.stage import Stage
-from brimful.encoding.encoder import Padding, StoredTokenizer, paddings
-from brimful.index.index import Index, RowSet
+from brimful.encoding.encoder import Padding, StoredTokenizer
+from brimful.index.index import Ask, DataIndex, RowSet
+from brimful.store.answers import kept_answers
 from brimful.store.folder import Folder
 from brimful.store.folders import folder_of, is_remote
 from brimful.store.manifest import Manifest
-from brimful.store.pipeline import require_version
 from brimful.store.prefetch import Prefetched
-from brimful.store.progress import shown
-from brimful.store.writer import write_store
 
 MAX_EXTRA_ROWS: Final = 8
-"""For each row wanted: more between them are not fetched along."""
+"""For each wanted row at most so many others are read along."""
 
 
 @dataclass(frozen=True, eq=False)
-class StoreIndex(Index):
+class StoreIndex(DataIndex):
     """The rows of a finished store.
 
     Args:
         path: a local folder, or a URL of one.
-        columns: these alone; all where None.
+        columns: the columns to read; None: all.
         storage_options: for fsspec.
         timeout_seconds: how long a request may take.
-        write: makes the store, if need be, before it is opened; it takes a `report`.
-        made_of: the chain that it is made of then.
     Price: opening reads the manifest alone (1,000 files: 10 to 20 ms). Of a local store, `lengths` maps a file, and `locate`
         copies runs of rows: .5 ns a token where all rows of a window come in runs of 64, 2 where every third of them is
-        wanted; nothing where rows follow one another in one record batch; and 2.5 us for each file that is touched, which is
-        held against what was opened. Memory: two or three windows, whatever the size
-        of the store; beside that, up to RESIDENT_BYTES of the system's pages are mapped.
-        Of a remote one, side files come to memory when they are first wanted: 4 bytes a row and list column, and for each
-        record batch 24 and 32 a column. Rows come by a shuffle window, the next one ahead of use, on every rank all of it
-        (131,072 rows, three of them held; where that is more than 512 MB, by what is wanted, not ahead): a request for
-        each run of rows and column (strings: two), about 1 ms of processor time, and up to 8 KB more than is wanted.
-        Columns of other types (with nulls, nested, booleans) cost the whole column of each record batch they touch, of
-        which 256 MB are kept: leave them out by `columns`.
+        wanted; nothing where rows follow one another in one record batch; and 2.5 us to check each file that is touched.
+        Memory: two or three windows, whatever the size of the store; beside that, up to RESIDENT_BYTES of the system's pages are
+        mapped.
+        Side files of a remote store are read into memory when they are first wanted: 4 bytes a row and list column, and for each
+        record batch 24 and 32 a column. Every rank reads whole shuffle windows (131,072 rows), the next one ahead of use, and
+        holds three. Where a window has more than 512 MB it reads only the wanted rows, and not ahead. Each run of rows and
+        column takes a request (strings: two), about 1 ms of processor time, and up to 8 KB that are not wanted.
+        Other columns (with nulls, nested, booleans) are read whole for each record batch that is touched, of which 256 MB are
+        kept: leave them out by `columns`.
     """
 
     made_by = "from_store"
+    holds_files = True
 
     path: str
     columns: tuple[str, ...] | None = None
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     timeout_seconds: float = 60.0
-    write: Callable[..., Any] | None = None
-    made_of: Stage[Block] | None = None
 
     @classmethod
     def opened(
@@ -72,10 +67,10 @@ class StoreIndex(Index):
         storage_options: Mapping[str, Any] | None = None,
         timeout_seconds: float = 60.0,
     ) -> StoreIndex:
-        """The index of a store of which the manifest has been read.
+        """The index of a store. Reads the manifest.
 
         Raises:
-            ValueError: it has not all of the columns.
+            ValueError: the store lacks one of the columns.
         """
         kept = None if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
         index = cls(os.fspath(path), kept, dict(storage_options or {}), timeout_seconds)
@@ -96,17 +91,15 @@ class StoreIndex(Index):
 
     @once
     def schema(self) -> pa.Schema:
-        """The columns that are taken, as rows have them beside where they came from; of a store without a row, none.
+        """The columns of the rows, without the origin; none for a store without a row.
 
-        Price: a local file is mapped; of a remote one the first kilobyte is read, and `places.npy`.
+        Price: maps a local file; reads the first kilobyte of a remote one, and `places.npy`.
         """
         schema = self._folder.schema
         return pa.schema([schema.field(name) for name in self._columns])
 
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
-        made = {name: Padding(**of) for name, of in self.manifest.padding.items()} if self.made_of is None else None
-        found = paddings(self.made_of.tokenizers()) if made is None and self.made_of is not None else made or {}
-        return {name: (StoredTokenizer(padding),) for name, padding in found.items()}
+        return {name: (StoredTokenizer(Padding(**padding)),) for name, padding in self.manifest.padding.items()}
 
     def __len__(self) -> int:
         return self.manifest.rows
@@ -158,10 +151,7 @@ class StoreIndex(Index):
         assert manifest.num_labels is not None
         assert manifest.first_labels is not None
         sides = (manifest.lengths[LABELS], manifest.num_labels, manifest.first_labels)
-        out = np.empty((len(sides), len(numbers)), dtype=np.int64)
-        for place, side in enumerate(sides):
-            out[place] = self._folder.by_row(side)[numbers]
-        return out
+        return np.array([self._folder.by_row(side)[numbers] for side in sides], dtype=np.int64)
 
     @property
     def expects(self) -> bool:
@@ -190,12 +180,19 @@ class StoreIndex(Index):
         rows[order] = ascending - np.repeat(shifts, sizes)
         return self._folder.rows(firsts, lasts, self._columns), rows
 
+    def beside(self, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
+        if self._remote:
+            logger.warning("%s is kept in memory: the store %s is not on this machine", name, self.path)
+            return ask(lambda: None)
+        content = hashlib.sha256("".join(file.sha256 for file in self.manifest.files).encode()).hexdigest()[:16]
+        return kept_answers(Path(self.path).expanduser(), f"{name}.{content}", count, ask)
+
     def fingerprint(self) -> dict[str, Any]:
         chosen = {} if self.columns is None else {"columns": list(self.columns)}
         return {"rows": len(self), "digest": self.manifest.digest, **chosen}
 
     def _step(self, steps: NDArray[np.int64]) -> int:
-        """The greatest step from one row wanted to the next over which it is cheaper to fetch what lies between."""
+        """The greatest step from one wanted row to the next at which it is cheaper to read the rows between them along."""
         gap = self._folder.gap_bytes
         step = max(1, int(gap * len(self) / max(1, sum(file.bytes for file in self.manifest.files))))
         while step > 1 and int(steps[steps <= step].sum()) > MAX_EXTRA_ROWS * len(steps):
@@ -208,7 +205,7 @@ class StoreIndex(Index):
 
     @property
     def _remote(self) -> bool:
-        """Whether rows come over a network: then they are worth to be fetched ahead of use."""
+        """Whether rows come over a network, and so are fetched ahead of use."""
         return is_remote(self.path)
 
     @once
@@ -217,30 +214,4 @@ class StoreIndex(Index):
 
     @once
     def _folder(self) -> Folder:
-        if self.write is not None:
-            with shown() as report:
-                self.write(report=report)
         return folder_of(self.path, self.storage_options, self.timeout_seconds)
-
-
-def stored(
-    stage: Stage[Block],
-    path: str | os.PathLike[str],
-    version: str | None,
-    timeout_seconds: float,
-    run: Stage[Block] | None = None,
-    engine: str = "local",
-) -> StoreIndex:
-    """The rows of a chain by way of a store, which is written when they are first wanted, and complete before the first of
-    them is handed out; see `write_store`."""
-    require_version(stage, version)
-    write = partial(
-        write_store,
-        stage,
-        path,
-        version=version,
-        timeout_seconds=timeout_seconds,
-        run=run,
-        engine=engine,
-    )
-    return StoreIndex(os.fspath(path), write=write, made_of=stage)

@@ -1,6 +1,7 @@
-"""What an unfinished store has come to: the files that are complete, and the state of the chain after them.
+"""An unfinished store: its journal, and the lock that lets one writer at a time go on with it.
 
-The file's time says when its writer last made progress.
+The journal names the files that are complete and the state of the chain after them. The time of its file is that of the last
+progress: other writers wait as long as there is some.
 """
 
 from __future__ import annotations
@@ -8,23 +9,35 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import Any, Final
 
-from brimful.core.errors import DataError
+from filelock import FileLock, Timeout
+
+from brimful.core.errors import DataError, logger
 from brimful.core.stage import State
 from brimful.core.whole import write_whole
 from brimful.store.manifest import JOURNAL, StoredFile, stored_file
+
+LOCK: Final = "writer.lock"
+POLL_SECONDS: Final = 0.05
+LOOK_SECONDS: Final = 1.0
+"""Between two looks at the progress of the writer."""
+SAID_AFTER_SECONDS: Final = 3.0
+"""A shorter wait for another writer is not logged."""
 
 
 @dataclass
 class Journal:
     """Args:
     header: of the pipeline that writes the store.
-    state: before the block in which the last row of the files lies, or after it; None at the beginning.
+    state: before or after the block with the last row of the files; None at the beginning.
     skip: rows that follow the state and are in the files.
-    engine: what ran the chain: states are of its own kind.
+    executor: what runs the chain; each executor has its own kind of states.
     """
 
     folder: Path
@@ -32,11 +45,11 @@ class Journal:
     files: list[StoredFile] = field(default_factory=list)
     state: State = None
     skip: int = 0
-    engine: str = "local"
+    executor: str = "local"
 
     @classmethod
     def of(cls, folder: Path, header: Any) -> Journal:
-        """The journal of a folder; without one, a new one.
+        """The journal of a folder, or a new one.
 
         Raises:
             DataError: it cannot be read.
@@ -44,45 +57,78 @@ class Journal:
         path = folder / JOURNAL
         try:
             saved = json.loads(path.read_bytes())
+            files = [stored_file(file) for file in saved["files"]]
+            return cls(folder, saved["header"], files, saved["state"], saved["skip"], saved["executor"])
         except FileNotFoundError:
             return cls(folder, header)
-        except ValueError as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{path} is damaged, or of an earlier release ({error}); remove {folder} to begin anew"
+                f"{path} is damaged, or of an earlier release ({error!r}); remove {folder} to begin anew"
             ) from error
-        files = [stored_file(file) for file in saved.get("files", [])]
-        return cls(
-            folder, saved["header"], files, saved.get("state"), saved.get("skip", 0), saved.get("engine", "local")
-        )
 
     def save(self) -> None:
-        """Price: 7 us and 350 bytes for each file that there is; of 1 TB, in files of 128 MB, some 3 % of the writing."""
+        """Writes the journal. Price: 7 us and 350 bytes a file; for 1 TB in files of 128 MB some 3 % of the writing."""
         content = {
             "header": self.header,
             "writer": f"process {os.getpid()} on {socket.gethostname()}",
             "files": [vars(file) for file in self.files],
             "state": self.state,
             "skip": self.skip,
-            "engine": self.engine,
+            "executor": self.executor,
         }
         write_whole(self.folder / JOURNAL, json.dumps(content).encode() + b"\n", alone=True)
 
     def touch(self) -> None:
-        """Tells those who wait that there is progress. Price: 2 us."""
+        """Shows progress to writers that wait. Price: 2 us."""
         os.utime(self.folder / JOURNAL)
 
 
-def seen_progress(folder: Path) -> int:
+@contextmanager
+def one_writer(folder: Path, timeout_seconds: float, lock_name: str = LOCK, note: str = JOURNAL) -> Iterator[None]:
+    """Holds the lock of a folder. The operating system gives it back when its holder ends, even by kill -9.
+
+    Args:
+        note: the file that names the holder, and whose time is that of its last progress.
+    Raises:
+        TimeoutError: the holder, which is named, has made no progress for `timeout_seconds`.
+    """
+    lock = FileLock(folder / lock_name)
+    began = since = monotonic()
+    seen, said = _seen_progress(folder / note), False
+    while True:
+        try:
+            lock.acquire(timeout=min(LOOK_SECONDS, timeout_seconds), poll_interval=POLL_SECONDS)
+            break
+        except Timeout:
+            now = _seen_progress(folder / note)
+            if now != seen:
+                seen, since = now, monotonic()
+            if monotonic() - since >= timeout_seconds:
+                raise TimeoutError(
+                    f"{folder} is being written by {_writer_of(folder / note)}, which "
+                    f"has made no progress for {timeout_seconds:g} s; "
+                    "end it, or wait longer: timeout_seconds="
+                ) from None
+            if not said and monotonic() - began >= SAID_AFTER_SECONDS:
+                said = True
+                logger.warning("waiting for %s, which writes %s", _writer_of(folder / note), folder)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _seen_progress(note: Path) -> int:
     """When the writer of a folder last made progress, ns; 0 where it has not begun."""
     try:
-        return (folder / JOURNAL).stat().st_mtime_ns
+        return note.stat().st_mtime_ns
     except FileNotFoundError:
         return 0
 
 
-def writer_of(folder: Path) -> str:
+def _writer_of(note: Path) -> str:
     """Who writes a folder, in words."""
     try:
-        return str(json.loads((folder / JOURNAL).read_bytes())["writer"])
+        return str(json.loads(note.read_bytes())["writer"])
     except (FileNotFoundError, ValueError, KeyError):
         return "another process"

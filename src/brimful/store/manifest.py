@@ -1,13 +1,13 @@
-"""What a token store holds, in one file of JSON: it is written last, and opening a store reads nothing else.
+"""The manifest of a token store, one file of JSON. It is written last, and opening a store reads nothing else.
 
 manifest.json               this: version, pipeline, files, checksums
 00000.arrow 00001.arrow     rows as Arrow record batches, uncompressed, so that a memory map is all it takes to read
 lengths.input_ids.npy       how many values each row has, int32, one file a list column
 num_labels.npy              labels of each row that are trained on (not -100), int32, where there are labels
 first_labels.npy            whether the first of them is, uint8: packing leaves it out
-places.npy                  where in its file each column of each record batch lies, int64: see places.py
+places.npy                  the place of each column of each record batch in its file, int64: see side.py
 
-While it is written there are beside it journal.jsonl, writer.lock, and files that end in .part.
+While a store is written its folder also has journal.jsonl, writer.lock, and files that end in .part.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from brimful.core.errors import DataError, StateError
 from brimful.core.once import once
+from brimful.core.stage import Stage, header_difference
 from brimful.core.whole import write_whole
 
 MANIFEST: Final = "manifest.json"
@@ -32,7 +33,7 @@ VERSION: Final = 1
 
 @dataclass(frozen=True)
 class SideFile:
-    """A file beside the rows, and what it must be."""
+    """A file of a store, with the size and checksum that it must have."""
 
     name: str
     bytes: int
@@ -43,6 +44,12 @@ class SideFile:
             raise DataError(
                 f"{MANIFEST} names the file {self.name!r}, which does not lie in the folder of the store; the store is damaged"
             )
+
+    def damage(self, folder: str, found: str) -> str:
+        """The message for a file in a folder that has the checksum `found`; "" where this is the right one."""
+        if found == self.sha256:
+            return ""
+        return f"{folder}/{self.name} is damaged: its sha256 is {found[:16]}..., and the manifest says {self.sha256[:16]}..."
 
 
 @dataclass(frozen=True)
@@ -65,15 +72,15 @@ class StoredFile(SideFile):
 @dataclass(frozen=True)
 class Manifest:
     """Args:
-    pipeline: what the rows were made by: the chain's header, and the version that the user gave its functions.
+    pipeline: the chain that made the rows: its header, and the version that the user gave its functions.
     columns: names and Arrow types.
     files: of rows, in order.
     lengths: the side file of each list column.
-    nulls: rows of each column that are null, or lists with a null in it; of earlier releases, of list columns alone.
+    nulls: of each column, the rows that are null, or lists with a null inside; earlier releases have list columns alone.
     num_labels: the side file of label counts.
     places: the side file that says where in the files the columns lie; None in stores of earlier releases.
     first_labels: the side file that says where the first label is trained on; None in stores of earlier releases.
-    padding: of the columns for which the tokenizer says it: {"id": the token that fills up, "side": "left" or "right"}.
+    padding: by column, where the tokenizer says it: {"id": the token that pads, "side": "left" or "right"}.
     """
 
     pipeline: dict[str, Any]
@@ -96,12 +103,12 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Of what the rows were made by and of their lengths: the same wherever the store lies, and however its rows are
-        cut into record batches, which an interruption may change."""
+        """A hash of the pipeline and the lengths of the rows. It does not depend on the path of the store, nor on the record
+        batches, which an interruption may change."""
         return _digest([self.pipeline, self.rows, {name: side.sha256 for name, side in self.lengths.items()}])[:16]
 
     def save(self, folder: Path) -> None:
-        """Writes the manifest: with it the store is finished."""
+        """Writes the manifest, which finishes the store."""
         content = {
             "format": FORMAT,
             "version": VERSION,
@@ -113,26 +120,12 @@ class Manifest:
         write_whole(folder / MANIFEST, text.encode() + b"\n", alone=True)
 
     @classmethod
-    def load(cls, folder: Path) -> Manifest:
-        """The manifest of a finished store.
-
-        Raises:
-            FileNotFoundError: there is no store here, or one that is not finished.
-            StateError: another release of brimful wrote it.
-            DataError: it is damaged.
-        """
-        try:
-            text = (folder / MANIFEST).read_bytes()
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise FileNotFoundError(missing(str(folder), (folder / JOURNAL).exists())) from error
-        return cls.parse(text, str(folder))
-
-    @classmethod
     def parse(cls, text: bytes, folder: str) -> Manifest:
         """The manifest that `save` wrote.
 
         Raises:
-            StateError, DataError: as `load`.
+            StateError: another release of brimful wrote it.
+            DataError: it is damaged.
         """
         path = f"{folder}/{MANIFEST}"
         try:
@@ -141,11 +134,11 @@ class Manifest:
             raise DataError(f"{path} is damaged: it is not JSON ({error})") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise DataError(f"{path} is no manifest of a token store")
-        if content.get("version") != VERSION:
+        saved = content.pop("sha256", None)
+        if content.get("version") != VERSION and saved == _digest(content):
             raise StateError(
                 f"the store {folder} has version {content.get('version')!r}, but this release of brimful reads version {VERSION}"
             )
-        saved = content.pop("sha256", None)
         if saved != _digest(content):
             raise DataError(f"{path} is damaged: its checksum is {_digest(content)[:16]}, not {str(saved)[:16]}")
         return cls(
@@ -170,7 +163,7 @@ def described(path: Path) -> SideFile:
 
 
 def sha256_of(path: Path) -> str:
-    """Price: about .7 ns a byte."""
+    """The checksum of a file. Price: about .7 ns a byte."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -179,11 +172,39 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def missing(folder: str, begun: bool) -> str:
-    """Why there is no manifest in a folder; `begun`: there is a journal."""
-    if begun:
-        return (
-            f"the token store {folder} is half-written: its writer is still at work, or was interrupted; the cache(path) or "
-            "`brimful tokenize` that began it goes on where it stopped"
+# -- the pipeline that made a store --------------------------------------------------------------------------------------
+
+
+def pipeline_of(stage: Stage[Any], version: str | None) -> dict[str, Any]:
+    """The chain that makes the rows as plain JSON, for a manifest. Tokenizers stand by the columns that they make."""
+    made = {name: " and ".join(one.fingerprint() for one in found) for name, found in stage.tokenizers().items()}
+    return {"version": version, "tokenizers": made, "chain": stage.header()}
+
+
+def require_version(stage: Stage[Any], version: str | None) -> None:
+    """Refuses a chain with functions of the user's and no version: nothing would tell when they change.
+
+    Raises:
+        ValueError: naming the stages and the functions.
+    """
+    functions = sorted(set(stage.functions()))
+    if functions and version is None:
+        raise ValueError(
+            f"a store cannot tell when {', '.join(functions)} changes; give a version, and another one whenever it does: "
+            'to_store(path, version="1")'
         )
-    return f"there is no token store at {folder}; cache(path) and `brimful tokenize` make one"
+
+
+def check_same(folder: Path, saved: Any, ours: Any) -> None:
+    """Refuses a store that another pipeline wrote or began.
+
+    Raises:
+        StateError: naming the first setting that differs, and both its values.
+    """
+    found = header_difference(saved, ours)
+    if found is not None:
+        raise StateError(
+            f"the store {folder} belongs to another pipeline: {found.name.removeprefix('chain.')} was {found.saved} when it "
+            f"was written and is {found.ours} here; use the pipeline that wrote it, or another path, or remove the folder to "
+            "begin anew"
+        )

@@ -1,7 +1,7 @@
-"""Rows of a store that is far away, fetched in the sets in which they will be wanted, one set ahead of use.
+"""Fetches the rows of a remote store in the sets in which they will be wanted, one set ahead of use.
 
-The rows of a window that is shuffled come from everywhere in it: one by one they would cost a request each, or their
-neighbours' bytes again and again. So the whole set is fetched once, and all windows are cut from it.
+Shuffled rows come from all over a set. One by one they would cost a request each, or the bytes of their neighbours again and
+again. So the whole set is fetched once, and all windows are cut from it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from brimful.core.once import once
 from brimful.index.index import RowSet
 
 SET_BYTES: Final = 512 << 20
-"""Of a set that is fetched whole; rows of a larger one are long enough to be asked for one by one."""
+"""Larger sets are not fetched whole: their rows are long enough to be asked for one by one."""
 KEPT_SETS: Final = 1
-"""Beside those that are expected: the one before them, of which a window that was planned may still want rows."""
+"""Sets that are kept beside the expected ones: a window that is planned already may still want rows of the last one."""
 
 Locate = Callable[[NDArray[np.int64]], tuple[Block, NDArray[np.int64]]]
 
 
 class Prefetched:
-    """The rows of an index by way of the sets that are expected.
+    """Gives the rows of an index out of the sets that are expected.
 
     Args:
-        locate: fetches rows as they are.
-        row_bytes: of a row, on average.
+        locate: fetches rows directly.
+        row_bytes: the size of a row, on average.
     """
 
     def __init__(self, locate: Locate, row_bytes: float) -> None:
@@ -44,7 +44,7 @@ class Prefetched:
         self._lock = threading.Lock()
 
     def expect(self, sets: Sequence[RowSet]) -> None:
-        """What will be wanted from now on, in this order. Nothing is fetched before a row of them is wanted."""
+        """Names the sets that will be wanted from now on, in order. Nothing is fetched before one of their rows is wanted."""
         with self._lock:
             expected = {}
             for one in sets:
@@ -59,7 +59,7 @@ class Prefetched:
             self._next = list(expected.values())
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
-        """As an index does."""
+        """As `Index.locate`."""
         with self._lock:
             sets, expected = list(self._sets.values())[::-1], self._next
         left = np.ones(len(numbers), dtype=bool)
@@ -88,14 +88,14 @@ class Prefetched:
 
     @staticmethod
     def _read_on(one: _FetchedRows, expected: list[_FetchedRows]) -> None:
-        """Begins to fetch the set after one that is in use."""
+        """Begins to fetch the set after the one in use."""
         for before, after in pairwise(expected):
             if before is one:
                 after.begin()
 
 
 class _FetchedRows:
-    """Rows that are fetched together, once: when the first of them is wanted, or before."""
+    """Rows that are fetched together, once, at the latest when the first of them is wanted."""
 
     def __init__(self, rows: NDArray[np.int64], locate: Locate) -> None:
         self._given, self._locate = rows, locate
@@ -103,17 +103,17 @@ class _FetchedRows:
         self._lock = threading.Lock()
 
     def find(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The row of the block that each number is, and whether it is there at all."""
+        """The row of the block for each number, and whether the block has it."""
         rows = np.searchsorted(self._rows, numbers)
         return rows, self._rows[np.minimum(rows, len(self._rows) - 1)] == numbers
 
     @once
     def _rows(self) -> NDArray[np.int64]:
-        """Ascending: sorted when one is wanted, as plans come to nothing here. Price: 8 ms."""
+        """The numbers of the rows, ascending; sorted when the first is wanted, so planning alone costs nothing. Price: 8 ms."""
         return np.sort(self._given)
 
     def begin(self) -> None:
-        """Fetches the rows, by a thread that ends with that."""
+        """Fetches the rows in a thread of its own."""
         with self._lock:
             if self._block is None:
                 workers = Workers(1, "rows")
@@ -121,7 +121,7 @@ class _FetchedRows:
                 self._block.add_done_callback(lambda _: workers.stop())
 
     def block(self) -> Block:
-        """The rows, ascending. An error is that of whoever asked; the next one to ask tries again."""
+        """The rows, ascending. An error goes to the caller; the next call tries again."""
         self.begin()
         future = self._block
         assert future is not None

@@ -1,4 +1,4 @@
-"""A store behind fsspec: its rows are read by ranges of bytes, and nothing of its files but these."""
+"""A store behind fsspec. Only the wanted rows are read, by ranges of bytes."""
 
 from __future__ import annotations
 
@@ -14,96 +14,80 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import array_of, list_array, offsets_of
+from brimful.blocks.ragged import array_of, concat, is_list, list_array, offset_type, offsets_of
 from brimful.core.distinct import distinct
 from brimful.core.errors import DataError
 from brimful.core.once import once
-from brimful.sources.objects import Object, Objects, Spans
-from brimful.store.folder import Folder
-from brimful.store.layout import Ranges, joined, memory_for, numpy_file
-from brimful.store.manifest import JOURNAL, MANIFEST, Manifest, SideFile, missing
-from brimful.store.places import MAGIC_BYTES, Places
+from brimful.sources.objects import Object, ObjectStore, Spans
+from brimful.store.folder import Folder, Ranges, numpy_file
+from brimful.store.manifest import SideFile
+from brimful.store.side import MAGIC_BYTES, Places
 
 KEPT_BATCHES: Final = 32
-"""Record batches of which columns of other types than lists, numbers and strings, or with nulls, are kept: 8 MB at most each,
-as they are read whole."""
+"""Columns of other types than lists, numbers and strings, or with nulls, are read by whole record batches. Those of the last so
+many record batches are kept, at most 8 MB each."""
 HASHED_BYTES: Final = 64 << 20
-"""Of a file are read at once where its checksum is wanted."""
+"""So many bytes of a file are read at once for its checksum."""
 SUM_ROWS: Final = 64
-"""Lengths are summed up in advance for every so many rows: an eighth of a byte a row, and little to add up for any row."""
+"""Lengths are summed up in advance for every so many rows: an eighth of a byte a row, and few additions for any row."""
 
 
 class RemoteFolder(Folder):
-    """A store in a folder of any file system that fsspec knows: of lists, of numbers and of strings the rows wanted alone
-    are read; all else a record batch at a time."""
+    """A store in a folder of any file system that fsspec knows. It reads the wanted rows of lists, numbers and strings, and whole
+    record batches of all other columns."""
 
-    gap_bytes = 0  # what is near is asked for together where the bytes are known
+    gap_bytes = 0  # `ObjectStore` joins near ranges, since it knows the bytes
 
     def __init__(self, url: str, storage_options: Mapping[str, Any], timeout_seconds: float) -> None:
         super().__init__(url.rstrip("/"))
         fs, root = fsspec.core.url_to_fs(self.path, **storage_options)
         self._root = root.rstrip("/")
-        self._objects = Objects(fs, timeout_seconds)
+        self._objects = ObjectStore(fs, timeout_seconds)
         self._arrays: dict[str, NDArray[Any]] = {}
         self._sums: dict[str, NDArray[np.int64]] = {}
         self._kept: dict[tuple[Any, ...], Block] = {}
         self._lock = threading.Lock()
 
-    def load_manifest(self) -> Manifest:
-        try:
-            text = self._objects.whole(self._object(MANIFEST))
-        except FileNotFoundError as error:
-            raise FileNotFoundError(missing(self.path, self._begun())) from error
-        return Manifest.parse(text, self.path)
+    def content(self, name: str) -> bytes:
+        return self._objects.whole(self._object(name))
 
     def first_schema(self) -> pa.Schema:
-        """What stands in a file before its first record batch."""
-        span = Spans(*np.array([[0], [MAGIC_BYTES], [self._places.message[0]]], dtype=np.int64))
-        (head,) = self._objects.read(self._files, span)
+        """The schema, which stands in a file before its first record batch."""
+        head = self._part(self._files[0], MAGIC_BYTES, int(self._places.message[0]))
         return pa.ipc.read_schema(pa.py_buffer(head))
 
     def numbers(self, side: SideFile) -> NDArray[Any]:
-        """The array of a side file, read whole into memory."""
+        """The array of a side file, which is read whole into memory."""
         if side.name not in self._arrays:
-            span = Spans(*np.array([[0], [0], [side.bytes]], dtype=np.int64))
-            (content,) = self._objects.read([self._object(side.name, side.bytes)], span)
-            found = hashlib.sha256(content).hexdigest()
-            if found != side.sha256:
-                raise DataError(
-                    f"{self.path}/{side.name} is damaged: its sha256 is {found[:16]}..., and the manifest says "
-                    f"{side.sha256[:16]}..."
-                )
+            content = self._part(self._object(side.name, side.bytes), 0, side.bytes)
+            if damage := side.damage(self.path, hashlib.sha256(content).hexdigest()):
+                raise DataError(damage)
             self._arrays[side.name] = numpy_file(content)
         return self._arrays[side.name]
 
     def sha256(self, file: SideFile) -> str:
         digest, one = hashlib.sha256(), self._object(file.name, file.bytes)
         for first in range(0, file.bytes, HASHED_BYTES):
-            span = Spans(*np.array([[0], [first], [min(file.bytes, first + HASHED_BYTES)]], dtype=np.int64))
-            digest.update(*self._objects.read([one], span))
+            digest.update(self._part(one, first, min(file.bytes, first + HASHED_BYTES)))
         return digest.hexdigest()
 
     def block(self, ranges: Ranges, columns: Sequence[str]) -> Block:
         batches = distinct(ranges.batches)
-        runs = {name: self._runs(name, ranges) for name in columns if self._is_list(name)}
-        runs |= {name: self._fixed(name, ranges) for name in columns if self._is_fixed(name, batches)}
+        values = {
+            name: self._values(name, ranges) for name in columns if self._is_list(name) or self._is_fixed(name, batches)
+        }
         offsets = {name: self._offsets(name, ranges) for name in columns if self._is_text(name, batches)}
-        others = [name for name in columns if name not in runs and name not in offsets]
-        spans = [*runs.values(), *offsets.values()]
+        others = [name for name in columns if name not in values and name not in offsets]
+        spans = [*values.values(), *offsets.values()]
         kept = self._known(batches, others) if others else {}
         absent = [batch for batch in batches.tolist() if others and batch not in kept]
         found = self._read([*spans, *(self._whole(batch, others) for batch in absent)])
-        flat = dict(zip(runs, found))
-        tables = {name: self._ends(name, parts) for name, parts in zip(offsets, found[len(runs) :])}
-        texts = {name: self._texts(name, ranges, table) for name, table in tables.items()}
-        flat |= dict(zip(texts, self._read(list(texts.values()))))
 
-        out: dict[str, pa.Array] = {}
-        for name in runs:
-            values = flat[name]
-            out[name] = self._list(name, values, ranges) if self._is_list(name) else self._numbers(name, values)
-        for name, table in tables.items():
-            out[name] = self._strings(name, flat[name], table)
+        out = {name: self._array(name, parts, ranges) for name, parts in zip(values, found)}
+        tables = {name: self._ends(name, parts) for name, parts in zip(offsets, found[len(values) :])}
+        texts = self._read([self._texts(name, ranges, table) for name, table in tables.items()])
+        for (name, table), parts in zip(tables.items(), texts, strict=True):
+            out[name] = self._strings(name, parts, table)
         if others:
             kept |= {batch: self._decoded(batch, others, parts) for batch, parts in zip(absent, found[len(spans) :])}
             out |= self._taken(others, ranges, kept)
@@ -117,11 +101,10 @@ class RemoteFolder(Folder):
         path = f"{self._root}/{quote(name) if self._objects.is_http else name}"
         return Object(path, f"{self.path}/{name}", size)
 
-    def _begun(self) -> bool:
-        try:
-            return bool(self._objects.whole(self._object(JOURNAL)))
-        except (OSError, DataError):
-            return False
+    def _part(self, one: Object, first: int, last: int) -> memoryview:
+        """Some bytes of an object."""
+        (part,) = self._objects.read([one], Spans(*np.array([[0], [first], [last]], dtype=np.int64)))
+        return part
 
     @once
     def _places(self) -> Places:
@@ -151,68 +134,62 @@ class RemoteFolder(Folder):
     def _type(self, name: str) -> pa.DataType:
         return self.schema.field(name).type
 
-    # -- lists: their values begin where the lengths before them end -----------------------------------------------------
+    # -- lists and numbers: the values of the wanted rows ----------------------------------------------------------------
 
     def _is_list(self, name: str) -> bool:
         return name in self.list_columns and self._type(name).value_type.bit_width % 8 == 0
-
-    def _runs(self, name: str, ranges: Ranges) -> Spans:
-        width = self._type(name).value_type.bit_width // 8
-        begins = self._before(name, self.layout.starts[ranges.batches])
-        firsts, lasts = self._before(name, ranges.firsts), self._before(name, ranges.firsts + ranges.counts)
-        values = self._places[name].last[ranges.batches]
-        return self._spans(ranges, values + (firsts - begins) * width, values + (lasts - begins) * width)
-
-    def _list(self, name: str, parts: list[memoryview], ranges: Ranges) -> pa.Array:
-        offsets = offsets_of(self.lengths(name)[ranges.rows])
-        kind = self._type(name).value_type
-        values = pa.Array.from_buffers(kind, int(offsets[-1]), [None, self._flat(parts)])
-        return list_array(values, offsets)
-
-    def _before(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many values of a list column there are before some rows."""
-        lengths = self.lengths(name)
-        if name not in self._sums:
-            firsts = np.arange(0, len(lengths), SUM_ROWS)
-            sums = np.add.reduceat(lengths, firsts, dtype=np.int64)
-            self._sums[name] = np.concatenate((np.zeros(1, np.int64), np.cumsum(sums)))
-        groups = rows // SUM_ROWS
-        within = np.arange(SUM_ROWS) < (rows - groups * SUM_ROWS)[:, None]
-        near = lengths.take(groups[:, None] * SUM_ROWS + np.arange(SUM_ROWS), mode="clip")
-        total: NDArray[np.int64] = self._sums[name][groups] + np.where(within, near, 0).sum(axis=1, dtype=np.int64)
-        return total
-
-    # -- numbers ---------------------------------------------------------------------------------------------------------
 
     def _is_fixed(self, name: str, batches: NDArray[np.int64]) -> bool:
         kind = self._type(name)
         fixed = pa.types.is_primitive(kind) and kind.bit_width % 8 == 0
         return fixed and bool((self._places[name].validity[batches] < 0).all())
 
-    def _fixed(self, name: str, ranges: Ranges) -> Spans:
-        width = self._type(name).bit_width // 8
-        rows = ranges.firsts - self.layout.starts[ranges.batches]
-        begins = self._places[name].last[ranges.batches] + rows * width
-        return self._spans(ranges, begins, begins + ranges.counts * width)
+    def _value_type(self, name: str) -> pa.DataType:
+        return self._type(name).value_type if self._is_list(name) else self._type(name)
 
-    def _numbers(self, name: str, parts: list[memoryview]) -> pa.Array:
-        kind, values = self._type(name), self._flat(parts)
-        return pa.Array.from_buffers(kind, values.size * 8 // kind.bit_width, [None, values])
+    def _values(self, name: str, ranges: Ranges) -> Spans:
+        """Where the values of some rows lie. Those of a list begin where the lengths before it end."""
+        firsts, lasts = ranges.begins, ranges.begins + ranges.counts
+        if self._is_list(name):
+            begins = self._before(name, ranges.firsts - ranges.begins)
+            firsts = self._before(name, ranges.firsts) - begins
+            lasts = self._before(name, ranges.firsts + ranges.counts) - begins
+        width = self._value_type(name).bit_width // 8
+        values = self._places[name].last[ranges.batches]
+        return self._spans(ranges, values + firsts * width, values + lasts * width)
+
+    def _array(self, name: str, parts: list[memoryview], ranges: Ranges) -> pa.Array:
+        kind, memory = self._value_type(name), self._flat(parts)
+        values = pa.Array.from_buffers(kind, memory.size * 8 // kind.bit_width, [None, memory])
+        return list_array(values, offsets_of(self.lengths(name)[ranges.rows])) if self._is_list(name) else values
+
+    def _before(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many values of a list column there are before some rows."""
+        lengths = self.lengths(name)
+        if name not in self._sums:
+            firsts = np.arange(0, len(lengths), SUM_ROWS)
+            self._sums[name] = offsets_of(np.add.reduceat(lengths, firsts, dtype=np.int64))
+        groups = rows // SUM_ROWS
+        within = np.arange(SUM_ROWS) < (rows - groups * SUM_ROWS)[:, None]
+        near = lengths.take(groups[:, None] * SUM_ROWS + np.arange(SUM_ROWS), mode="clip")
+        total: NDArray[np.int64] = self._sums[name][groups] + np.where(within, near, 0).sum(axis=1, dtype=np.int64)
+        return total
 
     # -- strings: their offsets first ------------------------------------------------------------------------------------
 
     def _is_text(self, name: str, batches: NDArray[np.int64]) -> bool:
-        return _offset_type(self._type(name)) is not None and bool((self._places[name].validity[batches] < 0).all())
+        kind = self._type(name)
+        text = offset_type(kind) is not None and not is_list(kind)
+        return text and bool((self._places[name].validity[batches] < 0).all())
 
     def _offsets(self, name: str, ranges: Ranges) -> Spans:
-        width = _offset_width(self._type(name))
-        rows = ranges.firsts - self.layout.starts[ranges.batches]
-        begins = self._places[name].second[ranges.batches] + rows * width
+        width = np.dtype(offset_type(self._type(name))).itemsize
+        begins = self._places[name].second[ranges.batches] + ranges.begins * width
         return self._spans(ranges, begins, begins + (ranges.counts + 1) * width)
 
     def _ends(self, name: str, parts: list[memoryview]) -> list[NDArray[np.int64]]:
-        """The offsets of the rows of each range, and where its last one ends."""
-        kind = _offset_type(self._type(name))
+        """The offsets of the rows of each range."""
+        kind = offset_type(self._type(name))
         return [np.frombuffer(part, dtype=kind).astype(np.int64) for part in parts]
 
     def _texts(self, name: str, ranges: Ranges, table: list[NDArray[np.int64]]) -> Spans:
@@ -226,7 +203,7 @@ class RemoteFolder(Folder):
         kind = self._type(name)
         if offsets[-1] > np.iinfo(np.int32).max:
             kind = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
-        starts = offsets.astype(_offset_type(kind))
+        starts = offsets.astype(offset_type(kind))
         return pa.Array.from_buffers(kind, len(sizes), [None, array_of(starts).buffers()[1], self._flat(parts)])
 
     # -- all else: columns of a whole record batch, decoded by Arrow -----------------------------------------------------
@@ -236,11 +213,11 @@ class RemoteFolder(Folder):
         places = self._places
         firsts = [places.message[batch], *(places[name].start[batch] for name in names)]
         lasts = [places.body[batch], *(places[name].stop[batch] for name in names)]
-        files = np.full(len(firsts), self.layout.file_of[batch])
+        files = np.full(len(firsts), self.record_batches.file_of[batch])
         return Spans(files, np.array(firsts, dtype=np.int64), np.array(lasts, dtype=np.int64))
 
     def _decoded(self, batch: int, names: list[str], parts: list[memoryview]) -> Block:
-        """Some columns of a record batch, as Arrow reads them from a message in which all others are blank."""
+        """Some columns of a record batch. Arrow reads them from a message in which all other columns are blank."""
         spans, begin = self._whole(batch, names), int(self._places.message[batch])
         message = np.zeros(int(self._places.end[batch]) - begin, dtype=np.uint8)  # untouched pages take no memory
         for first, last, part in zip(spans.firsts.tolist(), spans.lasts.tolist(), parts):
@@ -248,8 +225,7 @@ class RemoteFolder(Folder):
         try:
             block = pa.ipc.read_record_batch(pa.py_buffer(message), self.schema).select(names)
         except (pa.ArrowException, OSError) as error:
-            file = self.manifest.files[int(self.layout.file_of[batch])]
-            raise DataError(f"{self.path}/{file.name} is damaged: {error}") from error
+            raise DataError(f"{self.path}/{self.file_of(batch).name} is damaged: {error}") from error
         with self._lock:
             self._kept[batch, *names] = block
             while len(self._kept) > KEPT_BATCHES:
@@ -257,7 +233,7 @@ class RemoteFolder(Folder):
         return block
 
     def _known(self, batches: NDArray[np.int64], names: list[str]) -> dict[int, Block]:
-        """Columns of record batches that were used last; the order in which they are kept is that of their use."""
+        """The kept columns of some record batches. They are kept in the order of their last use."""
         keys = {batch: (batch, *names) for batch in batches.tolist()}
         with self._lock:
             for key in keys.values():
@@ -266,29 +242,16 @@ class RemoteFolder(Folder):
             return {batch: self._kept[key] for batch, key in keys.items() if key in self._kept}
 
     def _taken(self, names: list[str], ranges: Ranges, blocks: dict[int, Block]) -> dict[str, pa.Array]:
-        begins = ranges.firsts - self.layout.starts[ranges.batches]
-        slices = zip(ranges.batches.tolist(), begins.tolist(), ranges.counts.tolist())
-        together = joined([blocks[batch].slice(first, count) for batch, first, count in slices])
+        together = concat(blocks[batch].slice(first, count) for batch, first, count in ranges.slices)
         return dict(zip(names, together.columns))
 
     # --------------------------------------------------------------------------------------------------------------------
 
     def _spans(self, ranges: Ranges, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> Spans:
-        return Spans(self.layout.file_of[ranges.batches], firsts, lasts)
+        return Spans(self.record_batches.file_of[ranges.batches], firsts, lasts)
 
     def _flat(self, parts: list[memoryview]) -> pa.Buffer:
         """Runs of bytes, end to end."""
-        memory = memory_for(sum(map(len, parts)))
+        memory = pa.allocate_buffer(sum(map(len, parts)))
         np.concatenate([np.frombuffer(part, np.uint8) for part in parts], out=np.frombuffer(memory, np.uint8))
         return memory
-
-
-def _offset_type(kind: pa.DataType) -> type[np.int32] | type[np.int64] | None:
-    """Of the offsets of strings and bytes; None for other types."""
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return np.int32
-    return np.int64 if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) else None
-
-
-def _offset_width(kind: pa.DataType) -> int:
-    return np.dtype(_offset_type(kind)).itemsize

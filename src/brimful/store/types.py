@@ -1,4 +1,4 @@
-"""The types that rows are stored in: those of the first of them, and of tokens the smallest that holds the vocabulary."""
+"""The types of stored columns: those of the first rows; for tokens the smallest type that holds the vocabulary."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_CAST = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
 
 
 def vocabularies(stage: Stage[Any]) -> dict[str, int]:
-    """The number of token ids of each column that a chain tokenises, where its tokenizers say it."""
+    """The number of token ids by column, for columns that a chain tokenises, where the tokenizers say it."""
     found = {name: max(one.num_ids for one in made) for name, made in stage.tokenizers().items()}
     return {name: size for name, size in found.items() if size}
 
@@ -26,18 +26,18 @@ def vocabularies(stage: Stage[Any]) -> dict[str, int]:
 def stored_schema(block: Block, num_ids: Mapping[str, int]) -> pa.Schema:
     """The columns of a store that begins with these rows.
 
-    Integers keep their type, lists of them that were all empty are of int64, and lists of numbers have 32-bit offsets.
+    Integers keep their type. Lists that were all empty become lists of int64. Lists of numbers have 32-bit offsets.
 
     Args:
-        num_ids: of the columns of which it is known: they get the smallest type that holds all ids, unless these rows
-            already hold others.
+        num_ids: the number of token ids, for columns where it is known. They get the smallest type that holds all ids, unless
+            these rows already hold other integers.
     """
     return pa.schema([(name, _stored(block.column(name), num_ids.get(name))) for name in block.schema.names])
 
 
 def _stored(array: pa.Array, num_ids: int | None) -> pa.DataType:
     kind = array.type
-    if pa.types.is_dictionary(kind):  # record batches of one file would have to share it
+    if pa.types.is_dictionary(kind):  # all record batches of a file would have to share a dictionary
         return kind.value_type
     if not is_ragged(kind):
         return kind
@@ -61,11 +61,11 @@ def _fits(array: pa.Array, values: pa.DataType) -> bool:
 
 
 def conform(block: Block, schema: pa.Schema, num_ids: Mapping[str, int]) -> Block:
-    """A block with the columns and types of a schema; a column that it has not is null.
+    """A block with the columns and types of a schema; absent columns are null.
 
     Raises:
-        DataError: it has one that the schema has not, or values that the schema's types do not hold; with the first row that
-            has such a value, and both types.
+        DataError: the block has a column that the schema lacks, or a value that the schema's type cannot hold; with the first row
+            that has such a value, and both types.
     """
     for name in visible(block).schema.names:
         if name not in schema.names:
@@ -92,7 +92,7 @@ def conform(block: Block, schema: pa.Schema, num_ids: Mapping[str, int]) -> Bloc
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """An array as another type that means the same; what lies between its lists is left behind."""
+    """An array in another type that means the same, without the values between its lists."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     same = array.type.equals(kind)

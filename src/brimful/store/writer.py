@@ -1,8 +1,8 @@
-"""Writes a token store: one writer, whole or not at all, and what was interrupted goes on where it stopped.
+"""Writes a token store: one writer at a time, whole or not at all. An interrupted write goes on where it stopped.
 
-Rows are gathered into record batches of a few MB, and those into files. A file gets its name when it is complete and on disk;
-then the journal notes it, with the state of the chain after it. A writer that is killed loses the file at hand, which is
-made again from that state. The manifest is written last.
+Rows are joined to record batches of a few MB, and record batches to files. A file gets its name when it is complete and on disk.
+Then the journal notes it, with the state of the chain after it. A writer that is killed loses the file at work, which is made
+again from that state. The manifest is written last.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -21,22 +20,29 @@ from brimful.blocks.blocks import Block, visible
 from brimful.blocks.ragged import concat, is_ragged
 from brimful.blocks.resize import bytes_in
 from brimful.core.errors import TALLY, DataError, StateError, Tally, where
+from brimful.core.progress import Report
 from brimful.core.stage import END, Stage, State, running
+from brimful.core.whole import part_of, settle
 from brimful.encoding.encoder import paddings
-from brimful.store.journal import Journal
-from brimful.store.lock import LOCK, one_writer
-from brimful.store.manifest import JOURNAL, MANIFEST, Manifest
-from brimful.store.mapped import MappedFile
-from brimful.store.part import PartFile
-from brimful.store.pipeline import check_same, pipeline_of, require_version
-from brimful.store.progress import Report
+from brimful.store.journal import LOCK, Journal, one_writer
+from brimful.store.local import LocalFolder, MappedFile
+from brimful.store.manifest import (
+    JOURNAL,
+    MANIFEST,
+    Manifest,
+    StoredFile,
+    check_same,
+    pipeline_of,
+    require_version,
+    sha256_of,
+)
 from brimful.store.side import write_side_files
 from brimful.store.types import conform, stored_schema, vocabularies
 
 BATCH_BYTES: Final = 8 << 20
-"""Of rows as they come; as they are stored, tokens take half of that or less."""
+"""The size of a record batch, by its rows before they are stored; stored tokens take half of that or less."""
 FILE_BYTES: Final = 128 << 20
-"""What an interruption costs at most: a minute or so of tokenising."""
+"""The size of a file, which is the most that an interruption loses: a minute or so of tokenising."""
 
 
 def write_store(
@@ -47,23 +53,23 @@ def write_store(
     timeout_seconds: float = 600.0,
     report: Report | None = None,
     run: Stage[Block] | None = None,
-    engine: str = "local",
+    executor: str = "local",
 ) -> Manifest:
-    """Writes the rows of the first epoch of a chain, unless that has been done: the manifest of the finished store.
+    """Writes the rows of the first epoch of a chain, unless that has been done. Gives the manifest of the finished store.
 
     Args:
-        path: a local folder: new, empty, or with what an interrupted call has left, which is gone on with.
-        version: of the functions of the user's in the chain.
+        path: a local folder: new, empty, or with a store that an interrupted call has begun, which is then finished.
+        version: the version of the user's functions in the chain.
         timeout_seconds: how long to wait for another writer that makes no progress.
         report: is told of the rows written.
-        run: gives the rows in the place of `stage`; in blocks of its own, which the files do not show.
-        engine: what runs it: what one has begun, another one does not go on with.
+        run: gives the rows in the place of `stage`, in blocks of any size: the files do not depend on it.
+        executor: the name of what runs it; no other executor can finish a store that it has begun.
     Raises:
-        StateError: another pipeline wrote the store, or began it, or another engine began it; both are named.
+        StateError: another pipeline wrote the store, or began it, or another executor began it; both are named.
         TimeoutError: another writer, which is named, makes no progress.
         DataError: rows differ in their columns or types, with file and line.
         ValueError: functions without a version, or a folder of other things.
-    Price: what the chain costs, and about 10 ns a token; 50 MB held.
+    Price: that of the chain, and about 10 ns a token; 50 MB held.
     """
     require_version(stage, version)
     pipeline = pipeline_of(stage, version)
@@ -72,16 +78,10 @@ def write_store(
         folder.mkdir(parents=True, exist_ok=True)
         with one_writer(folder, timeout_seconds):
             if not (folder / MANIFEST).exists():
-                _Writer(
-                    folder,
-                    pipeline,
-                    vocabularies(stage),
-                    {name: one._asdict() for name, one in paddings(stage.tokenizers()).items()},
-                    report,
-                ).write(run or stage, engine)
+                _Writer(folder, stage, pipeline, report).write(run or stage, executor)
             for left in (*folder.glob("*.part"), folder / JOURNAL, folder / LOCK):
                 left.unlink(missing_ok=True)
-    manifest = Manifest.load(folder)
+    manifest = LocalFolder(str(folder)).manifest
     check_same(folder, manifest.pipeline, pipeline)
     return manifest
 
@@ -89,38 +89,34 @@ def write_store(
 class _Writer:
     """Writes one store, with the lock of its folder held."""
 
-    def __init__(
-        self,
-        folder: Path,
-        pipeline: dict[str, Any],
-        num_ids: Mapping[str, int],
-        padding: dict[str, Any],
-        report: Report | None,
-    ) -> None:
-        self._folder, self._pipeline, self._num_ids, self._padding = folder, pipeline, num_ids, padding
+    def __init__(self, folder: Path, stage: Stage[Block], pipeline: dict[str, Any], report: Report | None) -> None:
+        self._folder, self._pipeline = folder, pipeline
+        self._num_ids = vocabularies(stage)
+        self._padding = {name: padding._asdict() for name, padding in paddings(stage.tokenizers()).items()}
         self._journal = Journal.of(folder, pipeline)
         self._schema: pa.Schema | None = None
         self._part: PartFile | None = None
-        self._held: list[Block] = []  # rows that no record batch has yet
+        self._held: list[Block] = []  # rows that are in no record batch yet
         self._held_bytes = 0
         self._report, self._began = report, monotonic()
         self._found = self._rows = self._tokens = 0
 
-    def write(self, stage: Stage[Block], engine: str) -> None:
+    def write(self, stage: Stage[Block], executor: str) -> None:
         if self._journal.files:
             check_same(self._folder, self._journal.header, self._pipeline)
-        self._journal.header = self._pipeline  # a writer that finished no file has left nothing to go on with
-        if self._journal.files and self._journal.engine != engine:
+        self._journal.header = self._pipeline  # a writer that finished no file leaves nothing to go on with
+        if self._journal.files and self._journal.executor != executor:
             raise StateError(
-                f"the store {self._folder} was begun with engine={self._journal.engine!r}, and this is engine={engine!r}, "
-                "which counts its places otherwise; go on with the first, or remove the folder to begin anew"
+                f"the store {self._folder} was begun with executor={self._journal.executor!r}, and this is "
+                f"executor={executor!r}, which counts its places otherwise; go on with the first, or remove the folder to "
+                "begin anew"
             )
-        self._journal.engine = engine
+        self._journal.executor = executor
         self._journal.save()
         self._go_on()
         before = stage.start(0) if self._journal.state is None else self._journal.state
         skip = self._journal.skip
-        counting = TALLY.set(Tally())  # so that what is left out is said once
+        counting = TALLY.set(Tally())  # so that rows that are left out are logged once
         try:
             with running(stage, before) as items:
                 for block, after in items:
@@ -144,7 +140,7 @@ class _Writer:
         self._finish()
 
     def _go_on(self) -> None:
-        """Takes up the files that an interrupted writer has finished; whatever else it left is removed."""
+        """Takes up the files that an interrupted writer has finished, and removes its other files."""
         names = {file.name for file in self._journal.files}
         for path in (*self._folder.glob("*.arrow"), *self._folder.glob("*.part")):
             if path.name not in names:
@@ -160,14 +156,18 @@ class _Writer:
     def _add(self, block: Block) -> None:
         self._journal.touch()
         if not block.num_rows:
+            self._tell(0)  # a chain that leaves out rows is seen to run
             return
         rows = visible(block)
         self._held.append(block)
         self._held_bytes += _bytes_of(rows)
+        self._rows += rows.num_rows
+        self._tokens += next((len(array.flatten()) for array in rows.columns if is_ragged(array.type)), 0)
+        self._tell(rows.num_rows)
 
     def _missing(self, block: Block) -> int | None:
-        """How many rows of a block make those at hand a record batch; None where all of them do not. Files depend on the rows
-        alone, not on the blocks in which they come."""
+        """How many rows of a block complete the record batch at work; None where the whole block does not. Files depend on the
+        rows alone, not on the blocks in which they come."""
         rows, room = visible(block), BATCH_BYTES - self._held_bytes
         if not rows.num_rows or _bytes_of(rows) < room:
             return None
@@ -181,20 +181,16 @@ class _Writer:
             self._schema = stored_schema(visible(concat(self._held)), self._num_ids)
         rows = concat([conform(block, self._schema, self._num_ids) for block in self._held])
         if len(self._held) == 1:
-            rows = pa.concat_batches([rows])  # a copy: what lies beside a slice would be written as its padding
+            rows = pa.concat_batches([rows])  # a copy: Arrow would write the memory beside a slice as its padding
         self._held, self._held_bytes = [], 0
         if self._part is None:
             self._part = PartFile(self._folder / f"{len(self._journal.files):05d}.arrow", self._schema)
         step = -(-rows.num_rows // max(1, _bytes_of(rows) // BATCH_BYTES))
         for first in range(0, rows.num_rows, step):
             self._part.write(rows.slice(first, step))
-        self._rows += rows.num_rows
-        self._tokens += next((len(array.flatten()) for array in rows.columns if is_ragged(array.type)), 0)
-        if self._report is not None:
-            self._report(rows.num_rows, self._status)
 
     def _end_file(self, after: State, skip: int = 0, *, least_bytes: int = 0) -> None:
-        """Ends the file at work if it is long enough; `after`: a state of the chain, `skip` rows before the end of the file's."""
+        """Ends the file at work if it is long enough. `after`: a state of the chain, `skip` rows before the end of the file."""
         if self._part is not None and self._part.bytes >= least_bytes:
             self._journal.files.append(self._part.close())
             self._journal.state, self._part = after, None
@@ -202,22 +198,58 @@ class _Writer:
             self._journal.save()
 
     def _finish(self) -> None:
-        """Writes what stands beside the files, and then the manifest."""
+        """Writes the side files, and then the manifest."""
         schema, files = self._schema or pa.schema([]), tuple(self._journal.files)
         columns = {field.name: str(field.type) for field in schema}
         sides = write_side_files(self._folder, schema, files, self._journal.touch)
         Manifest(self._pipeline, columns, files, **sides, padding=self._padding).save(self._folder)
 
+    def _tell(self, rows: int) -> None:
+        if self._report is not None:
+            self._report(rows, self._status)
+
     def _status(self) -> str:
-        """Rows and tokens so far; those that were found count, but not as speed."""
+        """Rows and tokens so far. Rows of an interrupted writer count, but not as speed."""
         speed = self._tokens / max(monotonic() - self._began, 1e-9)
         gone_on = f", {self._found:,} of them found" if self._found else ""
         rows = self._found + self._rows
         return f"{rows:,} rows written{gone_on}; {self._tokens:,} tokens, {speed:,.0f} a second"
 
 
+class PartFile:
+    """An Arrow IPC file of a store while it is written, under a temporary name."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._path = path
+        self._out = pa.OSFile(str(part_of(path)), "wb")
+        self._writer = pa.ipc.new_file(self._out, schema)
+        self._rows: list[int] = []
+        self._tokens = {field.name: 0 for field in schema if is_ragged(field.type)}
+
+    @property
+    def bytes(self) -> int:
+        return int(self._out.tell())
+
+    def write(self, block: Block) -> None:
+        self._writer.write_batch(block)
+        self._rows.append(block.num_rows)
+        for name in self._tokens:
+            self._tokens[name] += len(block.column(name).flatten())
+
+    def close(self) -> StoredFile:
+        """Ends the file and gives it its name. Gives its entry in the manifest."""
+        self._writer.close()
+        size = self.bytes
+        self._out.close()
+        settle(part_of(self._path), self._path)
+        return StoredFile(self._path.name, size, sha256_of(self._path), tuple(self._rows), self._tokens)
+
+    def abandon(self) -> None:
+        self._out.close()
+
+
 def _check_columns(block: Block) -> None:
-    """Refuses rows that cannot be stored: without a column, or with two of one name."""
+    """Refuses rows that cannot be stored: without a column, or with two columns of one name."""
     if not block.num_rows:
         return
     twice = [name for name, count in Counter(block.schema.names).items() if count > 1]

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
+__all__ = ["document_ids", "document_mask", "flex_block_mask", "padding_free", "varlen"]
+
 Tensor = torch.Tensor
 
 
@@ -127,7 +129,7 @@ def padding_free(batch: Mapping[str, Any], *, causal: bool = True, attn_implemen
             `model.config._attn_implementation`; "sdpa", "eager", "flex_attention", or one of flash attention, which goes by the
             boundaries.
     Raises:
-        ValueError: a kernel that is none of these.
+        ValueError: a kernel that is none of these; or a batch that is not packed.
     Shapes: input_ids, labels, position_ids and, where they are in the batch, token_type_ids and shift_labels (R, L) int64;
         use_cache; cu_seq_lens_q, cu_seq_lens_k (n + 1,) int32; max_length_q, max_length_k ints. attention_mask, where one is
         needed: (R, 1, L, L), bool for "sdpa", to be added (0 or the least bfloat16) for "eager"; a BlockMask for FlexAttention.
@@ -169,6 +171,11 @@ def _seen_both_ways(batch: Mapping[str, Any], attn_implementation: str) -> dict[
 def _bounds(batch: Mapping[str, Any]) -> tuple[Tensor, int]:
     if "cu_seqlens" in batch:
         return batch["cu_seqlens"], batch["max_seqlen"]
+    if "cu_seq_lens_q" not in batch:
+        raise ValueError(
+            f"this batch is not packed: it has no cu_seqlens, but {', '.join(map(str, batch))}; make it by `pack`, or give a "
+            "padded batch to the model as it is"
+        )
     return batch["cu_seq_lens_q"], batch["max_length_q"]
 
 
@@ -176,3 +183,7 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Per row of blocks how many are set, and their numbers first, as FlexAttention has them: one head for all."""
     numbers = torch.argsort(blocks.to(torch.int8), dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[:, None], numbers.to(torch.int32)[:, None]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -9,19 +9,26 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from brimful.batching.batch import Batch, NumLabels
-from brimful.batching.window import Window
-from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON
-from brimful.core.deferred import then
+from brimful.batching.window import PlanningWindow
+from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, loss_labels
+from brimful.core.ahead import then
 from brimful.core.errors import TALLY, Tally, logger
 from brimful.core.stage import Stage, State, described, running, runtime
 from brimful.core.stats import Made
-from brimful.tensors.layouts import OF_RANKS, OF_STEPS, SIGNED, ByFunction, Collating, ColumnRules, Layout, refuse_taken
+from brimful.tensors.layouts import (
+    OF_RANKS,
+    OF_STEPS,
+    SIGNED,
+    CollateFnLayout,
+    Collating,
+    ColumnRules,
+    Layout,
+    refuse_taken,
+)
 
 if TYPE_CHECKING:
-    from brimful.tensors.columns import Columns
+    from brimful.tensors.columns import WindowColumns
 
 
 @dataclass(frozen=True)
@@ -66,11 +73,13 @@ class Collated(Stage[Any]):
         return self.upstream.start(epoch)
 
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
-        from brimful.tensors.columns import Lists, columns_of
+        from brimful.tensors.columns import ListColumn, columns_of
 
         tally = TALLY.get()
-        as_tensors = not isinstance(self.layout, ByFunction)
-        known: WeakKeyDictionary[Window, Columns] = WeakKeyDictionary()  # of streams the windows at hand come in turn
+        as_tensors = not isinstance(self.layout, CollateFnLayout)
+        known: WeakKeyDictionary[PlanningWindow, WindowColumns] = (
+            WeakKeyDictionary()
+        )  # of streams the windows at hand come in turn
 
         def ready() -> Generator[Collating, None, None]:
             with running(self.upstream, at) as batches:
@@ -80,7 +89,11 @@ class Collated(Stage[Any]):
                         columns = known[batch.window] = columns_of(batch.window, self.rules, as_tensors)
                         if batch.static and batch.pieces is None:
                             _say_varying(
-                                tuple(one.name for one in columns.all if isinstance(one, Lists) and one.follows is None)
+                                tuple(
+                                    one.name
+                                    for one in columns.all
+                                    if isinstance(one, ListColumn) and one.follows is None
+                                )
                             )
                         if batch.weight is not None and as_tensors:
                             made = OF_RANKS if batch.ends_step is None else (*OF_RANKS, *OF_STEPS)
@@ -91,10 +104,10 @@ class Collated(Stage[Any]):
             for item, (batch, columns, after) in items:
                 yield then(item, partial(self._finished, batch, columns, tally)), after
 
-    def _finished(self, batch: Batch, columns: Columns, tally: Tally | None, item: Any) -> Any:
+    def _finished(self, batch: Batch, columns: WindowColumns, tally: Tally | None, item: Any) -> Any:
         """An item as it is handed on, counted."""
         from brimful.tensors.explained import remember
-        from brimful.tensors.weights import weighed
+        from brimful.tensors.loss import weighed
 
         if batch.may_fill and not isinstance(item, MutableMapping):
             raise TypeError(
@@ -110,20 +123,20 @@ class Collated(Stage[Any]):
             tally.made.append(self._counted(batch, item, columns))
         return item
 
-    def _num_items(self, known: NumLabels | None, columns: Columns) -> int | None:
+    def _num_items(self, known: NumLabels | None, columns: WindowColumns) -> int | None:
         """How many labels of a step are trained on; None where it is not known, or padding may be taken for some."""
-        fill = self.rules.pad_values.get(LABELS, NOT_TRAINED_ON)
-        if known is None or fill != NOT_TRAINED_ON or self.rules.dtypes.get(LABELS, "int64") not in SIGNED:
+        name = loss_labels([column.name for column in columns.all]) or LABELS
+        fill = self.rules.pad_values.get(name, NOT_TRAINED_ON)
+        if known is None or fill != NOT_TRAINED_ON or self.rules.dtypes.get(name, "int64") not in SIGNED:
             return None
         return self.layout.num_labels(known, columns)
 
-    def _counted(self, batch: Batch, item: Any, columns: Columns) -> Made:
+    def _counted(self, batch: Batch, item: Any, columns: WindowColumns) -> Made:
         """What a batch holds: by its plan, which also knows it of what a user's function returned."""
         shape, slots = self.layout.shape(batch, item, columns)
         if batch.weight == 0:
             return Made(0, 0, slots, shape, self.few_shapes)
-        tokens = int(np.minimum(batch.lengths, batch.padded_length).sum())
-        return Made(batch.num_samples, tokens, slots, shape, self.few_shapes)
+        return Made(batch.num_samples, batch.num_tokens, slots, shape, self.few_shapes)
 
 
 @cache

@@ -1,12 +1,13 @@
-"""Copies to a device that run beside its compute."""
+"""Copies to a device that run beside its compute, and copies there into the same tensors each time."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,7 @@ from brimful.tensors.structures import mapped, tensors_of
 
 ALIGNED: Final = 64  # bytes, for views of any type and whole cache lines
 LAG: Final = 4
+MOST_SHAPES: Final = 64
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Copier(ABC):
         """The batch, for use by what the caller's current stream runs from now on; nobody waits on the host."""
 
 
-class AtOnce(Copier):
+class BlockingCopier(Copier):
     """To a device without streams of its own, such as the CPU: what is sent is there.
 
     Args:
@@ -65,7 +67,7 @@ class AtOnce(Copier):
         return sent.clone() if self._copies and sent is tensor else sent
 
 
-class Beside(Copier):
+class StreamCopier(Copier):
     """To an accelerator, on a stream beside those that compute.
 
     The tensors of a batch lie end to end in one slab of pinned memory, so that a copy needs no help of the CPU. Slabs come from
@@ -111,36 +113,80 @@ class Beside(Copier):
         places, size = {}, 0
         for key, tensor in plain.items():
             places[key] = size
-            size += -(-tensor.numel() * tensor.element_size() // ALIGNED) * ALIGNED
+            size += -(-tensor.nbytes // ALIGNED) * ALIGNED
         slab = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         copies = {}
         for key, tensor in apart.items():
             if key not in plain:
                 copies[key] = tensor.to(self._device)
                 continue
-            at, count = places[key], tensor.numel() * tensor.element_size()
+            at = places[key]
             strides = torch.empty_like(tensor, device="meta").stride()  # those of the tensor, where it is dense
-            pinned = (
-                slab[at : at + count].view(tensor.dtype).as_strided(tensor.shape, strides, at // tensor.element_size())
-            )
+            flat = slab[at : at + tensor.nbytes].view(tensor.dtype)
+            pinned = flat.as_strided(tensor.shape, strides, at // tensor.itemsize)
             copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=self._device)
             copies[key] = copy.copy_(pinned.copy_(tensor), non_blocking=True).requires_grad_(tensor.requires_grad)
         return copies
 
 
+class StaticBuffers:
+    """A tensor for each shape that a place in a batch has; a batch is copied into them as it is handed out.
+
+    The copy is of the stream that computes, from device memory to device memory: after all that was given them before, and
+    before all that will be. They last as long as the description that they belong to, over epochs and iterators, of which
+    only one may run at a time. A copy of the description in another process has none. Nested and sparse tensors are handed on as
+    they are, and so are tensors of one dimension once there are too many sizes of them (`cu_seqlens` of packed rows).
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[int, torch.Size, torch.dtype, torch.device], torch.Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_buffers": {}}
+
+    def filled(self, item: Any) -> Any:
+        """A batch in the buffers of its shapes.
+
+        Raises:
+            ValueError: a tensor is of one shape too many.
+        """
+        places = count()
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):  # whatever the caller is in: they are used again outside of it
+            return mapped(item, lambda tensor: self._filled(next(places), tensor))
+
+    def _filled(self, place: int, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_nested or tensor.layout != torch.strided:
+            return tensor
+        key = (place, tensor.shape, tensor.dtype, tensor.device)
+        if key not in self._buffers:
+            if Counter(place for place, *_ in self._buffers)[place] == MOST_SHAPES:
+                if tensor.ndim == 1:
+                    return tensor
+                raise ValueError(
+                    f"static_buffers keeps the tensors of each shape, and tensor {place + 1} of this batch is of a shape beside "
+                    f"{MOST_SHAPES} others: {tuple(tensor.shape)}; give batches few shapes (bf.StaticShapes; "
+                    "drop columns that are padded to their own longest), or leave static_buffers out"
+                )
+            self._buffers[key] = torch.empty_like(tensor)
+        return self._buffers[key].copy_(tensor, non_blocking=True)
+
+
 def copier(device: torch.device, copies: bool = False) -> Copier:
-    """What sends batches to a device; `copies`: see `AtOnce`.
+    """What sends batches to a device; `copies`: see `BlockingCopier`.
 
     Raises:
         RuntimeError: there is no such device here.
     """
     if device.type != "cuda":
-        return AtOnce(device, copies)
+        return BlockingCopier(device, copies)
     if not torch.cuda.is_available():
         raise RuntimeError(
             f"no device {str(device)!r} is to be had: this torch finds no {device.type}; name another, or 'cpu'"
         )
-    return Beside(numbered(device))
+    return StreamCopier(numbered(device))
 
 
 def numbered(device: str | int | torch.device) -> torch.device:

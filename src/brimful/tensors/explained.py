@@ -16,10 +16,10 @@ import pyarrow as pa
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from brimful.batching.batch import Batch, Pieces
+from brimful.batching.batch import Batch, PackedPieces
 from brimful.batching.window import IntArray
 from brimful.core.errors import ORIGIN, where
-from brimful.tensors.columns import Columns
+from brimful.tensors.columns import WindowColumns
 
 _SHOWN: Final = 60
 """Characters of a text in a table."""
@@ -89,14 +89,14 @@ class _Made:
     rows: IntArray
     samples: IntArray
     lengths: IntArray | None
-    pieces: Pieces | None
+    pieces: PackedPieces | None
 
 
 _MADE: Final[Any] = WeakTensorKeyDictionary()
 """What was made of what, by tensors of batches."""
 
 
-def remember(item: Any, batch: Batch, columns: Columns) -> None:
+def remember(item: Any, batch: Batch, columns: WindowColumns) -> None:
     """Remembers what a batch was made of. Price: 15 us; what is kept goes with its tensors."""
     if not isinstance(item, Mapping):
         return

@@ -11,19 +11,18 @@ import torch
 from brimful.batching.batch import Batch
 from brimful.core.errors import DataError
 from brimful.grouping.collection import collection_of
-from brimful.grouping.frame import Frame
+from brimful.grouping.collection_data import CollectionData, Column
 from brimful.grouping.groupers import checked
-from brimful.grouping.held import Column, Held
 from brimful.grouping.language import is_name
+from brimful.grouping.padded_groups import PaddedGroups
 from brimful.plan import optimal_partition
 from brimful.plan.rounded import Rounding
-from brimful.tensors.columns import Columns, Lists, Objects
+from brimful.tensors.columns import ListColumn, ObjectColumn, WindowColumns
 from brimful.tensors.layouts import refuse_taken
 from brimful.tensors.padded import padded
-from brimful.tensors.weights import unlabel
 
 
-def grouped(batch: Batch, columns: Columns, num_groups: int, rounding: Rounding) -> dict[str, Any]:
+def grouped(batch: Batch, columns: WindowColumns, num_groups: int, rounding: Rounding) -> dict[str, Any]:
     """A batch as at most `num_groups` groups of like length, of least padded slots: `groups`, a collection of all tensors.
 
     `batch["groups"].groups` are padded batches, as `padded` makes them, each of some samples; `.apply` runs a module once a
@@ -60,7 +59,7 @@ def grouped(batch: Batch, columns: Columns, num_groups: int, rounding: Rounding)
         chosen = replace(batch, numbers=numbers[members], padded_length=length, padded_size=len(members))
         parts.append(padded(chosen, columns))
         if batch.weight == 0:
-            unlabel(parts[-1], slice(None), columns)
+            columns.unlabel(parts[-1], slice(None))
     ragged, lengths = _ragged(columns, numbers, sizes)
     out: dict[str, Any] = {}
     found, extents = {}, {}
@@ -75,13 +74,13 @@ def grouped(batch: Batch, columns: Columns, num_groups: int, rounding: Rounding)
             dims = (ragged[key],)
             extents[ragged[key]] = np.array([tensor.shape[1] for tensor in tensors])
         found[key] = Column(dims, columns.fill(key), tensors)
-    frame = Frame(checked([members.tolist() for members in partition], len(numbers)), extents)
-    out["groups"] = collection_of(Held(len(numbers), found, lengths, {}, frame))
+    groups = PaddedGroups(checked([members.tolist() for members in partition], len(numbers)), extents)
+    out["groups"] = collection_of(CollectionData(len(numbers), found, lengths, {}, groups))
     return out
 
 
-def _check_names(columns: Columns) -> None:
-    names = [column.name for column in columns.all if not isinstance(column, Objects)]
+def _check_names(columns: WindowColumns) -> None:
+    names = [column.name for column in columns.all if not isinstance(column, ObjectColumn)]
     if not names:
         raise DataError(
             f"layout='grouped' needs at least 1 column of numbers or of lists of them (columns: "
@@ -109,13 +108,13 @@ def _planned(
 
 
 def _ragged(
-    columns: Columns, numbers: np.ndarray, sizes: list[np.ndarray]
+    columns: WindowColumns, numbers: np.ndarray, sizes: list[np.ndarray]
 ) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     """The ragged dimension of each key that has one, and the lengths in each."""
     names: dict[str, str] = {}
     lengths = dict(zip(columns.given, sizes))
     for column in columns.all:
-        if isinstance(column, Lists):
+        if isinstance(column, ListColumn):
             names[column.name] = column.name if column.follows is None else columns.given[column.follows]
             lengths.setdefault(names[column.name], column.counts[numbers])
     if columns.given and all(column.name != "attention_mask" for column in columns.all):

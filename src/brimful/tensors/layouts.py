@@ -10,22 +10,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from brimful.batching.batch import Batch, NumLabels
-from brimful.blocks.blocks import Sample
+from brimful.blocks.blocks import Block, samples
 from brimful.blocks.parallel import SERIAL, Parallel
-from brimful.blocks.ragged import is_labels
-from brimful.core.deferred import AHEAD, Later
-from brimful.core.errors import DataError, integer, one_of
+from brimful.blocks.ragged import MASK, TOKEN_COLUMNS, loss_labels
+from brimful.core.ahead import AHEAD, Deferred
+from brimful.core.errors import DataError, StageError, counted, integer, name_of, one_of, where
+from brimful.core.once import once, settings_of
+from brimful.core.random import generators_of, seeded
 from brimful.core.stage import State
 from brimful.plan.rounded import Rounding
 
 if TYPE_CHECKING:
-    from brimful.tensors.columns import Columns
+    from brimful.tensors.columns import WindowColumns
 
-TOKEN_COLUMNS: Final = (
-    *("attention_mask", "token_type_ids", "position_ids", "special_tokens_mask", "labels"),
-    "shift_labels",
-)
-"""Those of these that there are go with the tokens, where the user names none."""
 OF_RANKS: Final = ("weight", "is_filler", "num_items_in_batch")
 """What a data-parallel rank's batch has beside its columns."""
 OF_STEPS: Final = ("num_items_on_rank", "ends_step")
@@ -35,6 +32,8 @@ DTYPES: Final = (
     *("bool", "uint8", "uint16", "uint32", "uint64", *SIGNED),
     *("float16", "bfloat16", "float32", "float64"),
 )
+BATCH_KEY: Final = b"brimful_key"
+"""Of a block's metadata: the key of its batch, by which a user's function draws at random."""
 
 
 def put(out: MutableMapping[str, Any], **made: Any) -> None:
@@ -65,6 +64,8 @@ class ColumnRules:
         pad_values: what padding holds, by column.
         dtypes: types of tensors, by name, where they are not to be the usual ones.
         explicit: of all these names those that the user gave, each of which there must be.
+        packs: several samples lie in a row, from which tokens are left out that `attention_mask` hides: it goes with the tokens
+            whether or not it is named.
     """
 
     length_columns: tuple[str, ...]
@@ -72,6 +73,7 @@ class ColumnRules:
     pad_values: Mapping[str, float] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict, metadata={"runtime": True})
     explicit: tuple[str, ...] = field(default=(), metadata={"runtime": True})
+    packs: bool = field(default=False, metadata={"runtime": True})
 
     def __post_init__(self) -> None:
         for name, dtype in self.dtypes.items():
@@ -94,14 +96,15 @@ class ColumnRules:
     @property
     def beside_tokens(self) -> tuple[str, ...]:
         """The first length column and the lists that are cut, padded and packed with it, as far as there are such."""
-        return self.length_columns[0], *(TOKEN_COLUMNS if self.token_columns is None else self.token_columns)
+        named = TOKEN_COLUMNS if self.token_columns is None else self.token_columns
+        return self.length_columns[0], *named, *([MASK] if self.packs and MASK not in named else [])
 
 
 class Collating(NamedTuple):
     """A batch on its way to the loop: its columns, and the state after it."""
 
     batch: Batch
-    columns: Columns
+    columns: WindowColumns
     after: State
 
 
@@ -119,7 +122,7 @@ class Layout(ABC):
     """Whether several samples lie in a row."""
 
     @abstractmethod
-    def item(self, batch: Batch, columns: Columns) -> Any:
+    def item(self, batch: Batch, columns: WindowColumns) -> Any:
         """What the training loop gets."""
 
     def items(self, batches: Iterator[Collating]) -> Generator[tuple[Any, Collating], None, None]:
@@ -127,7 +130,7 @@ class Layout(ABC):
         for one in batches:
             yield self.item(one.batch, one.columns), one
 
-    def shape(self, batch: Batch, item: Any, columns: Columns) -> tuple[tuple[int, ...], int]:
+    def shape(self, batch: Batch, item: Any, columns: WindowColumns) -> tuple[tuple[int, ...], int]:
         """The shape that a compiler sees, and how many slots for tokens there are."""
         slots = batch.padded_size * sum(batch.widths) if columns.given else 0
         return (batch.padded_size, *batch.widths), slots
@@ -140,7 +143,7 @@ class Layout(ABC):
         """The same, with all padding done before it is sent."""
         return self
 
-    def num_labels(self, known: NumLabels, columns: Columns) -> int | None:
+    def num_labels(self, known: NumLabels, columns: WindowColumns) -> int | None:
         """How many labels of a step are trained on; None where only somebody else knows."""
         return known.given
 
@@ -165,7 +168,7 @@ class Padded(Layout):
     def padded_here(self) -> Layout:
         return replace(self, on_device=False)
 
-    def item(self, batch: Batch, columns: Columns) -> Any:
+    def item(self, batch: Batch, columns: WindowColumns) -> Any:
         from brimful.tensors.padded import padded
 
         return padded(batch, columns, self.left, self.weighted, on_device=self.on_device)
@@ -173,17 +176,17 @@ class Padded(Layout):
 
 @dataclass(frozen=True)
 class Nested(Layout):
-    """Nested tensors, without padding; see `nested.nested`."""
+    """Nested tensors, without padding; see `padded.nested`."""
 
     name = "nested"
     varies = True
 
-    def item(self, batch: Batch, columns: Columns) -> Any:
-        from brimful.tensors.nested import nested
+    def item(self, batch: Batch, columns: WindowColumns) -> Any:
+        from brimful.tensors.padded import nested
 
         return nested(batch, columns)
 
-    def shape(self, batch: Batch, item: Any, columns: Columns) -> tuple[tuple[int, ...], int]:
+    def shape(self, batch: Batch, item: Any, columns: WindowColumns) -> tuple[tuple[int, ...], int]:
         tokens = sum(int(own.sum()) for own in columns.sizes(batch))
         return (len(batch), tokens), tokens
 
@@ -198,12 +201,12 @@ class Grouped(Layout):
     num_groups: int
     rounding: Rounding
 
-    def item(self, batch: Batch, columns: Columns) -> Any:
+    def item(self, batch: Batch, columns: WindowColumns) -> Any:
         from brimful.tensors.grouped import grouped
 
         return grouped(batch, columns, self.num_groups, self.rounding)
 
-    def shape(self, batch: Batch, item: Any, columns: Columns) -> tuple[tuple[int, ...], int]:
+    def shape(self, batch: Batch, item: Any, columns: WindowColumns) -> tuple[tuple[int, ...], int]:
         """Samples and padded lengths of one group after another."""
         extents = [item["groups"].extents[name].tolist() for name in columns.given]
         shapes = [(len(members), *widths) for members, *widths in zip(item["groups"].partition, *extents)]
@@ -212,65 +215,95 @@ class Grouped(Layout):
 
 
 @dataclass(frozen=True)
-class PackedRows(Layout):
+class PackedLayout(Layout):
     """Rows of samples end to end; see `packed.packed`."""
 
     name = "packed"
     packs = True
 
-    hf_flash_attention: bool = False
-
-    def item(self, batch: Batch, columns: Columns) -> Any:
+    def item(self, batch: Batch, columns: WindowColumns) -> Any:
         from brimful.tensors.packed import packed
 
-        return packed(batch, columns, self.hf_flash_attention)
+        return packed(batch, columns)
 
-    def unpadded(self) -> Layout | None:
-        """The same, padded where it arrives; None where that cannot be."""
-        return None
-
-    def num_labels(self, known: NumLabels, columns: Columns) -> int:
-        """The first of each piece is left out."""
-        return known.given - known.firsts
+    def num_labels(self, known: NumLabels, columns: WindowColumns) -> int:
+        """Those that nothing in the row predicts, or that nothing in it is predicted from, are left out."""
+        return known.given - known.edges
 
 
 @dataclass(frozen=True)
-class ByFunction(Layout):
-    """What a function of the user's makes of the samples, cut as planned; see `by_function.Collate`.
+class Collate:
+    """Calls a function such as a Hugging Face collator with the samples of a batch. Price: Python, once a sample.
+
+    Args:
+        keyed: what it draws at random is keyed by the batch. Not where other threads run beside it: they share generators.
+        originals: the user's own objects that rows stand for, which are fetched for it, keyed likewise; None where rows are the
+            samples.
+    """
+
+    collate_fn: Callable[[list[Any]], Any]
+    keyed: bool = True
+    originals: Any = None
+
+    def __call__(self, rows: Block) -> Any:
+        if not self.keyed:
+            return self._made(rows)
+        with seeded(int(rows.schema.metadata[BATCH_KEY]), self._generators):
+            return self._made(rows)
+
+    def _made(self, rows: Block) -> Any:
+        chosen = samples(rows) if self.originals is None else list(self.originals.samples(rows))
+        try:
+            return self.collate_fn(chosen)
+        except Exception as error:
+            raise StageError(
+                f"{self.called_as} failed on {counted(len(chosen), 'sample')}, the first of them {where(rows, 0)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
+
+    @once
+    def _generators(self) -> list[Any]:
+        sets = () if self.originals is None else self.originals.datasets.values()
+        return [each for one in (self.collate_fn, *sets) for each in generators_of(one)]
+
+    @property
+    def called_as(self) -> str:
+        return f"collate_fn={name_of(self.collate_fn)}"
+
+
+@dataclass(frozen=True)
+class CollateFnLayout(Layout):
+    """What a function of the user's makes of the samples, cut as planned; see `Collate`.
 
     It is called by the consumer's thread when the batch is taken, so that nothing else draws meanwhile, or by workers.
     """
 
-    collate_fn: Callable[[list[Sample]], Any]
+    collate_fn: Callable[[list[Any]], Any]
     parallel: Parallel = SERIAL
+    originals: Any = None
 
-    def item(self, batch: Batch, columns: Columns) -> Any:
-        from brimful.tensors.by_function import Collate, rows_of
-
-        return Collate(self.collate_fn)(rows_of(batch, columns))
+    def item(self, batch: Batch, columns: WindowColumns) -> Any:
+        return Collate(self.collate_fn, originals=self.originals)(columns.rows(batch))
 
     def items(self, batches: Iterator[Collating]) -> Generator[tuple[Any, Collating], None, None]:
-        from brimful.tensors.by_function import Collate, rows_of
-
         in_threads = self.parallel.max_workers > 0 and self.parallel.executor_type == "thread"
-        collate = Collate(self.collate_fn, keyed=not in_threads)
-        rows = ((rows_of(one.batch, one.columns), one) for one in batches)
+        collate = Collate(self.collate_fn, not in_threads, self.originals)
+        rows = ((one.columns.rows(one.batch), one) for one in batches)
         if AHEAD.get() and not self.parallel.max_workers:
             for block, one in rows:
-                yield Later(partial(collate, block)), one
+                yield Deferred(partial(collate, block)), one
             return
         with closing(self.parallel.results(collate, rows, collate.called_as, shared=True)) as results:
             yield from ((item, one) for _, item, one in results)
 
-    def unpadded(self) -> Layout | None:
-        """The same, padded where it arrives; None where that cannot be."""
-        return None
-
-    def num_labels(self, known: NumLabels, columns: Columns) -> int | None:
+    def num_labels(self, known: NumLabels, columns: WindowColumns) -> int | None:
         """Those of the samples; where these have none, the function alone knows how many it makes."""
-        return known.given if any(is_labels(column.name) for column in columns.all) else None
+        return known.given if loss_labels([column.name for column in columns.all]) else None
 
-    def shape(self, batch: Batch, item: Any, columns: Columns) -> tuple[tuple[int, ...], int]:
+    def shape(self, batch: Batch, item: Any, columns: WindowColumns) -> tuple[tuple[int, ...], int]:
         """That of the first length column, where it is to be seen; else that of the plan."""
         column: Any = item.get(columns.rules.length_columns[0]) if isinstance(item, Mapping) else None
         if len(batch.widths) == 1 and len(getattr(column, "shape", ())) >= 2:

@@ -1,16 +1,18 @@
-"""The loss of a batch as its share of the mean over all tokens that are trained on."""
+"""What a batch weighs: the share of its loss in the mean over all tokens that are trained on, and what says so in it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
 
-from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, SHIFTED
+from brimful.blocks.ragged import NOT_TRAINED_ON, loss_labels
+from brimful.core.errors import DataError
+from brimful.tensors.columns import WindowColumns
 
 
-def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, group: Any = None) -> torch.Tensor:
+def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_group: Any = None) -> torch.Tensor:
     """Scales a local *sum* of losses so that the gradient, averaged over ranks, is that of the mean over all tokens.
 
     loss_sum x W / N: W ranks, whose gradients DDP and FSDP average; N tokens with a label, of all ranks. A mean of
@@ -35,9 +37,10 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, group: Any =
 
     Args:
         loss_sum: a sum over this rank's tokens, such as `cross_entropy(..., reduction="sum")`; not a mean.
-        batch: with `num_items_in_batch`, `num_items_on_rank`, `labels` or `shift_labels`. Of causal models, which never predict
-            the first token of a row, its label is not counted where it is -100, as it is in packed batches.
-        group: the data-parallel process group, or a device mesh of one dimension; by default all ranks of
+        batch: with `num_items_in_batch`, `num_items_on_rank`, `shift_labels` or `labels`; the first of these that is there is
+            taken. Of causal models, which never predict the first token of a row, its label is not counted where it is -100, as
+            it is in packed batches.
+        process_group: the data-parallel process group, or a device mesh of one dimension; by default all ranks of
             torch.distributed where it is initialised, else this process alone.
     Raises:
         ValueError: the batch has none of them, or is part of an optimizer step and has neither number.
@@ -52,7 +55,7 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, group: Any =
     >>> token_mean(torch.tensor(0.0), {"labels": torch.tensor([-100])})
     tensor(0.)
     """
-    process_group, world_size = _group(group)
+    ranks, world_size = _group(process_group)
     tokens = batch.get("num_items_in_batch")
     if tokens is None:
         tokens = batch.get("num_items_on_rank")
@@ -63,13 +66,14 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, group: Any =
                     "num_items_on_rank: brimful counts lists of labels that the samples have. Give token_mean the labels of all "
                     'batches of the step: batch | {"num_items_on_rank": count}'
                 )
-            labels = next((batch[name] for name in (LABELS, SHIFTED) if name in batch), None)
-            if labels is None:
+            name = loss_labels(batch)
+            if name is None:
                 raise ValueError(f"token_mean needs labels or num_items_in_batch in the batch (got {', '.join(batch)})")
+            labels = batch[name]
             tokens = ((labels.values() if labels.is_nested else labels) != NOT_TRAINED_ON).sum()
         if world_size > 1:
             tokens = torch.as_tensor(tokens).to(loss_sum.device, copy=True)
-            torch.distributed.all_reduce(tokens, group=process_group)
+            torch.distributed.all_reduce(tokens, group=ranks)
     count = torch.as_tensor(tokens).to(loss_sum.device, non_blocking=True)
     return loss_sum * world_size / count.clamp(min=1)
 
@@ -80,3 +84,33 @@ def _group(group: Any) -> tuple[Any, int]:
         return (group.get_group(), group.size()) if hasattr(group, "get_local_rank") else (group, group.size())
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return None, torch.distributed.get_world_size() if distributed else 1
+
+
+def weighed(
+    tensors: Any, weight: float, ends_step: bool | None, columns: WindowColumns, num_items: Mapping[str, int | None]
+) -> Any:
+    """A data-parallel rank's batch (a dict) with `weight` and `is_filler`, and `ends_step` where that is known; a filler asks for
+    no label.
+
+    `num_items`, the labels of the whole step that are trained on, become () int64: tensors, as they go to the device with the
+    batch, and a compiled step does not take each new value for a constant. A number that a collate_fn has set stays.
+
+    Raises:
+        DataError: a collate_fn has made something of another's name.
+    """
+    if isinstance(tensors, MutableMapping):
+        made: dict[str, Any] = {"weight": weight, "is_filler": weight == 0}
+        if ends_step is not None:
+            made["ends_step"] = ends_step
+        if clash := [name for name in made if name in tensors]:
+            raise DataError(
+                f"collate_fn returns {clash[0]!r}, and batches of ranks or optimizer steps hold something of that name; give it "
+                "another one"
+            )
+        tensors.update(made)
+        for name, count in num_items.items():
+            if count is not None and name not in tensors:
+                tensors[name] = torch.tensor(count)
+        if not weight:
+            columns.unlabel(tensors, slice(None))
+    return tensors

@@ -9,12 +9,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from brimful.core.deferred import AHEAD, items_ahead, later, then
+from brimful.core.ahead import AHEAD, defer, items_ahead, then
 from brimful.core.errors import settle
 from brimful.core.stage import Stage, State, running, runtime
-from brimful.tensors.copies import Sent, copier
+from brimful.tensors.copies import Sent, StaticBuffers, copier
 from brimful.tensors.explained import carry
-from brimful.tensors.static_buffers import StaticBuffers
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class OnDevice(Stage[Any]):
     prefetch: int = runtime(2)
     buffers: StaticBuffers | None = runtime(None)
     copies: bool = runtime(False)
-    transparent: ClassVar[bool] = True
+    itemwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         settle(self, "prefetch", 0, "batches")
@@ -68,4 +67,4 @@ class OnDevice(Stage[Any]):
 
         with closing(items_ahead(sent, self.prefetch, "device") if self.prefetch else sent()) as items:
             for one, after in items:
-                yield later(one, received) if inside else received(one), after
+                yield defer(one, received) if inside else received(one), after

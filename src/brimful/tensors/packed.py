@@ -8,16 +8,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from brimful.batching.batch import Batch, Pieces
+from brimful.batching.batch import Batch, PackedPieces
 from brimful.blocks.ragged import LABELS, SHIFTED
-from brimful.tensors.columns import Columns, Lists
+from brimful.core.errors import DataError
+from brimful.tensors.columns import ListColumn, WindowColumns
 from brimful.tensors.layouts import put
 
 SEQLEN_STEP: Final = 128
 """`max_seqlen` is rounded up to a multiple of it: each new value may compile a kernel anew."""
 
 
-def packed(batch: Batch, columns: Columns, hf_flash_attention: bool = False) -> dict[str, Any]:
+def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
     """Rows of samples end to end, with what keeps them apart.
 
     Shapes, for R rows of L tokens with n segments (the samples or pieces, and the padding at the end of each row that has
@@ -28,7 +29,7 @@ def packed(batch: Batch, columns: Columns, hf_flash_attention: bool = False) -> 
     the R x L slots; `max_seqlen`, an int, rounded up to a multiple of 128 (each new value may compile anew); `lengths`,
     `sample_numbers` (p,) int64 (rows of the data set, of a stream those of its window) and other columns: of the p
     pieces, in order. An empty sample is a piece without a segment. The boundaries are there under the names of transformers'
-    flash attention too: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k; with `hf_flash_attention` under these alone.
+    flash attention too: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k.
     `use_cache` is False: those of transformers' causal models that tell samples apart by their positions do so only where they
     keep no cache, and by default they keep one, also in training. A column `attention_mask` is left out, as are the tokens that
     it hides: to a model it would say that the samples of a row see each other. Models that are not causal want more: see
@@ -56,7 +57,7 @@ def packed(batch: Batch, columns: Columns, hf_flash_attention: bool = False) -> 
     for column in columns.all:
         if column.name == "attention_mask":
             continue
-        if not isinstance(column, Lists):
+        if not isinstance(column, ListColumn):
             out[column.name] = column.of(numbers)
         elif column.follows is not None:
             sources = (column.starts[numbers] + pieces.starts)[segments.pieces] - segments.bounds[:-1]
@@ -64,26 +65,27 @@ def packed(batch: Batch, columns: Columns, hf_flash_attention: bool = False) -> 
         else:
             own = column.counts[numbers]
             out[column.name] = column.padded(numbers, own, max(1, int(own.max())), left=False)
-    tokenwise = {one.name for one in columns.all if isinstance(one, Lists) and one.follows is not None}
+    tokenwise = {one.name for one in columns.all if isinstance(one, ListColumn) and one.follows is not None}
     ignored = columns.fill(LABELS)
+    if SHIFTED in out and SHIFTED not in tokenwise:
+        raise DataError(
+            f"there is a column {SHIFTED!r}, which token_columns={list(columns.rules.token_columns or ())} does not name, so a "
+            "packed batch would have all of its tokens as labels. Name it there, or drop it"
+        )
     if SHIFTED in tokenwise:
         out[SHIFTED].view(-1)[torch.from_numpy(segments.bounds[1:] - 1)] = columns.fill(SHIFTED)
     if LABELS not in out:
-        dtype = getattr(torch, columns.rules.dtypes.get(LABELS, "int64"))
-        if SHIFTED in tokenwise:
-            out[LABELS] = out[SHIFTED].view(-1).roll(1).view(shape).to(dtype)
-        else:
-            out[LABELS] = out[columns.given[0]].to(dtype, copy=True)
-        out[LABELS].masked_fill_(torch.from_numpy(gap), ignored)
+        tokens = out[SHIFTED].view(-1).roll(1).view(shape) if SHIFTED in tokenwise else out[columns.given[0]]
+        labels = tokens.to(torch.int64, copy=True).masked_fill_(torch.from_numpy(gap), int(ignored))
+        out[LABELS] = columns.made(LABELS, labels.numpy())
         tokenwise.add(LABELS)
     if LABELS in tokenwise:
         out[LABELS].view(-1)[torch.from_numpy(segments.bounds[:-1])] = ignored
-    out["position_ids"] = columns.made("position_ids", places.reshape(shape))
+    put(out, position_ids=columns.made("position_ids", places.reshape(shape)))
     put(out, segment_ids=columns.made("segment_ids", segment_ids))
     bounds = torch.from_numpy(segments.bounds.astype(np.int32))
     longest = min(-(-int(sizes.max()) // SEQLEN_STEP) * SEQLEN_STEP, shape[1])
-    if not hf_flash_attention:
-        put(out, cu_seqlens=bounds, max_seqlen=longest)
+    put(out, cu_seqlens=bounds, max_seqlen=longest)
     put(out, cu_seq_lens_q=bounds, cu_seq_lens_k=bounds, max_length_q=longest, max_length_k=longest, use_cache=False)
     put(out, lengths=columns.made("lengths", pieces.lengths))
     put(out, sample_numbers=columns.made("sample_numbers", batch.window.samples[numbers]))
@@ -104,7 +106,7 @@ class _Segments(NamedTuple):
     ids: NDArray[np.int64]
 
 
-def _segments(pieces: Pieces, num_rows: int, row_length: int) -> _Segments:
+def _segments(pieces: PackedPieces, num_rows: int, row_length: int) -> _Segments:
     totals = np.bincount(pieces.rows, weights=pieces.lengths, minlength=num_rows).astype(np.int64)
     filled = np.flatnonzero(pieces.lengths)
     rows, lengths = pieces.rows[filled], pieces.lengths[filled]

@@ -1,4 +1,4 @@
-"""Rows and a plan to padded tensors."""
+"""Rows and a plan to tensors that hold a row a sample: padded, or nested, which hold no padding."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import torch
 
 from brimful.batching.batch import Batch
 from brimful.blocks.ragged import attention_mask, gaps
-from brimful.tensors.columns import Columns, Lists
+from brimful.tensors.columns import ListColumn, WindowColumns
 from brimful.tensors.layouts import put
-from brimful.tensors.unpadded import Unpadded
-from brimful.tensors.weights import unlabel
+from brimful.tensors.structures import Unpadded
 
 
 def padded(
-    batch: Batch, columns: Columns, left: bool = False, weighted: bool = False, *, on_device: bool = False
+    batch: Batch, columns: WindowColumns, left: bool = False, weighted: bool = False, *, on_device: bool = False
 ) -> dict[str, Any]:
     """A batch as padded tensors; `on_device`: as what becomes them there (`Unpadded`).
 
@@ -44,7 +43,7 @@ def padded(
     places = [gaps(own, width, left) for own, width in zip(sizes, batch.widths)]
     out: dict[str, Any] = {}
     for column in columns.all:
-        if not isinstance(column, Lists):
+        if not isinstance(column, ListColumn):
             out[column.name] = column.of(numbers)
             continue
         place = column.follows
@@ -67,5 +66,42 @@ def padded(
     if weighted:
         put(out, sample_weights=torch.ones(len(numbers)))
         out["sample_weights"][real:] = 0
-        unlabel(out, slice(real, None), columns)
+        columns.unlabel(out, slice(real, None))
+    return out
+
+
+def nested(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
+    """A batch as nested tensors: nothing is padded, and no mask needed.
+
+    Shapes: each list column (B, j), a nested tensor of layout torch.jagged that knows its least and greatest length;
+    those that go with a length column share its offsets, so that they can be computed with together. All else and `lengths`
+    as in `padded`.
+    Price: about 6 ns a token.
+
+    >>> import brimful as bf
+    >>> data = bf.from_sequence([{"input_ids": [5, 6, 7]}, {"input_ids": [8]}])
+    >>> batch = next(iter(data.batch(2, layout="nested")))
+    >>> batch["input_ids"].values().tolist(), batch["input_ids"].offsets().tolist(), batch["lengths"].tolist()
+    ([5, 6, 7, 8], [0, 3, 4], [3, 1])
+    """
+    numbers, sizes = batch.numbers, columns.sizes(batch)
+    shared: dict[int, torch.Tensor] = {}
+    out: dict[str, Any] = {}
+    for column in columns.all:
+        if not isinstance(column, ListColumn):
+            out[column.name] = column.of(numbers)
+            continue
+        own = column.counts[numbers] if column.follows is None else sizes[column.follows]
+        values, bounds = column.joined(numbers, own)
+        offsets = torch.from_numpy(bounds)
+        if column.follows is not None:
+            offsets = shared.setdefault(column.follows, offsets)
+        out[column.name] = torch.nested.nested_tensor_from_jagged(
+            values, offsets, min_seqlen=int(own.min()), max_seqlen=int(own.max())
+        )
+    if isinstance(mask := out.get("attention_mask"), torch.Tensor) and 0 in shared:
+        shown = np.cumsum(mask.values().numpy() != 0)
+        sizes[0] = np.diff(np.concatenate(([0], shown))[shared[0].numpy()])
+    if sizes:
+        put(out, lengths=columns.made("lengths", sizes[0] if len(sizes) == 1 else np.stack(sizes, axis=1)))
     return out

@@ -10,8 +10,9 @@ from transformers import Trainer
 
 from brimful.integrations.transformers.adapter import Adapter
 from brimful.integrations.transformers.data import TrainerBatch, is_ours
-from brimful.integrations.transformers.evaluation import Evaluation
-from brimful.integrations.transformers.loss import num_labels, with_a_label
+from brimful.integrations.transformers.loss import Evaluation, num_labels, with_a_label
+
+__all__ = ["trainer_class"]
 
 HOOKS = (
     *("train", "get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "num_examples"),
@@ -55,8 +56,8 @@ def trainer_class(base: type[Trainer]) -> Any:
             (OPT, GPT-OSS, Mamba, encoders made decoders and others), auto_find_batch_size, nn.DataParallel, context or sequence
             parallelism, a data_collator, evaluation data without an end, num_train_epochs of such data; with the remedy.
         StateError: (from `train`) a checkpoint without a state, or of other data.
-    Price: an optimizer step sends 8 bytes to all processes, to count labels, and takes the loader's state, .1 ms, or 40 us a
-        stream. Indexed data are planned twice, as integers, before the first batch.
+    Price: an optimizer step sends 8 bytes to all processes, to count labels; with each batch the loader's state is taken, .1 ms,
+        or 40 us a stream. Indexed data are planned twice, as integers, before the first batch.
     State: that of `Batches.loader()`, as JSON.
     Source: transformers 5 (trainer.py), whose methods it wraps.
     Example:
@@ -197,3 +198,7 @@ def _evaluating(base: Any) -> Any:
             return result
 
     return Evaluating
+
+
+def __dir__() -> list[str]:
+    return __all__

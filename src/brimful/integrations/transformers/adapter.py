@@ -18,11 +18,12 @@ from brimful.device.async_loader import innermost
 from brimful.integrations.transformers import checkpoint as checkpoint_file
 from brimful.integrations.transformers.data import (
     SKIPPED,
+    ModelInputs,
     Once,
-    Reader,
     Share,
     Steps,
     TrainerBatch,
+    TrainerData,
     as_dataloader,
     batches_of,
     can_count,
@@ -31,9 +32,7 @@ from brimful.integrations.transformers.data import (
     loader_of,
     refuse_samples,
 )
-from brimful.integrations.transformers.evaluation import Evaluation, evaluation_dataloader
-from brimful.integrations.transformers.held import Held
-from brimful.integrations.transformers.loss import num_labels, shares
+from brimful.integrations.transformers.loss import Evaluation, num_labels, shares
 from brimful.integrations.transformers.settings import (
     accumulating,
     base_model,
@@ -61,7 +60,7 @@ class Adapter:
         self.steps: Steps | None = None  # the data of the run that is going on, or was last
         self._given: dict[str, Any] = {}
         self._data_collator: Any = None
-        self._held = Held(trainer)
+        self._data = TrainerData(trainer)
         self._named: dict[str, Any] = {}
         self._in_train = False
         self._skips = False  # whether the next iteration is the first one after a resume
@@ -104,17 +103,17 @@ class Adapter:
             held = getattr(trainer, name, None)
             setattr(trainer, name, {**held, **given} if isinstance(given, dict) and isinstance(held, dict) else given)
         model = base_model(trainer.model)
-        self.shifts = shifts_labels(trainer, model)
+        self.shifts: bool = shifts_labels(trainer, model)
         keys = keys_of(model, trainer.label_names) if trainer.args.remove_unused_columns else None
-        self._reader = Reader(keys, type(model).__name__, shared=trainer.accelerator.num_processes > 1)
+        self._inputs = ModelInputs(keys, type(model).__name__, shared=trainer.accelerator.num_processes > 1)
         trainer.callback_handler.callbacks.insert(0, Follows(self))
         if self._given:
             refuse_settings(trainer, self._data_collator, trains="train_dataset" in self._given)
         if is_ours(trainer.train_dataset):
-            self._held.is_run(self._held.own("train_dataset", trainer.train_dataset))
+            self._data.is_run(self._data.own("train_dataset", trainer.train_dataset))
         for key, given in _each(trainer.eval_dataset):
             if is_ours(given):
-                self._held.own("eval_dataset" if key is None else f"eval_dataset[{key!r}]", given)
+                self._data.own("eval_dataset" if key is None else f"eval_dataset[{key!r}]", given)
 
     # -- training
 
@@ -221,7 +220,8 @@ class Adapter:
                 "else reads the trainer's data (give it batches.loader() of its own), or a callback said should_epoch_stop in "
                 "the middle of an accumulation (say it in on_step_end)"
             )
-        self.steps.untrained = self._trained = 0
+        self.steps.stepped()
+        self._trained = 0
         if not self.steps.length.of_data and can_count(self.trainer.train_dataset):
             state.epoch = float(self.steps.state_dict()["epoch"])
 
@@ -286,10 +286,9 @@ class Adapter:
         refuse_samples(what, given)
         if not is_ours(given):
             return None
-        own = self._held.own(what, given)
-        return evaluation_dataloader(
-            Once(loader_aside(own), self._held.known(own), self._reader), trainer.args.batch_eval_metrics
-        )
+        own = self._data.own(what, given)
+        once = Once(loader_aside(own), self._data.known(own), self._inputs)
+        return as_dataloader(once, tells_the_last=trainer.args.batch_eval_metrics)
 
     @contextmanager
     def named(self, given: Any) -> Iterator[Any]:
@@ -338,29 +337,24 @@ class Adapter:
 
     def _steps(self, saved: dict[str, Any] | None, *, aside: bool = False) -> Steps:
         """The training data from their start."""
-        own = self._held.own("train_dataset", self.trainer.train_dataset)
+        own = self._data.own("train_dataset", self.trainer.train_dataset)
         loader = loader_aside(own) if aside else loader_of(own)
-        length = self._held.length(own, saved)
+        length = self._data.length(own, saved)
         if not length.steps:
             raise ValueError(f"train_dataset has no batch for this process: {own!r}")
-        return Steps(loader, length, self._reader, (lambda: 0) if aside else self._to_skip_once)
+        return Steps(loader, length, self._inputs, (lambda: 0) if aside else self._to_skip)
 
-    def _to_skip_once(self) -> int:
+    def _to_skip(self) -> int:
         """How many batches Trainer passes over in this iteration: after a resume, as it counts them itself."""
         if not self._skips:
             return 0
         self._skips = False
-        return self._to_skip()
-
-    def _to_skip(self) -> int:
         assert self.steps is not None
         args = self.trainer.args
+        if args.ignore_data_skip:
+            return 0
         accumulated = args.gradient_accumulation_steps
-        return (
-            0
-            if args.ignore_data_skip
-            else self.trainer.state.global_step % -(-self.steps.steps // accumulated) * accumulated
-        )
+        return int(self.trainer.state.global_step % -(-self.steps.steps // accumulated) * accumulated)
 
 
 class Follows(TrainerCallback):

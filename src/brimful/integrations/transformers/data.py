@@ -10,6 +10,7 @@ from itertools import islice, repeat
 from typing import Any, Final, NamedTuple, TypeGuard
 
 import torch
+from accelerate.data_loader import DataLoaderShard
 from torch.utils.data import DataLoader, IterableDataset
 
 from brimful.batches import Batches
@@ -17,6 +18,7 @@ from brimful.core.errors import logger
 from brimful.core.stage import running
 from brimful.dataset import Dataset
 from brimful.device.async_loader import AsyncLoader, innermost
+from brimful.integrations.transformers.settings import base_model, refuse_packed
 from brimful.loader import Loader
 
 SKIPPED: Final = object()
@@ -131,7 +133,9 @@ def known_length(given: Batches | Loader | AsyncLoader) -> Length:
         steps = None
     if steps is None:
         return Length(None, None)
-    everything = planned.sharded(rank=0, world_size=1, group=None, uneven="pad") if planned.is_sharded else planned
+    everything = (
+        planned.sharded(rank=0, world_size=1, process_group=None, uneven="pad") if planned.is_sharded else planned
+    )
     with running(everything, everything.start(0)) as batches_of_all:
         return Length(steps, sum(batch.num_samples for batch, _ in islice(batches_of_all, steps * planned.num_ranks)))
 
@@ -145,8 +149,8 @@ def counted_length(given: Batches | Loader | AsyncLoader) -> Length:
     """The steps of an epoch, and this rank's samples, by a pass over the data: they are read and tokenised, no tensor is made."""
     batches = batches_of(given)
     logger.warning(
-        "counting the steps of an epoch of %r, by a pass over the data: cache(path) makes a store of it, which knows them, and "
-        "max_steps in the trainer's arguments asks for no count",
+        "counting the steps of an epoch of %r, by a pass over the data: to_store(path) makes a store of it, which knows them, "
+        "and max_steps in the trainer's arguments asks for no count",
         batches,
     )
     real = [batch.num_samples if batch.weight != 0 else 0 for batch in batches.plans()]
@@ -177,7 +181,68 @@ def refuse_evaluation(name: str, given: Batches | Loader | AsyncLoader, is_train
         )
 
 
-class Reader:
+class TrainerData:
+    """What this process reads of each object that a trainer was given, and its length; worked out once for each."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._own: dict[int, tuple[Any, Any]] = {}  # by identity, which the object held beside keeps
+        self._lengths: dict[int, Length] = {}
+
+    def own(self, name: str, given: Any) -> Any:
+        """What this process reads of something of ours."""
+        if id(given) not in self._own:
+            trainer = self._trainer
+            accelerator = trainer.accelerator
+            own = own_share(name, given, accelerator.process_index, accelerator.num_processes, trainer.get_tp_size())
+            refuse_packed(name, batches_of(own), base_model(trainer.model))
+            self._own[id(given)] = given, own
+        own = self._own[id(given)][1]
+        if name != "train_dataset":
+            refuse_evaluation(name, own, given is self._trainer.train_dataset)
+        return own
+
+    def known(self, own: Any) -> Length:
+        """What is known of its length without reading."""
+        if id(own) not in self._lengths:
+            self._lengths[id(own)] = known_length(own)
+        return self._lengths[id(own)]
+
+    def length(self, own: Any, saved: dict[str, Any] | None) -> Length:
+        """How long an epoch of Trainer's is."""
+        length = self.known(own)
+        if length.steps is not None:
+            return length
+        args, accelerator = self._trainer.args, self._trainer.accelerator
+        if self.is_run(own):
+            return Length(args.max_steps * args.gradient_accumulation_steps, None, of_data=False)
+        if saved is not None and saved["samples"] is not None and saved["world_size"] == accelerator.num_processes:
+            length = Length(saved["steps"], saved["samples"])  # that of the run before
+        else:
+            counted = counted_length(own)
+            samples = torch.tensor(counted.samples, device=accelerator.device)
+            length = Length(counted.steps, int(accelerator.gather(samples).sum()) // self._trainer.get_tp_size())
+        self._lengths[id(own)] = length
+        return length
+
+    def is_run(self, own: Any) -> bool:
+        """Whether an epoch of unknown length is the whole run, of max_steps; else its steps are counted.
+
+        Raises:
+            ValueError: neither is possible.
+        """
+        args = self._trainer.args
+        by_epochs = "epoch" in (args.eval_strategy, args.save_strategy, args.logging_strategy)
+        if args.max_steps > 0 and not (by_epochs and can_count(own)):
+            return True
+        if not can_count(own) and self.known(own).steps is None:
+            raise ValueError(
+                "train_dataset has no end, so num_train_epochs says nothing: give max_steps in the trainer's arguments"
+            )
+        return False
+
+
+class ModelInputs:
     """Batches with the keys that a model takes.
 
     Args:
@@ -225,16 +290,16 @@ class Steps(IterableDataset[Any]):
         skipped: how many batches the next iteration is asked to pass over, which were trained on before a resume.
     """
 
-    def __init__(self, loader: Loader | AsyncLoader, length: Length, reader: Reader, skipped: Any) -> None:
+    def __init__(self, loader: Loader | AsyncLoader, length: Length, inputs: ModelInputs, skipped: Any) -> None:
         assert length.steps is not None
         self.loader = loader
         self.length = length
-        self.steps = length.steps
-        self.untrained = 0  # batches handed out since the last optimizer step
-        self._reader = reader
+        self.steps: int = length.steps
+        self.handed_out: int = 0
+        self._trained = 0  # of those, up to the last optimizer step
+        self._inputs = inputs
         self._skipped = skipped
         self._run: Generator[Any, None, None] | None = None
-        self._place: dict[str, Any] | None = None  # after the last optimizer step
 
     def __len__(self) -> int:
         return self.steps
@@ -244,32 +309,40 @@ class Steps(IterableDataset[Any]):
         yield from repeat(SKIPPED, skipped)
         if self._run is None:
             self._run = _endless(self.loader)
+            self.loader.follow(lambda: self._trained)
         for _ in range(self.steps - skipped):
-            if not self.untrained:
-                self._place = self.loader.state_dict()
             batch = next(self._run)
-            self.untrained += 1
-            yield self._reader.read(batch)
+            self.handed_out += 1
+            yield self._inputs.read(batch)
+
+    @property
+    def untrained(self) -> int:
+        """Batches that were handed out since the last optimizer step."""
+        return self.handed_out - self._trained
+
+    def stepped(self) -> None:
+        """What was handed out has been trained on."""
+        self._trained = self.handed_out
 
     def state_dict(self) -> dict[str, Any]:
         """The loader's state after the last batch of the last optimizer step, whatever was handed out since."""
-        place = self._place if self.untrained else None
-        return self.loader.state_dict() if place is None else place
+        return self.loader.state_dict()
 
     def close(self) -> None:
         """Ends the run; `state_dict` still answers."""
         run, self._run = self._run, None
         if run is not None:
             run.close()
+            self.loader.follow(None)
 
 
 class Once(IterableDataset[Any]):
     """The data of an evaluation: each iteration is the first epoch of a loader of its own."""
 
-    def __init__(self, loader: Loader | AsyncLoader, length: Length, reader: Reader) -> None:
+    def __init__(self, loader: Loader | AsyncLoader, length: Length, inputs: ModelInputs) -> None:
         self.loader = loader
         self.length = length
-        self._reader = reader
+        self._inputs = inputs
 
     def __len__(self) -> int:
         if self.length.steps is None:
@@ -279,15 +352,19 @@ class Once(IterableDataset[Any]):
     def __iter__(self) -> Iterator[TrainerBatch]:
         self.loader.set_epoch(0)
         for batch in self.loader:
-            yield self._reader.read(batch)
+            yield self._inputs.read(batch)
 
 
-def as_dataloader(dataset: Steps | Once) -> DataLoader[Any]:
-    """What Trainer, and Accelerate's `skip_first_batches`, look for: a DataLoader that does nothing but hand on."""
-    return DataLoader(dataset, batch_size=None, num_workers=0, collate_fn=itself)
+def as_dataloader(dataset: Steps | Once, *, tells_the_last: bool = False) -> DataLoader[Any]:
+    """What Trainer, and Accelerate's `skip_first_batches`, look for: a DataLoader that does nothing but hand on.
+
+    `tells_the_last`: one that tells Accelerate which batch is the last."""
+    kind: Any = DataLoaderShard if tells_the_last else DataLoader
+    loader: DataLoader[Any] = kind(dataset, batch_size=None, num_workers=0, collate_fn=_itself)
+    return loader
 
 
-def itself(batch: Any) -> Any:
+def _itself(batch: Any) -> Any:
     return batch
 
 

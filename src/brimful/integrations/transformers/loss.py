@@ -1,4 +1,4 @@
-"""What a batch's loss counts in its optimizer step, where batches have unequal numbers of labels."""
+"""What a batch's loss counts in its optimizer step, or in an evaluation, where batches have unequal numbers of labels."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from accelerate.utils import recursively_apply
+from transformers.trainer_utils import EvalLoopOutput
 
 from brimful.blocks.ragged import NOT_TRAINED_ON
 from brimful.integrations.transformers.data import Share, TrainerBatch
@@ -64,6 +67,57 @@ def with_a_label(inputs: dict[str, Any], names: Sequence[str]) -> dict[str, Any]
             out[name] = labels = labels.clone()
             labels[(0, *[-1] * (labels.dim() - 1))] = 0
     return out
+
+
+class Evaluation:
+    """One evaluation of batches of unequal size: losses weighed by labels, rows of all ranks in the batches' order.
+
+    Args:
+        replicas: how many neighbouring processes hold one copy of the model, and see the same batches.
+    """
+
+    def __init__(self, accelerator: Accelerator, replicas: int) -> None:
+        self._accelerator = accelerator
+        self._replicas = replicas
+        dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
+        self._sums = torch.zeros(2, dtype=dtype, device=accelerator.device)
+        self._is_filler = False
+
+    def add(self, loss: Any, count: torch.Tensor, is_filler: bool) -> None:
+        """A batch: its mean loss, of how many labels, and whether its rows count; `rows` is of it until the next one."""
+        self._is_filler = is_filler
+        if loss is not None:
+            count = count.to(self._sums)
+            self._sums += torch.stack([torch.where(count > 0, loss.to(self._sums) * count, 0.0), count])
+
+    def rows(self, value: Any) -> Any:
+        """The rows of all processes' batches, one after the other, of tensors in any structure; of fillers none. What differs
+        in other dimensions is padded with -100."""
+        return recursively_apply(self._rows, value, error_on_other_type=True)
+
+    def of(self, output: EvalLoopOutput, prefix: str, num_samples: int) -> EvalLoopOutput:
+        """What the trainer makes of an evaluation, with the mean loss over all labels and the number of samples."""
+        counted = torch.cat([self._sums, torch.tensor([num_samples]).to(self._sums)])
+        loss, labels, samples = self._everyone(counted[None]).sum(0).tolist()
+        metrics = dict(output.metrics or {})
+        if f"{prefix}_loss" in metrics:
+            metrics[f"{prefix}_loss"] = loss / labels if labels else float("nan")
+        return output._replace(metrics=metrics, num_samples=round(samples))
+
+    def _rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        tensor = (tensor if tensor.dim() else tensor[None])[: 0 if self._is_filler else None]
+        if self._accelerator.num_processes == 1:
+            return tensor
+        sizes = self._everyone(torch.tensor([tensor.shape], device=self._accelerator.device)).tolist()
+        largest = [max(size) for size in zip(*sizes)]
+        padded = tensor.new_full(largest, NOT_TRAINED_ON if tensor.dtype.is_signed else 0)
+        padded[tuple(map(slice, tensor.shape))] = tensor
+        everyone = self._everyone(padded[None].contiguous())
+        return torch.cat([own[: size[0]] for own, size in zip(everyone, sizes)])
+
+    def _everyone(self, tensor: torch.Tensor) -> torch.Tensor:
+        gathered: torch.Tensor = self._accelerator.gather(tensor)
+        return gathered[:: self._replicas]
 
 
 def _are_classes(labels: torch.Tensor) -> bool:

@@ -22,7 +22,7 @@ MIXES_PACKED: Final = frozenset(
     }
 )
 """Types of models whose causal language models let the samples of a packed row see each other."""
-NO_EFFECT: Final = {
+NO_EFFECT: Final[dict[str, int | str]] = {
     "dataloader_num_workers": 0,
     "dataloader_drop_last": False,
     "train_sampling_strategy": "random",

@@ -1,0 +1,277 @@
+"""Rows to windows: streamed ones are held, of indexed ones the lengths are looked up; and windows to parts, which are replayed.
+
+Any window of indexed data can be computed alone. Streams hold the rows of a window and a half.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, TypeVar
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brimful.batching.window import PlanningWindow
+from brimful.blocks.blocks import Block, check_replay, visible
+from brimful.blocks.ragged import EMPTY, MASK, concat, fingerprint, token_counts, unmasked
+from brimful.core.distinct import distinct
+from brimful.core.errors import settle
+from brimful.core.once import once
+from brimful.core.repeat import Waiting, endless, passed
+from brimful.core.stage import END, Stage, State, running, runtime
+from brimful.index.index import Index
+from brimful.index.indexed import Indexed
+from brimful.index.repeat import Repeat
+from brimful.index.view import UnmaskedIndex
+from brimful.plan import Policy, window_rows
+from brimful.plan.window import rest_rows, window_ends
+
+T = TypeVar("T")
+
+AUTO_BYTES: Final = 256 << 20
+"""The most that the length columns of one window may take where its size is chosen for the user."""
+AUTO_ROW_BYTES: Final = 2 << 30
+"""The most that whole rows of such a window may take."""
+AUTO_SAMPLE: Final = 1024
+"""The size is chosen from so many rows of a stream."""
+SAMPLE_ROWS: Final = 16_384
+"""By whose lengths "auto" is judged: evenly spread ones of the index, or, where an epoch has other rows, in runs of epoch 0."""
+SAMPLE_RUNS: Final = 64
+
+
+@dataclass(frozen=True)
+class Windowed(Stage[PlanningWindow]):
+    """Abstract: cuts rows into windows of `size`; 0: as many rows as `policy` needs for 1 % padding, or for `batches` of them,
+    judged once.
+
+    `unmasked`: columns without the tokens that `attention_mask`, one of them, hides.
+    """
+
+    verb = ""
+
+    upstream: Stage[Any]
+    size: int
+    length_columns: tuple[str, ...] = ()
+    lengths_required: bool = False
+    policy: Policy | None = runtime(None)
+    batches: int | None = runtime(None)
+    unmasked: tuple[str, ...] = runtime(())
+
+    def __post_init__(self) -> None:
+        settle(self, "size", 0, "rows", "window")
+
+    def settings(self) -> dict[str, Any]:
+        return {"window": self.size or "auto", "length_column": [*self.length_columns]}
+
+
+def auto_rows(policy: Policy, lengths: NDArray[np.int64], batches: int | None = None) -> int:
+    """How many rows a window needs for 1 % padding under `policy`, or for so many batches, judged by some lengths."""
+    if policy.max_length is not None and lengths.ndim == 1:
+        lengths = np.minimum(lengths, policy.max_length)
+    return window_rows(policy, lengths, batches=batches)
+
+
+@dataclass(frozen=True)
+class Buffered(Windowed):
+    """Windows of `size` rows, in arrival order; a last one shorter than half joins the one before it.
+
+    A size of 0 is resolved once, from the first 1,024 rows of the epoch in which the stream began, to what `policy` needs for
+    1 % padding. `first`: the rows of the first window; each later one has twice as many, up to `size`. So the first window comes
+    soon where a user's function is slow. It is for batches in arrival order, which are the same in windows of any size.
+
+    State: [epoch, rows' state before the block in which the window begins, rows of it that came before,
+    their crc32 with the rest of that block, number of the window, size]. A resume reads the rows of the window again.
+    """
+
+    upstream: Stage[Block]
+    first: int = runtime(0)
+
+    @once
+    def over_epochs(self) -> Stage[PlanningWindow]:
+        return replace(self, upstream=endless(self.upstream))
+
+    def start(self, epoch: int) -> State:
+        return [epoch, self.upstream.start(epoch), 0, 0, 0, self.size]
+
+    def items(self, at: State) -> Generator[tuple[PlanningWindow, State], None, None]:
+        epoch, before, skip, crc, number, size = at
+        held: deque[_BlockInParts] = deque()
+        rows = 0
+        ended = False
+        waiting = Waiting()
+        with running(self.upstream, before) as items:
+            while True:
+                most = self._most(size, number)
+                while not ended and rows < (most + rest_rows(most) if size else AUTO_SAMPLE):
+                    block, after = next(items, (EMPTY, END))
+                    ended = after == END
+                    waiting.got(block.num_rows)
+                    if skip:
+                        check_replay(self.upstream, fingerprint(block), crc, f"window {number}")
+                    if block.num_rows > skip:
+                        held.append(_BlockInParts(before, skip, crc, block.slice(skip)))
+                        rows += block.num_rows - skip
+                    before, skip, crc = after, 0, 0
+                if not rows:
+                    return
+                if not size:
+                    block = concat(one.rest for one in held).slice(0, AUTO_SAMPLE)
+                    size = self._resolve(unmasked(block, self.unmasked))
+                    continue
+                count = window_ends(rows, most)
+                window = self._window(epoch, number, unmasked(concat(_pop(held, count)), self.unmasked))
+                rows -= count
+                number += 1
+                if rows:
+                    yield window, [epoch, *held[0][:3], number, size]
+                else:
+                    yield window, END
+                    return
+
+    def _most(self, size: int, number: int) -> int:
+        """The rows of a window, unless the epoch ends there."""
+        return min(size, self.first << min(number, 32)) if self.first else size
+
+    def _window(self, epoch: int, number: int, block: Block) -> PlanningWindow:
+        rows = np.arange(block.num_rows)
+        return PlanningWindow(epoch, number, self._lengths(block), rows, lambda own: (block, own), fingerprint(block))
+
+    def _lengths(self, block: Block) -> NDArray[np.int64]:
+        return token_counts(block, self.length_columns, self.lengths_required)
+
+    def _resolve(self, block: Block) -> int:
+        assert self.policy is not None
+        wanted = auto_rows(self.policy, self._lengths(block), self.batches)
+        rows = visible(block)
+        planned = rows.select([name for name in self.length_columns if name in rows.schema.names])
+        affordable = min(AUTO_BYTES / max(1, planned.nbytes), AUTO_ROW_BYTES / max(1, rows.nbytes))
+        return max(1, min(wanted, int(affordable * block.num_rows)))
+
+
+class _BlockInParts(NamedTuple):
+    """A block of which some rows are held: the state before it, its rows that are gone, its crc32 if some are."""
+
+    before: State
+    gone: int
+    crc: int
+    rest: Block
+
+
+def _pop(held: deque[_BlockInParts], count: int) -> list[Block]:
+    """Takes `count` rows off the front."""
+    taken = []
+    while count:
+        before, gone, crc, rest = held.popleft()
+        piece = rest.slice(0, count)
+        taken.append(piece)
+        count -= piece.num_rows
+        if piece.num_rows < rest.num_rows:
+            crc = crc if gone else fingerprint(rest)
+            held.appendleft(_BlockInParts(before, gone + piece.num_rows, crc, rest.slice(piece.num_rows)))
+    return taken
+
+
+@dataclass(frozen=True)
+class Planned(Windowed):
+    """Windows of `size` rows of indexed data (0: what `policy` needs for 1 % padding, judged once).
+
+    State: [epoch, number of the window, size].
+    """
+
+    upstream: Indexed
+
+    @once
+    def over_epochs(self) -> Stage[PlanningWindow]:
+        return replace(self, upstream=Repeat(self.upstream))
+
+    def settings(self) -> dict[str, Any]:
+        found = self.upstream.measured(self.length_columns, self.lengths_required)
+        return super().settings() | ({"lengths_crc32": crc32(repr(found).encode())} if found else {})
+
+    def start(self, epoch: int) -> State:
+        return [epoch, 0, self.size or self._judged]
+
+    def items(self, at: State) -> Generator[tuple[PlanningWindow, State], None, None]:
+        epoch, number, size = at
+        index, count = self._index, self.upstream.count
+        if count == 0:
+            return
+        rows = self.upstream.order(epoch)
+        first = number * size
+        while first != count:
+            last = first + (size if count is None else window_ends(count - first, size))
+            numbers = rows(first, last)
+            labels = index.num_labels_at if index.knows_labels else None
+            window = PlanningWindow(
+                epoch,
+                number,
+                self._lengths(numbers),
+                numbers,
+                index.locate,
+                num_labels_at=labels,
+                schema=lambda: index.schema,
+            )
+            number += 1
+            if count is None:
+                passed(self, (last - at[1] * size) // len(index))
+            yield window, END if last == count else [epoch, number, size]
+            first = last
+
+    def _lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        lengths = self._index.lengths_at(numbers, self.length_columns, self.lengths_required)
+        return np.asarray(lengths, dtype=np.int64)
+
+    @once
+    def _index(self) -> Index:
+        if self.unmasked and self.upstream.one_by_one and MASK in self.upstream.index.schema.names:
+            raise ValueError(
+                f"pack leaves out what {MASK} hides, and would have to fetch all samples of from_dataset for that: return only "
+                f"the tokens that are seen, and drop({MASK!r}) before pack"
+            )
+        return UnmaskedIndex(self.upstream.index, self.unmasked) if self.unmasked else self.upstream.index
+
+    @once
+    def _judged(self) -> int:
+        """The size that `policy` needs."""
+        assert self.policy is not None
+        rows, count = self.upstream.unshuffled()
+        if not count:
+            return 1
+        if count == len(self.upstream.index):
+            numbers = np.linspace(0, count - 1, min(count, SAMPLE_ROWS)).astype(np.int64)
+        else:
+            run = -(-min(count, SAMPLE_ROWS) // SAMPLE_RUNS)
+            starts = distinct(np.linspace(0, count - run, SAMPLE_RUNS).astype(np.int64)).tolist()
+            numbers = np.concatenate([rows(start, start + run) for start in starts])
+        return auto_rows(self.policy, self._lengths(numbers), self.batches)
+
+
+def parts_of_windows(
+    windows: Stage[PlanningWindow], at: State, parts: Callable[[PlanningWindow, int, bool], Iterator[tuple[T, int]]]
+) -> Generator[tuple[T, State], None, None]:
+    """The parts that `parts` makes of each window.
+
+    State: [windows' state before the window, how much of it was handed on, its crc32]. A resume reads the window again.
+
+    Args:
+        parts: called with a window, how much of it was handed on before, and whether no window follows; gives each further part
+            with how much is handed on after it, 0 after the last.
+    Raises:
+        StateError: the window that is read again has other rows.
+    """
+    before, skip, crc = at
+    with running(windows, before) as items:
+        for window, after in items:
+            if skip:
+                check_replay(windows, window.crc32, crc, f"window {window.number}")
+            for part, done in parts(window, skip, after == END):
+                if done:
+                    yield part, [before, done, window.crc32]
+                else:
+                    yield part, END if after == END else [after, 0, 0]
+            before, skip = after, 0
+        if skip:
+            check_replay(windows, 0, crc, "a window that is gone")

@@ -1,0 +1,76 @@
+"""What a data set, or batches, say of themselves, as text and as a table: without a row being read for it."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any, Final
+
+import pyarrow as pa
+
+from brimful.blocks.ragged import is_list
+from brimful.blocks.schema import named
+from brimful.core.errors import DataError
+from brimful.core.stage import Stage, shown
+
+UNREAD: Final = "not known before rows are read"
+
+
+def facts(stage: Stage[Any], data: Stage[Any], repeats: bool, batches: int | None = None) -> dict[str, str]:
+    """What is known of a chain, in words.
+
+    Args:
+        stage: the chain.
+        data: as far as it counts rows: the same, or the stage that plans its batches.
+        repeats: whether it runs again and again.
+        batches: how many there are, where they have been counted.
+    """
+    found = {"stages": shown(stage), "columns": _columns(stage), "rows": _rows(data)}
+    if repeats:
+        found["rows"] += ", repeated"
+    return found if batches is None else found | {"batches": f"{batches:,}"}
+
+
+def as_text(kind: str, found: dict[str, str], repeats: bool) -> str:
+    """Its stages on a line, as a person calls them, and what else is known on lines of their own."""
+    head = f"{kind}({found['stages']}{', repeat' if repeats else ''})"
+    return "\n".join([head, *(f"  {name}: {words}" for name, words in found.items() if name != "stages")])
+
+
+def as_html(kind: str, found: dict[str, str]) -> str:
+    """The same as a table for a notebook."""
+    rows = "".join(
+        f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{escape(words)}</td></tr>'
+        for name, words in found.items()
+    )
+    return f"<table><caption>{escape(kind)}</caption><tbody>{rows}</tbody></table>"
+
+
+def _columns(stage: Stage[Any]) -> str:
+    try:
+        schema: pa.Schema | None = stage.known_columns()
+    except (
+        DataError,
+        ValueError,
+        RuntimeError,
+        OSError,
+    ) as error:  # which reading would raise too; this is for looking
+        return f"not known: {error}"
+    if schema is None:
+        return UNREAD
+    return ", ".join(f"{field.name}: {_kind(field.type)}" for field in schema) or "none"
+
+
+def _kind(kind: pa.DataType) -> str:
+    return f"list of {_kind(kind.value_type)}" if is_list(kind) else named(kind)
+
+
+def _rows(stage: Stage[Any]) -> str:
+    if stage.endless:
+        return "without end"
+    try:
+        count = stage.num_rows()
+    except (DataError, ValueError, RuntimeError, OSError) as error:
+        return f"not known: {error}"
+    if count is None:
+        return UNREAD if stage.streamed_by else "not known before they are asked for (len)"
+    return f"{count:,}"

@@ -1,0 +1,109 @@
+"""Shared by several commands: options, token stores among the names given, tokens of a column of text, a table of figures."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeAlias, cast
+
+import typer
+from rich import box
+from rich.table import Table
+
+from brimful import Dataset
+from brimful.console import waiting
+from brimful.encoding.engines import EngineName
+from brimful.sources.formats import FORMATS, format_of
+from brimful.store.folders import folder_of, is_remote
+from brimful.store.manifest import JOURNAL, MANIFEST
+
+_NAMES: Final = "paths, s3://, https://, globs, {00..99}"
+FILES: Final = f"Files ({', '.join(FORMATS)}; all but the last two also .gz .zst .bz2 .lz4 .xz): {_NAMES}."
+
+Urls: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(help=FILES),
+]
+TokenizerName: TypeAlias = Annotated[
+    str, typer.Option(help="A tokenizer.json, a folder or name for transformers, or tiktoken:NAME.", metavar="T")
+]
+MaxTokens: TypeAlias = Annotated[int, typer.Option(help="Tokens in a batch at most, with padding: rows x length.")]
+MaxLength: TypeAlias = Annotated[
+    int, typer.Option(help="Tokens of a sample at most; the rest is cut off. 0: samples stay whole.")
+]
+FormatName: TypeAlias = Annotated[
+    str, typer.Option("--format", help="Of the files. auto: by their extensions.", metavar=f"auto|{'|'.join(FORMATS)}")
+]
+Engine: TypeAlias = Annotated[
+    str,
+    typer.Option(help="What makes the tokenizer's ids; they are the same.", metavar="auto|gigatoken|cache|tokenizer"),
+]
+OnError: TypeAlias = Annotated[
+    str, typer.Option(help="At a record that cannot be read: stop, or count and log it.", metavar="raise|skip")
+]
+
+
+def is_store(urls: Sequence[str]) -> bool:
+    """Whether the names are those of token stores, whole or half-written, and not of files.
+
+    Raises:
+        ValueError: some are and others are not.
+    """
+    stores = [url for url in urls if _is_store(url)]
+    if stores and len(stores) < len(urls):
+        other = next(url for url in urls if url not in stores)
+        raise ValueError(f"{stores[0]} is a token store and {other} is not; name stores alone, or files alone")
+    return bool(stores)
+
+
+def _is_store(url: str) -> bool:
+    if not is_remote(url):
+        return any(os.path.isfile(os.path.join(os.path.expanduser(url), name)) for name in (MANIFEST, JOURNAL))
+    if format_of(url) is not None or not {*"*?[{"}.isdisjoint(url):
+        return False
+    try:
+        return bool(folder_of(url).content(MANIFEST))
+    except FileNotFoundError:
+        return False
+
+
+def tokenized(dataset: Dataset, tokenizer: Any, column: str, max_length: int, engine: str = "auto") -> Dataset:
+    """The tokens of a text column, at most `max_length` a sample (0: all), by a tokenizer or the name of one."""
+    with waiting(f"loading the tokenizer {tokenizer}" if isinstance(tokenizer, str) else "looking at the tokenizer"):
+        return dataset.tokenize(
+            tokenizer,
+            column=column,
+            truncation=max_length > 0,
+            max_length=max_length or None,
+            engine=cast(EngineName, engine),
+        )
+
+
+def cut_figure(max_length: int) -> tuple[str, str, str]:
+    """The row of a table of figures that says whether samples are cut."""
+    if max_length:
+        return "cut at", f"{max_length:,}", "tokens of a sample (--max-length)"
+    return "cut at", "none", "samples are whole; --max-length cuts them"
+
+
+def figures() -> Table:
+    """An empty table with a figure a row: its name, its value, and more about it."""
+    table = Table(box=box.SIMPLE, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    return table
+
+
+def load_json(path: Path) -> Any:
+    """The value in a file of JSON.
+
+    Raises:
+        ValueError: it is not JSON; the file is named.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} holds no state: it is not JSON ({error})") from error

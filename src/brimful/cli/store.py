@@ -1,0 +1,167 @@
+"""`brimful tokenize` and `verify`: a token store made of files of text, and whether it is, byte by byte, what was written."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Literal, cast
+
+import typer
+
+from brimful import from_files
+from brimful.cli.estimate import Estimate, estimate_of
+from brimful.cli.options import (
+    Engine,
+    FormatName,
+    MaxLength,
+    OnError,
+    TokenizerName,
+    Urls,
+    cut_figure,
+    figures,
+    tokenized,
+)
+from brimful.cli.words import clear_errors
+from brimful.console import note, progress, stdout, thousands
+from brimful.core.errors import require
+from brimful.dataset import Executor, run_by
+from brimful.report.words import duration
+from brimful.store.folders import folder_of, verify_store
+from brimful.store.manifest import Manifest
+from brimful.store.writer import write_store
+
+
+def tokenize(
+    urls: Urls,
+    tokenizer: TokenizerName,
+    output: Annotated[
+        Path | None, typer.Option(help="The folder of the store: new, empty, or a store begun.", metavar="PATH")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Estimate tokens, time and size from the first rows; write nothing.")
+    ] = False,
+    column: Annotated[str, typer.Option(help="The column of text.")] = "text",
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(help="A column to store beside the tokens; may be given again.", metavar="COLUMN"),
+    ] = None,
+    format: FormatName = "auto",
+    max_length: MaxLength = 0,
+    on_error: OnError = "raise",
+    timeout_seconds: Annotated[
+        float, typer.Option(help="How long to wait for another writer that makes no progress.", metavar="SECONDS")
+    ] = 600.0,
+    engine: Engine = "auto",
+    executor: Annotated[
+        str, typer.Option(help="This process, or a Ray cluster; the store is the same.", metavar="local|ray")
+    ] = "local",
+    ray_address: Annotated[
+        str | None, typer.Option(help="Of the cluster: auto, or host:port. None: one on this machine.", metavar="A")
+    ] = None,
+) -> None:
+    """Tokenize files of text to a token store, for bf.from_store(PATH).
+
+    A store is a folder of Arrow files. It is written whole or not at all: after
+    Ctrl-C or kill -9 the same command goes on where it stopped. --dry-run says
+    first how long it will take. Samples stay whole unless --max-length cuts them.
+
+    Example: brimful tokenize 'a/*.jsonl.gz' --tokenizer gpt2 --output store
+    """
+    with clear_errors(tokenize):
+        require("--max-length", max_length, 0, "tokens")
+        if output is None and not dry_run:
+            raise ValueError("name the folder of the store with --output, or say --dry-run for an estimate")
+        kept = tuple(dict.fromkeys(keep or ()))
+        files = from_files(
+            urls,
+            format=format,
+            columns=list(dict.fromkeys((column, *kept))),
+            on_error=cast(Literal["raise", "skip"], on_error),
+        )
+        tokens = tokenized(files, tokenizer, column, max_length, engine)
+        stage = tokens.select(("input_ids", *kept)).stage
+        if output is None or dry_run:
+            with progress(None) as update:
+                found = estimate_of(files, stage, update)
+            _show_estimate(found, max_length)
+            return
+        run = run_by(cast(Executor, executor), stage, ray_address)
+        began = time.perf_counter()
+        try:
+            with progress(None) as update:
+                manifest = write_store(
+                    stage,
+                    output,
+                    timeout_seconds=timeout_seconds,
+                    report=update,
+                    run=run,
+                    executor=executor,
+                )
+        except KeyboardInterrupt:
+            note(f"interrupted; the same command goes on where it stopped, in {output}")
+            raise typer.Exit(130) from None
+        _show(manifest, output, max_length, time.perf_counter() - began)
+        if not manifest.rows:
+            raise ValueError(f"nothing was read: there is no row in {', '.join(urls)}, and the store {output} is empty")
+
+
+def _show(manifest: Manifest, path: Path, max_length: int, seconds: float) -> None:
+    table = figures()
+    tokens = sum(file.tokens["input_ids"] for file in manifest.files)
+    table.add_row("rows", f"{manifest.rows:,}")
+    table.add_row("tokens", f"{tokens:,}", manifest.columns.get("input_ids", ""))
+    table.add_row("files", f"{len(manifest.files):,}", f"{sum(file.bytes for file in manifest.files):,} bytes")
+    table.add_row(*cut_figure(max_length))
+    table.add_row("time", f"{seconds:.2f} s")
+    console = stdout()
+    console.print(table)
+    console.print(f'bf.from_store("{path}") reads it; brimful verify {path} checks it', soft_wrap=True)
+
+
+def _show_estimate(found: Estimate, max_length: int) -> None:
+    table = figures()
+    if found.all_read:
+        table.add_row("rows", f"{found.rows:,}")
+        table.add_row("tokens", f"{found.tokens:,}", f"{found.tokens / found.rows:,.1f} a row")
+        read = f"{found.sampled:,} rows, all that there are"
+    else:
+        table.add_row("rows", f"about {thousands(found.rows)}")
+        table.add_row("tokens", f"about {thousands(found.tokens)}", f"{found.tokens / found.rows:,.1f} a row")
+        read = f"the first {found.sampled:,} rows and the size of the files, {thousands(found.source_bytes)}B"
+    table.add_row("size", f"about {thousands(found.bytes)}B", "of the store, on disk")
+    table.add_row(
+        "time",
+        f"about {duration(max(1, found.seconds))}",
+        f"{thousands(found.tokens_per_second)} tokens a second, here",
+    )
+    table.add_row(*cut_figure(max_length))
+    console = stdout()
+    console.print(table)
+    console.print(f"estimated from {read}; nothing was written", soft_wrap=True)
+
+
+def verify(path: Annotated[str, typer.Argument(help="The folder of a store; s3://, https:// and so on too.")]) -> None:
+    """Read a token store again and compare its checksums.
+
+    The exit code is 1 if a file is missing or damaged; each is named.
+
+    Example: brimful verify store
+    """
+    with clear_errors(verify):
+        done = 0
+        with progress(None) as update:
+
+            def report(count: int) -> None:
+                nonlocal done
+                done += count
+                update(1, lambda: f"{done / 1e6:,.0f} MB read")
+
+            problems = verify_store(path, report)
+        for problem in problems:
+            typer.echo(problem)
+        if not problems:
+            manifest = folder_of(path).manifest
+            files = len(manifest.files) + len(manifest.side_files)
+            typer.echo(f"{path} is whole: {files:,} files, {done:,} bytes, {manifest.rows:,} rows")
+    if problems:
+        raise typer.Exit(1)

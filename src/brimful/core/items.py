@@ -1,0 +1,98 @@
+"""Stages on items of any kind, batches above all: a user's function, a number, the first n."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from brimful.core.ahead import then
+from brimful.core.errors import StageError, name_of, settle
+from brimful.core.stage import END, Stage, State, running
+
+
+@dataclass(frozen=True)
+class MapItems(Stage[Any]):
+    """`fn(item)` in place of each item; the state is passed on."""
+
+    verb = "map"
+    itemwise = True
+
+    upstream: Stage[Any]
+    fn: Callable[[Any], Any]
+
+    def start(self, epoch: int) -> State:
+        return self.upstream.start(epoch)
+
+    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+        with running(self.upstream, at) as items:
+            for item, after in items:
+                yield then(item, self._mapped), after
+
+    def _mapped(self, item: Any) -> Any:
+        try:
+            return self.fn(item)
+        except Exception as error:
+            message = f"map({name_of(self.fn)}) failed on a batch: {type(error).__name__}: {error}"
+            raise StageError(message) from error
+
+
+@dataclass(frozen=True)
+class EnumerateItems(Stage[Any]):
+    """(number, item) pairs, from 0. State: [upstream's state, the next number]."""
+
+    verb = "enumerate"
+
+    upstream: Stage[Any]
+
+    def start(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), 0]
+
+    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+        before, number = at
+        with running(self.upstream, before) as items:
+            for item, after in items:
+                pair = then(item, partial(_pair, number))
+                number += 1
+                yield pair, END if after == END else [after, number]
+
+
+def _pair(number: int, item: Any) -> tuple[int, Any]:
+    return number, item
+
+
+@dataclass(frozen=True)
+class TakeItems(Stage[Any]):
+    """The first `n` items. State: [upstream's state, items taken]."""
+
+    verb = "take"
+
+    upstream: Stage[Any]
+    n: int
+
+    def __post_init__(self) -> None:
+        settle(self, "n", 0, "batches")
+
+    @property
+    def endless(self) -> bool:
+        return False
+
+    @property
+    def limited(self) -> Stage[Any]:
+        return self.over(self.upstream.limited)
+
+    def num_items(self, most: int | None = None) -> int | None:
+        return self.upstream.num_items(self.n if most is None else min(self.n, most))
+
+    def start(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), 0] if self.n else END
+
+    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+        before, taken = at
+        with running(self.upstream, before) as items:
+            for item, after in items:
+                taken += 1
+                yield item, END if taken == self.n or after == END else [after, taken]
+                if taken == self.n:
+                    return

@@ -1,0 +1,306 @@
+"""A map-style data set of the user's: lengths are known before a sample is, and samples are fetched when a batch needs them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from brimful.blocks.blocks import Block, Sample, as_sample
+from brimful.blocks.ragged import REMEDIES, is_ragged, with_column
+from brimful.blocks.schema import OF_RESULTS, first_rows, fitting, infer, misfit
+from brimful.core.errors import ORIGIN, DataError, StageError, integer, logger, name_of, origins
+from brimful.core.once import once
+from brimful.core.progress import watched
+from brimful.index.index import DataIndex
+
+SAMPLE: Final = "sample"
+"""The one column of samples that are handed on as they are: their numbers."""
+_NONE: Final = -1
+"""In place of the length of a list that a sample does not have."""
+
+
+@dataclass(frozen=True)
+class Originals:
+    """The objects that rows stand for: samples of the user's data sets, by the places that rows came from.
+
+    Args:
+        datasets: by the names that rows have as their origin.
+        collate_fn: makes a batch of some of the samples.
+    """
+
+    datasets: Mapping[str, Any]
+    collate_fn: Callable[[list[Any]], Any]
+
+    def samples(self, block: Block) -> Iterator[Any]:
+        """The sample of each row, fetched when it is asked for."""
+        for place in block.column(ORIGIN).to_pylist() if block.num_rows else ():
+            name = place["file"].removesuffix(f", {SAMPLE}")
+            yield sample_at(self.datasets[name], name, place["line"])
+
+    def joined(self, others: Sequence[Originals | None], verb: str) -> Originals:
+        """These and others.
+
+        Raises:
+            ValueError: others are rows, or go to another collate_fn.
+        """
+        found = self
+        for other in others:
+            if other is None or other.collate_fn != self.collate_fn:
+                theirs = "rows" if other is None else f"samples for collate_fn={name_of(other.collate_fn)}"
+                raise ValueError(
+                    f"{verb} cannot join samples for collate_fn={name_of(self.collate_fn)} (from_dataset) with {theirs}: one "
+                    "function makes each batch. Give all of them the same collate_fn, or none"
+                )
+            found = replace(found, datasets={**found.datasets, **other.datasets})
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class MapStyleIndex(DataIndex):
+    """The samples of a map-style data set.
+
+    With a `collate_fn` they are handed on as they are (see `originals`), and a row is no more than the number of one. Without it
+    they become rows, in the types of the first 32, or up to 1,000 while a column is null or absent.
+
+    Args:
+        name: tells the data set from others, in messages too.
+        given: the lengths, int64 (n,) or (n, d), whatever the length columns are called.
+        length_of: or a function of a sample that says them. Where there is neither, each sample's lists are measured.
+    Price: 8 bytes a sample kept of lengths that were given, 4 a list column of those that were measured. These take a pass over
+        all samples, in each process that plans by them. Samples are never kept.
+    """
+
+    made_by = "from_dataset"
+
+    dataset: Any
+    name: str
+    given: NDArray[np.int64] | None = None
+    length_of: Callable[[Any], int] | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+
+    @property
+    def one_by_one(self) -> bool:
+        return self.collate_fn is None
+
+    @once
+    def originals(self) -> Originals | None:
+        return None if self.collate_fn is None else Originals({self.name: self.dataset}, self.collate_fn)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def functions(self) -> list[str]:
+        return [] if self.length_of is None else [f"from_dataset({name_of(self.length_of)})"]
+
+    def fingerprint(self) -> dict[str, int]:
+        crc = {} if self.given is None else {"lengths_crc32": crc32(np.ascontiguousarray(self.given).data)}
+        return {"rows": len(self), **crc}
+
+    @once
+    def schema(self) -> pa.Schema:
+        if self.collate_fn is not None:
+            return pa.schema([(SAMPLE, pa.int64())])
+        return infer(first_rows(map(self._row, range(len(self)))))
+
+    @property
+    def known_schema(self) -> pa.Schema | None:
+        return self.schema if "schema" in vars(self) or self.collate_fn is not None else None
+
+    def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
+        if self.collate_fn is not None:
+            block = pa.RecordBatch.from_arrays([pa.array(numbers, pa.int64())], [SAMPLE])
+        else:
+            block = self._block(numbers.tolist())
+        return with_column(block, ORIGIN, origins(self.name, numbers, SAMPLE)), np.arange(len(numbers))
+
+    def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
+        if self.given is None and not self._measures(columns, required):
+            if required:
+                raise self._missing(columns)
+            return np.zeros(len(numbers), dtype=np.int64)
+        known = self._lengths if self.given is None else self.given
+        if isinstance(known, dict):
+            found = [self._of(known, column)[numbers] for column in columns]
+            return found[0] if len(found) == 1 else np.stack(found, axis=1)
+        width = 1 if known.ndim == 1 else known.shape[1]
+        if width != max(1, len(columns)):
+            raise DataError(
+                f"lengths of from_dataset has {width} for each sample, and length_column names {len(columns)} "
+                f"({', '.join(columns)}); give as many of the one as of the other"
+            )
+        return known[numbers]
+
+    def measured(self, columns: Sequence[str], required: bool) -> list[int]:
+        if self.given is not None or not self._measures(columns, required):
+            return []
+        known = self._lengths
+        arrays = [known[name] for name in sorted(known)] if isinstance(known, dict) else [known]
+        return [crc32(b"".join(array.tobytes() for array in arrays))]
+
+    def _measures(self, columns: Sequence[str], required: bool) -> bool:
+        """Whether the lengths of these columns are those of the samples, measured: not where nothing is planned by them."""
+        if required and (self.collate_fn is not None or self.length_of is not None):
+            return True
+        lists = {field.name for field in self.schema if is_ragged(field.type)} if self.collate_fn is None else set()
+        return bool(columns) and set(columns) <= lists
+
+    @once
+    def _lengths(self) -> dict[str, NDArray[np.int32]] | NDArray[np.int64]:
+        """The lengths of all samples: by column where samples are dicts, else one each."""
+        logger.info("from_dataset reads all %s samples once, for their lengths (lengths= saves that)", f"{len(self):,}")
+        numbers = watched(range(len(self)), "from_dataset measures lengths", len(self))
+        if self.length_of is not None:
+            return np.array([self._said(number) for number in numbers], dtype=np.int64)
+        by_column: dict[str, NDArray[np.int32]] = {}
+        single = np.zeros(len(self), dtype=np.int64)
+        named = 0
+        for number in numbers:
+            sample = self._row(number) if self.collate_fn is None else sample_at(self.dataset, self.name, number)
+            if not isinstance(sample, Mapping):
+                single[number] = self._measure(sample, number)
+                continue
+            named += 1
+            for name, value in sample.items():
+                if (size := _size(value)) is not None and not isinstance(value, str | bytes):
+                    by_column.setdefault(name, np.full(len(self), _NONE, np.int32))[number] = size
+        if named and named < len(self):
+            raise DataError(f"some samples of {self.name} are dicts and some are not: give lengths= to from_dataset")
+        return by_column if named else single
+
+    def _measure(self, sample: Any, number: int) -> int:
+        first = sample[0] if isinstance(sample, tuple) and sample else sample
+        if (size := _size(first)) is not None:
+            return size
+        kind = f"{type(first).__name__}{_shape(first)}"
+        raise DataError(
+            f"the length of a {kind} is not known ({self.name}, {SAMPLE} {number:,}): give from_dataset lengths=, an array or a "
+            "function of a sample; or batch a fixed number of samples, batch(n)"
+        )
+
+    def _said(self, number: int) -> int:
+        """The length of a sample, as the user's function says."""
+        sample = sample_at(self.dataset, self.name, number)
+        assert self.length_of is not None
+        try:
+            return integer("a length", self.length_of(sample))
+        except Exception as error:
+            raise StageError(
+                f"lengths={name_of(self.length_of)} of from_dataset failed at {self.name}, {SAMPLE} {number:,}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def _of(self, known: dict[str, NDArray[np.int32]], column: str) -> NDArray[np.int32]:
+        if column not in known:
+            raise self._missing((column,))
+        lengths = known[column]
+        if len(absent := np.flatnonzero(lengths == _NONE)):
+            raise DataError(
+                f"column {column!r} has no list in {len(absent):,} samples, the first of them {self.name}, {SAMPLE} "
+                f"{absent[0]:,}; return one in every sample, or filter such samples out"
+            )
+        return lengths
+
+    def _missing(self, columns: Sequence[str]) -> DataError:
+        lists = [field.name for field in self.schema if is_ragged(field.type)]
+        if self.collate_fn is not None and isinstance(known := self._lengths, dict):
+            lists = list(known)
+        missing = next((name for name in columns if name not in lists), "")
+        return DataError(
+            f"there is no list column {missing!r} in the samples of from_dataset (list columns: {', '.join(lists) or 'none'})"
+            f"{REMEDIES.get(missing, '')}; name another by length_column=, or give from_dataset lengths="
+        )
+
+    def _row(self, number: int) -> Sample:
+        """A sample as a row, its tensors as arrays."""
+        sample = sample_at(self.dataset, self.name, number)
+        try:
+            if isinstance(sample, Mapping):
+                return {name: _plain(value) for name, value in sample.items()}
+            return as_sample(_plain(sample))
+        except Exception as error:
+            raise StageError(
+                f"from_dataset failed at {self.name}, {SAMPLE} {number:,}: {type(error).__name__}: {error}; with collate_fn= "
+                "samples may be anything, and are handed to it as they are"
+            ) from error
+
+    def _block(self, numbers: list[int]) -> Block:
+        rows = [self._row(number) for number in numbers]
+        if (block := fitting(rows, self.schema)) is not None:
+            return block
+        for number, row in zip(numbers, rows, strict=True):
+            if message := misfit(row, self.schema, closed=True, remedy=OF_RESULTS):
+                raise StageError(f"from_dataset failed at {self.name}, {SAMPLE} {number:,}: {message}")
+        raise StageError(
+            f"from_dataset: samples {numbers[0]:,} and on of {self.name} fit the first ones one by one only"
+        )
+
+
+def sample_at(dataset: Any, name: str, number: int) -> Any:
+    """A sample of a user's data set.
+
+    Raises:
+        StageError: what its __getitem__ raised, with the number.
+    """
+    try:
+        return dataset[number]
+    except Exception as error:
+        raise StageError(f"{name}[{number}] failed ({SAMPLE} {number:,}): {type(error).__name__}: {error}") from error
+
+
+_NAMES: Final[Counter[str]] = Counter()
+
+
+def new_name(dataset: Any) -> str:
+    """A name for a data set whose samples are handed on as they are, by its class: no other one has it in this process. It tells
+    the data sets of a mixture apart."""
+    kind = type(dataset).__name__
+    _NAMES[kind] += 1
+    return kind if _NAMES[kind] == 1 else f"{kind} {_NAMES[kind]}"
+
+
+def checked_lengths(lengths: Any, count: int) -> NDArray[np.int64]:
+    """The lengths that a user gave for so many samples.
+
+    Raises:
+        TypeError: they are no integers.
+        ValueError: they are not as many as the samples, or below 0.
+    """
+    found = np.asarray(lengths)
+    if found.ndim not in (1, 2) or (found.size and found.dtype.kind not in "iu"):
+        raise TypeError(
+            f"lengths takes an array or list of integers, one a sample, or a function of a sample (got {lengths!r:.60})"
+        )
+    if len(found) != count:
+        raise ValueError(f"lengths has {len(found):,} values, and the data set {count:,} samples; give one a sample")
+    if found.size and found.min() < 0:
+        raise ValueError(
+            f"lengths must be at least 0 (got {found.min():,} for sample {found.argmin() // found[0].size:,})"
+        )
+    return found.astype(np.int64)
+
+
+def _plain(value: Any) -> Any:
+    """A tensor as an array, one without a dimension as a number of its type; anything else as it is."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    return value.reshape(1)[0] if isinstance(value, np.ndarray) and not value.ndim else value
+
+
+def _size(value: Any) -> int | None:
+    """The length of a list, a text, or an array of one dimension; None of anything else."""
+    if isinstance(value, list | str | bytes):
+        return len(value)
+    shape: Any = getattr(value, "shape", ())
+    return int(shape[0]) if len(shape) == 1 else None
+
+
+def _shape(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return "" if shape is None else f" of shape {tuple(shape)}"

@@ -1,0 +1,173 @@
+"""Views of an index: some of its rows, some of its columns, or its rows without hidden tokens."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from brimful.blocks.blocks import Block
+from brimful.blocks.choice import Choice
+from brimful.blocks.ragged import LABELS, MASK, REMEDIES, array_of, num_hidden, unmasked
+from brimful.core.errors import DataError
+from brimful.core.once import once
+from brimful.index.index import Index, RowSet
+
+
+@dataclass(frozen=True, eq=False)
+class View(Index):
+    """Abstract: rows of `base`. By default it has all of them, and answers as `base` does."""
+
+    base: Index
+
+    @property
+    def source(self) -> Index:
+        """The index that rows are fetched from: `base`, or a cheaper part of it."""
+        return self.base
+
+    def in_base(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers that some rows have in `base`."""
+        return numbers
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.base.schema
+
+    def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
+        return self.source.lengths_at(self.in_base(numbers), columns, required)
+
+    def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
+        return self.source.locate(self.in_base(numbers))
+
+    @property
+    def list_columns(self) -> Sequence[str]:
+        return self.source.list_columns
+
+    @property
+    def knows_labels(self) -> bool:
+        return self.source.knows_labels
+
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.source.num_labels_at(self.in_base(numbers))
+
+    @property
+    def expects(self) -> bool:
+        return self.source.expects
+
+    def expect(self, sets: Sequence[RowSet]) -> None:
+        self.source.expect(sets)
+
+
+@dataclass(frozen=True, eq=False)
+class SelectedIndex(View):
+    """Abstract: some rows of `base`. Price: 8 bytes a row kept."""
+
+    @property
+    @abstractmethod
+    def numbers(self) -> NDArray[np.int64]:
+        """The rows of `base` that are kept, ascending, the same object each time."""
+
+    @once
+    def crc32(self) -> int:
+        """The checksum of a bitmap that says which rows are kept."""
+        kept = np.zeros(len(self.base), dtype=bool)
+        kept[self.numbers] = True
+        return crc32(np.packbits(kept).data)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def in_base(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.numbers[numbers]
+
+    def expect(self, sets: Sequence[RowSet]) -> None:
+        self.base.expect([RowSet((self.crc32, one.name), one.num_rows, partial(self._of_base, one)) for one in sets])
+
+    def _of_base(self, wanted: RowSet) -> NDArray[np.int64]:
+        return self.numbers[wanted.rows()]
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenIndex(View):
+    """The rows of `base` with the columns of a choice; of a store no others are read."""
+
+    choice: Choice
+
+    @once
+    def kept(self) -> dict[str, str]:
+        """The name of each column in `base`, by its name here."""
+        return self.choice.of(self.base.schema.names, "of indexed data") if len(self.base) else {}
+
+    @once
+    def source(self) -> Index:
+        return self.base.only(list(self.kept.values())) if len(self.base) else self.base
+
+    @once
+    def schema(self) -> pa.Schema:
+        return pa.schema([self.base.schema.field(old).with_name(name) for name, old in self.kept.items()])
+
+    def lengths(self, columns: Sequence[str], required: bool) -> NDArray[Any]:
+        return self.source.lengths(self._old(columns, required), required)
+
+    def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
+        return self.source.lengths_at(numbers, self._old(columns, required), required)
+
+    def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
+        block, rows = self.source.locate(numbers)
+        return self.choice.apply(block, self.kept), rows
+
+    @property
+    def list_columns(self) -> Sequence[str]:
+        return [name for name, old in self.kept.items() if old in self.source.list_columns]
+
+    @property
+    def knows_labels(self) -> bool:
+        return self.kept.get(LABELS) == LABELS and self.source.knows_labels
+
+    def _old(self, columns: Sequence[str], required: bool) -> list[str]:
+        if required and (missing := [name for name in columns if name not in self.kept]):
+            raise DataError(
+                f"there is no column {missing[0]!r} (columns: {', '.join(self.kept)}; {self.choice.verb})"
+                f"{REMEDIES.get(missing[0], '')}"
+            )
+        return [self.kept.get(name, "") for name in columns]
+
+
+@dataclass(frozen=True, eq=False)
+class UnmaskedIndex(View):
+    """The rows of `base` without the values that `attention_mask`, one of `columns`, hides in these.
+
+    `num_labels_at` counts hidden labels too: of a row with hidden tokens, as of every row that is cut, the labels are read.
+
+    Price: where there is a mask, it is read for the lengths too, about 5 ns a token.
+    """
+
+    columns: tuple[str, ...]
+
+    def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
+        lengths = self.base.lengths_at(numbers, columns, required)
+        if self._masks is None or not len(numbers):
+            return lengths
+        hidden = num_hidden(*self._masks.locate(numbers))
+        return np.maximum(lengths - hidden, 0)  # lists of two lengths: `locate` says so
+
+    def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
+        block, rows = self.base.locate(numbers)
+        if self._masks is None or not num_hidden(block, rows).any():
+            return block, rows
+        return unmasked(block.take(array_of(rows)), self.columns), np.arange(len(rows))
+
+    @once
+    def _masks(self) -> Index | None:
+        """The rows with their masks; None where there are none."""
+        return self.base.only([MASK]) if MASK in self.columns and MASK in self.schema.names else None

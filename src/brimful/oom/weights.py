@@ -1,0 +1,246 @@
+"""The weight of a part of a batch: the number of its labels or samples, or what a function of the user's gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+from torch import Tensor
+
+from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, SHIFTED, loss_labels
+from brimful.core.errors import finite, logger, one_of
+from brimful.oom.parts import divisible
+
+Weigh: TypeAlias = Literal["auto", "tokens", "next_tokens", "samples", "sum"] | Callable[[Any], float]
+
+WEIGHTS: Final = "sample_weights"
+"""The column of batches with a static shape that says which rows only fill it up."""
+
+
+class Weights:
+    """The weights of the parts of a batch.
+
+    Args:
+        weigh: see `oom_guard`.
+    """
+
+    def __init__(self, weigh: Weigh) -> None:
+        if not callable(weigh):
+            one_of("weigh", weigh, *get_args(get_args(Weigh)[0]))
+        self._weigh = weigh
+        self._said = False
+
+    def of_parts(self, batch: Any) -> Callable[[Any], float] | None:
+        """The weight of a part of this batch; None where all scales are 1.0.
+
+        Raises:
+            ValueError: it cannot be told.
+        """
+        if callable(self._weigh):
+            return lambda part: finite("a weight", self._weigh(part))  # type: ignore[operator]
+        columns = batch if isinstance(batch, Mapping) else {}
+        by = self._weigh
+        if by == "auto":
+            if "num_items_in_batch" in columns:
+                raise ValueError(
+                    "the batch has num_items_in_batch, so its loss may be a sum that is divided by that number, or a "
+                    "mean: say oom_guard(weigh='sum') for the first (bf.token_mean), weigh='tokens' for the second"
+                )
+            labels = labels_of(batch)
+            if labels is None and _unnamed_labels(batch):
+                raise ValueError(
+                    f"weigh='auto' looks for {LABELS!r} or {SHIFTED!r} by name, and a {type(batch).__name__} of columns "
+                    "without names may have labels of tokens: say weigh='samples' to oom_guard where the loss is a mean over "
+                    "samples, else a function of the batch, or give a dict"
+                )
+            by = "samples" if labels is None else "tokens"
+            self._say_ambiguous(columns)
+        if by in ("tokens", "next_tokens"):
+            labels = labels_of(batch)
+            if labels is None:
+                raise ValueError(
+                    f"weigh={by!r} counts labels, and the batch has none by the names {LABELS!r} or {SHIFTED!r}; say 'samples', "
+                    "or a function of the batch"
+                )
+            _check_labels(labels.values, next_tokens=by == "next_tokens" and not labels.shifted)
+        return {"tokens": _tokens, "next_tokens": _next_tokens, "samples": _samples, "sum": None}[by]
+
+    def _say_ambiguous(self, columns: Mapping[str, Any]) -> None:
+        """Once: nobody can see whether a model predicts the first label of a row."""
+        labels, inputs = columns.get(LABELS), columns.get("input_ids")
+        if (
+            self._said
+            or columns.get(SHIFTED) is not None
+            or not (isinstance(labels, Tensor) and isinstance(inputs, Tensor))
+            or labels.is_nested
+        ):
+            return
+        self._said = True
+        if labels.dim() == 2 and labels.shape == inputs.shape and bool((labels[:, 0] != NOT_TRAINED_ON).any()):
+            logger.warning(
+                "a part of a batch weighs as many tokens as it has labels other than -100; if this model predicts the "
+                "next token, the first of each row is not predicted: say weigh='next_tokens' to oom_guard (or "
+                "weigh='tokens', if that is right)"
+            )
+
+
+def _tokens(part: Any) -> float:
+    labels = labels_of(part)
+    assert labels is not None
+    return trained_on(labels.values)
+
+
+def _next_tokens(part: Any) -> float:
+    labels = labels_of(part)
+    assert labels is not None
+    return trained_on(labels.values, next_tokens=not labels.shifted)
+
+
+def _samples(part: Any) -> float:
+    if isinstance(part, Mapping) and isinstance(part.get(WEIGHTS), Tensor):
+        return float(part[WEIGHTS].sum())
+    return float(divisible(part).samples)
+
+
+class Labels(NamedTuple):
+    """The labels that a loss is taken over.
+
+    Args:
+        values: a tensor or an array (B, ...), or a list of one row a sample.
+        shifted: whether they are `shift_labels`: each stands where it is predicted, the first of a row too.
+    """
+
+    values: Any
+    shifted: bool
+
+
+def labels_of(batch: Any) -> Labels | None:
+    """The labels that a batch's loss is taken over, `shift_labels` or else `labels`; None where there are none. They are looked
+    for at the top, and inside of mappings and tuples; of a list of samples it is a list of theirs.
+
+    Raises:
+        ValueError: labels in several places, or of some samples alone.
+
+    >>> labels_of([{"labels": [1, 2]}, {"labels": [3]}]), labels_of({"x": [1]})
+    (Labels(values=[[1, 2], [3]], shifted=False), None)
+    >>> labels_of({"inputs": {"labels": [[1, 2]], "shift_labels": [[2, -100]]}})
+    Labels(values=[[2, -100]], shifted=True)
+    """
+    if isinstance(batch, list):
+        if not batch or not all(isinstance(sample, Mapping) for sample in batch):
+            return None
+        rows = [labels_of(sample) for sample in batch]
+        found = [row for row in rows if row is not None]
+        if not found:
+            return None
+        if len(found) < len(rows):
+            raise ValueError(
+                f"of a list of {len(rows):,} samples {len(found):,} have {LABELS!r}, and sample {rows.index(None):,} "
+                "has none; give all of them some (-100: not trained on), or say weigh='samples' to oom_guard"
+            )
+        if len({row.shifted for row in found}) > 1:
+            raise ValueError(
+                f"of a list of {len(rows):,} samples some have {SHIFTED!r} and some {LABELS!r} alone; give all of them the same"
+            )
+        return Labels([row.values for row in found], found[0].shifted)
+    if isinstance(batch, tuple):
+        batch = batch._asdict() if hasattr(batch, "_asdict") else dict(enumerate(batch))
+    if not isinstance(batch, Mapping):
+        return None
+    name = loss_labels([name for name in (LABELS, SHIFTED) if batch.get(name) is not None])
+    if name is not None:
+        return Labels(batch[name], name == SHIFTED)
+    inside = {name: labels_of(value) for name, value in batch.items() if isinstance(value, Mapping | tuple)}
+    having = [name for name, labels in inside.items() if labels is not None]
+    if len(having) > 1:
+        raise ValueError(
+            f"the batch has {LABELS!r} in {having[0]!r} and in {having[1]!r}, and nobody can see which the loss is a mean of; "
+            "say weigh= a function of the batch to oom_guard"
+        )
+    return inside[having[0]] if having else None
+
+
+def _unnamed_labels(batch: Any) -> bool:
+    """Whether a batch without names may have labels by token: a tuple, or a list of tuples, with integers behind the first.
+
+    >>> _unnamed_labels((np.zeros((4, 8)), np.zeros((4, 8), int))), _unnamed_labels((np.zeros((4, 8)), np.zeros(4, int)))
+    (True, False)
+    """
+    dims = 2
+    if isinstance(batch, list) and batch and isinstance(batch[0], tuple):
+        batch, dims = batch[0], 1
+    if not isinstance(batch, tuple) or hasattr(batch, "_asdict"):
+        return False
+    return any(_integers(value, dims) for value in batch[1:])
+
+
+def _integers(value: Any, dims: int) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() >= dims and not value.is_floating_point()
+    if isinstance(value, np.ndarray):
+        return value.ndim >= dims and value.dtype.kind in "iu"
+    while isinstance(value, list) and value and dims:
+        value, dims = value[0], dims - 1
+    return not dims and isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_labels(labels: Any, *, next_tokens: bool) -> None:
+    """Refuses labels that cannot be counted. Looks at the first row of a list, and at no value of a tensor.
+
+    Raises:
+        ValueError: labels that are no numbers, or without a dimension of tokens where the next one is predicted.
+    """
+    if isinstance(labels, list):
+        if labels:
+            _row(labels[0], next_tokens)
+    elif not isinstance(labels, Tensor | np.ndarray):
+        raise ValueError(
+            f"labels must be a tensor, an array or a list of a row a sample to be counted (got {type(labels).__name__}); "
+            "say weigh='samples' to oom_guard, or a function of the batch"
+        )
+    elif next_tokens and labels.ndim < 2:
+        raise _without_tokens(tuple(labels.shape))
+
+
+def trained_on(labels: Any, *, next_tokens: bool = False) -> float:
+    """The number of labels other than -100; `next_tokens`: without the first of each row. Call `_check_labels` first.
+
+    >>> trained_on([[1, 2, -100], [3]]), trained_on([[1, 2, -100], [3]], next_tokens=True), trained_on([1, -100])
+    (3.0, 1.0, 1.0)
+    """
+    if isinstance(labels, list):
+        return float(sum(int((_row(row, next_tokens) != NOT_TRAINED_ON).sum()) for row in labels))
+    if not (isinstance(labels, Tensor) and labels.is_nested):
+        return float(((labels[:, 1:] if next_tokens else labels) != NOT_TRAINED_ON).sum())
+    jagged: Any = labels
+    values = jagged.values()
+    found = float((values != NOT_TRAINED_ON).sum())
+    if not next_tokens:
+        return found
+    firsts = jagged.offsets()[:-1][jagged.offsets().diff() > 0]
+    return found - float((values[firsts] != NOT_TRAINED_ON).sum())
+
+
+def _row(row: Any, next_tokens: bool) -> Any:
+    """The labels of a sample that count, as an array or a tensor."""
+    try:
+        found = row if isinstance(row, Tensor) else np.asarray(row)
+    except ValueError as error:
+        raise ValueError(f"the labels of a sample are lists of different lengths: {row!r:.80}") from error
+    if isinstance(found, np.ndarray) and found.dtype.kind not in "iufb":
+        raise ValueError(
+            f"labels must be numbers to be counted (got {row!r:.80}); say weigh='samples' to oom_guard, or a function of "
+            "the batch"
+        )
+    if next_tokens and not found.ndim:
+        raise _without_tokens(())
+    return found[1:] if next_tokens else found
+
+
+def _without_tokens(shape: tuple[int, ...]) -> ValueError:
+    got = shape or "one number a sample"
+    return ValueError(
+        f"weigh='next_tokens' takes labels of shape (B, L), a row a sample (got {got}); say weigh='tokens' to oom_guard where "
+        "each label is predicted"
+    )

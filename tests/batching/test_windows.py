@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import brimful as bf
+from brimful.batching.windows import Buffered, Planned
+from brimful.plan import TokenBudget
+from brimful.testing import assert_exact_resume
+from tests.samples import tokens
+
+LENGTHS = ("input_ids",)
+
+
+def streamed(sizes: list[int]) -> bf.Dataset:
+    return bf.from_iterable([{"input_ids": [number] * size} for number, size in enumerate(sizes)])
+
+
+def run(stage: Buffered | Planned, at: Any = None) -> list[Any]:
+    return [window for window, _ in stage.items(stage.start(0) if at is None else at)]
+
+
+@given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 15))
+def test_windows_hold_the_rows_in_order_and_a_short_last_one_joins_the_one_before(sizes: list[int], size: int) -> None:
+    indexed = Planned(tokens(*([7] * length for length in sizes)).stage, size, LENGTHS, True)  # type: ignore[arg-type]
+    buffered = Buffered(streamed(sizes).stage, size, LENGTHS, True)
+    for windows in (run(buffered), run(indexed)):
+        assert [length for window in windows for length in window.lengths.tolist()] == sizes
+        assert [window.number for window in windows] == list(range(len(windows)))
+        assert all(len(window) == size for window in windows[:-1])
+        assert not windows or len(sizes) < size or size // 2 <= len(windows[-1]) < size + (size + 1) // 2
+
+
+def test_a_window_gives_its_rows_in_any_order() -> None:
+    (window,) = run(Buffered(streamed([1, 2, 3]).stage, 5, LENGTHS, True))
+    block = window.take(np.array([2, 0]))
+    assert block.column("input_ids").to_pylist() == [[2, 2, 2], [0]]
+
+
+def test_auto_is_resolved_once_and_stays_in_the_state() -> None:
+    stage = Buffered(streamed([number % 50 for number in range(3_000)]).stage, 0, LENGTHS, True, TokenBudget(200))
+    items = list(stage.items(stage.start(0)))
+    size = items[0][1][-1]
+    assert size == len(items[0][0]) > 50
+    assert {state[-1] for _, state in items[:-1]} == {size}
+    assert [len(window) for window in run(stage, items[0][1])] == [len(window) for window, _ in items[1:]]
+
+
+def test_only_rows_that_are_wanted_are_read() -> None:
+    read: list[int] = []
+
+    def noted(sample: dict[str, Any]) -> dict[str, Any]:
+        read.append(1)
+        return sample
+
+    stage = Buffered(streamed([1] * 5_000).map(noted).stage, 300, LENGTHS, True)
+    items = stage.items(stage.start(0))
+    next(items)
+    assert len(read) <= 300 + 150 + 256 + 1_000 + 256, "and those that its types are told by"
+    items.close()
+
+
+def test_a_slow_function_is_called_for_few_rows_before_the_first_batch_in_arrival_order() -> None:
+    read: list[int] = []
+
+    def noted(sample: dict[str, Any]) -> dict[str, Any]:
+        read.append(sample["id"])
+        return sample
+
+    data = bf.from_iterable([{"id": number, "input_ids": [1]} for number in range(9_000)]).map(noted)
+    first = next(iter(data.batch(8)))
+    assert first["id"].tolist() == list(range(8))
+    assert len(read) <= 128
+    found = [batch["id"].tolist() for batch in data.batch(7)]
+    assert found == [list(range(at, min(at + 7, 9_000))) for at in range(0, 9_000, 7)]
+    assert_exact_resume(lambda: bf.from_iterable(rows_of(300)).batch(3))
+
+
+def rows_of(count: int) -> list[dict[str, Any]]:
+    return [{"id": number, "input_ids": [1] * (1 + number % 5)} for number in range(count)]
+
+
+def test_another_column_does_not_change_an_automatic_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brimful.batching.windows.AUTO_BYTES", 40_000)
+    lean, rich = (
+        bf.from_iterable([row | ({"text": "x" * 500} if text else {}) for row in rows_of(6_000)]).batch_by_tokens(256)
+        for text in (False, True)
+    )
+    seen = [[batch["id"].tolist() for batch in data] for data in (lean, rich)]
+    assert seen[0] == seen[1]
+    sizes = {len(batch.window) for batch in lean.plans()}
+    assert max(sizes) < 3_000, "the limit is at work"
+
+
+def test_whole_rows_of_an_automatic_window_have_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brimful.batching.windows.AUTO_ROW_BYTES", 100_000)
+    data = bf.from_iterable([row | {"text": "x" * 500} for row in rows_of(3_000)]).batch_by_tokens(256)
+    assert max(len(batch.window) for batch in data.plans()) < 300
+
+
+def test_resume_is_exact_at_every_window() -> None:
+    assert_exact_resume(lambda: Buffered(streamed([1, 2, 0, 3] * 200).stage, 100, LENGTHS, True))
+    assert_exact_resume(lambda: Planned(tokens([1], [2, 3], [], [4]).stage, 2, LENGTHS, True))  # type: ignore[arg-type]
+
+
+def test_a_size_below_none_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^window must be at least 0 rows \(got -1\)$"):
+        Buffered(streamed([1]).stage, -1)

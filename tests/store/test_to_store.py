@@ -1,0 +1,132 @@
+"""`to_store` writes at once and gives the store; `cache` keeps rows in memory."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import brimful as bf
+from brimful.store.folders import verify_store
+from brimful.store.manifest import JOURNAL
+from tests.store.stores import rows_of
+
+ROWS = [{"input_ids": [number] * (number % 4), "id": number} for number in range(9)]
+
+
+class Noted:
+    """Notes the ids that it is asked."""
+
+    __name__ = "noted"
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __call__(self, row: Any) -> Any:
+        self.asked.append(row["id"])
+        return row
+
+
+def test_the_store_is_written_at_once_and_returned(tmp_path: Path) -> None:
+    noted = Noted()
+    store = bf.from_sequence(ROWS).map(noted).to_store(tmp_path / "store", version="1")
+    assert noted.asked == [row["id"] for row in ROWS]
+    assert verify_store(tmp_path / "store") == []
+    assert isinstance(store, bf.IndexedDataset)
+    assert rows_of(store) == rows_of(bf.from_store(tmp_path / "store")) == ROWS
+    assert store.lengths().tolist() == [len(row["input_ids"]) for row in ROWS]
+    assert (len(store[2:5]), store[-1]["id"], len(store.shuffle(3))) == (3, 8, 9)
+    assert len(noted.asked) == 9, "what is read comes from the store"
+
+
+def test_a_finished_store_is_opened_and_not_written_again(tmp_path: Path) -> None:
+    noted = Noted()
+    data = bf.from_sequence(ROWS).map(noted)
+    for _ in range(2):
+        assert rows_of(data.to_store(tmp_path / "store", version="1")) == ROWS
+    assert len(noted.asked) == 9
+
+
+def test_a_state_says_from_store_whoever_wrote_it(tmp_path: Path) -> None:
+    store = bf.from_sequence(ROWS).to_store(tmp_path / "store")
+    (header,) = store.iter().state_dict()["header"]
+    assert header == bf.from_store(tmp_path / "store").iter().state_dict()["header"][0]
+    assert header["verb"] == "from_store"
+
+
+def test_of_data_that_repeat_one_epoch_is_written_and_it_repeats(tmp_path: Path) -> None:
+    store = bf.from_sequence(ROWS, repeat=True, shuffle=True).to_store(tmp_path / "store")
+    assert len(bf.from_store(tmp_path / "store")) == 9
+    once = [row["id"] for row in bf.from_store(tmp_path / "store")]
+    assert [row["id"] for row in store.take(21)] == [*once, *once, *once[:3]]
+    assert once == [row["id"] for row in bf.from_sequence(ROWS, shuffle=True)], "the first epoch"
+    assert [len(batch["id"]) for batch in store.batch(2).take(6)] == [2] * 6
+
+
+@pytest.mark.parametrize("method", ["to_store", "cache"])
+def test_what_has_no_end_is_refused(tmp_path: Path, method: str) -> None:
+    endless = bf.interleave_datasets([bf.from_sequence(ROWS, repeat=True), bf.from_sequence(ROWS, repeat=True)])
+    path = (tmp_path / "store",) if method == "to_store" else ()
+    for data in (endless, endless.map(dict)):
+        with pytest.raises(
+            ValueError, match=f"repeats without end, and {method} keeps all of it; take\\(n\\) says how"
+        ):
+            getattr(data, method)(*path)
+    assert not (tmp_path / "store").exists()
+    assert len(getattr(endless.take(4), method)(*path)) == 4
+
+
+def test_cache_keeps_rows_in_memory_and_takes_no_path(tmp_path: Path) -> None:
+    noted = Noted()
+    kept = bf.from_sequence(ROWS).map(noted).cache()
+    assert noted.asked == []
+    assert rows_of(kept) == rows_of(kept) == ROWS
+    assert (len(noted.asked), kept.kind) == (9, "indexed")
+    with pytest.raises(TypeError, match=r"cache\(\) keeps samples in memory \(got path='x'\); to_store\('x'\) writes"):
+        bf.from_sequence(ROWS).cache("x")  # type: ignore[arg-type]
+
+
+WRITING = """
+import sys, time
+import brimful as bf
+from brimful.store import writer
+
+writer.BATCH_BYTES, writer.FILE_BYTES = 1_000, 5_000
+data = bf.from_sequence([{"id": number} for number in range(20_000)]).map_blocks(lambda block: time.sleep(0.02) or block)
+print("begins", flush=True)
+print(len(data.to_store(sys.argv[1], version="1")))
+"""
+
+
+def test_ctrl_c_leaves_no_store_and_the_next_call_goes_on_quietly(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    command = [sys.executable, "-c", WRITING, str(store)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 60
+        while len(list(store.glob("*.arrow"))) < 2:
+            assert process.poll() is None, "it ended by itself"
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in process.communicate(timeout=60)[1]
+    begun = {
+        file["name"]: (store / file["name"]).stat().st_mtime_ns
+        for file in json.loads((store / JOURNAL).read_text())["files"]
+    }
+    assert begun
+    with pytest.raises(
+        FileNotFoundError, match=r"is half-written: .* the to_store\(path\) or `brimful tokenize` that began"
+    ):
+        bf.from_store(store)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert (again.stdout, again.stderr) == ("begins\n20000\n", "")
+    after = {path.name: path.stat().st_mtime_ns for path in store.glob("*.arrow")}
+    assert begun.items() < after.items(), "what was written stays"
+    assert verify_store(store) == []
+    assert [row["id"] for row in bf.from_store(store)] == list(range(20_000))

@@ -1,0 +1,100 @@
+"""`print(dataset)` and `print(batches)` say what is known, and read nothing for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import brimful as bf
+
+ROWS = [{"id": 1, "text": "a"}, {"id": 2, "text": "bb"}, {"id": 3, "text": "ccc"}]
+UNREAD = "not known before rows are read"
+
+
+def letters(texts: list[str]) -> list[list[int]]:
+    raise AssertionError("nothing is tokenised for a look")
+
+
+def refuse(sample: Any) -> Any:
+    raise AssertionError("nothing is called for a look")
+
+
+def lines(*columns_and_rows: str) -> list[str]:
+    return [f"  {name}: {words}" for name, words in zip(("columns", "rows", "batches"), columns_and_rows)]
+
+
+def test_indexed_data_show_stages_columns_and_rows() -> None:
+    data = bf.from_sequence(ROWS)
+    assert repr(data) == str(data) == "IndexedDataset(from_sequence)\n  columns: id: int64, text: string\n  rows: 3"
+    assert str(data[1:]).splitlines()[1:] == lines("id: int64, text: string", "2")
+    assert str(data.select("id") + data.select("id")).splitlines()[1:] == lines("id: int64", "6")
+    assert str(bf.from_sequence(ROWS, repeat=True)).splitlines()[2] == "  rows: 3, repeated"
+    assert str(bf.from_sequence(ROWS, repeat=True).skip(1)).splitlines()[2] == "  rows: without end"
+
+
+def test_columns_follow_through_stages_that_say_what_they_make() -> None:
+    data = bf.from_sequence(ROWS).tokenize(letters, remove_columns="text", extra_outputs=()).causal_labels()
+    both = "input_ids: list of int32, labels: list of int32"
+    assert str(data).splitlines() == [
+        "Dataset(from_sequence > tokenize by tokenizer > causal_labels)",
+        *lines(f"id: int64, {both}", UNREAD),
+    ]
+    assert str(data.enumerate().concat_chunk(4)).splitlines()[1:] == lines("input_ids: list of int32", UNREAD)
+    assert str(data.rename({"id": "n"}).drop("labels").add_bos_eos(1, 2).shuffle(9).batch(2)).splitlines()[1:] == lines(
+        "n: int64, input_ids: list of int32", UNREAD
+    )
+    for unknown in (data.map(refuse), data.sliding_window(2) if hasattr(data, "sliding_window") else data.window(2)):
+        assert str(unknown).splitlines()[1:] == lines(UNREAD, UNREAD)
+
+
+def test_a_stream_that_has_not_been_read_says_so(tmp_path: Path) -> None:
+    missing = bf.from_files(f"{tmp_path}/nowhere.jsonl", repeat=True)
+    assert str(missing.batch(2)).splitlines() == [
+        "Batches(from_files > batch, repeat)",
+        *lines(UNREAD, f"{UNREAD}, repeated"),
+    ]
+    typed = (
+        bf.from_files("nowhere.jsonl", schema={"text": bf.dataset.pa.string()}) if hasattr(bf.dataset, "pa") else None
+    )
+    assert typed is None or "columns: text: string" in str(typed)
+
+
+def test_nothing_is_called_for_a_look() -> None:
+    data = bf.from_sequence(ROWS)
+    filtered = data.filter(refuse)
+    unasked = "not known before they are asked for (len)"
+    assert str(filtered).splitlines()[1:] == lines("id: int64, text: string", unasked)
+    assert str(data.map(refuse).cache()).splitlines()[1:] == lines(UNREAD, unasked)
+    kept = data.filter(lambda sample: sample["id"] > 1)
+    assert len(kept) == 2
+    assert str(kept).splitlines()[2] == "  rows: 2"
+
+    class Broken:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, number: int) -> Any:
+            raise AssertionError("no sample is fetched for a look")
+
+    assert str(bf.from_dataset(Broken())).splitlines()[1:] == lines(UNREAD, "4")
+
+
+def test_a_fault_of_the_chain_is_shown_not_raised() -> None:
+    found = str(bf.from_sequence(ROWS).select("nope")).splitlines()[1]
+    assert found == "  columns: not known: select: there is no column 'nope' (columns: id, text; of indexed data)"
+
+
+def test_batches_show_how_many_there_are_once_they_are_counted() -> None:
+    batches = bf.from_sequence([{"input_ids": [1]}] * 5).batch(2)
+    assert str(batches).splitlines() == ["Batches(from_sequence > batch)", *lines("input_ids: list of int64", "5")]
+    assert len(batches) == 3
+    assert str(batches).splitlines()[3] == "  batches: 3"
+
+
+def test_a_notebook_gets_a_table() -> None:
+    for shown in (bf.from_sequence(ROWS), bf.from_sequence(ROWS).batch(2)):
+        table = shown._repr_html_()
+        assert table.startswith("<table>")
+        assert '<td style="text-align:left">id: int64, text: string</td>' in table
+        assert "from_sequence" in table
+    assert "&gt; batch" in bf.from_sequence(ROWS).batch(2)._repr_html_()
