@@ -20,7 +20,6 @@ from brimful.tensors.layouts import (
     OF_RANKS,
     OF_STEPS,
     SIGNED,
-    CollateFnLayout,
     Collating,
     ColumnRules,
     Layout,
@@ -76,7 +75,7 @@ class Collated(Stage[Any]):
         from brimful.tensors.columns import ListColumn, columns_of
 
         tally = TALLY.get()
-        as_tensors = not isinstance(self.layout, CollateFnLayout)
+        as_tensors = self.layout.as_tensors
         known: WeakKeyDictionary[PlanningWindow, WindowColumns] = (
             WeakKeyDictionary()
         )  # of streams the windows at hand come in turn

@@ -121,6 +121,9 @@ class Layout(ABC):
     packs = False
     """Whether several samples lie in a row."""
 
+    as_tensors = True
+    """Whether it makes the tensors; else a function of the user's gets the samples."""
+
     @abstractmethod
     def item(self, batch: Batch, columns: WindowColumns) -> Any:
         """What the training loop gets."""
@@ -280,6 +283,8 @@ class CollateFnLayout(Layout):
 
     It is called by the consumer's thread when the batch is taken, so that nothing else draws meanwhile, or by workers.
     """
+
+    as_tensors = False
 
     collate_fn: Callable[[list[Any]], Any]
     parallel: Parallel = SERIAL
