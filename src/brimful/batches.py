@@ -95,6 +95,12 @@ class Batches:
 
     A batch is a dict of int64 tensors: each list column padded to (B, L), `attention_mask` (B, L), `lengths` (B,), other
     numbers stacked, anything else as a list; see `brimful.tensors` for nested, grouped and packed ones.
+
+    >>> import brimful as bf
+    >>> batches = bf.from_sequence([{"input_ids": [1, 2]}, {"input_ids": [3]}]).batch(2)
+    >>> for batch in batches:
+    ...     batch["input_ids"].tolist(), batch["attention_mask"].tolist(), batch["lengths"].tolist()
+    ([[1, 2], [3, 0]], [[1, 1], [1, 0]], [2, 1])
     """
 
     stage: Stage[Any]
@@ -110,7 +116,16 @@ class Batches:
     def iter(
         self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0, allow: Collection[str] = ()
     ) -> ResumableIterator[Any]:
-        """An iterator over the batches, from the start of an epoch or from a state; see `Dataset.iter`."""
+        """An iterator over the batches, from the start of an epoch or from a state; see `Dataset.iter`.
+
+        >>> import brimful as bf
+        >>> batches = bf.from_sequence([[1], [2], [3]]).batch(1)
+        >>> it = batches.iter()
+        >>> next(it)["input_ids"].tolist()
+        [[1]]
+        >>> [batch["input_ids"].tolist() for batch in batches.iter(it.state_dict())]
+        [[[2]], [[3]]]
+        """
         world_size = 1 if self.sharded else world_size_here()
         if world_size > 1:
             _say_unsharded(world_size)
@@ -119,9 +134,14 @@ class Batches:
     def loader(self, *, steps_per_epoch: int | None = None) -> Loader:
         """An IterableDataset of an epoch at a time, with state_dict, load_state_dict and set_epoch, for trainers: see `Loader`.
 
-        `steps_per_epoch`: so many batches are an epoch, and each goes on where the one before stopped; of `micro_batches=k` a
-        multiple of k. Give the loader to the loop as it is: Accelerate's `prepare` takes the model and the optimizer, and would
-        shard the batches a second time.
+        `steps_per_epoch`: so many batches are an epoch, and each epoch goes on where the one before stopped. With
+        `micro_batches=k` it is a multiple of k. Give the loader to the loop as it is: Accelerate's `prepare` takes the model and
+        the optimizer, and would shard the batches a second time.
+
+        >>> import brimful as bf
+        >>> loader = bf.from_sequence([[1], [2], [3]]).batch(1).loader(steps_per_epoch=2)
+        >>> [[batch["input_ids"].item() for batch in loader] for epoch in range(2)]
+        [[1, 2], [3, 1]]
         """
         from brimful.loader import Loader
 
@@ -148,17 +168,16 @@ class Batches:
     ) -> Batches:
         """The batches of one data-parallel rank: of each step's `world_size` batches the one at `rank`.
 
-        The order of all batches does not depend on the world size. Of indexed data a state is the same on all ranks, and one
-        saved by 8 ranks resumes on 1, 2, 4 or 16. Of `from_files(streams=n)` each rank reads and saves its own streams: join
+        The order of all batches does not depend on the world size. With indexed data, a state is the same on all ranks, and one
+        saved by 8 ranks resumes on 1, 2, 4 or 16. With `from_files(streams=n)`, each rank reads and saves its own streams. Join
         the states of all ranks with `bf.merge_states` (or save the loader with torch.distributed.checkpoint), and resume on
         any world size that divides n. Each batch carries `weight` and `is_filler`. Resolved when iterated.
 
-        Of indexed data with a column `labels` (lists of integers, none null) and no `shift_labels`, or packed without either,
-        each batch also has `num_items_in_batch`, the number of labels other than -100 that its step has on all ranks together,
-        () int64: what `bf.token_mean` divides by.
-        It is that of the samples, cut as planned: a collate_fn that makes other labels should set another number. It takes
-        70 ns a sample, on every rank for all, and the rows of those that are cut; it is left out where labels are lists of a
-        fixed size, are padded with another value, or are not to be signed integers.
+        Indexed data with a column `labels` (lists of integers, none null) and no `shift_labels`, or packed without either, give
+        each batch `num_items_in_batch` too, () int64: the number of labels other than -100 that its step has on all ranks
+        together. `bf.token_mean` divides by it. It counts the labels of the samples, cut as planned: a collate_fn that makes
+        other labels should set another number. It takes 70 ns a sample, on every rank for all, and the rows of those that are
+        cut. It is left out if labels are lists of a fixed size, are padded with another value, or are not to be signed integers.
 
         It may stand anywhere in the chain: `take` and `enumerate` count the batches of this rank. Called again, it takes the
         place of the call before.
@@ -178,6 +197,13 @@ class Batches:
                 everything; a world size that does not divide the streams.
             TimeoutError: (when iterated) another rank was not heard of in time; it is named.
             RankError: (when iterated) another rank failed; it and its error are named.
+
+        >>> import brimful as bf
+        >>> batches = bf.from_sequence([[1], [2], [3]]).batch(1)
+        >>> for rank in range(2):
+        ...     [(batch["input_ids"].item(), batch["weight"]) for batch in batches.shard(rank, 2)]
+        [(1, 1.0), (3, 1.0)]
+        [(2, 1.0), (3, 0.0)]
         """
         one_of("uneven", uneven, *get_args(Uneven))
         positive("timeout_seconds", timeout_seconds)
@@ -192,8 +218,14 @@ class Batches:
         return replace(self, stage=self.stage.sharded(**how, timeout_seconds=timeout_seconds))
 
     def plans(self, epoch: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch as integers: sample numbers, padded lengths; after `take(n)` no more than n. Of indexed data no
-        row is touched."""
+        """The batches of an epoch as integers: sample numbers, padded lengths; after `take(n)` no more than n. It touches no row
+        of indexed data.
+
+        >>> import brimful as bf
+        >>> batches = bf.from_sequence([[1], [2, 3], [4]]).batch(2)
+        >>> [(plan.numbers.tolist(), plan.padded_length) for plan in batches.plans()]
+        [([0, 1], 2), ([2], 1)]
+        """
         stage = self.stage.limited
         with running(stage, stage.start(integer("epoch", epoch))) as batches:
             for batch, _ in batches:
@@ -235,17 +267,34 @@ class Batches:
 
     @property
     def streams(self) -> int | None:
-        """How many streams the data are read as; None where they are not."""
+        """How many streams the data are read as; None where they are not.
+
+        >>> import brimful as bf
+        >>> bf.from_files("corpus/*.jsonl", streams=8).batch(4).streams
+        8
+        """
         return self.stage.streams
 
     @property
     def micro_batches(self) -> int | None:
-        """How many batches on each rank an optimizer step adds up the gradients of; None where nothing says."""
+        """How many batches on each rank an optimizer step adds up the gradients of; None where nothing says.
+
+        >>> import brimful as bf
+        >>> batches = bf.from_sequence([[1], [2], [3], [4]]).batch(2, micro_batches=2)
+        >>> batches.micro_batches, [(batch["input_ids"].tolist(), batch["ends_step"]) for batch in batches]
+        (2, [([[1]], False), ([[2]], True), ([[3]], False), ([[4]], True)])
+        """
         return self.stage.micro_batches
 
     @property
     def sharded(self) -> bool:
-        """Whether these are one rank's, by `shard`."""
+        """Whether these are one rank's, by `shard`.
+
+        >>> import brimful as bf
+        >>> batches = bf.from_sequence([[1], [2]]).batch(1)
+        >>> batches.sharded, batches.shard(0, 2).sharded
+        (False, True)
+        """
         return self.stage.is_sharded
 
     @once
@@ -259,19 +308,44 @@ class Batches:
         return length
 
     def map(self, fn: Callable[[Any], Any]) -> Batches:
-        """`fn(batch)` in place of each batch."""
+        """`fn(batch)` in place of each batch.
+
+        >>> import brimful as bf
+        >>> batches = bf.from_sequence([[1], [2, 3]]).batch(2)
+        >>> list(batches.map(lambda batch: int(batch["lengths"].sum())))
+        [3]
+        """
         return replace(self, stage=MapItems(self.stage, fn))
 
     def take(self, n: int) -> Batches:
-        """The first n batches; of a repeating data set, over as many epochs as that needs."""
+        """The first n batches. A repeating data set runs as many epochs as that needs.
+
+        >>> import brimful as bf
+        >>> endless = bf.from_sequence([[1], [2]], repeat=True).batch(1)
+        >>> endless.repeats, [batch["input_ids"].item() for batch in endless.take(3)]
+        (True, [1, 2, 1])
+        """
         return replace(self, stage=TakeItems(self._endless, n), repeats=False)
 
     def enumerate(self) -> Batches:
-        """(number, batch) pairs, counted from 0 and on over epochs."""
+        """(number, batch) pairs, counted from 0 and on over epochs.
+
+        >>> import brimful as bf
+        >>> for step, batch in bf.from_sequence([[5], [6]]).batch(1).enumerate():
+        ...     step, batch["input_ids"].tolist()
+        (0, [[5]])
+        (1, [[6]])
+        """
         return replace(self, stage=EnumerateItems(self._endless), repeats=False)
 
     def prefetch(self, n: int) -> Batches:
-        """Up to n batches made ahead of use by a thread, over the ends of epochs too."""
+        """Up to n batches made ahead of use by a thread, over the ends of epochs too.
+
+        >>> import brimful as bf
+        >>> with bf.from_sequence([[1], [2], [3]]).batch(1).prefetch(2).iter() as it:
+        ...     [batch["input_ids"].item() for batch in it]
+        [1, 2, 3]
+        """
         depth = integer("n", n, 1, "batch", most=1 << 16)
         return replace(self, stage=Ahead(self._endless, depth, "prefetch"), repeats=False)
 
@@ -321,8 +395,13 @@ class Batches:
     def shapes(self, epoch: int = 0) -> dict[tuple[int, ...], int]:
         """The shapes (rows, tokens) of an epoch's batches and how many have each, the most frequent first: what compilers see.
 
-        Of layout "grouped" they are those of whole batches. Price: that of planning the epoch. Of indexed data no row is touched;
-        streamed ones are read and tokenised.
+        For layout "grouped" they are those of whole batches. Price: that of planning the epoch. It touches no row of indexed
+        data; it reads and tokenises streamed data.
+
+        >>> import brimful as bf
+        >>> samples = bf.from_sequence([{"input_ids": [1] * length} for length in (7, 8, 5, 3, 4)])
+        >>> samples.batch_by_tokens(16, buckets=[4, 8]).shapes()
+        {(2, 8): 2, (1, 4): 1}
         """
         found = Counter((batch.padded_size, *batch.widths) for batch in self.plans(epoch))
         return dict(found.most_common())

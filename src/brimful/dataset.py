@@ -166,7 +166,12 @@ class Dataset:
 
     @property
     def kind(self) -> str:
-        """Either "indexed" (any sample at once), or "streamed" and the stage that made it so."""
+        """Either "indexed" (any sample at once), or "streamed" and the stage that made it so.
+
+        >>> import brimful as bf
+        >>> bf.from_sequence(["a"]).kind, bf.from_sequence(["a"]).map(lambda sample: sample).kind
+        ('indexed', 'streamed (by map)')
+        """
         by = self.stage.streamed_by
         return f"streamed (by {by})" if by else "indexed"
 
@@ -228,10 +233,17 @@ class Dataset:
     ) -> Dataset:
         """The samples for which `fn(sample)` is true; with a seed `fn(sample, rng)`.
 
-        Price: Python, once a sample. Indexed data stay indexed: when they are first used, in each process, all of their
-        sources are read and asked about; 8 bytes a sample kept. With a seed, or of what was sliced, mixed or zipped before,
-        that is an error: say `stream().filter(...)`. The rest is as for `map`; what indexed data leave out is counted by the
-        iterator that uses them first.
+        Price: Python, once a sample. Indexed data stay indexed. Each process reads all of their sources at the first use, and
+        asks about every sample; it holds 8 bytes for each one that stays. A seed, or a slice, mixture or zip before it, is an
+        error there: say `stream().filter(...)`. The rest is as for `map`; the iterator that uses indexed data first counts what
+        they leave out.
+
+        >>> import brimful as bf
+        >>> numbers = bf.from_sequence([{"n": n} for n in range(8)]).stream()
+        >>> [sample["n"] for sample in numbers.filter(lambda sample: sample["n"] % 2 == 0)]
+        [0, 2, 4, 6]
+        >>> [sample["n"] for sample in numbers.filter(lambda sample, rng: rng.random() < 0.5, seed=2)]
+        [0, 2, 5, 6]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
         return self._add(Filter(self._keyed(seed), fn, seed is not None, _checked(on_error), parallel=parallel))
@@ -246,9 +258,14 @@ class Dataset:
         executor_type: ExecutorType = "thread",
         prefetch_factor: int = 10,
     ) -> Dataset:
-        """`fn(sample)` in place of each sample, where it is not None; with a seed `fn(sample, rng)`.
+        """`fn(sample)` in place of each sample, but for those for which it is None; with a seed `fn(sample, rng)`.
 
         The rest is as for `map`.
+
+        >>> import brimful as bf
+        >>> def half(sample): return {"n": sample["n"] // 2} if sample["n"] % 2 == 0 else None
+        >>> list(bf.from_sequence([{"n": 2}, {"n": 3}, {"n": 4}]).filter_map(half))
+        [{'n': 1}, {'n': 2}]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
         return self._add(FilterMap(self._keyed(seed), fn, seed is not None, _checked(on_error), parallel=parallel))
@@ -263,7 +280,13 @@ class Dataset:
         executor_type: ExecutorType = "thread",
         prefetch_factor: int = 10,
     ) -> Dataset:
-        """All samples of `fn(sample)` in place of each; with a seed `fn(sample, rng)`. The rest is as for `map`."""
+        """All samples of `fn(sample)` in place of each; with a seed `fn(sample, rng)`. The rest is as for `map`.
+
+        >>> import brimful as bf
+        >>> def words(sample): return [{"text": word} for word in sample["text"].split()]
+        >>> list(bf.from_sequence(["a b", "", "c"]).flat_map(words))
+        [{'text': 'a'}, {'text': 'b'}, {'text': 'c'}]
+        """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
         return self._add(FlatMap(self._keyed(seed), fn, seed is not None, _checked(on_error), parallel=parallel))
 
@@ -279,6 +302,12 @@ class Dataset:
 
         `fn` must not depend on where blocks begin and end. Price: what `fn` costs; nothing a sample. Workers are as for
         `map`; each is given whole blocks.
+
+        >>> import brimful as bf
+        >>> import pyarrow.compute as pc
+        >>> rows = bf.from_sequence([{"n": 1}, {"n": 5}, {"n": 9}])
+        >>> list(rows.map_blocks(lambda block: block.filter(pc.greater(block["n"], 2))))
+        [{'n': 5}, {'n': 9}]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor, shares=False)
         return self._add(MapBlocks(self.stage, fn, parallel=parallel))
@@ -419,11 +448,20 @@ class Dataset:
         with it.
 
         Each sample is looked at, whatever the tokenizer was told to add: done twice it adds nothing. A lone BOS gets an
-        EOS, an empty sample both. Where BOS and EOS are one id, a sample that neither begins nor ends with it gets one EOS,
-        and never a second. Of a tokenizer that has only one of the two, that one.
+        EOS, an empty sample both. If BOS and EOS are one id, a sample that neither begins nor ends with it gets one EOS,
+        and never a second. If a tokenizer has only one of the two, that one is added.
 
         Raises:
             TypeError, ValueError: the tokenizer does not name them, or has neither.
+
+        >>> import brimful as bf
+        >>> from tokenizers import Tokenizer, models
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> words = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "a": 2}, unk_token="a"))
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>")
+        >>> samples = bf.from_sequence([{"input_ids": [2, 2]}, {"input_ids": [0, 2, 1]}])
+        >>> [sample["input_ids"].tolist() for sample in samples.ensure_bos_eos(tokenizer)]
+        [[0, 2, 2, 1], [0, 2, 1]]
         """
         return self._add(EnsureBosEos(self.stage, *bos_eos_of(loaded(tokenizer)), target_column))
 
@@ -572,6 +610,11 @@ class Dataset:
 
         `attention_mask` says how many each had (1, then 0), by the first of these columns, unless the samples have a mask:
         that is filled with 0.
+
+        >>> import brimful as bf
+        >>> sample = bf.from_sequence([{"input_ids": [5, 6]}]).pad(4, {"input_ids": 0}).peek(1)[0]
+        >>> sample["input_ids"].tolist(), sample["attention_mask"].tolist()
+        ([5, 6, 0, 0], [1, 1, 0, 0])
         """
         return self._add(Pad(self.stage, length, dict(values)))
 
@@ -585,7 +628,12 @@ class Dataset:
         return self._add(Choose(self.stage, Choice("select", names_of("select", names))))
 
     def drop(self, names: str | Sequence[str]) -> Dataset:
-        """The samples without these columns."""
+        """The samples without these columns.
+
+        >>> import brimful as bf
+        >>> list(bf.from_sequence([{"id": 1, "text": "a"}]).drop("id"))
+        [{'text': 'a'}]
+        """
         return self._add(Choose(self.stage, Choice("drop", names_of("drop", names))))
 
     def rename(self, names: Mapping[str, str]) -> Dataset:
@@ -601,6 +649,11 @@ class Dataset:
         """The rows of each window of `buffer_size` in a random order, another one each epoch.
 
         Price: one and a half windows held, of indexed data as 8 bytes a sample; a resume reads the window again.
+
+        >>> import brimful as bf
+        >>> shuffled = bf.from_sequence([{"n": n} for n in range(6)]).shuffle(3)
+        >>> [sample["n"] for sample in shuffled]
+        [0, 2, 1, 4, 3, 5]
         """
         return self._add(Shuffle(self.stage, buffer_size, seed))
 
@@ -615,23 +668,43 @@ class Dataset:
             return list(islice(found, integer("n", n, 0, "samples")))
 
     def take(self, n: int) -> Dataset:
-        """The first n samples; of a repeating data set, over as many epochs as that needs.
+        """The first n samples. A repeating data set runs as many epochs as that needs.
 
-        Of several streams (`from_files(streams=...)`), which have no order of rows, it is refused, as `skip`, `stride` and
-        `enumerate` are: see `peek`, `filter` and `Batches.take`.
+        Several streams (`from_files(streams=...)`) have no order of rows, so they refuse `take`, `skip`, `stride` and
+        `enumerate`: see `peek`, `filter` and `Batches.take`.
+
+        >>> import brimful as bf
+        >>> endless = bf.from_sequence(["a", "b"], repeat=True)
+        >>> endless.repeats, [sample["text"] for sample in endless.take(3)]
+        (True, ['a', 'b', 'a'])
         """
         return Dataset(Take(self._endless, n))
 
     def skip(self, n: int) -> Dataset:
-        """All but the first n samples. Price: of indexed data nothing, else they are read."""
+        """All but the first n samples. Price: of indexed data nothing, else they are read.
+
+        >>> import brimful as bf
+        >>> list(bf.from_sequence(["a", "b", "c"]).skip(2))
+        [{'text': 'c'}]
+        """
         return Dataset(Skip(self._endless, n))
 
     def stride(self, interval: int, offset: int) -> Dataset:
-        """Sample i where i mod `interval` == `offset`."""
+        """Sample i where i mod `interval` == `offset`.
+
+        >>> import brimful as bf
+        >>> [sample["text"] for sample in bf.from_sequence(["a", "b", "c", "d", "e"]).stride(2, 1)]
+        ['b', 'd']
+        """
         return Dataset(Stride(self._endless, interval, offset))
 
     def enumerate(self, *, count_column: str = "step") -> Dataset:
-        """Adds the number of each sample in the stream, from 0, as a column; it goes on over epochs."""
+        """Adds the number of each sample in the stream, from 0, as a column; it goes on over epochs.
+
+        >>> import brimful as bf
+        >>> list(bf.from_sequence(["a", "b"]).enumerate())
+        [{'text': 'a', 'step': 0}, {'text': 'b', 'step': 1}]
+        """
         return Dataset(Enumerate(self._endless, count_column))
 
     def train_valid_split(
@@ -764,6 +837,13 @@ class Dataset:
             DataError: (at once) rows differ in their columns or types, with file and line.
             ModuleNotFoundError: `datasets` is not installed: `pip install 'brimful[hf]'`.
         Price: what the chain costs, and about 2 ns a byte; 30 MB held.
+
+        >>> import tempfile
+        >>> import brimful as bf
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     table = bf.from_sequence(["a", "b"]).to_hf(f"{folder}/words")
+        ...     table.num_rows, table[1]
+        (2, {'text': 'b'})
         """
         self._refuse_originals("to_hf")
         self._check_end("to_hf", repeats=self.repeats)
@@ -928,6 +1008,12 @@ class Dataset:
             the rest: as for `batch`.
         Price: one and a half windows held and one made ahead; about 15 ns a token.
         Source: infinibatch (sorted read-ahead), fairseq (token budgets).
+
+        >>> import brimful as bf
+        >>> samples = bf.from_sequence([{"input_ids": [1] * length} for length in (50, 30, 20, 20, 30, 20)])
+        >>> batches = samples.batch_by_tokens(60, shuffle_batches=False)
+        >>> [batch["input_ids"].shape for batch in batches]
+        [torch.Size([1, 50]), torch.Size([2, 30]), torch.Size([3, 20])]
         """
         one_of("overlong", overlong, *get_args(Overlong))
         policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=_lengths(buckets))
@@ -977,6 +1063,13 @@ class Dataset:
             the rest: as for `batch`.
         Price: Python, two or three calls a sample.
         Source: infinibatch's BucketedReadaheadBatchIterator.
+
+        >>> import brimful as bf
+        >>> samples = bf.from_sequence([{"input_ids": [1] * length} for length in (2, 4, 1, 2)])
+        >>> def length(sample): return len(sample["input_ids"])
+        >>> batches = samples.batch_by(lambda longest: 4 // length(longest), key=length, shuffle_batches=False)
+        >>> [batch["lengths"].tolist() for batch in batches]
+        [[4], [2, 2], [1]]
         """
         one_of("overlong", overlong, "raise", "alone", "drop")
         window = integer("window", window, 1, "row")  # "auto" and "steps" are for policies, whose plans say how many

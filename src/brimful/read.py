@@ -84,6 +84,16 @@ def from_files(
         takes 8 MB beside its own shards (n_active_shards + n_standby_shards of them, where it has so many) and its own window
         of batches, and at least 2 threads. A local shard is an open file; what is far away shares the connections of its
         file system (10 of s3fs, 100 of HTTP), whatever the number of shards.
+
+    >>> import json, tempfile
+    >>> from pathlib import Path
+    >>> import brimful as bf
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for shard in ("a", "b"):
+    ...         rows = [json.dumps({"text": f"{shard}{row}"}) for row in range(2)]
+    ...         _ = Path(folder, f"{shard}.jsonl").write_text("\\n".join(rows))
+    ...     [sample["text"] for sample in bf.from_files(f"{folder}/*.jsonl")]
+    ['a0', 'b0', 'a1', 'b1']
     """
     given = (urls,) if isinstance(urls, str | os.PathLike) else tuple(urls)
     if not given:
@@ -229,6 +239,15 @@ def from_store(
         TimeoutError: nothing came in time.
     State: [epoch, samples handed on]; of batches [epoch, number of the window, batches handed on].
     Price: opening reads one file (1,000 files of rows: 20 ms). See `brimful.store.index.StoreIndex`.
+
+    >>> import tempfile
+    >>> import brimful as bf
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     rows = bf.from_sequence([{"input_ids": [5, 6], "id": 0}, {"input_ids": [7], "id": 1}])
+    ...     _ = rows.to_store(f"{folder}/tokens")
+    ...     tokens = bf.from_store(f"{folder}/tokens", columns=["input_ids"])
+    ...     list(tokens[1]), tokens[1]["input_ids"].tolist(), tokens.lengths().tolist()
+    (['input_ids'], [7], [2, 1])
     """
     positive("timeout_seconds", timeout_seconds)
     index = StoreIndex.opened(path, columns, storage_options, timeout_seconds)

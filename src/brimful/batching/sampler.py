@@ -143,12 +143,29 @@ class BatchSampler:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next iteration."""
+        """The epoch of the next iteration.
+
+        Example:
+            >>> import brimful as bf
+            >>> sampler = bf.BatchSampler([50, 30, 20, 20, 30, 20], bf.TokenBudget(60))
+
+            >>> sampler.set_epoch(3)
+            >>> sampler.epoch
+            3
+        """
         return self._epoch
 
     @property
     def sampler(self) -> BatchSampler:
-        """Itself: where Accelerate and Lightning look for `set_epoch` of a batch sampler."""
+        """Itself: where Accelerate and Lightning look for `set_epoch` of a batch sampler.
+
+        Example:
+            >>> import brimful as bf
+            >>> sampler = bf.BatchSampler([50, 30, 20, 20, 30, 20], bf.TokenBudget(60))
+
+            >>> sampler.sampler is sampler, sampler.batch_size
+            (True, None)
+        """
         return self
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -156,7 +173,15 @@ class BatchSampler:
         return self._lists()
 
     def __len__(self) -> int:
-        """How many lists this rank has of the whole epoch, wherever a restored state begins in it."""
+        """How many lists this rank has of the whole epoch, wherever a restored state begins in it.
+
+        Example:
+            >>> import brimful as bf
+            >>> sampler = bf.BatchSampler([50, 30, 20, 20, 30, 20], bf.TokenBudget(60))
+
+            >>> len(sampler)
+            3
+        """
         return self._shard.steps_of(self._checked(self._count()))
 
     def __repr__(self) -> str:
@@ -170,6 +195,15 @@ class BatchSampler:
 
         Raises:
             ValueError: another epoch than the restored one before its first batch: what was trained on would come again.
+        Example:
+            >>> import brimful as bf
+            >>> sampler = bf.BatchSampler([50, 30, 20, 20, 30, 20], bf.TokenBudget(60))
+
+            >>> for epoch in range(2):
+            ...     sampler.set_epoch(epoch)
+            ...     list(sampler)
+            [[3, 5, 2], [0], [4, 1]]
+            [[5, 3, 2], [4, 1], [0]]
         """
         epoch = integer("epoch", epoch)
         self._repeated = None
@@ -190,6 +224,16 @@ class BatchSampler:
                 saves the place in its own state.
             ValueError: more than were handed out.
         Price: with a count below what was handed out, the lists up to there are planned again.
+        Example:
+            >>> import brimful as bf
+            >>> sampler = bf.BatchSampler([50, 30, 20, 20, 30, 20], bf.TokenBudget(60))
+
+            >>> lists = iter(sampler)
+            >>> used = next(lists), next(lists)
+            >>> resumed = bf.BatchSampler([50, 30, 20, 20, 30, 20], bf.TokenBudget(60))
+            >>> resumed.load_state_dict(sampler.state_dict(batches_consumed=1))
+            >>> next(iter(resumed)) == used[1]
+            True
         """
         run = self._running or _Run(*self._beginning())
         if batches_consumed is not None:
@@ -206,6 +250,14 @@ class BatchSampler:
         Raises:
             StateError: the state is of other lengths, another policy, seed ...; the message names both sides.
         Price: a shuffle and one window's plan.
+        Example:
+            >>> import brimful as bf
+            >>> sampler = bf.BatchSampler([50, 30, 20, 20, 30, 20], bf.TokenBudget(60))
+
+            >>> lists = list(sampler)
+            >>> sampler.load_state_dict(sampler.state_dict())
+            >>> sampler.epoch
+            1
         """
         check_form(state_dict, "header", "position", "crc32", version=VERSION)
         epoch, place = position_of(state_dict)

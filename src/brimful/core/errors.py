@@ -31,15 +31,44 @@ ORIGIN: Final = f"{HIDDEN}origin"
 
 
 class DataError(ValueError):
-    """The data cannot be used as they are: the message names the file, the line and the remedy."""
+    """The data cannot be used as they are: the message names the file, the line and the remedy.
+
+    >>> import brimful as bf
+    >>> try:
+    ...     list(bf.from_sequence([{"input_ids": [5, 6], "labels": [5, 6]}]).causal_labels())
+    ... except bf.DataError as error:
+    ...     print(error)
+    causal_labels: there is a column 'labels' already (sequence, row 0); drop or rename it
+    """
 
 
 class StateError(ValueError):
-    """A state does not fit the pipeline that it was given to: the message names both sides."""
+    """A state does not fit the pipeline that it was given to: the message names both sides.
+
+    >>> import brimful as bf
+    >>> data = bf.from_sequence(["a", "b", "c"])
+    >>> state = data.shuffle(3, seed=1).iter().state_dict()
+    >>> try:
+    ...     data.shuffle(3, seed=2).iter(state)
+    ... except bf.StateError as error:
+    ...     print(error)
+    this state belongs to another pipeline: shuffle.seed was 1 when it was saved and is 2 here; use the pipeline that saved it
+    """
 
 
 class StageError(RuntimeError):
-    """A function of the user's raised: the message names the stage, the file and the line; the cause is chained."""
+    """A function of the user's raised: the message names the stage, the file and the line; the cause is chained.
+
+    >>> import brimful as bf
+    >>> def tenth(sample): return {"n": 10 / sample["n"]}
+    >>> try:
+    ...     list(bf.from_sequence([{"n": 5}, {"n": 0}]).map(tenth))
+    ... except bf.StageError as error:
+    ...     print(error)
+    ...     error.__cause__
+    map(tenth) failed at sequence, row 1: ZeroDivisionError: division by zero
+    ZeroDivisionError('division by zero')
+    """
 
 
 class RankError(RuntimeError):
@@ -48,7 +77,17 @@ class RankError(RuntimeError):
 
 class BrokenError(RuntimeError):
     """The iterator failed earlier, or was closed before its end, and says so for ever; its state is the place after
-    the last item that was taken."""
+    the last item that was taken.
+
+    >>> import brimful as bf
+    >>> it = bf.from_sequence(["a", "b"]).iter()
+    >>> it.close()
+    >>> try:
+    ...     next(it)
+    ... except bf.BrokenError as error:
+    ...     print(error)
+    this iterator was closed before its end; go on with a new one: iter(state), with the state_dict() of this one
+    """
 
 
 def require(name: str, value: float, least: float, unit: str = "") -> None:

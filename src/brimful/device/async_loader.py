@@ -173,7 +173,15 @@ class AsyncLoader:
     @property
     def stats(self) -> Stats | None:
         """Counts of the iteration that runs, or ran last; None before the first. Tokens are those that the attention_mask
-        shows; what a loader of brimful's left out stands in its own `stats`."""
+        shows; what a loader of brimful's left out stands in its own `stats`.
+
+        Example:
+            >>> import brimful as bf
+            >>> loader = AsyncLoader(bf.from_sequence([[1], [2], [3]]).batch(1).loader(), "cpu")
+
+            >>> loader.stats is None, len(list(loader)), loader.stats.tokens
+            (True, 3, 3)
+        """
         return None if self._last is None else self._last.stats
 
     def state_dict(self) -> dict[str, Any]:
@@ -181,6 +189,17 @@ class AsyncLoader:
 
         Raises:
             TypeError: the loader has none.
+        Example:
+            >>> import brimful as bf
+            >>> loader = AsyncLoader(bf.from_sequence([[1], [2], [3]]).batch(1).loader(), "cpu")
+
+            >>> batches = iter(loader)
+            >>> next(batches)["input_ids"].tolist()
+            [[1]]
+            >>> resumed = bf.from_sequence([[1], [2], [3]]).batch(1).loader()
+            >>> resumed.load_state_dict(loader.state_dict())
+            >>> [batch["input_ids"].tolist() for batch in resumed]
+            [[[2]], [[3]]]
         """
         state = self._consumed.state(self._state)
         if isinstance(state, int):
@@ -192,7 +211,19 @@ class AsyncLoader:
         return Loaded(self.loader).start(0) if self._running is None else self._running.position
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a state, also one of the loader itself, at the next iteration."""
+        """Goes on from a state, also one of the loader itself, at the next iteration.
+
+        Example:
+            >>> import brimful as bf
+            >>> loader = AsyncLoader(bf.from_sequence([[1], [2], [3]]).batch(1).loader(), "cpu")
+
+            >>> start = loader.state_dict()
+            >>> [batch["input_ids"].item() for batch in loader]
+            [1, 2, 3]
+            >>> loader.load_state_dict(start)
+            >>> next(iter(loader))["input_ids"].item()
+            1
+        """
         if not hasattr(self.loader, "load_state_dict"):
             raise self._stateless()
         running, self._running = self._running, None
@@ -206,6 +237,20 @@ class AsyncLoader:
 
         Raises:
             TypeError: the loader has no state.
+        Example:
+            >>> import brimful as bf
+            >>> loader = AsyncLoader(bf.from_sequence([[1], [2], [3]]).batch(1).loader(), "cpu")
+
+            >>> used = 0
+            >>> loader.follow(lambda: used)
+            >>> batches = iter(loader)
+            >>> ahead = next(batches), next(batches)
+            >>> used = 1
+            >>> resumed = bf.from_sequence([[1], [2], [3]]).batch(1).loader()
+            >>> resumed.load_state_dict(loader.state_dict())
+            >>> [batch["input_ids"].item() for batch in resumed]
+            [2, 3]
+            >>> batches.close()
         """
         if isinstance(self._state(), int):
             raise self._stateless()

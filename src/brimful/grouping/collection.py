@@ -96,6 +96,11 @@ class Collection:
 
         Args:
             partition: the sample numbers of each group; by default its samples follow those of the group before.
+
+        >>> import torch
+        >>> groups = [torch.tensor([[5, 0], [6, 7]]), torch.tensor([[1, 2, 3, 4]])]
+        >>> Collection.of_groups(groups, "seq", {"seq": [1, 2, 4]}).ungroup()
+        [tensor([5]), tensor([6, 7]), tensor([1, 2, 3, 4])]
         """
         return collection_of(data_of_groups(groups, dims, lengths, partition, pad_values))
 
@@ -122,6 +127,11 @@ class Collection:
 
         Raises:
             ValueError: a key with several ragged dimensions, or with one that does not come first.
+
+        >>> import torch
+        >>> made = Collection([torch.ones(2), torch.ones(1)], "seq").nested()
+        >>> made.offsets().tolist(), made.values().tolist()
+        ([0, 2, 3], [1.0, 1.0, 1.0])
         """
         return nested(self._data)
 
@@ -137,6 +147,13 @@ class Collection:
             ValueError: an unknown dimension, or groups that do not have each sample once.
             TypeError: no grouper.
         Price: about 10 ns a row and an index copy of the data; of a collection in groups, two.
+
+        >>> import torch
+        >>> from brimful.grouping import OptimalGroups
+        >>> collection = Collection([torch.ones(length) for length in (3, 9, 4)], "seq")
+        >>> grouped = collection.group(OptimalGroups("seq", 2), pad_to_multiple_of=4)
+        >>> grouped.partition, [group.shape for group in grouped.groups]
+        (((0, 2), (1,)), [torch.Size([2, 4]), torch.Size([1, 12])])
         """
         multiple = integer("pad_to_multiple_of", pad_to_multiple_of, 1)
         data = self._data
@@ -144,7 +161,14 @@ class Collection:
         return collection_of(regrouped(data, PaddedGroups.of(partition, data.sizes, multiple)))
 
     def regroup(self, by: Grouper, *, pad_to_multiple_of: int = 1) -> Collection:
-        """The same samples in other groups; see `group`."""
+        """The same samples in other groups; see `group`.
+
+        >>> import torch
+        >>> from brimful.grouping import OneGroup, Partition
+        >>> grouped = Collection([torch.ones(length) for length in (3, 9)], "seq").group(OneGroup())
+        >>> [group.shape for group in grouped.regroup(Partition([[0], [1]])).groups]
+        [torch.Size([1, 3]), torch.Size([1, 9])]
+        """
         return self.group(by, pad_to_multiple_of=pad_to_multiple_of)
 
     def repad(self, *, pad_values: Any = None) -> Collection:
@@ -164,7 +188,14 @@ class Collection:
         return collection_of(refilled(self._data, pad_values))
 
     def ungroup(self) -> list[Any]:
-        """The samples as they were given, in their order, without padding: views of one tensor a key."""
+        """The samples as they were given, in their order, without padding: views of one tensor a key.
+
+        >>> import torch
+        >>> from brimful.grouping import Partition
+        >>> collection = Collection([torch.tensor([5]), torch.tensor([6, 7, 8]), torch.tensor([9])], "seq")
+        >>> collection.group(Partition([[1], [2, 0]])).ungroup()
+        [tensor([5]), tensor([6, 7, 8]), tensor([9])]
+        """
         return ungrouped(self._data)
 
     def apply(
@@ -233,29 +264,60 @@ class Collection:
 
     @property
     def sizes(self) -> dict[str, IntArray]:
-        """The length of each sample in each ragged dimension, int64 (B,), by name."""
+        """The length of each sample in each ragged dimension, int64 (B,), by name.
+
+        >>> import torch
+        >>> {name: lengths.tolist() for name, lengths in Collection([torch.ones(2, 3), torch.ones(1, 5)], "x y").sizes.items()}
+        {'x': [2, 1], 'y': [3, 5]}
+        """
         return {name: lengths.copy() for name, lengths in self._data.sizes.items()}
 
     @property
     def extents(self) -> dict[str, IntArray]:
-        """The padded length of each group in each ragged dimension, int64 (G,), by name."""
+        """The padded length of each group in each ragged dimension, int64 (G,), by name.
+
+        >>> import torch
+        >>> from brimful.grouping import Partition
+        >>> grouped = Collection([torch.ones(length) for length in (3, 9, 4)], "seq").group(Partition([[0, 2], [1]]))
+        >>> grouped.extents["seq"].tolist()
+        [4, 9]
+        """
         return {name: lengths.copy() for name, lengths in self._data.padded_groups.extents.items()}
 
     def masks(self, dims: str) -> tuple[Tensor, ...]:
-        """The bool mask of each group that `apply` would pass for these dims."""
+        """The bool mask of each group that `apply` would pass for these dims.
+
+        >>> import torch
+        >>> from brimful.grouping import OneGroup
+        >>> grouped = Collection([torch.ones(3), torch.ones(1)], "seq").group(OneGroup())
+        >>> grouped.masks("seq")[0].tolist(), grouped.masks("~seq")[0].tolist()
+        ([[True, True, True], [True, False, False]], [[False, False, False], [False, True, True]])
+        """
         return mask(self._data, dims)
 
     # -- keys ------------------------------------------------------------------------------------------------------------
 
     def keys(self) -> list[str]:
-        """The keys at the top; none where the samples are tensors."""
+        """The keys at the top; none where the samples are tensors.
+
+        >>> import torch
+        >>> sample = {"pos": torch.ones(2, 3), "protein": {"kind": torch.ones(2)}}
+        >>> Collection([sample], {"pos": "atm 3", "protein": {"kind": "atm"}}).keys()
+        ['pos', 'protein']
+        """
         return list(dict.fromkeys(path.split(".")[0] for path in self._data.columns if path))
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and bool(key) and any(below(path, key) is not None for path in self._data.columns)
 
     def __getitem__(self, key: str) -> Collection:
-        """A part of it, in the same groups: `["pos"]`, `["protein"]["pos"]` or `["protein.pos"]`."""
+        """A part of it, in the same groups: `["pos"]`, `["protein"]["pos"]` or `["protein.pos"]`.
+
+        >>> import torch
+        >>> collection = Collection([{"protein": {"kind": torch.tensor([4, 5])}}], {"protein": {"kind": "atm"}})
+        >>> collection["protein.kind"].ungroup()
+        [tensor([4, 5])]
+        """
         if key == "":
             raise KeyError(f"a key must have at least 1 letter (keys: {', '.join(self.keys()) or 'none'})")
         return collection_of(part_of(self._data, key))
@@ -306,6 +368,11 @@ class Collection:
 
         Raises:
             TypeError: no device; types are those of the samples.
+
+        >>> import torch
+        >>> from brimful.grouping import OneGroup
+        >>> Collection([torch.ones(3)], "seq").group(OneGroup()).to("meta").groups[0].device
+        device(type='meta')
         """
         if not isinstance(device, torch.device | str | int):
             raise TypeError(f"to takes a device (got {device!r}); change types in the samples, or in a module by apply")

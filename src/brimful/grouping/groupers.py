@@ -18,10 +18,27 @@ Groups: TypeAlias = Sequence[Sequence[int]]
 
 
 class Grouper(Protocol):
-    """Whatever turns lengths into groups: `Collection.group` takes any object with this method."""
+    """Whatever turns lengths into groups: `Collection.group` takes any object with this method.
+
+    >>> import torch
+    >>> from brimful.grouping import Collection
+    >>> class Halves:
+    ...     "The samples of odd length apart from the others."
+    ...     def partition(self, num_samples, sizes):
+    ...         odd = sizes["seq"] % 2 == 1
+    ...         return [np.flatnonzero(odd).tolist(), np.flatnonzero(~odd).tolist()]
+    >>> Collection([torch.ones(length) for length in (3, 2, 5, 4)], "seq").group(Halves()).partition
+    ((0, 2), (1, 3))
+    """
 
     def partition(self, num_samples: int, sizes: Sizes) -> Groups:
-        """Sample numbers, group by group; each sample in exactly one."""
+        """Sample numbers, group by group; each sample in exactly one.
+
+        >>> from brimful.grouping import LengthThresholds, OneGroup
+        >>> sizes = {"seq": np.array([1, 9, 2])}
+        >>> [by.partition(3, sizes) for by in (OneGroup(), LengthThresholds("seq", [4]))]
+        [[[0, 1, 2]], [[0, 2], [1]]]
+        """
         ...
 
 
@@ -56,7 +73,11 @@ class LengthThresholds:
                 raise ValueError(f"thresholds must ascend (got {before:,} before {after:,})")
 
     def partition(self, num_samples: int, sizes: Sizes) -> Groups:
-        """Sample numbers, group by group, those of short samples first."""
+        """Sample numbers, group by group, those of short samples first.
+
+        >>> LengthThresholds("seq", [2, 4]).partition(4, {"seq": np.array([9, 4, 2, 1])})
+        [[2, 3], [1], [0]]
+        """
         return [group.tolist() for group in by_thresholds(_sizes_of(sizes, self.name), self.thresholds)]
 
 
@@ -69,7 +90,11 @@ class OneGroup:
     """
 
     def partition(self, num_samples: int, sizes: Sizes) -> Groups:
-        """All sample numbers, in one group."""
+        """All sample numbers, in one group.
+
+        >>> OneGroup().partition(2, {"seq": np.array([1, 900])})
+        [[0, 1]]
+        """
         return [[*range(num_samples)]]
 
 
@@ -92,7 +117,11 @@ class Partition:
         object.__setattr__(self, "groups", groups)
 
     def partition(self, num_samples: int, sizes: Sizes) -> Groups:
-        """The groups that were given."""
+        """The groups that were given.
+
+        >>> Partition([[2, 0], [1]]).partition(3, {"seq": np.array([4, 9, 5])})
+        ((2, 0), (1,))
+        """
         return self.groups
 
 
@@ -124,7 +153,14 @@ class OptimalGroups:
         settle(self, "num_groups", 1, "group")
 
     def partition(self, num_samples: int, sizes: Sizes) -> Groups:
-        """Sample numbers, group by group, at the least cost."""
+        """Sample numbers, group by group, at the least cost.
+
+        >>> sizes = {"seq": np.array([1, 1, 1, 4, 9])}
+        >>> OptimalGroups("seq", 2).partition(5, sizes)
+        [[0, 1, 2], [3, 4]]
+        >>> OptimalGroups("seq", 2, cost=lambda length: length**2).partition(5, sizes)
+        [[0, 1, 2, 3], [4]]
+        """
         columns = [_sizes_of(sizes, name) for name in self.names]
         lengths = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
         return [group.tolist() for group in optimal_partition(lengths, self.num_groups, cost=self.cost)]

@@ -82,6 +82,18 @@ def save(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
     Raises:
         RuntimeError: no loader was prepared by this module, so that the checkpoint would not have its place.
         ValueError: the accelerator names its checkpoints itself.
+    Example:
+        >>> import tempfile
+        >>> import brimful as bf
+        >>> accelerator = Accelerator(cpu=True)
+        >>> loader = prepare(accelerator, bf.from_sequence([[1], [2], [3]]).batch(1).loader())
+
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for batch in loader:
+        ...         save(accelerator, f"{folder}/checkpoint")
+        ...         break
+        ...     sorted(path.name for path in Path(folder).iterdir())
+        ['checkpoint']
     """
     _check(accelerator)
     if accelerator.is_main_process and not accelerator.sync_gradients:
@@ -118,6 +130,19 @@ def load(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
 
     Raises:
         RuntimeError: no loader was prepared by this module; another number of them than was saved.
+    Example:
+        >>> import tempfile
+        >>> import brimful as bf
+        >>> accelerator = Accelerator(cpu=True)
+        >>> loader = prepare(accelerator, bf.from_sequence([[1], [2], [3]]).batch(1).loader())
+
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for batch in loader:
+        ...         save(accelerator, f"{folder}/checkpoint")
+        ...         break
+        ...     load(accelerator, f"{folder}/checkpoint")
+        ...     [batch["input_ids"].item() for batch in loader]
+        [2, 3]
     """
     _check(accelerator)
     target = Path(folder)

@@ -33,12 +33,22 @@ Ours: TypeAlias = Loader | AsyncLoader
 
 
 def callbacks() -> list[Any]:
-    """The callback for `lightning`; a Trainer finds it by itself where brimful is installed."""
+    """The callback for `lightning`; a Trainer finds it by itself where brimful is installed.
+
+    >>> from lightning.pytorch import Callback
+    >>> [isinstance(one, Callback) for one in callbacks()]
+    [True]
+    """
     return [_callback("lightning.pytorch")]
 
 
 def pytorch_lightning_callbacks() -> list[Any]:
-    """The callback for `pytorch_lightning`; a Trainer finds it by itself where brimful is installed."""
+    """The callback for `pytorch_lightning`; a Trainer finds it by itself where brimful is installed.
+
+    >>> from pytorch_lightning import Callback
+    >>> [isinstance(one, Callback) for one in pytorch_lightning_callbacks()]
+    [True]
+    """
     return [_callback("pytorch_lightning")]
 
 

@@ -110,17 +110,27 @@ def build_dynamic_batch_dataloader(
 class DynamicBatchDataLoader(DataLoader[Any]):
     """A DataLoader of dicts, from a list of texts: see `build_dynamic_batch_dataloader`.
 
-    It learns if its model is in bytes and takes new peaks (`refined`), and torch finds a CUDA device. The peak between two
-    batches, on the current device, is added to the model with the shape of the first of the two, once the second is asked
-    for. A batch is cut by what is known when DataLoader asks for it: by all peaks before, but for those of the
-    2 x num_workers batches that are read ahead; shuffled batches are all cut when an epoch begins. A measured peak of the
-    first batch takes the place of the predicted one. So the batches follow from the peaks alone, whatever the time; `len`,
-    which is not known then, is a TypeError. From the first time that memory runs out nothing more is learnt, as the step may
-    go on in parts.
+    It learns if its model is in bytes and takes new peaks (`refined`), and torch finds a CUDA device. It measures the peak
+    between two batches on the current device. When the second batch is asked for, the model learns this peak with the shape
+    of the first. A batch is cut by what is known when DataLoader asks for it: all peaks before, except those of the
+    2 x num_workers batches that are read ahead. Shuffled batches are all cut when an epoch begins. A measured peak of the
+    first batch takes the place of the predicted one. So the batches follow from the peaks alone, whatever the time; `len`
+    is not known then, and is a TypeError. After memory has run out once, nothing more is learnt, as the step may go on in
+    parts.
 
     Attributes:
         truncated: texts that were cut to max_input_token_length.
         memory_model: the model with all that was learnt; a `MemoryModel` has `save`.
+
+    Example:
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> words = Tokenizer(models.WordLevel({"[PAD]": 0, "a": 1}, unk_token="a"))
+        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]")
+        >>> loader = build_dynamic_batch_dataloader(["a", "a a a", "a a"], tokenizer, 2, 2, num_workers=0)
+        >>> [batch["input_ids"].tolist() for batch in loader], loader.truncated, loader.memory_model.unit
+        ([[[1, 1], [1, 1]], [[1]]], 1, 'relative')
     """
 
     def __init__(

@@ -50,7 +50,13 @@ def probe(
 
 
 def meter_on(device: Any, step: Callable[[Any], object], make_batch: Callable[[int, Any], Any]) -> Meter:
-    """The function that `probe` measures a shape with, for `largest_batches`. Takes the arguments of `probe`."""
+    """The function that `probe` measures a shape with, for `largest_batches`. Takes the arguments of `probe`.
+
+    Example:
+        >>> meter = meter_on("cpu", lambda batch: batch * 2, lambda batch, length: torch.ones(batch, length))
+        >>> meter(4, 128)
+        4096.0
+    """
     place = as_device(device)
     run = _on_cpu if place.type == "cpu" else _on_cuda
 

@@ -74,7 +74,15 @@ def estimator(
     *,
     make_step: MakeStep | None = None,
 ) -> Meter:
-    """The function that `estimate` measures a shape with, for `largest_batches`. Takes the arguments of `estimate`."""
+    """The function that `estimate` measures a shape with, for `largest_batches`. Takes the arguments of `estimate`.
+
+    Example:
+        >>> def make_step(layer):
+        ...     return lambda batch: layer(batch).sum().backward()
+        >>> meter = estimator(torch.nn.Linear(64, 64), lambda batch, length: torch.zeros(batch, length, 64), make_step=make_step)
+        >>> meter(8, 32)
+        148480.0
+    """
     mode, memory = _fakes()
     if isinstance(model, Module):
         if elsewhere := {str(one.device) for one in model.parameters()} - {"cpu"}:

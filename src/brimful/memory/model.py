@@ -77,6 +77,12 @@ class MemoryModel:
             peak_bytes: (n,).
         Raises:
             ValueError: fewer than 2 peaks, or all of one batch size above 1, which cannot tell what a sample adds.
+        Example:
+            >>> shapes = [(1, 64), (8, 64), (4, 128), (8, 256), (1, 512), (8, 512)]
+            >>> model = MemoryModel.fit(shapes, [10**6 + batch * 2000 * length for batch, length in shapes])
+
+            >>> round(model.predict(4, 256)), model.unit
+            (3048000, 'bytes')
         """
         batches, lengths, peaks = _checked(shapes, peak_bytes)
         if len(peaks) < 2:
@@ -106,6 +112,13 @@ class MemoryModel:
             shapes, peak_bytes: as for `fit`; one is enough.
         Raises:
             ValueError: shapes of another number of lengths; peaks in bytes for a model that is `relative` (`anchored` first).
+        Example:
+            >>> shapes = [(1, 64), (8, 64), (4, 128), (8, 256), (1, 512), (8, 512)]
+            >>> model = MemoryModel.fit(shapes, [10**6 + batch * 2000 * length for batch, length in shapes])
+
+            >>> refined = model.refined([(16, 512)], [20 * 10**6])
+            >>> [round(one.predict(16, 512) / 1e6, 1) for one in (model, refined)]
+            [17.4, 18.4]
         """
         if self.unit == "relative":
             raise ValueError(
@@ -120,7 +133,14 @@ class MemoryModel:
         return model
 
     def anchored(self, batch: int, length: Length, peak_bytes: float) -> MemoryModel:
-        """The same model in bytes, scaled so that it predicts exactly `peak_bytes` for this shape."""
+        """The same model in bytes, scaled so that it predicts exactly `peak_bytes` for this shape.
+
+        Example:
+            >>> model = MemoryModel.pretrained()
+            >>> known = model.anchored(8, 256, 2 * 10**9)
+            >>> model.unit, known.unit, round(known.predict(8, 256)), known.largest_batch(256, 4 * 10**9)
+            ('relative', 'bytes', 2000000000, 14)
+        """
         scale = positive("peak_bytes", peak_bytes) / self.predict(batch, length)
         pieces = np.array(self.pieces)
         pieces[:, :, :-1] /= scale  # a row is divided by its peak
@@ -128,21 +148,49 @@ class MemoryModel:
 
     @property
     def num_lengths(self) -> int:
-        """1, or 2 where a sample has a source and a target."""
+        """1, or 2 where a sample has a source and a target.
+
+        Example:
+            >>> pairs = MemoryModel.fit([(1, 8, 4), (4, 16, 8), (8, 16, 4)], [1500, 3000, 4000])
+            >>> MemoryModel.pretrained().num_lengths, pairs.num_lengths
+            (1, 2)
+        """
         return len(self.lengths)
 
     def predict(self, batch: int, length: Length) -> float:
-        """The peak to expect, in bytes: half of the peaks lie above."""
+        """The peak to expect, in bytes: half of the peaks lie above.
+
+        Example:
+            >>> shapes = [(1, 64), (8, 64), (4, 128), (8, 256), (1, 512), (8, 512)]
+            >>> model = MemoryModel.fit(shapes, [10**6 + batch * 2000 * length for batch, length in shapes])
+
+            >>> [round(model.predict(batch, 256)) for batch in (1, 4, 16)]
+            [1512000, 3048000, 9192000]
+        """
         return float(self._peaks(*_shapes([batch], [length], self.num_lengths))[0])
 
     def bound(self, batch: int, length: Length, *, risk: float = 0.025) -> float:
-        """The peak that is exceeded with at most this risk, in bytes."""
+        """The peak that is exceeded with at most this risk, in bytes.
+
+        Example:
+            >>> model = MemoryModel.fit([(1, 64), (8, 64), (4, 128), (8, 256)], [1.1e6, 2.1e6, 2.2e6, 5.0e6])
+            >>> bounds = [model.bound(4, 256, risk=risk) for risk in (0.1, 0.025)]
+            >>> [round(peak / 1e6, 1) for peak in (model.predict(4, 256), *bounds)]
+            [3.1, 4.6, 6.0]
+        """
         return self.predict(batch, length) * self.margin.factor(_share(risk))
 
     def largest_batch(self, length: Length, limit_bytes: float, *, risk: float = 0.025) -> int:
         """The largest batch whose bound at this risk is within the limit; 0 where a single sample's is not.
 
-        Never larger for a longer length. Where the peak does not grow with the batch: 2^40.
+        Never larger for a longer length. If the peak does not grow with the batch, it is 2^40.
+
+        Example:
+            >>> shapes = [(1, 64), (8, 64), (4, 128), (8, 256), (1, 512), (8, 512)]
+            >>> model = MemoryModel.fit(shapes, [10**6 + batch * 2000 * length for batch, length in shapes])
+
+            >>> [model.largest_batch(length, 5e6) for length in (128, 256, 512, 4096)]
+            [14, 7, 3, 0]
         """
         factor = self.margin.factor(_share(risk))
         limit = finite("limit_bytes", limit_bytes)
@@ -159,7 +207,16 @@ class MemoryModel:
         return fits
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the model as JSON, all or nothing."""
+        """Writes the model as JSON, all or nothing.
+
+        Example:
+            >>> import tempfile
+            >>> model = MemoryModel.fit([(1, 64), (8, 64)], [1.1e6, 2.1e6])
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     model.save(f"{folder}/model.json")
+            ...     json.loads(Path(folder, "model.json").read_text())["batches"]
+            [1, 8]
+        """
         write_whole(Path(path), json.dumps(self.to_json(), indent=1).encode() + b"\n")
 
     @classmethod
@@ -168,6 +225,13 @@ class MemoryModel:
 
         Raises:
             ValueError: the file holds none.
+        Example:
+            >>> import tempfile
+            >>> model = MemoryModel.fit([(1, 64), (8, 64)], [1.1e6, 2.1e6])
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     model.save(f"{folder}/model.json")
+            ...     MemoryModel.load(f"{folder}/model.json") == model
+            True
         """
         try:
             return cls.from_json(json.loads(Path(path).read_text("utf-8")))
@@ -181,11 +245,21 @@ class MemoryModel:
         It says how a peak compares with that of a first batch, `anchored` to it or as the `reference` of a `MemoryBudget`.
         Source: 26,336 peaks of 78 runs of NLLB-600M, opus-mt and ALMA-7B of the dynabatch project, fitted by
             benchmarks/memory_profiles.py.
+        Example:
+            >>> model = MemoryModel.pretrained()
+            >>> round(model.predict(8, 512) / model.predict(8, 256), 2)
+            1.64
         """
         return cls.from_json(json.loads(files("brimful.memory").joinpath("pretrained.json").read_text("utf-8")))
 
     def to_json(self) -> dict[str, Any]:
-        """All that the model knows, as plain JSON."""
+        """All that the model knows, as plain JSON.
+
+        Example:
+            >>> saved = MemoryModel.fit([(1, 64), (8, 64)], [1.1e6, 2.1e6]).to_json()
+            >>> saved["format"], saved["unit"], saved["batches"], saved["lengths"]
+            ('brimful memory model 1', 'bytes', [1, 8], [[64, 64]])
+        """
         return {
             "format": _FORMAT,
             "unit": self.unit,
@@ -202,6 +276,10 @@ class MemoryModel:
 
         Raises:
             ValueError, KeyError, TypeError: it is none.
+        Example:
+            >>> model = MemoryModel.fit([(1, 64), (8, 64)], [1.1e6, 2.1e6])
+            >>> MemoryModel.from_json(json.loads(json.dumps(model.to_json()))) == model
+            True
         """
         if not isinstance(saved, dict) or saved.get("format") != _FORMAT:
             raise ValueError(f"its format is not {_FORMAT!r}")
@@ -227,7 +305,13 @@ class MemoryModel:
         )
 
     def fingerprint(self) -> str:
-        """The model in a few words, other ones for any other model; stands for it in the header of a state."""
+        """The model in a few words, other ones for any other model; stands for it in the header of a state.
+
+        Example:
+            >>> model = MemoryModel.fit([(1, 64), (8, 64)], [1.1e6, 2.1e6])
+            >>> model.fingerprint() == model.refined([(4, 64)], [1.6e6]).fingerprint()
+            False
+        """
         digest = sha256(json.dumps(self.to_json()).encode()).hexdigest()[:16]
         return f"{len(self.margin):,} peaks, {digest}"
 

@@ -28,6 +28,13 @@ class Peaks:
         shapes: (n, 2): batch and length; (n, 3): batch, source and target length; int64.
         peak_bytes: (n,) int64.
         out_of_memory: (m, 2) or (m, 3) int64: shapes that did not fit, or are no smaller than one that did not.
+    Example:
+        >>> from brimful.memory import MemoryModel
+        >>> peaks = Peaks(np.array([[4, 128], [8, 128]]), np.array([4096, 8192]), np.array([[64, 128]]))
+        >>> peaks
+        Peaks(2 shapes, 1 out of memory)
+        >>> round(MemoryModel.fit(peaks.shapes, peaks.peak_bytes).predict(6, 128))
+        6144
     """
 
     shapes: NDArray[np.int64]
@@ -35,7 +42,12 @@ class Peaks:
     out_of_memory: NDArray[np.int64]
 
     def rows(self) -> list[dict[str, int]]:
-        """A dict a peak, as `brimful memory fit` reads them: batch, length (and target_length), peak_bytes."""
+        """A dict a peak, as `brimful memory fit` reads them: batch, length (and target_length), peak_bytes.
+
+        Example:
+            >>> Peaks(np.array([[4, 128], [8, 128]]), np.array([4096, 8192]), np.zeros((0, 2), np.int64)).rows()
+            [{'batch': 4, 'length': 128, 'peak_bytes': 4096}, {'batch': 8, 'length': 128, 'peak_bytes': 8192}]
+        """
         names = ("batch", "length", "target_length")
         shapes = (dict(zip(names, shape)) for shape in self.shapes.tolist())
         return [shape | {"peak_bytes": peak} for shape, peak in zip(shapes, self.peak_bytes.tolist())]

@@ -157,11 +157,29 @@ class GuardedCall(ABC):
 
     @property
     def stats(self) -> GuardStats:
-        """Its counts since it was made."""
+        """Its counts since it was made.
+
+        >>> from brimful.memory import SimulatedOOM, oom_safe
+        >>> device = SimulatedOOM(8)
+        >>> safe = oom_safe(lambda batch: device(batch["x"]).sum(1))
+
+        >>> results = [safe({"x": torch.ones(5, 2)}) for _ in range(3)]
+        >>> safe.stats
+        GuardStats(batches=3, ooms=1, split=3, parts=6, skipped=0, cloned_bytes=0)
+        """
         return self._runner.stats
 
     def state_dict(self) -> dict[str, Any]:
-        """The limits that it has learnt, as plain JSON, so that they survive a restart: see `limits.Limits`."""
+        """The limits that it has learnt, as plain JSON, so that they survive a restart: see `limits.Limits`.
+
+        >>> from brimful.memory import SimulatedOOM, oom_safe
+        >>> device = SimulatedOOM(8)
+        >>> safe = oom_safe(lambda batch: device(batch["x"]).sum(1))
+
+        >>> _ = safe({"x": torch.ones(5, 2)})
+        >>> safe.state_dict()
+        {'version': 1, 'limits': [['samples', 4, [2]]]}
+        """
         return self._runner.limits.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -169,6 +187,16 @@ class GuardedCall(ABC):
 
         Raises:
             StateError: it is no such state.
+
+        >>> from brimful.memory import SimulatedOOM, oom_safe
+        >>> device = SimulatedOOM(8)
+        >>> safe = oom_safe(lambda batch: device(batch["x"]).sum(1))
+
+        >>> _ = safe({"x": torch.ones(5, 2)})
+        >>> restarted = oom_safe(lambda batch: device(batch["x"]).sum(1))
+        >>> restarted.load_state_dict(safe.state_dict())
+        >>> restarted({"x": torch.ones(5, 2)}).tolist(), restarted.stats.ooms, restarted.stats.split
+        ([2.0, 2.0, 2.0, 2.0, 2.0], 0, 1)
         """
         self._runner.limits.load_state_dict(state_dict)
 

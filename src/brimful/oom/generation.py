@@ -49,6 +49,16 @@ def oom_safe_generate(model: Any, **generate_kwargs: Any) -> OomSafe:
             sequences alone: no return_dict_in_generate.
     Raises:
         ValueError: num_return_sequences above 1, or the model knows no pad id and no end: say pad_token_id.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from brimful.memory import SimulatedOOM
+    >>> sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 16}
+    >>> model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    >>> device = SimulatedOOM(8)
+    >>> _ = model.get_input_embeddings().register_forward_pre_hook(lambda module, inputs: (device(inputs[0]),))
+    >>> safe = oom_safe_generate(model, max_new_tokens=3)
+    >>> safe({"input_ids": torch.ones(5, 2, dtype=torch.long)}).shape, safe.stats.ooms
+    (torch.Size([5, 5]), 1)
     """
     if generate_kwargs.get("num_return_sequences", 1) != 1:
         raise ValueError(

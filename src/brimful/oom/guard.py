@@ -88,6 +88,16 @@ class OomGuard(GuardedCall):
 
     It returns the result of the step. If the batch was split: the weighted mean of losses (numbers, tensors without dimensions),
     the rows of other tensors and lists one after the other, and each entry of dicts and tuples in the same way.
+
+    >>> from brimful.memory import SimulatedOOM
+    >>> weight, device = torch.ones(2, requires_grad=True), SimulatedOOM(8)
+    >>> def step(batch, scale):
+    ...     ((device(batch["x"]) @ weight).mean() * scale).backward()
+    >>> guard = oom_guard(step, parameters=[weight])
+    >>> for _ in range(2):
+    ...     guard({"x": torch.ones(5, 2)})
+    >>> guard.stats.ooms, guard.stats.split, [round(one, 3) for one in weight.grad.tolist()]
+    (1, 2, [2.0, 2.0])
     """
 
     def __init__(

@@ -42,7 +42,13 @@ class SimulatedOOM:
         return found
 
     def check(self, tensor: Tensor) -> None:
-        """Raises where a tensor has more slots than fit."""
+        """Raises where a tensor has more slots than fit.
+
+        >>> SimulatedOOM(8).check(torch.zeros(2, 4))
+        >>> SimulatedOOM(8, where="backward").check(torch.zeros(2, 5))
+        Traceback (most recent call last):
+        torch.OutOfMemoryError: simulated: out of memory in backward with 2 x 5 = 10 slots, of which 8 fit
+        """
         rows, width = tensor.shape[0], tensor.shape[1] if tensor.dim() > 1 else 1
         if rows * width > self.limit:
             raise torch.OutOfMemoryError(

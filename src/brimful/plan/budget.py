@@ -54,11 +54,22 @@ class FixedSize:
 
     @property
     def max_length(self) -> None:
-        """None: samples of any length."""
+        """None: samples of any length.
+
+        Example:
+            >>> FixedSize(2).max_length is None
+            True
+        """
         return None
 
     def plan(self, lengths: ArrayLike) -> Plan:
-        """Batches of `n` samples, each padded to its longest."""
+        """Batches of `n` samples, each padded to its longest.
+
+        Example:
+            >>> plan = FixedSize(2).plan([5, 9, 7])
+            >>> [batch.tolist() for batch in plan.batches], plan.padded_lengths.tolist()
+            ([[1, 2], [0]], [9, 5])
+        """
         lengths = as_lengths(lengths)
         padded = np.maximum(lengths, 1)
         if self.sort:
@@ -117,13 +128,28 @@ class TokenBudget:
 
     @property
     def max_length(self) -> int:
-        """The longest sample, in tokens, that fits when padded."""
+        """The longest sample, in tokens, that fits when padded.
+
+        Example:
+            >>> TokenBudget(60).max_length, TokenBudget(60, pad_to_multiple_of=8).max_length
+            (60, 56)
+        """
         longest = self._rounding.longest(self.max_tokens)
         assert longest is not None
         return longest
 
     def plan(self, lengths: ArrayLike) -> Plan:
-        """Batches of at most `max_tokens` slots."""
+        """Batches of at most `max_tokens` slots.
+
+        Example:
+            >>> lengths = [30, 29, 28, 10, 9, 8, 7]
+            >>> TokenBudget(60).plan(lengths)
+            Plan(3 batches, 3 shapes, 15.38% padding)
+            >>> TokenBudget(60, planner="least_padding").plan(lengths)
+            Plan(3 batches, 3 shapes, 5.47% padding)
+            >>> TokenBudget(60, planner="least_padding", step_cost=0.05).plan(lengths)
+            Plan(4 batches, 4 shapes, 2.42% padding)
+        """
         lengths = as_lengths(lengths)
         padded = self._rounding(lengths)
         self._refuse(lengths, padded)
@@ -181,16 +207,32 @@ class StaticShapes:
 
     @property
     def max_length(self) -> int:
-        """The longest bucket, in tokens."""
+        """The longest bucket, in tokens.
+
+        Example:
+            >>> StaticShapes([16, 64], 128).max_length
+            64
+        """
         return self.buckets[-1]
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
-        """All shapes that there are, (rows, tokens)."""
+        """All shapes that there are, (rows, tokens).
+
+        Example:
+            >>> StaticShapes([16, 64], 128).shapes
+            [(8, 16), (2, 64)]
+        """
         return [(self.max_tokens // bucket, bucket) for bucket in self.buckets]
 
     def plan(self, lengths: ArrayLike) -> Plan:
-        """Batches of full shapes; the last may have copies in it."""
+        """Batches of full shapes; the last may have copies in it.
+
+        Example:
+            >>> plan = StaticShapes([16, 64], 128).plan([50, 40, 10])
+            >>> [batch.tolist() for batch in plan.batches], plan.padded_sizes.tolist(), plan.padded_lengths.tolist()
+            ([[0, 1], [2]], [2, 8], [64, 16])
+        """
         plan = TokenBudget(self.max_tokens, buckets=self.buckets).plan(one_length(lengths, "StaticShapes"))
         return replace(plan, padded_sizes=self.max_tokens // plan.padded_lengths)
 
@@ -208,8 +250,8 @@ class AttentionCost:
     Raises:
         ValueError: one of them negative.
     Example:
-        >>> AttentionCost(quadratic=1 / 512)(4, 1024)
-        12288.0
+        >>> AttentionCost(quadratic=1 / 512)(4, 1024), AttentionCost(linear=2, quadratic=1 / 512)(4, 1024)
+        (12288.0, 16384.0)
     """
 
     linear: float = field(default=1.0, kw_only=True)
@@ -254,12 +296,23 @@ class CostBudget:
 
     @property
     def max_length(self) -> int | None:
-        """The longest sample, in tokens, whose cost alone is within the limit; None where no length exceeds it."""
+        """The longest sample, in tokens, whose cost alone is within the limit; None where no length exceeds it.
+
+        Example:
+            >>> CostBudget(AttentionCost(quadratic=1 / 10), 200).max_length
+            40
+        """
         longest = largest(lambda length: self.cost(1, length), self.limit)
         return None if longest == ENDLESS else longest
 
     def plan(self, lengths: ArrayLike) -> Plan:
-        """Batches that cost at most `limit`."""
+        """Batches that cost at most `limit`.
+
+        Example:
+            >>> plan = CostBudget(AttentionCost(linear=2, quadratic=1 / 10), 200).plan([30, 20, 10, 5, 5])
+            >>> [batch.tolist() for batch in plan.batches]
+            [[0], [1, 2], [3, 4]]
+        """
         lengths = as_lengths(lengths)
         padded = np.maximum(lengths, 1)
         max_length = self.max_length

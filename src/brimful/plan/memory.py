@@ -114,14 +114,36 @@ class MemoryBudget:
 
     @once
     def max_length(self) -> int | None:
-        """The longest sample, in tokens, that fits alone; None where any does, and for pairs, which have no longest."""
+        """The longest sample, in tokens, that fits alone; None where any does, and for pairs, which have no longest.
+
+        Example:
+            >>> from brimful.memory import MemoryModel
+            >>> shapes = [(batch, length) for batch in (1, 16) for length in (10, 20, 40)]
+            >>> model = MemoryModel.fit(shapes, [1000 + batch * length for batch, length in shapes])
+
+            >>> MemoryBudget(model, limit_bytes=1100).max_length, MemoryBudget(model, reference=(12, 10)).max_length
+            (39, 48)
+        """
         if self.model.num_lengths == 2:
             return None
         longest = largest(lambda length: not self._rows(length), 0)
         return None if longest == ENDLESS else longest
 
     def plan(self, lengths: ArrayLike) -> Plan:
-        """Batches whose peak is within the limit, as the model says."""
+        """Batches whose peak is within the limit, as the model says.
+
+        Example:
+            >>> from brimful.memory import MemoryModel
+            >>> shapes = [(batch, length) for batch in (1, 16) for length in (10, 20, 40)]
+            >>> model = MemoryModel.fit(shapes, [1000 + batch * length for batch, length in shapes])
+
+            >>> plan = MemoryBudget(model, reference=(15, 10), batch_sizes="friendly").plan([20] * 5 + [10] * 12)
+            >>> [len(batch) for batch in plan.batches], plan.padded_lengths.tolist()
+            ([4, 4, 9], [20, 20, 10])
+            >>> plan = MemoryBudget(model, reference=(15, 10), order="hardest_first").plan([40] + [10] * 15)
+            >>> [len(batch) for batch in plan.batches], plan.padded_lengths.tolist()
+            ([14, 2], [10, 40])
+        """
         lengths = as_lengths(lengths)
         if lengths.ndim != self.model.num_lengths:
             raise ValueError(

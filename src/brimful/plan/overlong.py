@@ -18,6 +18,16 @@ class OverlongError(ValueError):
 
     `samples` are the numbers of all of them. With two lengths a sample, `length` is their sum. `max_length` is
     the policy's, in tokens.
+
+    Example:
+        >>> import brimful as bf
+        >>> try:
+        ...     bf.TokenBudget(16).plan([5, 20, 9, 30])
+        ... except OverlongError as error:
+        ...     print(error)
+        ...     error.sample, error.length, error.max_length, error.samples
+        a sample of 20 tokens (sample 1) cannot fit max_tokens=16; truncate or filter it, or raise the budget
+        (1, 20, 16, (1, 3))
     """
 
     def __init__(
@@ -36,7 +46,16 @@ class OverlongError(ValueError):
         self.samples = samples
 
     def located(self, place: str) -> str:
-        """The message with a place, such as file and line, for the sample's number."""
+        """The message with a place, such as file and line, for the sample's number.
+
+        Example:
+            >>> import brimful as bf
+            >>> try:
+            ...     bf.TokenBudget(16).plan([5, 20])
+            ... except OverlongError as error:
+            ...     print(error.located("shard a.jsonl, line 2"))
+            a sample of 20 tokens (shard a.jsonl, line 2) cannot fit max_tokens=16; truncate or filter it, or raise the budget
+        """
         return str(self).replace(f"(sample {self.sample:,})", f"({place})", 1)
 
 

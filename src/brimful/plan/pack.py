@@ -42,11 +42,22 @@ class Packed:
 
     @property
     def max_length(self) -> int:
-        """A row."""
+        """A row.
+
+        Example:
+            >>> Packed(10).max_length
+            10
+        """
         return self.row_length
 
     def plan(self, lengths: ArrayLike) -> Plan:
-        """Rows of `row_length` tokens."""
+        """Rows of `row_length` tokens.
+
+        Example:
+            >>> plan = Packed(10).plan([3, 7, 4])
+            >>> [row.tolist() for row in plan.batches], plan.padded_lengths.tolist()
+            ([[1, 0], [2]], [10, 10])
+        """
         lengths = one_length(lengths, "Packed")
         fits = lengths <= self.row_length
         limit, remedy = f"row_length={self.row_length:,}", "take longer rows"

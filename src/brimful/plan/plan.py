@@ -33,6 +33,8 @@ class Plan:
         Plan(2 batches, 2 shapes, 14.29% padding)
         >>> plan.padded_lengths.tolist(), plan.padded_sizes.tolist()
         ([3, 2], [1, 2])
+        >>> len(plan), plan.slots, plan.tokens
+        (2, 7, 6)
     """
 
     batches: list[IntArray]
@@ -96,17 +98,32 @@ class Plan:
 
     @property
     def slots(self) -> int:
-        """Positions in all tensors, real and padded; with two lengths, those of both tensors."""
+        """Positions in all tensors, real and padded; with two lengths, those of both tensors.
+
+        Example:
+            >>> Plan.of([3, 1, 2], [[0], [2, 1]]).slots
+            7
+        """
         return int(widths(self.padded_lengths) @ self.padded_sizes)
 
     @property
     def padding(self) -> float:
-        """Share of padded slots: 1 - tokens / slots; 0.0 for an empty plan."""
+        """Share of padded slots: 1 - tokens / slots; 0.0 for an empty plan.
+
+        Example:
+            >>> round(Plan.of([3, 1, 2], [[0], [2, 1]]).padding, 3)
+            0.143
+        """
         return 1 - self.tokens / self.slots if self.slots else 0.0
 
     @property
     def num_shapes(self) -> int:
-        """Distinct (rows, padded length): what a compiler has to compile."""
+        """Distinct (rows, padded length): what a compiler has to compile.
+
+        Example:
+            >>> Plan.of([3, 3, 1, 1], [[0], [1], [2, 3]]).num_shapes
+            2
+        """
         return len(np.unique(np.column_stack([self.padded_sizes, self.padded_lengths]), axis=0))
 
 
@@ -118,11 +135,29 @@ class Policy(Protocol):
     tokens, that the policy can place at all, None where any will do; for a longer one `plan` raises
     `OverlongError`, and `plan_with` truncates it, drops it or gives it a batch of its own. Pairs have no single
     longest length: there the `OverlongError` of `plan` says which cannot be placed.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class Whole:
+        ...     "All samples of a window in one batch."
+        ...     max_length = None
+        ...
+        ...     def plan(self, lengths):
+        ...         return Plan.of(lengths, [range(len(lengths))])
+        >>> import brimful as bf
+        >>> isinstance(Whole(), bf.Policy), len(bf.from_sequence([[1], [2, 3], [4]]).batch(Whole()))
+        (True, 1)
     """
 
     @property
     def max_length(self) -> int | None:
-        """The longest sample, in tokens, that the policy can place; None: any."""
+        """The longest sample, in tokens, that the policy can place; None: any.
+
+        Example:
+            >>> import brimful as bf
+            >>> bf.TokenBudget(60).max_length, bf.FixedSize(8).max_length
+            (60, None)
+        """
         ...
 
     def plan(self, lengths: ArrayLike) -> Plan:
@@ -130,6 +165,11 @@ class Policy(Protocol):
 
         Args:
             lengths: tokens of each sample, (n,), or (n, 2) for pairs.
+        Example:
+            >>> import brimful as bf
+            >>> policies = bf.FixedSize(2), bf.TokenBudget(60), bf.Packed(60)
+            >>> [[batch.tolist() for batch in policy.plan([50, 10, 20]).batches] for policy in policies]
+            [[[0, 2], [1]], [[0], [2, 1]], [[0, 1], [2]]]
         """
         ...
 
