@@ -24,7 +24,7 @@ from brimful.blocks.parallel import ExecutorType, Parallel
 from brimful.blocks.ragged import LABELS, SHIFTED, is_labels
 from brimful.core.above import GUARD
 from brimful.core.ahead import Ahead
-from brimful.core.errors import integer, logger, names_of, one_of, positive
+from brimful.core.errors import by_name, function, integer, logger, names_of, one_of, positive
 from brimful.core.items import EnumerateItems, MapItems, TakeItems
 from brimful.core.iterator import ResumableIterator
 from brimful.core.once import once, settings_of
@@ -315,7 +315,7 @@ class Batches:
         >>> list(batches.map(lambda batch: int(batch["lengths"].sum())))
         [3]
         """
-        return replace(self, stage=MapItems(self.stage, fn))
+        return replace(self, stage=MapItems(self.stage, function("map", fn)))
 
     def take(self, n: int) -> Batches:
         """The first n batches. A repeating data set runs as many epochs as that needs.
@@ -550,13 +550,14 @@ def _rules(known: Mapping[str, Padding], columns: ColumnSettings, packs: bool) -
     tokens = None if columns.token_columns is None else names_of("token_columns", columns.token_columns)
     if not lengths:
         raise ValueError("length_column must name a column, or a pair of them (got none)")
-    given = columns.pad_values or {}
+    given = by_name("pad_values", columns.pad_values, "{'labels': -100}")
+    if odd := [value for value in given.values() if not hasattr(value, "__float__")]:
+        raise TypeError(f"pad_values must be numbers (got {odd[0]!r})")
     fills = {name: padding.id for name, padding in known.items() if padding.id is not None and not is_labels(name)}
-    dtypes = {
-        name: str(dtype).removeprefix("torch.") for name, dtype in (columns.dtypes or {}).items()
-    }  # torch.int32 too
+    wanted = by_name("dtypes", columns.dtypes, "{'input_ids': 'int32'}")
+    dtypes = {name: str(dtype).removeprefix("torch.") for name, dtype in wanted.items()}  # torch.int32 too
     explicit = tuple(dict.fromkeys((*(lengths if lengths != ("input_ids",) else ()), *given, *dtypes)))
-    return ColumnRules(lengths, tokens, fills | dict(given), dtypes, explicit, packs)
+    return ColumnRules(lengths, tokens, fills | given, dtypes, explicit, packs)
 
 
 def _layout(form: FormSettings, planner: BatchPlanner, tokenizer_side: str | None, originals: Any) -> Layout:
@@ -569,7 +570,7 @@ def _layout(form: FormSettings, planner: BatchPlanner, tokenizer_side: str | Non
         if form.layout not in ("padded", "packed") or form.num_groups is not None:
             given = f"layout={form.layout!r}" if form.layout != "padded" else f"num_groups={form.num_groups}"
             raise ValueError(f"collate_fn makes the batch, which leaves nothing for {given} to do; give one of the two")
-        return CollateFnLayout(collate_fn, parallel, originals)
+        return CollateFnLayout(function("collate_fn", collate_fn), parallel, originals)
     if parallel != Parallel(prefetch_factor=1):
         raise ValueError("max_workers and executor_type are for a collate_fn, of which there is none; see prefetch")
     if form.layout == "packed":

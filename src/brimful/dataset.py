@@ -23,7 +23,7 @@ from brimful.blocks.choice import Choice
 from brimful.blocks.hashes import Side, Split
 from brimful.blocks.inside import as_html, as_text, facts
 from brimful.blocks.parallel import ExecutorType, Parallel
-from brimful.core.errors import OnError, integer, names_of, one_of, positive
+from brimful.core.errors import OnError, function, integer, names_of, one_of, positive, truth
 from brimful.core.iterator import ResumableIterator
 from brimful.core.progress import shown as progress
 from brimful.core.repeat import Repeat
@@ -96,6 +96,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         check_depth(self.stage)
+        truth("repeat", self.repeats, "True repeats the data without end; for some epochs, loop over loader() as often")
         _ = self.stage.originals  # which a stage that works on rows refuses
 
     def __iter__(self) -> Iterator[Sample]:
@@ -219,7 +220,9 @@ class Dataset:
         [{'y': 2}]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
-        return self._add(Map(self._keyed(seed), fn, seed is not None, _checked(on_error), parallel=parallel))
+        return self._add(
+            Map(self._keyed(seed), function("map", fn), seed is not None, _checked(on_error), parallel=parallel)
+        )
 
     def filter(
         self,
@@ -246,7 +249,9 @@ class Dataset:
         [0, 2, 5, 6]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
-        return self._add(Filter(self._keyed(seed), fn, seed is not None, _checked(on_error), parallel=parallel))
+        return self._add(
+            Filter(self._keyed(seed), function("filter", fn), seed is not None, _checked(on_error), parallel=parallel)
+        )
 
     def filter_map(
         self,
@@ -268,7 +273,11 @@ class Dataset:
         [{'n': 1}, {'n': 2}]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
-        return self._add(FilterMap(self._keyed(seed), fn, seed is not None, _checked(on_error), parallel=parallel))
+        return self._add(
+            FilterMap(
+                self._keyed(seed), function("filter_map", fn), seed is not None, _checked(on_error), parallel=parallel
+            )
+        )
 
     def flat_map(
         self,
@@ -288,7 +297,11 @@ class Dataset:
         [{'text': 'a'}, {'text': 'b'}, {'text': 'c'}]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
-        return self._add(FlatMap(self._keyed(seed), fn, seed is not None, _checked(on_error), parallel=parallel))
+        return self._add(
+            FlatMap(
+                self._keyed(seed), function("flat_map", fn), seed is not None, _checked(on_error), parallel=parallel
+            )
+        )
 
     def map_blocks(
         self,
@@ -310,7 +323,7 @@ class Dataset:
         [{'n': 5}, {'n': 9}]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor, shares=False)
-        return self._add(MapBlocks(self.stage, fn, parallel=parallel))
+        return self._add(MapBlocks(self.stage, function("map_blocks", fn), parallel=parallel))
 
     def scan(self, fn: Callable[[Any, Sample], tuple[Any, Sample]], initial: Any) -> Dataset:
         """`fn(carry, sample)` gives (carry, sample), as of jax.lax.scan: a sample for each, and what the next call is handed.
@@ -330,7 +343,7 @@ class Dataset:
         >>> list(bf.from_sequence([{"x": 1}, {"x": 2}, {"x": 4}]).scan(running_total, 0))
         [{'total': 1}, {'total': 3}, {'total': 7}]
         """
-        return self._add(Scan(self.stage, fn, initial))
+        return self._add(Scan(self.stage, function("scan", fn), initial))
 
     def sliding_window(self, width: int) -> Dataset:
         """`width` neighbours in one sample, each column a list of theirs; of n samples of an epoch n - width + 1, or none.
@@ -1016,7 +1029,7 @@ class Dataset:
         [torch.Size([1, 50]), torch.Size([2, 30]), torch.Size([3, 20])]
         """
         one_of("overlong", overlong, *get_args(Overlong))
-        policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=_lengths(buckets))
+        policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=buckets)
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed)
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type)
@@ -1256,6 +1269,7 @@ class IndexedDataset(Dataset):
             raise ValueError("filter with a seed may keep other samples in each epoch: say stream().filter(...)")
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
         checked = _checked(on_error)
+        function("filter", fn)
 
         def kept(source: Source) -> Indexed:
             if version is not None and not source.holds_files:
@@ -1363,15 +1377,27 @@ def dataset_of(stage: Stage[Block], repeats: bool = False) -> Dataset:
     return Dataset(stage, repeats) if stage.streamed_by else IndexedDataset(cast(Indexed, stage), repeats)
 
 
+def several(caller: str, datasets: Any) -> tuple[Any, ...]:
+    """The data sets of a list. One alone, which would be iterated over to its end, is refused, and so is a dict."""
+    if isinstance(datasets, Dataset | Mapping) or not isinstance(datasets, Iterable):
+        raise TypeError(f"{caller} takes a list of data sets (got {type(datasets).__name__})")
+    return tuple(datasets)
+
+
 def stages_of(caller: str, datasets: Sequence[Dataset], *, once: bool = False) -> tuple[Stage[Block], ...]:
     """What some data sets run, epoch after epoch where they repeat; `once`: one epoch."""
-    given: tuple[Any, ...] = tuple(datasets)
+    given = several(caller, datasets)
     if not given:
         raise ValueError(f"{caller} needs at least one data set (got none)")
     for number, dataset in enumerate(given):
         if not isinstance(dataset, Dataset):
             kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
-            raise TypeError(f"{caller}: data set {number} is a {kind}; make it one by from_sequence or from_iterable")
+            remedy = (
+                f"call {caller} before samples are batched"
+                if isinstance(dataset, Batches)
+                else "make it one by from_sequence or from_iterable"
+            )
+            raise TypeError(f"{caller}: data set {number} is a {kind}; {remedy}")
     return tuple(dataset.stage if once else dataset._endless for dataset in given)
 
 

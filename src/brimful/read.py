@@ -9,8 +9,8 @@ from typing import Any, Literal, cast, overload
 import pyarrow as pa
 
 from brimful.blocks.blocks import Sample
-from brimful.core.errors import OnError, names_of, one_of, positive
-from brimful.dataset import Dataset, IndexedDataset, concatenated, stages_of
+from brimful.core.errors import OnError, function, names_of, one_of, positive
+from brimful.dataset import Dataset, IndexedDataset, concatenated, several, stages_of
 from brimful.index.indexed import Indexed
 from brimful.index.interleave import Interleave as IndexInterleave
 from brimful.index.map_style import MapStyleIndex, checked_lengths, new_name
@@ -95,9 +95,11 @@ def from_files(
     ...     [sample["text"] for sample in bf.from_files(f"{folder}/*.jsonl")]
     ['a0', 'b0', 'a1', 'b1']
     """
-    given = (urls,) if isinstance(urls, str | os.PathLike) else tuple(urls)
-    if not given:
-        raise ValueError("urls must name at least one file (got none)")
+    given = (urls,) if isinstance(urls, str | os.PathLike) else tuple(urls) if isinstance(urls, Iterable) else (urls,)
+    if odd := [url for url in given if not isinstance(url, str | os.PathLike)]:
+        raise TypeError(f"urls takes a path or a list of paths (got {odd[0]!r})")
+    if not given or "" in given:
+        raise ValueError(f"urls must name at least one file (got {'an empty name' if given else 'none'})")
     kept = None if columns is None else names_of("columns", columns)
     typed = schema if schema is None or isinstance(schema, pa.Schema) else _schema(schema)
     stage = FromFiles(
@@ -202,6 +204,12 @@ def from_dataset(
         )
     if isinstance(dataset, Dataset):
         raise TypeError("from_dataset takes a data set of torch, and this is one of brimful's: use it as it is")
+    if isinstance(dataset, str | bytes):
+        raise TypeError(
+            "from_dataset takes a data set of torch, and this is a text; from_files reads files by their names"
+        )
+    if collate_fn is not None:
+        function("collate_fn", collate_fn)
     given = None if lengths is None or callable(lengths) else checked_lengths(lengths, len(dataset))
     name = type(dataset).__name__ if collate_fn is None else new_name(dataset)
     index = MapStyleIndex(dataset, name, given, lengths if callable(lengths) else None, collate_fn)
@@ -328,6 +336,8 @@ def interleave_datasets(
     """
     one_of("by", by, "samples", "tokens")
     stages = stages_of("interleave_datasets", datasets)
+    if weights is not None and not isinstance(weights, Iterable):
+        raise TypeError(f"weights takes a list, a number for each data set (got {weights!r})")
     shares = (1.0,) * len(stages) if weights is None else tuple(weights)
     column = length_column if by == "tokens" else None
     if any(stage.streamed_by for stage in stages):
@@ -360,7 +370,7 @@ def zip_datasets(datasets: Sequence[Dataset]) -> Dataset:
     >>> list(bf.zip_datasets([source.rename({"text": "source"}), target.rename({"text": "target"})]))
     [{'source': 'a', 'target': 'x'}, {'source': 'b', 'target': 'y'}]
     """
-    given = tuple(datasets)
+    given = several("zip_datasets", datasets)
     together = all(isinstance(dataset, Dataset) and dataset.repeats for dataset in given)
     stages = stages_of("zip_datasets", given, once=together)
     for number, stage in enumerate(stages):

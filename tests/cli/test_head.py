@@ -96,3 +96,9 @@ def test_what_is_wrong_is_a_line(corpus: Corpus, store: Path, tmp_path: Path) ->
 
 def test_help_shows_an_example() -> None:
     assert "Example: brimful head " in invoke("head", "--help").stdout
+
+
+def test_rows_without_the_column_of_text_are_not_said_to_have_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"title": "a"}\n')
+    assert "--tokenizer T and --column C show batches of a column of text too" in invoke("head", str(path)).output

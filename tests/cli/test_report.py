@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests import browser
@@ -267,3 +269,9 @@ def test_page_in_a_browser(lengths: Path, tmp_path: Path) -> None:
         assert set(requested) <= {path.as_uri(), far.as_uri(), "about:blank"}
         said = ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Network.loadingFailed")
         assert [event for event in page.events if event["method"] in said] == []
+
+
+def test_columns_that_have_the_names_of_settings_keep_them(tmp_path: Path) -> None:
+    path = tmp_path / "sizes.parquet"
+    pq.write_table(pa.table({"batch_size": [1], "max_tokens": [2]}), path)
+    assert "(columns: batch_size, max_tokens)" in refusal("report", str(path))

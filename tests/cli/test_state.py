@@ -113,4 +113,4 @@ def test_refuses_what_is_no_state(tmp_path: Path, content: str, message: str) ->
 
 
 def test_refuses_a_file_that_is_not_there() -> None:
-    assert "No such file or directory: '/nowhere.json'" in refusal("state", "show", "/nowhere.json")
+    assert refusal("state", "show", "/nowhere.json") == "brimful: there is no file '/nowhere.json'"

@@ -356,8 +356,8 @@ def test_an_error_of_the_loader_comes_in_its_place_as_it_is() -> None:
     with pytest.raises(LookupError, match=r"^shard 7 is gone$"):
         next(it)
     assert not threads()
-    with pytest.raises(TypeError, match="'int' object is not iterable"):
-        next(iter(bf.AsyncLoader(5, "cpu")))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="loader must be an iterable of batches"):
+        bf.AsyncLoader(5, "cpu")  # type: ignore[arg-type]
 
 
 def test_a_slow_consumer_has_no_more_ahead_than_it_asked_for() -> None:

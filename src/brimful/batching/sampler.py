@@ -107,7 +107,7 @@ class BatchSampler:
         shuffle_batches: ShuffleBatches | None = None,
         balance_group: int = 1,
     ) -> None:
-        if not isinstance(policy, Policy):
+        if isinstance(policy, type) or not isinstance(policy, Policy):
             raise TypeError(f"policy must have plan and max_length, as bf.TokenBudget(16_384) does (got {policy!r})")
         if isinstance(window, str):
             one_of("window", window, "auto")

@@ -74,6 +74,8 @@ def head(
             if max_length:
                 raise ValueError(f"{', '.join(urls)} has tokens already: --max-length cuts texts as they are tokenized")
             _show_batches(console, rows.batch_by_tokens(max_tokens), n, encoder)
+        elif tokenizer is None and column not in found[0]:
+            console.print("--tokenizer T and --column C show batches of a column of text too", soft_wrap=True)
         elif tokenizer is None:
             console.print(f"--tokenizer T shows batches of the column {column!r} too", soft_wrap=True)
         else:

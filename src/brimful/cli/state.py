@@ -105,6 +105,8 @@ def _loaded(file: Path) -> Any:
     Raises:
         ValueError: it is neither; the file is named.
     """
+    if not file.exists():
+        raise ValueError(f"there is no file {str(file)!r}")
     with file.open("rb") as opened:
         zipped = opened.read(2) == b"PK"
     if not zipped:

@@ -33,6 +33,9 @@ _SAID: Final = (
 )
 """The library's words and the command line's; `\\columns` stands for the options that name columns."""
 
+_COLUMNS: Final = re.compile(r"((?:columns|keys): [^);]*)")
+"""The columns that the user's files have, whose names may be those of settings."""
+
 
 @contextmanager
 def clear_errors(command: Callable[..., Any]) -> Iterator[None]:
@@ -56,7 +59,10 @@ def in_options(command: Callable[..., Any], text: str) -> str:
         text = re.sub(rf"(?<![\w.\-])(?:[a-zA-Z_]\w*\.)*{name} (?=was |must be )", f"{option} ", text)
         text = re.sub(rf"(?<![\w.\-]){name}=(?=[\w'\"])", f"{option} ", text)
         if "_" in name:
-            text = re.sub(rf"(?<![\w.\-]){name}(?![\w=\-])", option, text)
+            said = rf"(?<![\w.\-']){name}(?![\w=\-'])"
+            text = "".join(
+                part if number % 2 else re.sub(said, option, part) for number, part in enumerate(_COLUMNS.split(text))
+            )
     return text
 
 

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from math import isfinite
 from numbers import Real
@@ -22,6 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 R = TypeVar("R")
+_Fn = TypeVar("_Fn")
 
 logger: Final = logging.getLogger("brimful")
 
@@ -162,6 +163,36 @@ def one_of(name: str, value: str, *choices: str) -> None:
     """Refuses a word that is none of the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)} (got {value!r})")
+
+
+def truth(name: str, value: Any, meaning: str = "") -> None:
+    """Refuses what is neither True nor False: `repeat=3` means something else to who writes it."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False (got {value!r}){meaning and '; ' + meaning}")
+
+
+def function(name: str, fn: _Fn) -> _Fn:
+    """A user's function, which is refused where it is given if it is none.
+
+    >>> function("map", "upper")
+    Traceback (most recent call last):
+    TypeError: map needs a function (got 'upper')
+    """
+    if not callable(fn):
+        raise TypeError(f"{name} needs a function (got {fn!r})")
+    return fn
+
+
+def by_name(name: str, value: Any, example: str) -> dict[str, Any]:
+    """A setting that has a value for each name; None: for none.
+
+    >>> by_name("pad_values", 0, "{'labels': -100}")
+    Traceback (most recent call last):
+    TypeError: pad_values takes a dict by name, such as {'labels': -100} (got 0)
+    """
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(f"{name} takes a dict by name, such as {example} (got {value!r})")
+    return dict(value or {})
 
 
 def names_of(setting: str, names: Any) -> tuple[str, ...]:

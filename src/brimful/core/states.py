@@ -184,6 +184,8 @@ def check_form(state: Any, *names: str, version: int, what: str = "a state") -> 
         )
     if not isinstance(state, dict) or state.keys() != {"version", *names}:
         got = list(state) if isinstance(state, dict) else type(state).__name__
+        if is_text(state):
+            got = f"{got}; a loader's state is for its load_state_dict"
         *others, last = ("version", *names)
         raise StateError(f"{what} is a dict of {', '.join(others)} and {last}, as state_dict() returns it (got {got})")
 

@@ -12,7 +12,7 @@ import torch
 
 from brimful.core.above import GUARD
 from brimful.core.consumed import Consumed
-from brimful.core.errors import one_of
+from brimful.core.errors import by_name, one_of
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stage import Stage
 from brimful.core.stats import Stats
@@ -92,7 +92,7 @@ class AsyncLoader:
         one_of("pad_side", pad_side, "right", "left")
         if max_length is not None:
             buckets = uniform_buckets(max_length, num_buckets)
-        values = dict(PAD_VALUES if pad_value_dict is None else pad_value_dict)
+        values = PAD_VALUES if pad_value_dict is None else by_name("pad_value_dict", pad_value_dict, str(PAD_VALUES))
         to_buckets = ToBuckets(tuple(buckets or ()), values, dim, pad_side == "left", overflow)
         if type(loader).__module__.startswith("accelerate."):
             raise TypeError(
@@ -100,6 +100,8 @@ class AsyncLoader:
                 "accumulation and gather_for_metrics would end it early; do not prepare the loader, share its batches out "
                 "(Batches.shard().loader()), and give AsyncLoader that"
             )
+        if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+            raise TypeError(f"loader must be an iterable of batches, such as a DataLoader (got {loader!r})")
         ours = isinstance(loader, Loader | AsyncLoader)
         self.loader = loader
         self.buckets: tuple[int, ...] = to_buckets.buckets

@@ -301,7 +301,11 @@ class CallableEncoder(Encoder):
     kwargs: dict[str, Any]
 
     def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
-        answer = self.fn(*_sides(texts), **self.kwargs)
+        try:
+            answer = self.fn(*_sides(texts), **self.kwargs)
+        except (AttributeError, TypeError) as error:
+            error.add_note("a callable tokenizer gets a list of texts, and returns a list of token ids for each")
+            raise
         found = _named(answer, outputs) if outputs or isinstance(answer, Mapping) else [answer]
         return [rows if name == OFFSETS else _integers(rows) for name, rows in zip(("input_ids", *outputs), found)]
 

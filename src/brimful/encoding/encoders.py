@@ -295,10 +295,18 @@ def load_tokenizer(name: str | os.PathLike[str]) -> Any:
         extra = "tiktoken" if name.startswith("tiktoken:") else "transformers"
         raise ValueError(f"tokenizer {name!r} needs {extra}: pip install 'brimful[{extra}]'") from error
     except Exception as error:  # tokenizers raises plain Exception, the others what their downloads raise
-        first = str(error).strip().split("\n")[0] or type(error).__name__
+        first = str(error).strip().split("\n")[0].rstrip(": ") or type(error).__name__
         by_name = not (name.startswith("tiktoken:") or name.endswith(".json") or Path(name).exists())
         here = "no file or folder of that name is here, and as a name for transformers: " if by_name else ""
-        raise ValueError(f"tokenizer {name!r} cannot be loaded: {here}{first}") from error
+        raise ValueError(f"tokenizer {name!r} cannot be loaded: {here}{first}{_files_in(Path(name))}") from error
+
+
+def _files_in(folder: Path) -> str:
+    """What to name instead of a folder that is no tokenizer's, but may hold some."""
+    files = sorted(file.name for file in folder.glob("*.json"))
+    if not files or "tokenizer.json" in files:
+        return ""
+    return f" (the folder has no tokenizer.json; name one of its files if that is one: {', '.join(files[:5])})"
 
 
 def loaded(tokenizer: Any) -> Any:

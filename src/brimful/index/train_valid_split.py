@@ -30,7 +30,10 @@ class SplitMask:
 
     @once
     def valid(self) -> NDArray[np.bool_]:
-        base = self.base if self.split.key is None or not len(self.base) else self.base.only([self.split.key])
+        key = self.split.key
+        base = (
+            self.base.only([key]) if key is not None and len(self.base) and key in self.base.schema.names else self.base
+        )
         return np.concatenate([np.zeros(0, dtype=bool), *map(self.split.valid, base.blocks())])
 
 

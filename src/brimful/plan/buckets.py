@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -86,6 +86,8 @@ def as_buckets(buckets: Sequence[int], max_tokens: int, multiple_of: int = 1) ->
     Raises:
         ValueError: none, below 1 token, over the budget, or not a multiple.
     """
+    if not isinstance(buckets, Iterable):
+        raise TypeError(f"buckets takes lengths (got {buckets!r}); bf.optimal_buckets finds the best ones")
     ascending = tuple(sorted({integer("buckets", bucket, 1, "token") for bucket in buckets}))
     if not ascending:
         raise ValueError("buckets must be at least 1 length (got none)")

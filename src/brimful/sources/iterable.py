@@ -28,7 +28,7 @@ from brimful.blocks.schema import (
     united,
 )
 from brimful.blocks.typed import Typed
-from brimful.core.errors import ORIGIN, StageError, StateError, origins
+from brimful.core.errors import ORIGIN, StageError, StateError, name_of, origins
 from brimful.core.stage import END, State, runtime
 from brimful.sources.data_libraries import stored, tables_of
 
@@ -47,6 +47,10 @@ class FromIterable(Typed):
     def __post_init__(self) -> None:
         if isinstance(self.iterable, Iterator):
             raise _one_shot(self.iterable, "pass the function that makes it, from_iterable(generate), or")
+        if not (isinstance(self.iterable, Iterable) or callable(self.iterable)):
+            raise TypeError(
+                f"from_iterable takes an iterable, or a function that returns one (got {type(self.iterable).__name__})"
+            )
 
     def start(self, epoch: int) -> State:
         return [epoch, 0, ""]
@@ -77,7 +81,10 @@ class FromIterable(Typed):
     def _begin(self) -> Iterator[Any]:
         if isinstance(self.iterable, Iterable):
             return iter(self.iterable)
-        rows = iter(self.iterable())
+        made = self.iterable()
+        if not isinstance(made, Iterable):
+            raise TypeError(f"{name_of(self.iterable)} must return an iterable of samples (got {type(made).__name__})")
+        rows = iter(made)
         if isinstance(rows, Generator) and getgeneratorstate(rows) != GEN_CREATED:
             raise _one_shot(rows, "have the function make a new one at each call, or")
         return rows

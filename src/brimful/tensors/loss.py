@@ -55,6 +55,14 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
     >>> token_mean(torch.tensor(0.0), {"labels": torch.tensor([-100])})
     tensor(0.)
     """
+    if not isinstance(batch, Mapping):
+        raise TypeError(
+            f"token_mean takes the sum of the losses and then the batch, a dict (got {type(batch).__name__})"
+        )
+    if not isinstance(loss_sum, torch.Tensor):
+        raise TypeError(
+            f"loss_sum must be a tensor, such as cross_entropy(..., reduction='sum') gives (got {loss_sum!r})"
+        )
     ranks, world_size = _group(process_group)
     tokens = batch.get("num_items_in_batch")
     if tokens is None:
@@ -68,7 +76,9 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
                 )
             name = loss_labels(batch)
             if name is None:
-                raise ValueError(f"token_mean needs labels or num_items_in_batch in the batch (got {', '.join(batch)})")
+                raise ValueError(
+                    f"token_mean needs labels or num_items_in_batch in the batch (got {', '.join(batch) or 'none'})"
+                )
             labels = batch[name]
             tokens = ((labels.values() if labels.is_nested else labels) != NOT_TRAINED_ON).sum()
         if world_size > 1:
