@@ -208,14 +208,11 @@ def test_what_does_not_change_the_order_is_not_compared(tmp_path: Path) -> None:
 
 
 def test_the_seed_of_a_source_that_is_not_shuffled_is_not_compared(tmp_path: Path) -> None:
-    urls = write(tmp_path / "here")
-    for source in (partial(bf.from_sequence, ROWS), partial(bf.from_files, urls)):
+    rows: Callable[..., bf.Dataset] = partial(bf.from_sequence, ROWS)
+    files: Callable[..., bf.Dataset] = partial(bf.from_files, write(tmp_path / "here"))
+    for source, setting in ((rows, "shuffle"), (files, "shuffle_shards")):
         expected = taken(source(seed=1).batch(2).iter())[3:]
         same(taken(source(seed=2).batch(2).iter(saved(source(seed=1).batch(2)))), expected)
-    for setting, source in (
-        ("shuffle", partial(bf.from_sequence, ROWS)),
-        ("shuffle_shards", partial(bf.from_files, urls)),
-    ):
         on = {setting: True}
         with pytest.raises(bf.StateError, match="seed was 1 when it was saved and is 2 here"):
             source(seed=2, **on).iter(saved(source(seed=1, **on)))
