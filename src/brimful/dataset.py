@@ -23,7 +23,7 @@ from brimful.blocks.choice import Choice
 from brimful.blocks.hashes import Side, Split
 from brimful.blocks.inside import as_html, as_text, facts
 from brimful.blocks.parallel import ExecutorType, Parallel
-from brimful.core.errors import OnError, function, integer, names_of, one_of, positive, truth
+from brimful.core.errors import OnError, check_version, function, integer, names_of, one_of, positive, truth
 from brimful.core.iterator import ResumableIterator
 from brimful.core.progress import shown as progress
 from brimful.core.repeat import Repeat
@@ -1253,8 +1253,9 @@ class IndexedDataset(Dataset):
             on_error: where the function raises: "raise" names file and line; "skip" leaves the sample out, counts and logs
                 it.
             version: of a local store: keeps the answers beside it, so that later runs, and the other ranks of this machine,
-                do not ask again. Give another version whenever `fn` changes: nothing else tells. One process asks, the
-                others wait. The file has a bit a sample; other data, another function or version has another file.
+                do not ask again. Give another version whenever `fn`, or what it calls, answers otherwise. One process asks,
+                the others wait. The file has a bit a sample; other data, another function or version has another file.
+                Functions of one name (lambdas, partials) are told apart by their code and the plain values in them.
             max_workers, executor_type, prefetch_factor: as for `map`.
         Raises:
             ValueError: a seed; a version of data that are in no store; what was sliced, mixed or zipped before.
@@ -1270,6 +1271,7 @@ class IndexedDataset(Dataset):
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
         checked = _checked(on_error)
         function("filter", fn)
+        check_version(version)
 
         def kept(source: Source) -> Indexed:
             if version is not None and not source.holds_files:

@@ -112,5 +112,6 @@ def test_refuses_what_is_no_state(tmp_path: Path, content: str, message: str) ->
     assert message in refusal("state", "show", path)
 
 
-def test_refuses_a_file_that_is_not_there() -> None:
-    assert refusal("state", "show", "/nowhere.json") == "brimful: there is no file '/nowhere.json'"
+def test_refuses_a_path_without_a_file(tmp_path: Path) -> None:
+    assert "there is no file '/nowhere.json'" in refusal("state", "show", "/nowhere.json")
+    assert "is a folder, and holds no token store that is finished" in refusal("state", "show", tmp_path)

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,17 @@ DIFFERENT: dict[str, tuple[Any, Any, str]] = {
         samples.batch_by_tokens(32, window=8),
         "batch.policy.max_tokens was 16 when it was saved and is 32 here",
     ),
+    "other micro batches": (
+        samples.batch(8, micro_batches=2),
+        samples.batch(8),
+        r"batch.policy.n was 4 when it was saved and is 8 here; .* micro_batches=k counts here too: each of the k batches has a "
+        "k-th of the size that you gave",
+    ),
+    "other micro batches of rows": (
+        samples.pack(16, rows=2),
+        samples.pack(16, rows=2, micro_batches=2),
+        "pack.rows was 2 when it was saved and is 1 here; .* micro_batches=k counts here too",
+    ),
     "other weights": (
         bf.interleave_datasets([samples, samples], weights=[1, 2]),
         bf.interleave_datasets([samples, samples], weights=[1, 3]),
@@ -193,6 +205,17 @@ def test_what_does_not_change_the_order_is_not_compared(tmp_path: Path) -> None:
     state = saved(pipeline())
     same(taken(pipeline(n_standby_shards=0, timeout_seconds=5.0, max_workers=0).prefetch(3).iter(state)), expected)
     same(taken(pipeline().iter(saved(pipeline().prefetch(3)))), expected)
+
+
+def test_the_seed_of_a_source_that_is_not_shuffled_is_not_compared(tmp_path: Path) -> None:
+    rows: Callable[..., bf.Dataset] = partial(bf.from_sequence, ROWS)
+    files: Callable[..., bf.Dataset] = partial(bf.from_files, write(tmp_path / "here"))
+    for source, setting in ((rows, "shuffle"), (files, "shuffle_shards")):
+        expected = taken(source(seed=1).batch(2).iter())[3:]
+        same(taken(source(seed=2).batch(2).iter(saved(source(seed=1).batch(2)))), expected)
+        on = {setting: True}
+        with pytest.raises(bf.StateError, match="seed was 1 when it was saved and is 2 here"):
+            source(seed=2, **on).iter(saved(source(seed=1, **on)))
 
 
 REPLAYED: dict[str, tuple[int, Callable[[bf.Dataset], Any], str]] = {

@@ -5,7 +5,12 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +72,62 @@ def test_another_version_function_chain_or_store_asks_again(path: Path, tmp_path
     assert len(ASKED) == 100, "of equal lengths, but other rows"
 
 
+class Divides:
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+    def __call__(self, sample: dict[str, Any]) -> bool:
+        return bool(sample["id"] % self.by == 0)
+
+    def exactly(self, sample: dict[str, Any]) -> bool:
+        return self(sample)
+
+
+def divides(by: int, sample: dict[str, Any]) -> bool:
+    return Divides(by)(sample)
+
+
+def closure(by: int) -> Callable[[dict[str, Any]], bool]:
+    def keep(sample: dict[str, Any]) -> bool:
+        return divides(by, sample)
+
+    return keep
+
+
+SAME_NAME: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "lambdas": (lambda sample: sample["id"] % 3 == 0, lambda sample: sample["id"] % 7 == 0),
+    "partials": (partial(divides, 3), partial(divides, 7)),
+    "objects": (Divides(3), Divides(7)),
+    "methods": (Divides(3).exactly, Divides(7).exactly),
+    "closures": (closure(3), closure(7)),
+    "lambdas in lambdas": (lambda s: (lambda: s["id"] % 3)() == 0, lambda s: (lambda: s["id"] % 7)() == 0),
+    "sets": (lambda s: s["id"] in {0, 3, 6}, lambda s: s["id"] in {0, 7, 14}),
+    "getters": (itemgetter("id"), itemgetter("none")),
+    "defaults": (lambda s, by=3: s["id"] % by == 0, lambda s, by=7: s["id"] % by == 0),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), SAME_NAME.values(), ids=SAME_NAME)
+def test_functions_of_one_name_are_told_apart(path: Path, one: Any, other: Any) -> None:
+    rows = [{"id": number, "none": 0} for number in range(100)]
+    bf.from_sequence(rows).to_store(path.parent / "numbers")
+    for fn in (one, other, one):
+        found = [row["id"] for row in bf.from_store(path.parent / "numbers").filter(fn, version="1")]
+        assert found == [row["id"] for row in rows if fn(row)]
+    assert len([*(path.parent / "numbers").glob("filter.*")]) == 2, "asked once each"
+
+
+@pytest.mark.parametrize("version", [1, b"2", True, ["1"]])
+def test_a_version_is_a_text(path: Path, version: Any) -> None:
+    message = r"^version must be a text, such as \"1\" \(got "
+    with pytest.raises(TypeError, match=message):
+        bf.from_store(path).filter(is_odd, version=version)
+    with pytest.raises(TypeError, match=message):
+        bf.from_store(path).map(is_odd).to_store(path.parent / "other", version=version)
+    with pytest.raises(TypeError, match=message):
+        bf.map_batches_in_order(len, ["a"], 1, version=version)
+
+
 def test_states_are_those_without_a_version(path: Path) -> None:
     with_it, without = (bf.from_store(path).filter(is_odd, version=version).iter() for version in ("1", None))
     next(with_it), next(without)
@@ -93,6 +154,26 @@ def test_where_nothing_can_be_written_they_stay_in_memory(
     monkeypatch.setattr(Path, "touch", refuse)
     assert kept(path) == [*range(1, 100, 2)]
     assert "is kept in memory, not beside the store: read-only" in caplog.text
+    assert not [*path.glob("filter.*")]
+
+
+def test_on_a_full_disk_they_stay_in_memory(path: Path) -> None:
+    code = (
+        "import resource, signal, brimful as bf\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (8, resource.RLIM_INFINITY))\n"
+        f"data = bf.from_store({str(path)!r}).filter(lambda sample: sample['id'] % 2, version='1')\n"
+        "assert [row['id'] for row in data] == [*range(1, 100, 2)]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "is kept in memory, not beside the store: [Errno 27]" in done.stderr
+    assert not [*path.glob("filter.*")]
+
+
+def test_a_function_that_fails_leaves_nothing_beside_the_store(path: Path) -> None:
+    with pytest.raises(bf.StageError, match="ZeroDivisionError"):
+        len(bf.from_store(path).filter(lambda sample: bool(1 / sample["id"]), version="1"))
     assert not [*path.glob("filter.*")]
 
 

@@ -105,6 +105,8 @@ def _loaded(file: Path) -> Any:
     Raises:
         ValueError: it is neither; the file is named.
     """
+    if file.is_dir():
+        raise ValueError(f"{str(file)!r} is a folder, and holds no token store that is finished")
     if not file.exists():
         raise ValueError(f"there is no file {str(file)!r}")
     with file.open("rb") as opened:

@@ -195,6 +195,17 @@ def by_name(name: str, value: Any, example: str) -> dict[str, Any]:
     return dict(value or {})
 
 
+def check_version(version: Any) -> None:
+    """Refuses a version of a user's functions that is no text.
+
+    >>> check_version(1)
+    Traceback (most recent call last):
+    TypeError: version must be a text, such as "1" (got 1)
+    """
+    if version is not None and not isinstance(version, str):
+        raise TypeError(f'version must be a text, such as "1" (got {version!r})')
+
+
 def names_of(setting: str, names: Any) -> tuple[str, ...]:
     """A setting that names columns: one name, or several.
 

@@ -383,6 +383,12 @@ _REMEDIES: Final = {
 }
 """The remedy for a setting that differs, by its name."""
 
+_DIVIDED: Final = ("batch.policy.", "pack.rows")
+"""Sizes that micro_batches divides, as they begin."""
+
+_SHUFFLES: Final = ("shuffle", "shuffle_shards")
+"""Settings of sources without which their seed draws nothing."""
+
 
 _ALLOWED: Final = ("functions", "urls", "weights")
 """The settings in which a state may differ, where the caller says so."""
@@ -418,6 +424,8 @@ def check_header(saved: Any, ours: Any, allow: frozenset[str] = frozenset()) -> 
     found = header_difference(saved, ours, allow)
     if found is not None:
         remedy = _REMEDIES.get(found.kind, "use the pipeline that saved it")
+        if found.name.startswith(_DIVIDED):
+            remedy += ". micro_batches=k counts here too: each of the k batches has a k-th of the size that you gave"
         raise StateError(
             f"this state belongs to another pipeline: {found.name} was {found.saved} when it was saved and is {found.ours} "
             f"here; {remedy}"
@@ -448,7 +456,8 @@ def header_difference(
             return here  # of a digest neither part says much without the other
         inside = f"{path}." if path else ""
         owner = f"{inside}{ours['verb']}." if "verb" in ours else inside
-        names = [name for name in (*ours, *(name for name in saved if name not in ours)) if name not in allow]
+        idle = ["seed"] if any(saved.get(name) is ours.get(name) is False for name in _SHUFFLES) else []
+        names = [name for name in (*ours, *(name for name in saved if name not in ours)) if name not in {*allow, *idle}]
         pairs = [(saved.get(name), ours.get(name), f"{owner}{name}", name) for name in names]
     else:
         return here

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,36 @@ class Filter(DerivedSource):
         source = {
             name: value for name, value in source.items() if name not in ("shuffle", "seed")
         }  # rows, in any order
-        words = [[source, *later], described(self.fn), self.on_error, self.version]
+        words = [[source, *later], _told_apart(self.fn), self.on_error, self.version]
         name = f"filter.{hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:16]}"
         return self.upstream.beside(name, len(self.upstream.index), ask)
+
+
+def _told_apart(fn: Any) -> Any:
+    """A function as plain JSON, by its name, its code and the plain values that it holds: lambdas, partials and objects of one
+    class share a name. Of other values it knows the type alone, and of what the code calls the name."""
+    try:
+        return _identity(fn)
+    except (TypeError, ValueError, RecursionError):
+        return described(fn)  # it cannot be taken apart
+
+
+def _identity(value: Any) -> Any:
+    if isinstance(value, MethodType):
+        return [_identity(value.__func__), _identity(getattr(value.__self__, "__dict__", None))]
+    if isinstance(value, FunctionType):
+        held = [cell.cell_contents for cell in value.__closure__ or ()]
+        return [described(value), _identity([value.__code__, value.__defaults__, value.__kwdefaults__, held])]
+    if isinstance(value, CodeType):
+        return [value.co_code.hex(), _identity([value.co_names, value.co_consts])]
+    if isinstance(value, list | tuple):
+        return [_identity(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): _identity(item) for name, item in value.items()}
+    if callable(value) and not isinstance(value, type) and isinstance(parts := value.__reduce_ex__(2), tuple):
+        call = type(value).__call__
+        return [_identity(list(parts)), _identity(call) if isinstance(call, FunctionType) else None]
+    return described(value)
 
 
 @dataclass(frozen=True, eq=False)

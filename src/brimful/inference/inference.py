@@ -20,7 +20,7 @@ from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Block, Sample
 from brimful.blocks.hashes import digest_of
 from brimful.blocks.text_bytes import TextBytes, bytes_of
-from brimful.core.errors import DataError, StateError, finite, function, integer, name_of, one_of
+from brimful.core.errors import DataError, StateError, check_version, finite, function, integer, name_of, one_of
 from brimful.core.iterator import ResumableIterator
 from brimful.core.progress import shown as progress
 from brimful.core.stage import Stage, refuse_streams
@@ -168,6 +168,7 @@ def map_batches_in_order(
     function("map_batches_in_order", fn)
     policy = _policy(policy)
     one_of("overlong", overlong, "raise", "truncate", "alone")
+    check_version(version)
     on_ray = _on_ray(executor, ray_address, num_workers, num_gpus_per_worker)
     dataset = _dataset(texts_or_dataset)
     column, is_text = _planned_over(dataset, length_column)

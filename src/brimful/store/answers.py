@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -26,8 +27,8 @@ CHECKSUM_BYTES: Final = 4
 def kept_answers(folder: Path, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
     """The answers in a file of a store; where there is none, those of `ask`, which are written to it.
 
-    One process of this machine asks, others wait for its file. Where the folder cannot be written
-    they stay in memory, which is logged.
+    One process of this machine asks, others wait for its file. Where the folder cannot be written, or
+    the disk is full, they stay in memory, which is logged.
 
     Args:
         name: of the file, without its extension: other data, another function or version has another one.
@@ -47,14 +48,20 @@ def kept_answers(folder: Path, name: str, count: int, ask: Ask) -> NDArray[np.bo
         return ask(lambda: None)
     lock = path.with_suffix(".lock")
     with one_writer(folder, TIMEOUT_SECONDS, lock.name, note.name):
-        if (found := _read(path, count, again=True)) is None:
-            words = {"writer": f"process {os.getpid()} on {socket.gethostname()}"}
-            note.write_text(json.dumps(words), "utf-8")
-            found = ask(lambda: os.utime(note))
-            bits = np.packbits(found).tobytes()
-            write_whole(path, bits + crc32(bits).to_bytes(CHECKSUM_BYTES, "little"))
-        for left in (note, lock):
-            left.unlink(missing_ok=True)
+        try:
+            if (found := _read(path, count, again=True)) is None:
+                words = {"writer": f"process {os.getpid()} on {socket.gethostname()}"}
+                with suppress(OSError):
+                    note.write_text(json.dumps(words), "utf-8")
+                found = ask(lambda: os.utime(note))
+                bits = np.packbits(found).tobytes()
+                try:
+                    write_whole(path, bits + crc32(bits).to_bytes(CHECKSUM_BYTES, "little"))
+                except OSError as error:
+                    logger.warning("%s is kept in memory, not beside the store: %s", name, error)
+        finally:
+            for left in (note, lock):
+                left.unlink(missing_ok=True)
     return found
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from brimful.core.errors import DataError, StateError
+from brimful.core.errors import DataError, StateError, check_version
 from brimful.core.once import once
 from brimful.core.stage import Stage, header_difference
 from brimful.core.whole import write_whole
@@ -186,7 +186,9 @@ def require_version(stage: Stage[Any], version: str | None) -> None:
 
     Raises:
         ValueError: naming the stages and the functions.
+        TypeError: a version that is no text.
     """
+    check_version(version)
     functions = sorted(set(stage.functions()))
     if functions and version is None:
         raise ValueError(
