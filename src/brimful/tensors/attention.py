@@ -58,6 +58,8 @@ def flex_block_mask(batch: Mapping[str, Any], *, causal: bool = True, block_size
     Equal to what `create_block_mask` makes of the document ids, at the price of L values a row: that one evaluates all
     R x L x L pairs of slots, which takes seconds on a CPU and gigabytes on a GPU.
 
+    On a CPU give rows of whole blocks, such as `pack(512)`: torch 2.13 reads beyond other rows there, and results may be NaN.
+
     Args:
         batch: a packed batch: its `segment_ids` (R, L).
         causal: see no later token.
