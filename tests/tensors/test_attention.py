@@ -332,7 +332,7 @@ def test_a_model_that_sees_both_ways_takes_what_padding_free_makes(kernel: str, 
 def test_flex_attention_of_transformers_keeps_samples_apart(make: Callable[[str], Any], causal: bool) -> None:
     """In single precision, forward alone, and rows of whole blocks: on a CPU torch's kernel reads beyond others, NaN at times."""
     net, reference = make("flex_attention").float(), make("sdpa")
-    batch = next(iter(bf.from_sequence(rows_of(5, 1, 17, 24, 3, 8, 9, 40, 2, 1, 30)).pack(128, rows=2)))
+    batch = next(iter(bf.from_sequence(rows_of(5, 1, 17, 24, 3, 8, 9, 40, 2, 1, 30, 40, 30, 20)).pack(128, rows=2)))
     assert len(batch["lengths"]) > 2
     inputs = attention.padding_free(batch, causal=causal, attn_implementation="flex_attention")
     with torch.no_grad(), warnings.catch_warnings():
