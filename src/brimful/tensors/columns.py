@@ -188,10 +188,10 @@ class WindowColumns:
 
     def sizes(self, batch: Batch) -> list[IntArray]:
         """How many values the samples, or pieces, of a batch keep, by length column."""
-        if batch.pieces is not None:
-            return [batch.pieces.lengths]
-        lengths = self.lengths[batch.numbers].reshape(len(batch), -1)
-        return [np.minimum(own, width) for own, width in zip(lengths.T, batch.widths)] if self.given else []
+        if not self.given and batch.plan.pieces is None:
+            return []
+        sizes = batch.plan.sizes[batch.span]
+        return [sizes] if sizes.ndim == 1 else list(sizes.T)
 
     def fill(self, name: str) -> float:
         """What padding of a column holds."""

@@ -87,7 +87,7 @@ def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
     longest = min(-(-int(sizes.max()) // SEQLEN_STEP) * SEQLEN_STEP, shape[1])
     put(out, cu_seqlens=bounds, max_seqlen=longest)
     put(out, cu_seq_lens_q=bounds, cu_seq_lens_k=bounds, max_length_q=longest, max_length_k=longest, use_cache=False)
-    put(out, lengths=columns.made("lengths", pieces.lengths))
+    put(out, lengths=columns.made("lengths", pieces.lengths.copy()))
     put(out, sample_numbers=columns.made("sample_numbers", batch.window.samples[numbers]))
     return out
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,8 +36,8 @@ def padded(
     """
     real = len(batch)
     if batch.padded_size > real:
-        copies = np.repeat(batch.numbers[:1], batch.padded_size - real)
-        batch = replace(batch, numbers=np.concatenate((batch.numbers, copies)))
+        copies = np.zeros(batch.padded_size - real, np.int64)
+        batch = batch.of(np.concatenate((np.arange(real), copies)), batch.padded_size)
     numbers, sizes = batch.numbers, columns.sizes(batch)
     places = [gaps(own, width, left) for own, width in zip(sizes, batch.widths)]
     out: dict[str, Any] = {}
@@ -62,7 +61,7 @@ def padded(
             out["attention_mask"] = columns.made("attention_mask", attention_mask(places[0], batch.widths[0]))
         elif isinstance(mask, torch.Tensor) and mask.shape == (len(numbers), batch.widths[0]):
             sizes[0] = (mask != 0).sum(1).numpy()
-        put(out, lengths=columns.made("lengths", sizes[0] if len(sizes) == 1 else np.stack(sizes, axis=1)))
+        put(out, lengths=columns.made("lengths", sizes[0].copy() if len(sizes) == 1 else np.stack(sizes, axis=1)))
     if weighted:
         put(out, sample_weights=torch.ones(len(numbers)))
         out["sample_weights"][real:] = 0
@@ -103,5 +102,5 @@ def nested(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
         shown = np.cumsum(mask.values().numpy() != 0)
         sizes[0] = np.diff(np.concatenate(([0], shown))[shared[0].numpy()])
     if sizes:
-        put(out, lengths=columns.made("lengths", sizes[0] if len(sizes) == 1 else np.stack(sizes, axis=1)))
+        put(out, lengths=columns.made("lengths", sizes[0].copy() if len(sizes) == 1 else np.stack(sizes, axis=1)))
     return out
