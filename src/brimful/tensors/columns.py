@@ -33,6 +33,7 @@ from brimful.blocks.ragged import (
     ragged,
 )
 from brimful.core.errors import HIDDEN, DataError, where
+from brimful.index.index import Spans
 from brimful.tensors.layouts import BATCH_KEY, ColumnRules
 from brimful.tensors.structures import Unpadded
 
@@ -247,7 +248,8 @@ def columns_of(window: PlanningWindow, rules: ColumnRules, as_tensors: bool = Tr
             token column that is no list of numbers, or is not there.
     Price: about 30 ns a sample and list column.
     """
-    schema = window.block.schema
+    spans = window.spans if as_tensors else None
+    schema = window.block.schema if spans is None or window.schema is None else window.schema()
     fields = {one.name: one for one in schema if not one.name.startswith(HIDDEN)}
     _check_names(fields, rules)
     given = rules.length_columns if set(rules.length_columns) <= fields.keys() else ()
@@ -293,21 +295,27 @@ def _check_token_columns(fields: Mapping[str, pa.Field], rules: ColumnRules) -> 
 
 
 def _lists(window: PlanningWindow, field: pa.Field, rules: ColumnRules, follows: int | None) -> ListColumn:
-    name, block, rows = field.name, window.block, window.rows
-    if _has_null(block.column(name)) or pa.types.is_boolean(field.type.value_type):  # what takes a copy: of these alone
-        block = block.select([name, *_hidden(block)]).take(array_of(rows))
-        rows = np.arange(len(rows))
-        _refuse_nulls(block, name)
-    column = window.ragged(name) if block is window.block else ragged(block, name)
-    starts, counts = column.spans(rows)
+    name = field.name
+    values, starts, counts = _spans(window, field) if window.spans is None else window.spans[name]
     if follows is not None:
         expected = window.lengths.reshape(len(window), -1)[:, follows]
         differ = np.flatnonzero(counts != expected)
         if len(differ):
             raise _unequal(window, rules, name, counts, expected, int(differ[0]))
     fill = fill_of(name, rules.pad_values)
-    kind = _type_of(name, column.values.dtype, fill, rules.dtypes)
-    return ListColumn(name, column.values, starts, counts, follows, kind.made.type(fill), kind)
+    kind = _type_of(name, values.dtype, fill, rules.dtypes)
+    return ListColumn(name, values, starts, counts, follows, kind.made.type(fill), kind)
+
+
+def _spans(window: PlanningWindow, field: pa.Field) -> Spans:
+    """The lists of a column, in the block of the window."""
+    name, block, rows = field.name, window.block, window.rows
+    if _has_null(block.column(name)) or pa.types.is_boolean(field.type.value_type):  # what takes a copy: of these alone
+        block = block.select([name, *_hidden(block)]).take(array_of(rows))
+        rows = np.arange(len(rows))
+        _refuse_nulls(block, name)
+    column = window.ragged(name) if block is window.block else ragged(block, name)
+    return Spans(column.values, *column.spans(rows))
 
 
 def _unequal(

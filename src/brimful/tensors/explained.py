@@ -7,17 +7,15 @@ dict of what is trained on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from brimful.batching.batch import Batch, PackedPieces
-from brimful.batching.window import IntArray
+from brimful.batching.window import IntArray, PlanningWindow
 from brimful.core.errors import ORIGIN, where
 from brimful.tensors.columns import WindowColumns
 
@@ -74,20 +72,19 @@ def _cell(value: Any) -> str:
     return words if len(words) <= _SHOWN else f"{words[: _SHOWN - 3]}..."
 
 
-@dataclass(frozen=True, eq=False)
-class _Made:
+class _Made(NamedTuple):
     """What a batch was made of.
 
     Args:
-        origins: the column of origins of the window, where there is one; `rows`, (n,), of it.
-        samples: their numbers, (n,).
+        window: its window, to look up where rows came from; `samples`: which rows of the data set those of it are.
+        numbers: of the samples, or of that of each piece, in it, (n,).
         lengths: their tokens, (n,); None where no length column is there.
         pieces: of packed rows.
     """
 
-    origins: pa.Array | None
-    rows: IntArray
+    window: PlanningWindow
     samples: IntArray
+    numbers: IntArray
     lengths: IntArray | None
     pieces: PackedPieces | None
 
@@ -97,18 +94,11 @@ _MADE: Final[Any] = WeakTensorKeyDictionary()
 
 
 def remember(item: Any, batch: Batch, columns: WindowColumns) -> None:
-    """Remembers what a batch was made of. Price: 15 us; what is kept goes with its tensors."""
+    """Remembers what a batch was made of, to be looked up when somebody asks; what is kept goes with its tensors."""
     if not isinstance(item, Mapping):
         return
-    sizes, window = columns.sizes(batch), batch.window
-    place = window.block.schema.get_field_index(ORIGIN)
-    made = _Made(
-        window.block.column(place) if place >= 0 else None,
-        window.rows[batch.numbers],
-        window.samples[batch.numbers],
-        sizes[0] if sizes else None,
-        batch.pieces,
-    )
+    sizes = columns.sizes(batch)
+    made = _Made(batch.window.origins, batch.window.samples, batch.numbers, sizes[0] if sizes else None, batch.pieces)
     named = (item.get(name) for name in ("lengths", *columns.given))
     tensors = [one for one in named if isinstance(one, torch.Tensor)]
     for tensor in tensors or [one for one in item.values() if isinstance(one, torch.Tensor)][:1]:
@@ -142,11 +132,13 @@ def explained(batch: Any, column: str, text: Callable[[Sequence[int]], str | Non
             "by hand and another process leave it behind; explain the batch as these batches hand it out"
         )
     tokens = [*_tokens(batch, made, column)]
-    firsts = np.zeros(len(made.rows), np.int64) if made.pieces is None else made.pieces.starts
-    sizes = [None] * len(made.rows) if made.lengths is None else made.lengths.tolist()
+    firsts = np.zeros(len(made.numbers), np.int64) if made.pieces is None else made.pieces.starts
+    sizes = [None] * len(made.numbers) if made.lengths is None else made.lengths.tolist()
+    samples = made.samples[made.numbers].tolist()
+    own = made.window.part(made.numbers)
     return Explanation(
-        Explained(number, _place(made, which), first, size, text(tokens[which]) if which < len(tokens) else None)
-        for which, (number, first, size) in enumerate(zip(made.samples.tolist(), firsts.tolist(), sizes, strict=True))
+        Explained(number, _place(own, which), first, size, text(tokens[which]) if which < len(tokens) else None)
+        for which, (number, first, size) in enumerate(zip(samples, firsts.tolist(), sizes, strict=True))
     )
 
 
@@ -155,11 +147,8 @@ def _made(item: Mapping[Any, Any]) -> _Made | None:
     return next((made for made in found if made is not None), None)
 
 
-def _place(made: _Made, which: int) -> str | None:
-    if made.origins is None:
-        return None
-    row = pa.RecordBatch.from_arrays([made.origins.slice(int(made.rows[which]), 1)], [ORIGIN])
-    return where(row, 0)
+def _place(window: PlanningWindow, which: int) -> str | None:
+    return where(window.block, int(window.rows[which])) if ORIGIN in window.block.schema.names else None
 
 
 def _tokens(batch: Mapping[str, Any], made: _Made, column: str) -> Iterator[list[int]]:
@@ -179,4 +168,4 @@ def _tokens(batch: Mapping[str, Any], made: _Made, column: str) -> Iterator[list
         values = jagged.values()
         yield from (values[first:last].tolist() for first, last in pairwise(jagged.offsets().tolist()))
     elif isinstance(mask, torch.Tensor) and mask.shape == ids.shape:
-        yield from (row[seen != 0].tolist() for row, seen in zip(ids[: len(made.rows)], mask))
+        yield from (row[seen != 0].tolist() for row, seen in zip(ids[: len(made.numbers)], mask))
