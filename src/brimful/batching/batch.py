@@ -103,15 +103,13 @@ class PlannedBatches:
     @once
     def ends(self) -> list[int]:
         """`bounds` as plain numbers."""
-        found: list[int] = self.bounds.tolist()
-        return found
+        return _numbers(self.bounds)
 
     @once
-    def shapes(self) -> list[tuple[int, int | tuple[int, ...]]]:
-        """The rows and the padded length of each batch."""
-        lengths = self.padded_lengths.tolist()
-        padded = [tuple(length) for length in lengths] if self.padded_lengths.ndim > 1 else lengths
-        return list(zip(self.padded_sizes.tolist(), padded, strict=True))
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The rows of each batch, and its padded length, or lengths."""
+        lengths = self.padded_lengths.reshape(len(self), -1)
+        return list(map(tuple, np.column_stack((self.padded_sizes, lengths)).tolist()))
 
     @once
     def sizes(self) -> IntArray:
@@ -122,15 +120,21 @@ class PlannedBatches:
         return np.minimum(self.window.lengths[self.numbers], widths)
 
     @once
+    def shortest(self) -> list[int]:
+        """The tokens of the shortest sample of each batch, in the first length column."""
+        sizes = self.sizes if self.sizes.ndim == 1 else self.sizes[:, 0]
+        return _numbers(np.minimum.reduceat(sizes, self.bounds[:-1])) if len(self) else []
+
+    @once
     def num_tokens(self) -> list[int]:
         """The tokens of each batch, as cut."""
-        return self.sums(self.sizes if self.sizes.ndim == 1 else self.sizes.sum(axis=1)).tolist()
+        return _numbers(self.sums(self.sizes if self.sizes.ndim == 1 else self.sizes.sum(axis=1)))
 
     @once
     def num_samples(self) -> list[int]:
         """The samples that begin in each batch."""
         begins = np.ones(len(self.numbers), np.int64) if self.pieces is None else self.pieces.starts == 0
-        return self.sums(begins).tolist()
+        return _numbers(self.sums(begins))
 
     def sums(self, counts: NDArray[Any]) -> IntArray:
         """What each batch has of something that was counted for each sample, or piece."""
@@ -187,7 +191,8 @@ class Batch:
     @property
     def padded_length(self) -> int | tuple[int, ...]:
         """Tokens, an int; a tuple of ints for several lengths a sample."""
-        return self.plan.shapes[self.place][1]
+        widths = self.widths
+        return widths[0] if self.plan.padded_lengths.ndim == 1 else widths
 
     @property
     def padded_size(self) -> int:
@@ -222,10 +227,14 @@ class Batch:
     @property
     def widths(self) -> tuple[int, ...]:
         """The padded length, by length column."""
-        return self.padded_length if isinstance(self.padded_length, tuple) else (self.padded_length,)
+        return self.plan.shapes[self.place][1:]
 
     def of(
-        self, own: IntArray, padded_size: int, padded_length: int | tuple[int, ...] | None = None, weight: float | None = None
+        self,
+        own: IntArray,
+        padded_size: int,
+        padded_length: int | tuple[int, ...] | None = None,
+        weight: float | None = None,
     ) -> Batch:
         """A batch of some of its samples, or pieces, by their places in it, perhaps of another shape."""
         length = self.padded_length if padded_length is None else padded_length
@@ -244,6 +253,11 @@ class Batch:
     @property
     def _number(self) -> int:
         return self.place if self.plan.keys is None else int(self.plan.keys[self.place])
+
+
+def _numbers(array: NDArray[Any]) -> list[int]:
+    found: list[int] = array.tolist()
+    return found
 
 
 def filler(batch: Batch) -> Batch:

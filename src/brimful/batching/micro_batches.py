@@ -78,7 +78,9 @@ class MicroBatches(Stage[Batch]):
             known += counted(plan.part(np.array([batch.place for batch in own])), self.labels_follow)
         none = NumLabels(0, 0)  # a filler asks for no label
         found = [labels and (labels if batch.weight != 0 else none) for labels, batch in zip(known, step, strict=True)]
-        return step_labels([labels or read(batch, self.labels_follow) for labels, batch in zip(found, step, strict=True)])
+        return step_labels(
+            [labels or read(batch, self.labels_follow) for labels, batch in zip(found, step, strict=True)]
+        )
 
 
 def is_inside(state: State) -> bool:

@@ -138,9 +138,7 @@ class ByPolicy(BatchPlanner):
         plan = _placed(window, policy, self.overlong, first, self.parts)
         numbers, bounds = _flat(plan.batches)
         static = self.shapes() is not None
-        return PlannedBatches(
-            window, numbers, bounds, plan.padded_lengths, plan.padded_sizes, static=static, key=key
-        )
+        return PlannedBatches(window, numbers, bounds, plan.padded_lengths, plan.padded_sizes, static=static, key=key)
 
     def divided(self, parts: int) -> ByPolicy:
         return replace(self, policy=divided(self.policy, parts), parts=parts)
@@ -257,9 +255,9 @@ class ByKey(BatchPlanner):
             batches.append(numbers)
             longest.append(self._padded(window.lengths[numbers].max(axis=0, initial=1)))
             start = stop
-        members, bounds = _flat(batches)
+        members, ends = _flat(batches)
         padded = np.array(longest, dtype=np.int64).reshape(len(batches), *window.lengths.shape[1:])
-        return PlannedBatches(window, members, bounds, padded, np.diff(bounds), key=key)
+        return PlannedBatches(window, members, ends, padded, np.diff(ends), key=key)
 
     def divided(self, parts: int) -> ByKey:
         if callable(self.batch_size):

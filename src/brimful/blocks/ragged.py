@@ -348,9 +348,9 @@ class Gaps(NamedTuple):
     where: NDArray[np.bool_]
 
 
-def gaps(counts: NDArray[np.int64], width: int, left: bool = False) -> Gaps:
-    """The gaps of rows of `counts` values that are padded to `width`."""
-    ragged_width = width - int(counts.min(initial=width))
+def gaps(counts: NDArray[np.int64], width: int, left: bool = False, least: int | None = None) -> Gaps:
+    """The gaps of rows of `counts` values, the least of which may be known, that are padded to `width`."""
+    ragged_width = width - (int(counts.min(initial=width)) if least is None else least)
     if left:
         return Gaps(slice(0, ragged_width), np.arange(ragged_width) < (width - counts)[:, None])
     return Gaps(slice(width - ragged_width, width), np.arange(width - ragged_width, width) >= counts[:, None])

@@ -62,7 +62,7 @@ class Index(ABC):
         """
 
     def spans(self, numbers: NDArray[np.int64]) -> dict[str, Spans] | None:
-        """All columns of the samples of these numbers, where these can be had sooner without a block; None: `locate` gives them."""
+        """All columns of the samples of these numbers, where that needs no block; None: `locate` gives them."""
         return None
 
     @once

@@ -111,7 +111,7 @@ class LocalFolder(Folder):
         return {name: _joined(found, places) for name, found in parts.items()}
 
     def _copied(self, name: str, rows: NDArray[np.int64], batches: NDArray[np.int64]) -> Spans | None:
-        """The values of ascending rows, in copies of all pieces of 64 bytes, as memory is aligned, that hold some of them. No such
+        """The values of ascending rows, in copies of all pieces of 64 bytes, as memory is aligned, that hold some. No such
         piece crosses the end of a page, so all that is read belongs to a file that is mapped."""
         kind = self.schema.field(name).type
         dtype, wide = np.dtype(kind.value_type.to_pandas_dtype()), pa.types.is_large_list(kind)
@@ -121,7 +121,7 @@ class LocalFolder(Folder):
         low = int(known[:, :2].min()) // PIECE_BYTES * PIECE_BYTES
         high = int(known[:, 2:].max())
         memory = pa.foreign_buffer(low, -(-(high - low) // PIECE_BYTES) * PIECE_BYTES)
-        offsets_at, values_at, offsets_end, values_end = self._places[name][batches].T
+        offsets_at, values_at, _, values_end = self._places[name][batches].T
         offsets = np.frombuffer(memory, np.int64 if wide else np.int32)
         at = (offsets_at - low) // offsets.itemsize + rows - self.record_batches.starts[batches]
         begins, ends = offsets[at].astype(np.int64), offsets[at + 1].astype(np.int64)
@@ -140,8 +140,8 @@ class LocalFolder(Folder):
         return Spans(out.reshape(-1).view(dtype), starts, counts)
 
     def _buffers(self, name: str, batches: Sequence[int]) -> NDArray[np.int64] | None:
-        """The addresses of some record batches' offsets and values, and of the ends of these, (n, 4); None where they are not in a
-        mapped file, uncompressed, aligned and without a null."""
+        """The addresses of some record batches' offsets and values, and of the ends of these, (n, 4). None where they are not in
+        a mapped file, uncompressed, aligned and without a null."""
         places = self._places.setdefault(name, np.zeros((len(self.record_batches.file_of), 4), np.int64))
         for batch in batches:
             if not places[batch, 0]:
@@ -153,7 +153,11 @@ class LocalFolder(Folder):
                 firsts = [buffer.address for buffer in found]
                 sizes = (len(column) + 1) * (8 if wide else 4), len(values) * values.type.bit_width // 8
                 ends = [first + size for first, size in zip(firsts, sizes)]
-                if min(firsts) < memory.address or max(ends) > memory.address + memory.size or any(at % 8 for at in firsts):
+                if (
+                    min(firsts) < memory.address
+                    or max(ends) > memory.address + memory.size
+                    or any(at % 8 for at in firsts)
+                ):
                     return None
                 places[batch] = *firsts, *ends
         chosen: NDArray[np.int64] = places[batches]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -59,7 +59,8 @@ class ColumnType(NamedTuple):
 
     def tensor(self, values: NDArray[Any]) -> torch.Tensor:
         """Values that are padded, or that need no padding."""
-        return torch.from_numpy(values.astype(self.made, copy=False)).to(self.wanted)
+        tensor = torch.from_numpy(values if values.dtype == self.made else values.astype(self.made))
+        return tensor if tensor.dtype is self.wanted else tensor.to(self.wanted)
 
     def check(self, name: str, values: NDArray[Any]) -> None:
         """Refuses values that the type does not hold."""
@@ -186,6 +187,7 @@ class WindowColumns:
     given: tuple[str, ...]
     all: tuple[ListColumn | StackedColumn | ObjectColumn, ...]
     rules: ColumnRules
+    _types: dict[tuple[str, np.dtype[Any]], ColumnType] = field(default_factory=dict)
 
     def sizes(self, batch: Batch) -> list[IntArray]:
         """How many values the samples, or pieces, of a batch keep, by length column."""
@@ -200,7 +202,10 @@ class WindowColumns:
 
     def made(self, name: str, values: NDArray[Any]) -> torch.Tensor:
         """What is made of the plan, not of a column, in the type that the user wants it in."""
-        kind = _type_of(name, values.dtype, self.fill(name), self.rules.dtypes)
+        kind = self._types.get((name, values.dtype))
+        if kind is None:
+            kind = _type_of(name, values.dtype, self.fill(name), self.rules.dtypes)
+            self._types[name, values.dtype] = kind
         kind.check(name, values)
         return kind.tensor(values)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from brimful.batching.batch import Batch, PackedPieces
+from brimful.batching.batch import Batch, PackedPieces, PlannedBatches
 from brimful.batching.window import IntArray, PlanningWindow
 from brimful.core.errors import ORIGIN, where
 from brimful.tensors.columns import WindowColumns
@@ -72,12 +73,13 @@ def _cell(value: Any) -> str:
     return words if len(words) <= _SHOWN else f"{words[: _SHOWN - 3]}..."
 
 
-class _Made(NamedTuple):
-    """What a batch was made of.
+class _Planned(NamedTuple):
+    """What the batches of a plan were made of.
 
     Args:
-        window: its window, to look up where rows came from; `samples`: which rows of the data set those of it are.
-        numbers: of the samples, or of that of each piece, in it, (n,).
+        window: to look up where rows came from; they need not be here for it.
+        samples: which row of the data set each sample of the window is.
+        numbers: of the samples, or of that of each piece, in the window, (n,).
         lengths: their tokens, (n,); None where no length column is there.
         pieces: of packed rows.
     """
@@ -89,16 +91,45 @@ class _Made(NamedTuple):
     pieces: PackedPieces | None
 
 
+class _Made(NamedTuple):
+    """What a batch was made of: a part of what those of its plan were made of."""
+
+    planned: _Planned
+    span: slice
+
+    @property
+    def numbers(self) -> IntArray:
+        return self.planned.numbers[self.span]
+
+    @property
+    def lengths(self) -> IntArray | None:
+        return None if self.planned.lengths is None else self.planned.lengths[self.span]
+
+    @property
+    def pieces(self) -> PackedPieces | None:
+        pieces = self.planned.pieces
+        return None if pieces is None else PackedPieces(*(each[self.span] for each in pieces))
+
+
 _MADE: Final[Any] = WeakTensorKeyDictionary()
 """What was made of what, by tensors of batches."""
+_PLANNED: Final[WeakKeyDictionary[PlannedBatches, _Planned]] = WeakKeyDictionary()
 
 
 def remember(item: Any, batch: Batch, columns: WindowColumns) -> None:
     """Remembers what a batch was made of, to be looked up when somebody asks; what is kept goes with its tensors."""
     if not isinstance(item, Mapping):
         return
-    sizes = columns.sizes(batch)
-    made = _Made(batch.window.origins, batch.window.samples, batch.numbers, sizes[0] if sizes else None, batch.pieces)
+    plan = batch.plan
+    planned = _PLANNED.get(plan)
+    if planned is None:
+        sizes = plan.sizes if plan.sizes.ndim == 1 else plan.sizes[:, 0]
+        known = columns.given or plan.pieces is not None
+        planned = _Planned(
+            plan.window.origins, plan.window.samples, plan.numbers, sizes if known else None, plan.pieces
+        )
+        _PLANNED[plan] = planned
+    made = _Made(planned, batch.span)
     named = (item.get(name) for name in ("lengths", *columns.given))
     tensors = [one for one in named if isinstance(one, torch.Tensor)]
     for tensor in tensors or [one for one in item.values() if isinstance(one, torch.Tensor)][:1]:
@@ -134,8 +165,8 @@ def explained(batch: Any, column: str, text: Callable[[Sequence[int]], str | Non
     tokens = [*_tokens(batch, made, column)]
     firsts = np.zeros(len(made.numbers), np.int64) if made.pieces is None else made.pieces.starts
     sizes = [None] * len(made.numbers) if made.lengths is None else made.lengths.tolist()
-    samples = made.samples[made.numbers].tolist()
-    own = made.window.part(made.numbers)
+    planned = made.planned
+    samples, own = planned.samples[made.numbers].tolist(), planned.window.part(made.numbers)
     return Explanation(
         Explained(number, _place(own, which), first, size, text(tokens[which]) if which < len(tokens) else None)
         for which, (number, first, size) in enumerate(zip(samples, firsts.tolist(), sizes, strict=True))

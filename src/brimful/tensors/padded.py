@@ -39,7 +39,8 @@ def padded(
         copies = np.zeros(batch.padded_size - real, np.int64)
         batch = batch.of(np.concatenate((np.arange(real), copies)), batch.padded_size)
     numbers, sizes = batch.numbers, columns.sizes(batch)
-    places = [gaps(own, width, left) for own, width in zip(sizes, batch.widths)]
+    widths, shortest = batch.widths, batch.plan.shortest[batch.place]
+    places = [gaps(own, width, left, shortest if own is sizes[0] else None) for own, width in zip(sizes, widths)]
     out: dict[str, Any] = {}
     for column in columns.all:
         if not isinstance(column, ListColumn):
@@ -47,7 +48,7 @@ def padded(
             continue
         place = column.follows
         own = column.counts[numbers] if place is None else sizes[place]
-        width = max(1, int(own.max())) if place is None else batch.widths[place]
+        width = max(1, int(own.max())) if place is None else widths[place]
         if on_device and column.name != "attention_mask":  # whose sum is wanted here
             out[column.name] = column.unpadded(numbers, own, width, left)
         else:
@@ -56,10 +57,10 @@ def padded(
         mask = out.get("attention_mask")
         if mask is None and on_device:
             counts, dtype = torch.from_numpy(sizes[0]), columns.made("attention_mask", np.empty(0, np.int64)).dtype
-            out["attention_mask"] = Unpadded(None, counts, counts, batch.widths[0], 0, left, dtype)
+            out["attention_mask"] = Unpadded(None, counts, counts, widths[0], 0, left, dtype)
         elif mask is None:
-            out["attention_mask"] = columns.made("attention_mask", attention_mask(places[0], batch.widths[0]))
-        elif isinstance(mask, torch.Tensor) and mask.shape == (len(numbers), batch.widths[0]):
+            out["attention_mask"] = columns.made("attention_mask", attention_mask(places[0], widths[0]))
+        elif isinstance(mask, torch.Tensor) and mask.shape == (len(numbers), widths[0]):
             sizes[0] = (mask != 0).sum(1).numpy()
         put(out, lengths=columns.made("lengths", sizes[0].copy() if len(sizes) == 1 else np.stack(sizes, axis=1)))
     if weighted:
