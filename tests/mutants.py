@@ -1152,7 +1152,7 @@ MUTANTS = [
     Mutant(
         "the labels that packing makes of tokens are not counted",
         "batching/labels.py",
-        "if batch.pieces is None or",
+        "if pieces is None or",
         "if True or",
         of("tensors/test_loss", "test_a_step_of_packed_batches_has_the_gradient_of_one_big_batch[indexed-1]"),
     ),
@@ -1208,7 +1208,7 @@ MUTANTS = [
     Mutant(
         "packed rows are trained on all tokens beside shifted labels that are not packed",
         "tensors/packed.py",
-        "if SHIFTED in out and SHIFTED not in tokenwise:",
+        "if SHIFTED in names and SHIFTED not in out:",
         "if False:",
         of("blocks/test_unmasked", "test_shifted_labels_that_are_not_packed_with_the_tokens_are_refused"),
     ),
@@ -1985,8 +1985,8 @@ MUTANTS = [
     Mutant(
         "a filler of a static shape is another shape",
         "batching/batch.py",
-        "size = batch.padded_size if batch.static else 1",
-        "size = 1",
+        "padded_size=batch.padded_size if batch.static else 1",
+        "padded_size=1",
         of("tensors/test_on_device", "test_fillers_of_static_shapes_have_the_shape_of_the_others"),
     ),
     Mutant(

@@ -40,7 +40,8 @@ class StoreIndex(DataIndex):
         timeout_seconds: how long a request may take.
     Price: opening reads the manifest alone (1,000 files: 10 to 20 ms). Of a local store, `lengths` maps a file, and `locate`
         copies runs of rows: .5 ns a token where all rows of a window come in runs of 64, 2 where every third of them is
-        wanted; nothing where rows follow one another in one record batch; and 2.5 us to check each file that is touched.
+        wanted; nothing where rows follow one another in one record batch; and 2.5 us to check each file that is touched. `spans`
+        copies the wanted rows alone, about 100 ns a row and column.
         Memory: two or three windows, whatever the size of the store; beside that, up to RESIDENT_BYTES of the system's pages are
         mapped.
         Side files of a remote store are read into memory when they are first wanted: 4 bytes a row and list column, and for each

@@ -42,7 +42,8 @@ class LocalFolder(Folder):
     """A store in a folder of this machine.
 
     Each file is checked once for each window of rows (2.5 us): a file that was replaced or cut since it was opened is an error.
-    Rows that follow one another are not copied; to cut their file while they are held ends the process.
+    What remains: a file that is cut while a window is copied out of it, a few ms, ends the process. So does one that is cut while
+    a block of rows that follow one another is held, as these are not copied.
     """
 
     gap_bytes = 4096
