@@ -121,7 +121,7 @@ def test_a_batch_shares_no_memory_with_another(store: Path, way: str) -> None:
             return stored.pack(100, rows=2, window=300)
         return stored.batch_by_tokens(500, window=300, pad_side="left" if way == "left" else "right")
 
-    expected = [{key: value for key, value in batch.items()} for batch in batches()]
+    expected = [dict(batch) for batch in batches()]
     for number, batch in enumerate(batches()):
         for key, value in expected[number].items():
             if isinstance(value, torch.Tensor):

@@ -62,11 +62,7 @@ class LocalFolder(Folder):
 
     def numbers(self, side: SideFile) -> NDArray[Any]:
         """The array of a side file, memory-mapped."""
-        mapped = self._file(side)
-        try:
-            return numpy_file(mapped.memory)
-        except ValueError as error:
-            raise mapped.damaged(error) from error
+        return self._file(side).numbers
 
     def sha256(self, file: SideFile) -> str:
         self._file(file)
@@ -325,6 +321,14 @@ class MappedFile:
     @property
     def schema(self) -> pa.Schema:
         return self._reader.schema
+
+    @once
+    def numbers(self) -> NDArray[Any]:
+        """Its array, if it is a numpy file."""
+        try:
+            return numpy_file(self.memory)
+        except ValueError as error:
+            raise self.damaged(error) from error
 
     def batch(self, number: int) -> Block:
         try:

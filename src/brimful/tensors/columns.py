@@ -33,6 +33,7 @@ from brimful.blocks.ragged import (
     ragged,
 )
 from brimful.core.errors import HIDDEN, DataError, where
+from brimful.core.once import once
 from brimful.index.index import Spans
 from brimful.tensors.layouts import BATCH_KEY, ColumnRules
 from brimful.tensors.structures import Unpadded
@@ -110,10 +111,16 @@ class ListColumn:
         starts = self.starts[numbers]
         if self.type.limits:
             self.type.check(self.name, gather(self.values, starts, sizes).values)
-        values = pad(self.values, starts, sizes, width, self.fill, self.type.made, left, at)
+        fits = not left and width <= self.room
+        values = pad(self.values, starts, sizes, width, self.fill, self.type.made, left, at, fits)
         if self.name == SHIFTED:
             values[sizes < self.counts[numbers], -1] = self.fill
         return self.type.tensor(values)
+
+    @once
+    def room(self) -> int:
+        """So many values follow each start, of this sample and of others."""
+        return len(self.values) - int(self.starts.max(initial=0)) if self.starts.min(initial=0) >= 0 else 0
 
     def cut(self, numbers: IntArray, starts: IntArray | int, sizes: IntArray) -> Ragged:
         """`sizes` values of some samples, from value `starts` of each on, end to end. Where a sample goes on after them, the last

@@ -130,9 +130,14 @@ def remember(item: Any, batch: Batch, columns: WindowColumns) -> None:
         )
         _PLANNED[plan] = planned
     made = _Made(planned, batch.span)
-    named = (item.get(name) for name in ("lengths", *columns.given))
-    tensors = [one for one in named if isinstance(one, torch.Tensor)]
-    for tensor in tensors or [one for one in item.values() if isinstance(one, torch.Tensor)][:1]:
+    known = False
+    for name in ("lengths", *columns.given):
+        if isinstance(tensor := item.get(name), torch.Tensor):
+            _MADE[tensor], known = made, True
+    if (
+        not known
+        and (tensor := next((one for one in item.values() if isinstance(one, torch.Tensor)), None)) is not None
+    ):
         _MADE[tensor] = made
 
 
