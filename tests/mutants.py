@@ -1016,8 +1016,8 @@ MUTANTS = [
     Mutant(
         "a packed batch lets transformers keep a cache, and mix its samples",
         "tensors/packed.py",
-        "use_cache=False)",
-        "use_cache=True)",
+        "use_cache=False",
+        "use_cache=True",
         of("tensors/test_attention", "test_transformers_would_mix_samples_where_it_keeps_a_cache_or_sees_both_ways"),
     ),
     Mutant(

@@ -47,8 +47,7 @@ def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
     >>> batch["labels"].tolist(), batch["cu_seqlens"].tolist(), batch["sample_numbers"].tolist()
     ([[-100, 8, 9, -100, 6, -100]], [0, 3, 5, 6], [1, 0])
     """
-    pieces, numbers, plan = batch.pieces, batch.numbers, batch.plan
-    assert pieces is not None
+    numbers, plan = batch.numbers, batch.plan
     together = _TOGETHER.get(plan)
     if together is None or not 0 <= batch.place - together.first < len(together.longest):
         together = _TOGETHER[plan] = _together(plan, batch.place, columns)
@@ -65,13 +64,22 @@ def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
             out[column.name] = column.padded(numbers, counts, max(1, int(counts.max())), left=False)
     if LABELS not in out:
         out[LABELS] = together.tensors[LABELS][own].clone()
-    put(out, position_ids=together.positions[own].clone(), segment_ids=together.segment_ids[own].clone())
     ends, longest = together.bounds[together.cuts[at] : together.cuts[at + 1] + 1], together.longest[at]
     bounds = torch.from_numpy((ends - ends[0]).astype(np.int32))
-    put(out, cu_seqlens=bounds, max_seqlen=longest)
-    put(out, cu_seq_lens_q=bounds, cu_seq_lens_k=bounds, max_length_q=longest, max_length_k=longest, use_cache=False)
-    put(out, lengths=columns.made("lengths", pieces.lengths.copy()))
-    put(out, sample_numbers=columns.made("sample_numbers", batch.window.samples[numbers]))
+    put(
+        out,
+        position_ids=together.positions[own].clone(),
+        segment_ids=together.segment_ids[own].clone(),
+        cu_seqlens=bounds,
+        max_seqlen=longest,
+        cu_seq_lens_q=bounds,
+        cu_seq_lens_k=bounds,
+        max_length_q=longest,
+        max_length_k=longest,
+        use_cache=False,
+        lengths=columns.made("lengths", columns.sizes(batch)[0].copy()),
+        sample_numbers=columns.made("sample_numbers", batch.window.samples[numbers]),
+    )
     return out
 
 
