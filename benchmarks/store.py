@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import os
 import platform
+import random
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import numpy as np
@@ -28,6 +32,10 @@ from brimful.index import indexed
 from brimful.store import writer
 
 MAX_TOKENS = 16_384
+SORTED = 10_000
+"""The window of loops over infinibatch, in samples."""
+PACKED_ROWS, ROW_LENGTH = 8, 512
+STEPS = 12
 RUNS = 5
 FRESH = """
 import sys, time
@@ -64,28 +72,28 @@ def write(folder: Path, count: int) -> float:
 
 
 def epoch(batches: bf.Batches) -> tuple[int, float]:
-    """Tokens and seconds of an epoch, in tensors."""
-    began = time.perf_counter()
+    """Tokens and seconds of processor time of an epoch, in tensors."""
+    began = time.process_time()
     with batches.iter() as it:
         for _ in it:
             pass
-        seconds = time.perf_counter() - began
+        seconds = time.process_time() - began
         return int(it.stats.tokens), seconds
 
 
 class WithNumpy:
     """The same batches by hand: planned ahead, all tokens in memory, each batch gathered by flat indices."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, window: int | Literal["auto"]) -> None:
         stored = bf.from_store(folder)
         block, _ = stored.stage.rows.locate(np.arange(len(stored)))  # type: ignore[attr-defined]
         column = block.column("input_ids")
         self.values, self.offsets = column.values.to_numpy(), column.offsets.to_numpy().astype(np.int64)
-        plans = bf.from_store(folder, shuffle=True).batch_by_tokens(MAX_TOKENS).plans()
+        plans = bf.from_store(folder, shuffle=True).batch_by_tokens(MAX_TOKENS, window=window).plans()
         self.batches = [plan.window.samples[plan.numbers] for plan in plans]
 
     def epoch(self) -> float:
-        began = time.perf_counter()
+        began = time.process_time()
         for rows in self.batches:
             starts, counts = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
             places = np.arange(counts.max())
@@ -93,16 +101,50 @@ class WithNumpy:
             gathered = self.values.take(starts[:, None] + places, mode="clip")
             torch.from_numpy(np.where(filled, gathered, 0).astype(np.int64))
             torch.from_numpy(filled.astype(np.int64))
-        return time.perf_counter() - began
+        return time.process_time() - began
+
+    def like_infinibatch(self) -> float:
+        """An epoch as loops over infinibatch have it: an iterator of samples in a random order, a window of 10,000 of them sorted
+        by Python, batches cut by their padded size and shuffled, and a collate function in numpy."""
+        began = time.process_time()
+        draw = random.Random(0)
+        order = np.random.default_rng(0).permutation(len(self.offsets) - 1).tolist()
+        samples = (self.values[self.offsets[row] : self.offsets[row + 1]] for row in order)
+        while window := sorted(islice(samples, SORTED), key=len, reverse=True):
+            batches: list[list[Any]] = [[]]
+            for sample in window:
+                if batches[-1] and (len(batches[-1]) + 1) * len(batches[-1][0]) > MAX_TOKENS:
+                    batches.append([])
+                batches[-1].append(sample)
+            draw.shuffle(batches)
+            for batch in batches:
+                ids = np.zeros((len(batch), len(batch[0])), dtype=np.int64)
+                mask = np.zeros_like(ids)
+                for place, sample in enumerate(batch):
+                    ids[place, : len(sample)] = sample
+                    mask[place, : len(sample)] = 1
+                torch.from_numpy(ids), torch.from_numpy(mask)
+        return time.process_time() - began
 
 
 def memcpy(tokens: int) -> float:
     """Seconds to copy as many bytes as the ids and the mask of so many tokens take, a batch at a time."""
     source = np.ones((2, MAX_TOKENS), dtype=np.int64)
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(tokens // MAX_TOKENS):
         source.copy()
-    return time.perf_counter() - began
+    return time.process_time() - began
+
+
+def step_of(world_size: int, folder: Path, window: int | Literal["auto"]) -> float:
+    """Seconds of processor time that a step takes on one of so many ranks, on average over some 2 M samples."""
+    endless = bf.from_store(folder, shuffle=True, repeat=True).batch_by_tokens(MAX_TOKENS, window=window)
+    with endless.shard(world_size - 1, world_size).iter() as it:
+        next(it)
+        began = time.process_time()
+        for _ in range(STEPS):
+            next(it)
+        return (time.process_time() - began) / STEPS
 
 
 def fresh(folder: Path) -> str:
@@ -130,6 +172,46 @@ def opening(folder: Path) -> str:
     return f"a store of {len(list(folder.glob('*.arrow'))):,} files opens in {median(seconds) * 1e3:.0f} ms"
 
 
+def compare(store: Path, data: bf.IndexedDataset) -> None:
+    """Prints how fast each way is, and pairs of them. All take turns, so that all see the same machine."""
+    by_hand, by_hand_auto = WithNumpy(store, SORTED), WithNumpy(store, "auto")
+    auto = data.batch_by_tokens(MAX_TOKENS)
+    small = data.batch_by_tokens(PACKED_ROWS * ROW_LENGTH)
+    packed = data.pack(ROW_LENGTH, rows=PACKED_ROWS)
+    tokens, _ = epoch(auto)
+    ways: dict[str, Callable[[], tuple[int, float]]] = {
+        "window of 10,000": partial(epoch, data.batch_by_tokens(MAX_TOKENS, window=SORTED)),
+        "... numpy, by hand": lambda: (tokens, by_hand.epoch()),
+        "... infinibatch": lambda: (tokens, by_hand.like_infinibatch()),
+        "automatic window": partial(epoch, auto),
+        "... numpy by hand": lambda: (tokens, by_hand_auto.epoch()),
+        "memcpy": lambda: (tokens, memcpy(tokens)),
+        "a rank of 2": partial(epoch, auto.shard(1, 2)),
+        "a rank of 8": partial(epoch, auto.shard(7, 8)),
+        "4,096 tokens": partial(epoch, small),
+        "pack(512, rows=8)": partial(epoch, packed),
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(RUNS):
+        for name, way in ways.items():
+            count, seconds = way()
+            speeds[name].append(count / seconds / 1e6)
+    print(f"best and median of {RUNS} epochs in turn, M tokens a second of processor time")
+    for name, found in speeds.items():
+        print(f"  {name:20} {max(found):5.0f} {median(found):5.0f}")
+    print("ratios of the two, best and median")
+    for one, other, least in (
+        ("window of 10,000", "... numpy, by hand", 0.61),
+        ("window of 10,000", "... infinibatch", 4.0),
+        ("automatic window", "... numpy by hand", 0.8),
+        ("pack(512, rows=8)", "4,096 tokens", 0.7),
+        ("a rank of 8", "automatic window", 0.6),
+    ):
+        pairs = [first / second for first, second in zip(speeds[one], speeds[other], strict=True)]
+        best = max(speeds[one]) / max(speeds[other])
+        print(f"  {one:20} to {other.removeprefix('... '):20} {best:.2f} {median(pairs):.2f} (at least {least})")
+
+
 def processor() -> str:
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
@@ -148,21 +230,12 @@ def main() -> None:
         price = write(store, int(millions * 1e6))
         write(quarter, int(millions * 2.5e5))
         print(f"{millions:g} M samples, {MAX_TOKENS:,} tokens a batch; written at {price:.1f} ns a token")
-        batches, numpy = bf.from_store(store, shuffle=True).batch_by_tokens(MAX_TOKENS), WithNumpy(store)
-        tokens, _ = epoch(batches)
-        ours, gathers, copies = [], [], []
-        for _ in range(RUNS):
-            ours.append(tokens / epoch(batches)[1] / 1e6)
-            gathers.append(tokens / numpy.epoch() / 1e6)
-            copies.append(tokens / memcpy(tokens) / 1e6)
-        print(f"best and median of {RUNS} epochs in turn, M tokens/s")
-        for name, speeds in (("brimful", ours), ("numpy, by hand", gathers), ("memcpy", copies)):
-            print(f"  {name:15} {max(speeds):5.0f} {median(speeds):5.0f}")
-        for world_size in (2, 8):
-            rank = batches.shard(world_size - 1, world_size)
-            speeds = [own / seconds / 1e6 for own, seconds in (epoch(rank) for _ in range(RUNS))]
-            print(f"  a rank of {world_size:<5} {max(speeds):5.0f} {median(speeds):5.0f}")
-        del batches, numpy
+        data = bf.from_store(store, shuffle=True)
+        compare(store, data)
+        for window in (SORTED, "auto"):
+            steps = [step_of(1024, store, window) * 1e3 for _ in range(RUNS)]  # type: ignore[arg-type]
+            print(f"a step on one of 1,024 ranks, window {window}: {min(steps):.1f} ms at best, {median(steps):.1f} ms")
+        del data
         for path in (quarter, store):
             print(fresh(path))
         print(opening(Path(folder, "thousand")))

@@ -258,8 +258,8 @@ MUTANTS = [
     Mutant(
         "a step's state is that of its first batch",
         "batching/sharded.py",
-        "after = taken[-1][1]",
-        "after = taken[0][1]",
+        "done % count",
+        "(done - 1) % count",
         law("batching.Sharded"),
     ),
     Mutant(
@@ -661,8 +661,8 @@ MUTANTS = [
     Mutant(
         "a rank takes the batch of the one before",
         "batching/sharded.py",
-        "batch = step[rank] if real",
-        "batch = step[rank - 1] if real",
+        "(rank - step.taken) % world_size",
+        "(rank - 1 - step.taken) % world_size",
         ORACLE,
     ),
     Mutant(
@@ -675,8 +675,8 @@ MUTANTS = [
     Mutant(
         "the labels of a step are those of its first rank",
         "batching/sharded.py",
-        "num_labels=step_labels(step)",
-        "num_labels=step_labels(step[:1])",
+        "num_labels=step_labels(step.labels)",
+        "num_labels=step_labels(step.labels[:1])",
         of("batching/test_sharded", "test_every_batch_knows_the_labels_of_its_step"),
     ),
     Mutant(
@@ -749,7 +749,7 @@ MUTANTS = [
     Mutant(
         "each rank locates the rows of all",
         "batching/sharded.py",
-        "batches[own] = apart(batches[own])",
+        "own = own.apart() if world_size > 1 else own",
         "pass",
         of("batching/test_sharded", "test_a_rank_of_four_locates_a_quarter_of_the_rows"),
     ),
@@ -1016,8 +1016,8 @@ MUTANTS = [
     Mutant(
         "a packed batch lets transformers keep a cache, and mix its samples",
         "tensors/packed.py",
-        "use_cache=False)",
-        "use_cache=True)",
+        "use_cache=False",
+        "use_cache=True",
         of("tensors/test_attention", "test_transformers_would_mix_samples_where_it_keeps_a_cache_or_sees_both_ways"),
     ),
     Mutant(
@@ -1079,8 +1079,8 @@ MUTANTS = [
     Mutant(
         "the labels of a filler count",
         "batching/sharded.py",
-        "step_labels(step)",
-        "step_labels([*step, *step[-1:] * missing])",
+        "step_labels(step.labels)",
+        "step_labels([*step.labels, *step.labels[-1:] * (step.world_size - step.taken)])",
         of("batching/test_sharded", "test_every_batch_knows_the_labels_of_its_step[budget-3-pad]"),
     ),
     # -- optimizer steps of several batches
@@ -1152,7 +1152,7 @@ MUTANTS = [
     Mutant(
         "the labels that packing makes of tokens are not counted",
         "batching/labels.py",
-        "if batch.pieces is None or",
+        "if pieces is None or",
         "if True or",
         of("tensors/test_loss", "test_a_step_of_packed_batches_has_the_gradient_of_one_big_batch[indexed-1]"),
     ),
@@ -1208,7 +1208,7 @@ MUTANTS = [
     Mutant(
         "packed rows are trained on all tokens beside shifted labels that are not packed",
         "tensors/packed.py",
-        "if SHIFTED in out and SHIFTED not in tokenwise:",
+        "if SHIFTED in names and SHIFTED not in out:",
         "if False:",
         of("blocks/test_unmasked", "test_shifted_labels_that_are_not_packed_with_the_tokens_are_refused"),
     ),
@@ -1299,8 +1299,8 @@ MUTANTS = [
     Mutant(
         "a window's last packed batch has fewer rows",
         "batching/planners.py",
-        "row_length, self.num_rows, lie",
-        "row_length, len(rows), lie",
+        "np.full(count, self.num_rows)",
+        "np.minimum(self.num_rows, len(order) - np.arange(count) * self.num_rows)",
         of("batching/test_batched", "test_every_packed_batch_has_as_many_rows_as_were_asked_for"),
     ),
     Mutant(
@@ -1985,8 +1985,8 @@ MUTANTS = [
     Mutant(
         "a filler of a static shape is another shape",
         "batching/batch.py",
-        "size = batch.padded_size if batch.static else 1",
-        "size = 1",
+        "padded_size=batch.padded_size if batch.static else 1",
+        "padded_size=1",
         of("tensors/test_on_device", "test_fillers_of_static_shapes_have_the_shape_of_the_others"),
     ),
     Mutant(
@@ -2165,9 +2165,9 @@ MUTANTS = [
     ),
     Mutant(
         "batches of a window draw alike",
-        "batching/batched.py",
-        "key=random.key(key, number)",
-        "key=key",
+        "batching/batch.py",
+        "random.key(self.plan.key, self._number)",
+        "self.plan.key",
         of("tensors/test_collate_random", "test_it_is_the_same_whatever_runs_ahead_while_the_loop_draws_too"),
     ),
     Mutant(

@@ -410,8 +410,9 @@ class Batches:
         """For each sample of a batch file and line, where it was read from files, its length and, with a tokenizer in the chain,
         its text; of packed rows for each piece, in order. It prints as a table.
 
-        What is needed is remembered beside a batch, for as long as its tensors live: 15 us, and 16 bytes a sample. It follows
-        them through `map`, `prefetch` and `to_device`, not into another process. Of a store, file and row are its own.
+        What is needed is remembered beside a batch, for as long as its tensors live: a few us, and 32 bytes a sample of its
+        window. It follows them through `map`, `prefetch` and `to_device`, not into another process. Of a store, file and row are
+        its own, and looked up when you ask.
 
         Raises:
             ValueError: it is none of these batches, or all of its tensors were made anew; layout="grouped".

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from brimful.batching.window import IntArray, PlanningWindow
+from brimful.blocks.ragged import offsets_of, runs
+from brimful.core import random
+from brimful.core.once import once
 
 Uneven = Literal["pad", "drop", "wrap", "raise"]
 """The rule for a step that has too few batches for all ranks: a filler, no step, the epoch's first ones again, an error."""
@@ -41,41 +44,170 @@ class PackedPieces(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class PlannedBatches:
+    """The batches of one window, as flat arrays: a `Batch` is made when it is wanted, and what is counted of each is counted once
+    for all of them.
+
+    Args:
+        window: the window that the numbers refer to.
+        numbers: sample numbers, int64 (n,), batch after batch; of packed rows the sample of each piece, row after row.
+        bounds: where in `numbers` each batch begins, and the last one ends, int64 (len + 1,).
+        padded_lengths: of each batch in tokens, int64 (len,), or (len, d) for several lengths a sample.
+        padded_sizes: rows of its tensors, int64 (len,); more than its samples where it is filled up to a static shape.
+        pieces: of packed rows; None where each sample has a row of its own.
+        static: whether its shape is one of few that a compiler knows, which a filler keeps.
+        key: of the window's random choices; `keys`: the numbers, int64 (len,), by which those of each batch differ.
+    """
+
+    window: PlanningWindow
+    numbers: IntArray
+    bounds: IntArray
+    padded_lengths: IntArray
+    padded_sizes: IntArray
+    pieces: PackedPieces | None = None
+    static: bool = False
+    key: int = 0
+    keys: IntArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.padded_sizes)
+
+    def batch(self, place: int, last: bool = False) -> Batch:
+        """One of them; `last`: no batch of the window follows."""
+        return Batch(self, place, last=last)
+
+    def part(self, places: IntArray) -> PlannedBatches:
+        """Some of them, in the order given."""
+        sizes = np.diff(self.bounds)[places]
+        bounds = offsets_of(sizes)
+        chosen = runs(self.bounds[places], bounds)
+        return replace(
+            self,
+            numbers=self.numbers[chosen],
+            bounds=bounds,
+            padded_lengths=self.padded_lengths[places],
+            padded_sizes=self.padded_sizes[places],
+            pieces=None if self.pieces is None else PackedPieces(*(field[chosen] for field in self.pieces)),
+            keys=places if self.keys is None else self.keys[places],
+        )
+
+    def apart(self) -> PlannedBatches:
+        """The batches in a part of their window that has no other samples, so that no other rows are located."""
+        if not len(self) or self.window.located:
+            return self
+        wanted = np.zeros(len(self.window), dtype=bool)
+        wanted[self.numbers] = True
+        own = self.window.part(np.flatnonzero(wanted))
+        return replace(self, window=own, numbers=(np.cumsum(wanted) - 1)[self.numbers])
+
+    @once
+    def ends(self) -> list[int]:
+        """`bounds` as plain numbers."""
+        return _numbers(self.bounds)
+
+    @once
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The rows of each batch, and its padded length, or lengths."""
+        lengths = self.padded_lengths.reshape(len(self), -1)
+        return list(map(tuple, np.column_stack((self.padded_sizes, lengths)).tolist()))
+
+    @once
+    def sizes(self) -> IntArray:
+        """The tokens that each sample, or piece, keeps in its batch, int64 (n,) or (n, d)."""
+        if self.pieces is not None:
+            return self.pieces.lengths
+        widths = np.repeat(self.padded_lengths, np.diff(self.bounds), axis=0)
+        return np.minimum(self.window.lengths[self.numbers], widths)
+
+    @once
+    def shortest(self) -> list[int]:
+        """The tokens of the shortest sample of each batch, in the first length column."""
+        sizes = self.sizes if self.sizes.ndim == 1 else self.sizes[:, 0]
+        return _numbers(np.minimum.reduceat(sizes, self.bounds[:-1])) if len(self) else []
+
+    @once
+    def num_tokens(self) -> list[int]:
+        """The tokens of each batch, as cut."""
+        return _numbers(self.sums(self.sizes if self.sizes.ndim == 1 else self.sizes.sum(axis=1)))
+
+    @once
+    def num_samples(self) -> list[int]:
+        """The samples that begin in each batch."""
+        begins = np.ones(len(self.numbers), np.int64) if self.pieces is None else self.pieces.starts == 0
+        return _numbers(self.sums(begins))
+
+    def sums(self, counts: NDArray[Any]) -> IntArray:
+        """What each batch has of something that was counted for each sample, or piece."""
+        return np.diff(offsets_of(counts)[self.bounds])
+
+
+@dataclass(frozen=True, eq=False)
 class Batch:
     """Which samples of a window make up a batch, and the shape that it is padded to: still integers.
 
     Args:
-        window: the window that the numbers refer to.
-        numbers: sample numbers, int64 (b,); of packed rows the sample of each piece, row after row.
-        padded_length: tokens, an int; a tuple of ints for several lengths a sample.
-        padded_size: rows of the tensors; more than b where the batch is filled up to a static shape.
-        pieces: of packed rows; None where each sample has a row of its own.
+        plan: the batches that it was planned with; `place`: which of them it is.
         weight: of a data-parallel rank's batch; 0.0 for a filler.
         num_labels: of this batch, of a data-parallel rank's of its whole step, on all ranks; None where not known.
         num_labels_here: where those are not known, of this rank's batches of an optimizer step.
         may_fill: whether other batches of its step may be fillers, which only a dict can say of itself.
         ends_step: whether it is the last one of an optimizer step; None where nothing says which ones are.
         last: whether no batch of the window follows.
-        static: whether its shape is one of few that a compiler knows, which a filler keeps.
-        key: of what is drawn at random for it.
     """
 
-    window: PlanningWindow
-    numbers: IntArray
-    padded_length: int | tuple[int, ...]
-    padded_size: int
-    pieces: PackedPieces | None = None
+    plan: PlannedBatches
+    place: int = 0
     weight: float | None = None
     num_labels: NumLabels | None = None
     num_labels_here: NumLabels | None = None
     may_fill: bool = False
     ends_step: bool | None = None
     last: bool = False
-    static: bool = False
-    key: int = 0
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    @property
+    def window(self) -> PlanningWindow:
+        """The window that the numbers refer to."""
+        return self.plan.window
+
+    @property
+    def span(self) -> slice:
+        """Where the plan has its samples, or pieces."""
+        return slice(self.plan.ends[self.place], self.plan.ends[self.place + 1])
+
+    @property
+    def numbers(self) -> IntArray:
+        """Sample numbers, int64 (b,); of packed rows the sample of each piece, row after row."""
+        return self.plan.numbers[self.span]
+
+    @property
+    def pieces(self) -> PackedPieces | None:
+        """Of packed rows; None where each sample has a row of its own."""
+        pieces, span = self.plan.pieces, self.span
+        return None if pieces is None else PackedPieces(*(field[span] for field in pieces))
+
+    @property
+    def padded_length(self) -> int | tuple[int, ...]:
+        """Tokens, an int; a tuple of ints for several lengths a sample."""
+        widths = self.widths
+        return widths[0] if self.plan.padded_lengths.ndim == 1 else widths
+
+    @property
+    def padded_size(self) -> int:
+        """Rows of the tensors; more than b where the batch is filled up to a static shape."""
+        return self.plan.shapes[self.place][0]
+
+    @property
+    def static(self) -> bool:
+        """Whether its shape is one of few that a compiler knows, which a filler keeps."""
+        return self.plan.static
+
+    @property
+    def key(self) -> int:
+        """The key of what is drawn at random for it."""
+        return random.key(self.plan.key, self._number)
 
     @property
     def lengths(self) -> IntArray:
@@ -85,35 +217,55 @@ class Batch:
     @property
     def num_samples(self) -> int:
         """Samples that begin here."""
-        return len(self) if self.pieces is None else int(np.count_nonzero(self.pieces.starts == 0))
+        return self.plan.num_samples[self.place]
 
     @property
     def num_tokens(self) -> int:
         """Tokens of its samples, or pieces, as cut."""
-        return int(np.minimum(self.lengths, self.padded_length).sum())
+        return self.plan.num_tokens[self.place]
 
     @property
     def widths(self) -> tuple[int, ...]:
         """The padded length, by length column."""
-        return self.padded_length if isinstance(self.padded_length, tuple) else (self.padded_length,)
+        return self.plan.shapes[self.place][1:]
+
+    def of(
+        self,
+        own: IntArray,
+        padded_size: int,
+        padded_length: int | tuple[int, ...] | None = None,
+        weight: float | None = None,
+    ) -> Batch:
+        """A batch of some of its samples, or pieces, by their places in it, perhaps of another shape."""
+        length = self.padded_length if padded_length is None else padded_length
+        pieces = None if self.pieces is None else PackedPieces(*(field[own] for field in self.pieces))
+        plan = replace(
+            self.plan,
+            numbers=self.numbers[own],
+            bounds=np.array([0, len(own)]),
+            padded_lengths=np.array([length]),
+            padded_sizes=np.array([padded_size]),
+            pieces=pieces,
+            keys=np.array([self._number]),
+        )
+        return replace(self, plan=plan, place=0, weight=self.weight if weight is None else weight)
+
+    @property
+    def _number(self) -> int:
+        return self.place if self.plan.keys is None else int(self.plan.keys[self.place])
+
+
+def _numbers(array: NDArray[Any]) -> list[int]:
+    found: list[int] = array.tolist()
+    return found
 
 
 def filler(batch: Batch) -> Batch:
     """One real row of a batch, without weight; of a static shape, and copies up to it."""
     own = np.arange(1) if batch.pieces is None else np.flatnonzero(batch.pieces.rows == 0)
-    pieces = None if batch.pieces is None else PackedPieces(*(field[own] for field in batch.pieces))
-    size = batch.padded_size if batch.static else 1
-    return replace(batch, numbers=batch.numbers[own], pieces=pieces, padded_size=size, weight=0.0)
+    return batch.of(own, padded_size=batch.padded_size if batch.static else 1, weight=0.0)
 
 
-def apart(batches: Sequence[Batch]) -> list[Batch]:
-    """Batches of one window as those of a part of it that has no other samples, so that no other rows are located."""
-    if not batches or batches[0].window.located:
-        return list(batches)
-    window = batches[0].window
-    wanted = np.zeros(len(window), dtype=bool)
-    for batch in batches:
-        wanted[batch.numbers] = True
-    own = window.part(np.flatnonzero(wanted))
-    places = np.cumsum(wanted) - 1
-    return [replace(batch, window=own, numbers=places[batch.numbers]) for batch in batches]
+def apart(batch: Batch) -> Batch:
+    """A batch in a window of its own samples."""
+    return replace(batch, plan=batch.plan.part(np.array([batch.place])).apart(), place=0)

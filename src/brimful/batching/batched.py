@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.batching.batch import Batch
+from brimful.batching.batch import Batch, PlannedBatches
 from brimful.batching.labels import LabelsFollow
 from brimful.batching.planners import BatchPlanner
 from brimful.batching.sharded import Sharded
@@ -22,6 +22,8 @@ from brimful.core.once import once
 from brimful.core.repeat import Waiting
 from brimful.core.stage import Lane, Stage, State, place, running, runtime
 from brimful.plan import low_discrepancy_order
+
+T = TypeVar("T")
 
 ShuffleBatches = Literal[True, False, "stratified"]
 
@@ -108,22 +110,31 @@ class Batched(Stage[Batch]):
         return [self.upstream.start(epoch), 0, 0]
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
+        def batches(planned: PlannedBatches, done: int) -> Iterator[tuple[Batch, int]]:
+            for number in range(done, len(planned)):
+                last = number + 1 == len(planned)
+                yield planned.batch(number, last), 0 if last else number + 1
+
+        yield from self.parts(at, batches)
+
+    def parts(
+        self, at: State, parts: Callable[[PlannedBatches, int], Iterator[tuple[T, int]]]
+    ) -> Generator[tuple[T, State], None, None]:
+        """The parts that `parts` makes of the batches of each window, which are in their order; see `parts_of_windows`."""
         here = place(self)
         waiting = Waiting()
 
-        def batches(window: PlanningWindow, done: int, last: bool) -> Iterator[tuple[Batch, int]]:
+        def of_window(window: PlanningWindow, done: int, last: bool) -> Iterator[tuple[T, int]]:
             key = random.key(self.seed, here, window.epoch, window.number)
             planned = self.planner.batches(window, key, first=not done)
             order = self._order(planned, window, key, last=last, first=not done)
             waiting.got(len(order))
-            for number in order[done:].tolist():
-                done = (done + 1) % len(order)
-                yield replace(planned[number], key=random.key(key, number), last=not done), done
+            return parts(planned.part(order), done)
 
-        yield from parts_of_windows(self.upstream, at, batches)
+        yield from parts_of_windows(self.upstream, at, of_window)
 
     def _order(
-        self, batches: Sequence[Batch], window: PlanningWindow, key: int, *, last: bool, first: bool
+        self, batches: PlannedBatches, window: PlanningWindow, key: int, *, last: bool, first: bool
     ) -> NDArray[np.int64]:
         """The order of a plan's batches, without the incomplete ones where they are not wanted."""
         if self.shuffle_batches == "stratified":
@@ -137,13 +148,13 @@ class Batched(Stage[Batch]):
         if self.drop_last:
             complete = self.planner.complete(batches, last)
             order = order[complete[order]]
-            incomplete = [batches[number] for number in np.flatnonzero(~complete).tolist()]
-            left_out = sum(batch.num_samples for batch in incomplete)
-            if first and incomplete:
+            if first and not complete.all():
+                incomplete = batches.part(np.flatnonzero(~complete))
+                left_out = sum(incomplete.num_samples)
                 count(
                     "dropped", left_out, f"drop_last: {left_out:,} samples of a window are in no batch that is complete"
                 )
-                count("dropped_tokens", sum(batch.num_tokens for batch in incomplete))
+                count("dropped_tokens", sum(incomplete.num_tokens))
         return order
 
     def _stratified(self, count: int, window: PlanningWindow, key: int) -> NDArray[np.int64]:

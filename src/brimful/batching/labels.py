@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from brimful.batching.batch import Batch, NumLabels
+from brimful.batching.batch import Batch, NumLabels, PlannedBatches
 from brimful.batching.window import IntArray, PlanningWindow
 from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, SHIFTED, gather, loss_labels, ragged, trained_on
 from brimful.index.index import has_labels
@@ -22,42 +21,36 @@ class LabelsFollow(NamedTuple):
     shifted: int | None = None
 
 
-def counted(batches: Sequence[Batch], follow: LabelsFollow) -> list[Batch]:
-    """Batches of one window, each with the number of its labels that are trained on, where the index knows it, or packing makes
-    them of the tokens. An index knows `labels` alone: where there are `shift_labels`, which the loss is taken over, `read` does.
+def counted(batches: PlannedBatches, follow: LabelsFollow) -> Sequence[NumLabels | None]:
+    """The number of labels of each batch that are trained on, where the index knows it, or packing makes them of the tokens; else
+    None. An index knows `labels` alone: where there are `shift_labels`, which the loss is taken over, `read` counts them.
 
     Args:
         follow: labels of samples that are cut are counted one by one, and for this their rows are fetched.
     Price: 70 ns a sample; 10 ns a token of those that are cut.
     """
-    if not batches:
-        return []
-    window = batches[0].window
+    window, numbers, pieces = batches.window, batches.numbers, batches.pieces
     if SHIFTED in window.names or window.num_labels is None:
-        return [replace(batch, num_labels=_of_tokens(batch)) for batch in batches]
-    numbers = np.concatenate([batch.numbers for batch in batches])
-    ends = np.cumsum([len(batch) for batch in batches])
-    sizes, counts, firsts = window.num_labels[:, numbers]
-    if follow.labels is None:
-        firsts[:] = 0
+        if pieces is None or loss_labels(window.names):
+            return [None] * len(batches)
+        counts, firsts = pieces.lengths, pieces.lengths > 0  # each token but the first of a piece
     else:
-        starts, kept = _kept(window, batches, numbers, follow.labels)
-        cut = np.flatnonzero(kept < sizes)
-        if len(cut):
-            counts[cut], firsts[cut] = _in_pieces(window, numbers[cut], starts[cut], kept[cut])
-    given, left_out = (np.diff(np.cumsum(each)[ends - 1], prepend=0).tolist() for each in (counts, firsts))
-    return [replace(batch, num_labels=NumLabels(*pair)) for batch, *pair in zip(batches, given, left_out, strict=True)]
+        sizes, counts, firsts = window.num_labels[:, numbers]
+        if follow.labels is None:
+            firsts[:] = 0
+        else:
+            starts, kept = _kept(batches, slice(None), follow.labels)
+            cut = np.flatnonzero(kept < sizes)
+            if len(cut):
+                counts[cut], firsts[cut] = _in_pieces(window, numbers[cut], starts[cut], kept[cut])
+    given, left_out = (batches.sums(each).tolist() for each in (counts, firsts))
+    return list(map(NumLabels, given, left_out))
 
 
-def step_labels(batches: Sequence[Batch]) -> NumLabels | None:
-    """The labels of all batches of a step; None where those of one are not known."""
-    return added([batch.num_labels for batch in batches])
+def step_labels(found: Sequence[NumLabels | None]) -> NumLabels | None:
+    """The labels of all batches of a step; None where those of one are not known.
 
-
-def added(found: Sequence[NumLabels | None]) -> NumLabels | None:
-    """The sum of some numbers of labels; None where one is not known.
-
-    >>> added([NumLabels(5, 1), NumLabels(2, 0)]), added([NumLabels(5, 1), None])
+    >>> step_labels([NumLabels(5, 1), NumLabels(2, 0)]), step_labels([NumLabels(5, 1), None])
     (NumLabels(given=7, edges=1), None)
     """
     if None in found:
@@ -85,7 +78,7 @@ def read(batch: Batch, follow: LabelsFollow) -> NumLabels | None:
     follows = follow.shifted if name == SHIFTED else follow.labels
     if follows is None:
         return NumLabels(int(trained_on(*gather(labels.values, begins, sizes))[0].sum()), 0)
-    starts, kept = _kept(window, [batch], batch.numbers, follows)
+    starts, kept = _kept(batch.plan, batch.span, follows)
     goes_on = starts + kept < sizes
     begins, sizes = begins + starts, np.clip(sizes - starts, 0, kept)
     if (
@@ -98,26 +91,12 @@ def read(batch: Batch, follow: LabelsFollow) -> NumLabels | None:
     return NumLabels(int(counts.sum()), edges if name == SHIFTED else int(firsts.sum()))
 
 
-def _of_tokens(batch: Batch) -> NumLabels | None:
-    """The labels that packing makes of the tokens where the rows have none: each but the first of a piece; of a filler none."""
-    if batch.pieces is None or loss_labels(batch.window.names):
-        return None
-    if batch.weight == 0:
-        return NumLabels(0, 0)
-    sizes = batch.pieces.lengths
-    return NumLabels(int(sizes.sum()), int(np.count_nonzero(sizes)))
-
-
-def _kept(
-    window: PlanningWindow, batches: Sequence[Batch], numbers: IntArray, follows: int
-) -> tuple[IntArray, IntArray]:
-    """The first label of each sample, or piece, that is in some batches, and how many are."""
-    pieces = [batch.pieces for batch in batches if batch.pieces is not None]
-    if pieces:
-        return np.concatenate([one.starts for one in pieces]), np.concatenate([one.lengths for one in pieces])
-    lengths = window.lengths.reshape(len(window), -1)[numbers, follows]
-    widths = np.repeat([batch.widths[follows] for batch in batches], [len(batch) for batch in batches])
-    return np.broadcast_to(np.int64(0), len(numbers)), np.minimum(lengths, widths)
+def _kept(batches: PlannedBatches, which: slice, follows: int) -> tuple[IntArray, IntArray]:
+    """The first label of some samples, or pieces, that is in their batches, and how many are."""
+    if batches.pieces is not None:
+        return batches.pieces.starts[which], batches.pieces.lengths[which]
+    kept = batches.sizes.reshape(len(batches.numbers), -1)[which, follows]
+    return np.broadcast_to(np.int64(0), len(kept)), kept
 
 
 def _in_pieces(

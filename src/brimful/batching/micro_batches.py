@@ -6,8 +6,10 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 
+import numpy as np
+
 from brimful.batching.batch import Batch, NumLabels
-from brimful.batching.labels import LabelsFollow, added, counted, read, step_labels
+from brimful.batching.labels import LabelsFollow, counted, read, step_labels
 from brimful.core.errors import settle
 from brimful.core.once import once
 from brimful.core.repeat import endless
@@ -56,7 +58,7 @@ class MicroBatches(Stage[Batch]):
         with running(self.upstream, at) as items:
             while taken := list(islice(items, left)):
                 step = [batch for batch, _ in taken]
-                labels, here = labels or step_labels(step), None
+                labels, here = labels or step_labels([batch.num_labels for batch in step]), None
                 if labels is None:
                     here = self._here(step)
                     if size[1] == 1:
@@ -71,9 +73,14 @@ class MicroBatches(Stage[Batch]):
 
     def _here(self, step: Sequence[Batch]) -> NumLabels | None:
         """Those of this rank, as an index or the plan knows them, or counted in the rows; None where there are none to count."""
-        windows = groupby(step, lambda batch: batch.window)
-        known = [batch for _, own in windows for batch in counted([*own], self.labels_follow)]
-        return added([batch.num_labels or read(batch, self.labels_follow) for batch in known])
+        known: list[NumLabels | None] = []
+        for plan, own in groupby(step, lambda batch: batch.plan):
+            known += counted(plan.part(np.array([batch.place for batch in own])), self.labels_follow)
+        none = NumLabels(0, 0)  # a filler asks for no label
+        found = [labels and (labels if batch.weight != 0 else none) for labels, batch in zip(known, step, strict=True)]
+        return step_labels(
+            [labels or read(batch, self.labels_follow) for labels, batch in zip(found, step, strict=True)]
+        )
 
 
 def is_inside(state: State) -> bool:

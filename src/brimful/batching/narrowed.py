@@ -26,4 +26,4 @@ class Narrowed(Stage[Batch]):
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
         with running(self.upstream, at) as batches:
             for batch, after in batches:
-                yield apart([batch])[0], after
+                yield apart(batch), after

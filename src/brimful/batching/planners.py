@@ -10,9 +10,10 @@ from typing import Any, Final, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.batching.batch import Batch, PackedPieces
+from brimful.batching.batch import PackedPieces, PlannedBatches
 from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Sample, call, samples
+from brimful.blocks.ragged import offsets_of
 from brimful.core import random
 from brimful.core.errors import DataError, count, require, where
 from brimful.core.stage import described, runtime
@@ -88,7 +89,7 @@ class BatchPlanner(ABC):
         return buckets is not None or (multiple or 1) > 1
 
     @abstractmethod
-    def batches(self, window: PlanningWindow, key: int, first: bool) -> list[Batch]:
+    def batches(self, window: PlanningWindow, key: int, first: bool) -> PlannedBatches:
         """The window's batches, in the order of their cost."""
 
     @abstractmethod
@@ -96,7 +97,7 @@ class BatchPlanner(ABC):
         """One for each of the `parts` batches of an optimizer step."""
 
     @abstractmethod
-    def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
+    def complete(self, batches: PlannedBatches, last: bool) -> NDArray[np.bool_]:
         """Which batches `drop_last` keeps; `last` where no window follows."""
 
 
@@ -132,19 +133,17 @@ class ByPolicy(BatchPlanner):
     def settings(self) -> dict[str, Any]:
         return {"policy": described(self.policy), "overlong": self.overlong, **_rounding(self.rounding)}
 
-    def batches(self, window: PlanningWindow, key: int, first: bool) -> list[Batch]:
+    def batches(self, window: PlanningWindow, key: int, first: bool) -> PlannedBatches:
         policy = self.policy if self.rounding is None else Rounded(self.policy, self.rounding)
         plan = _placed(window, policy, self.overlong, first, self.parts)
-        lengths = plan.padded_lengths.tolist()
-        padded = [tuple(length) for length in lengths] if plan.padded_lengths.ndim > 1 else lengths
+        numbers, bounds = _flat(plan.batches)
         static = self.shapes() is not None
-        found = zip(plan.batches, padded, plan.padded_sizes.tolist(), strict=True)
-        return [Batch(window, *batch, static=static) for batch in found]
+        return PlannedBatches(window, numbers, bounds, plan.padded_lengths, plan.padded_sizes, static=static, key=key)
 
     def divided(self, parts: int) -> ByPolicy:
         return replace(self, policy=divided(self.policy, parts), parts=parts)
 
-    def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
+    def complete(self, batches: PlannedBatches, last: bool) -> NDArray[np.bool_]:
         """Batches of full size; where the policy has no fixed size, all but the last cut of the epoch."""
         return _full(batches, self.policy.n if isinstance(self.policy, FixedSize) else None, last)
 
@@ -178,7 +177,7 @@ class ByPacking(BatchPlanner):
     def settings(self) -> dict[str, Any]:
         return {"row_length": self.policy.row_length, "rows": self.num_rows, "overlong": self.overlong}
 
-    def batches(self, window: PlanningWindow, key: int, first: bool) -> list[Batch]:
+    def batches(self, window: PlanningWindow, key: int, first: bool) -> PlannedBatches:
         row_length = self.policy.row_length
         if self.overlong == "split":
             numbers, starts, lengths = split_long(window.lengths, row_length)
@@ -188,22 +187,21 @@ class ByPacking(BatchPlanner):
             lengths = np.minimum(window.lengths, row_length)
             numbers, starts = np.arange(len(window)), np.zeros(len(window), dtype=np.int64)
         order = random.permutation(len(plan), key) if self.shuffle else np.arange(len(plan))
-        batches = []
-        for at in range(0, len(order), self.num_rows):
-            rows = [plan.batches[row] for row in order[at : at + self.num_rows]]
-            pieces = np.concatenate(rows)
-            owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-            lie = PackedPieces(starts[pieces], lengths[pieces], owners)
-            batches.append(Batch(window, numbers[pieces], row_length, self.num_rows, lie, static=True))
-        return batches
+        pieces, ends = _flat([plan.batches[row] for row in order.tolist()])
+        count = -(-len(order) // self.num_rows)
+        bounds = ends[np.minimum(np.arange(count + 1) * self.num_rows, len(order))]
+        rows = np.repeat(np.arange(len(order)) % self.num_rows, np.diff(ends))
+        lie = PackedPieces(starts[pieces], lengths[pieces], rows)
+        shape = np.full(count, row_length), np.full(count, self.num_rows)
+        return PlannedBatches(window, numbers[pieces], bounds, *shape, lie, static=True, key=key)
 
     def divided(self, parts: int) -> ByPacking:
         return replace(self, num_rows=share(self.num_rows, parts, "rows", even=True))
 
-    def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
+    def complete(self, batches: PlannedBatches, last: bool) -> NDArray[np.bool_]:
         """Batches without an empty row."""
-        used = [1 if batch.pieces is None else int(batch.pieces.rows[-1]) + 1 for batch in batches]
-        return np.equal(used, self.num_rows)
+        assert batches.pieces is not None
+        return np.equal(batches.pieces.rows[batches.bounds[1:] - 1], self.num_rows - 1)
 
 
 @dataclass(frozen=True)
@@ -233,13 +231,15 @@ class ByKey(BatchPlanner):
         functions = {name: described(getattr(self, name)) for name in ("batch_size", "key", "boundary_key")}
         return {**functions, "overlong": self.overlong, **_rounding(self.rounding)}
 
-    def batches(self, window: PlanningWindow, key: int, first: bool) -> list[Batch]:
+    def batches(self, window: PlanningWindow, key: int, first: bool) -> PlannedBatches:
         block = window.take(np.arange(len(window)))
         rows = samples(block)
         keys = list(call("batch_by", self.key, block))
         bounds = list(call("batch_by", self.boundary_key, block)) if self.boundary_key else [None] * len(rows)
         order = sorted(range(len(rows)), key=keys.__getitem__, reverse=True)
-        batches, start = [], 0
+        batches: list[NDArray[np.int64]] = []
+        longest: list[NDArray[np.int64]] = []
+        start = 0
         while start < len(order):
             size = self._size(rows[order[start]])
             if size < 1:
@@ -252,17 +252,19 @@ class ByKey(BatchPlanner):
             bound = bounds[order[start]]
             stop = next((at for at in range(start, stop) if bounds[order[at]] != bound), stop)
             numbers = np.array(order[start:stop])
-            longest = tuple(self._padded(window.lengths[numbers].max(axis=0, initial=1)).ravel().tolist())
-            batches.append(Batch(window, numbers, longest if len(longest) > 1 else longest[0], len(numbers)))
+            batches.append(numbers)
+            longest.append(self._padded(window.lengths[numbers].max(axis=0, initial=1)))
             start = stop
-        return batches
+        members, ends = _flat(batches)
+        padded = np.array(longest, dtype=np.int64).reshape(len(batches), *window.lengths.shape[1:])
+        return PlannedBatches(window, members, ends, padded, np.diff(ends), key=key)
 
     def divided(self, parts: int) -> ByKey:
         if callable(self.batch_size):
             return self
         return replace(self, batch_size=share(self.batch_size, parts, "samples", even=True))
 
-    def complete(self, batches: Sequence[Batch], last: bool) -> NDArray[np.bool_]:
+    def complete(self, batches: PlannedBatches, last: bool) -> NDArray[np.bool_]:
         return _full(batches, self.batch_size if isinstance(self.batch_size, int) else None, last)
 
     def _padded(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -301,10 +303,16 @@ def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, first: b
     return plan
 
 
-def _full(batches: Sequence[Batch], size: int | None, last: bool) -> NDArray[np.bool_]:
+def _flat(batches: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The numbers of all batches, one after another, and where each begins, and the last one ends."""
+    bounds = offsets_of(np.fromiter(map(len, batches), np.int64, len(batches)))
+    return np.concatenate(batches) if batches else np.zeros(0, np.int64), bounds
+
+
+def _full(batches: PlannedBatches, size: int | None, last: bool) -> NDArray[np.bool_]:
     full = np.ones(len(batches), dtype=bool)
     if size is not None:
-        full[:] = [len(batch) == size for batch in batches]
+        full = np.diff(batches.bounds) == size
     elif last and len(batches):
         full[-1] = False
     return full

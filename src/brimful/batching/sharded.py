@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from brimful.batching.batch import Batch, Uneven, apart, filler
-from brimful.batching.distributed import Rank, resolve
+import numpy as np
+
+from brimful.batching.batch import Batch, NumLabels, PlannedBatches, Uneven, apart, filler
+from brimful.batching.distributed import resolve
 from brimful.batching.labels import LabelsFollow, counted, step_labels
 from brimful.core.stage import END, Stage, State, running, runtime
+
+if TYPE_CHECKING:
+    from brimful.batching.batched import Batched
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class Sharded(Stage[Batch]):
 
     verb = "shard"
 
-    upstream: Stage[Batch]
+    upstream: Batched
     rank: int | None = runtime(None)
     world_size: int | None = runtime(None)
     process_group: Any = runtime(None)
@@ -46,28 +51,47 @@ class Sharded(Stage[Batch]):
                 f"streamed (by {self.streamed}) data cannot be shared out among {world_size} ranks: each would read and tokenise "
                 "all of it; give from_files(streams=...), or make a token store of it with to_store(path)"
             )
-        with running(self.upstream, at) as items:
-            prepared = self._prepared(items, Rank(rank, world_size))
-            while taken := list(islice(prepared, world_size)):
-                step = [batch for batch, _ in taken]
-                after = taken[-1][1]
-                missing = world_size - len(step)
-                if missing and self.uneven == "drop":
-                    return
-                if missing and self.uneven == "raise":
-                    raise ValueError(
-                        f"the last step of the epoch has {len(step)} batches for {world_size} ranks; "
-                        "choose uneven='pad', 'drop' or 'wrap'"
-                    )
-                if missing and self.uneven == "wrap":
-                    step += self._firsts(step[0].window.epoch, missing)
-                real = rank < len(step)
-                batch = step[rank] if real else filler(step[-1])
-                if rank >= len(taken):
-                    (batch,) = apart([batch])
-                fills = world_size > 1 and self.uneven == "pad"
-                own = replace(batch, weight=float(real), may_fill=fills, num_labels=step_labels(step), last=False)
-                yield own, END if missing else after
+        step = _Step(rank, world_size)
+
+        def steps(planned: PlannedBatches, done: int) -> Iterator[tuple[Batch, int]]:
+            """The rank's batch of each step that ends among the batches of a window; of a step that goes on, it is kept."""
+            labels, count = counted(planned, self.labels_follow), len(planned)
+            mine = np.arange(done + (rank - step.taken) % world_size, count, world_size)
+            own = planned.part(mine)
+            own = own.apart() if world_size > 1 else own
+            batches = map(own.batch, range(len(own)))
+            while done < count:
+                before, end = step.taken, min(done + world_size - step.taken, count)
+                step.add(labels[done:end], planned.batch(end - 1))
+                if before <= rank < step.taken:
+                    step.own = next(batches)
+                done = end
+                if step.taken == world_size:
+                    yield self._weighed(step, step.own, 1.0), done % count
+                    step.clear()
+
+        yield from self.upstream.parts(at, steps)
+        if step.taken and self.uneven != "drop":
+            if self.uneven == "raise":
+                raise ValueError(
+                    f"the last step of the epoch has {step.taken} batches for {world_size} ranks; "
+                    "choose uneven='pad', 'drop' or 'wrap'"
+                )
+            assert step.latest is not None
+            own, weight = step.own, 1.0
+            if self.uneven == "wrap":
+                firsts = self._firsts(step.latest.window.epoch, world_size - step.taken)
+                step.labels += [known for _, known in firsts]
+                own = own or apart(firsts[rank - step.taken][0])
+            elif own is None:
+                own, weight = apart(filler(step.latest)), 0.0
+            yield self._weighed(step, own, weight), END
+
+    def _weighed(self, step: _Step, batch: Batch | None, weight: float) -> Batch:
+        """A batch as that of its step."""
+        assert batch is not None
+        fills = step.world_size > 1 and self.uneven == "pad"
+        return replace(batch, weight=weight, may_fill=fills, num_labels=step_labels(step.labels))
 
     is_sharded = True
 
@@ -100,26 +124,30 @@ class Sharded(Stage[Batch]):
     def num_ranks(self) -> int:
         return resolve(self.rank, self.world_size, self.process_group).world_size
 
-    def _firsts(self, epoch: int, count: int) -> list[Batch]:
-        """Batches from the beginning of the epoch, beginning again where it has fewer."""
+    def _firsts(self, epoch: int, count: int) -> list[tuple[Batch, NumLabels | None]]:
+        """Batches from the beginning of the epoch, beginning again where it has fewer, with their labels."""
         with running(self.upstream, self.upstream.start(epoch)) as items:
-            batches = [counted([batch], self.labels_follow)[0] for batch, _ in islice(items, count)]
-        return list(islice(cycle(batches), count))
+            batches = [batch for batch, _ in islice(items, count)]
+        known = [counted(batch.plan.part(np.array([batch.place])), self.labels_follow)[0] for batch in batches]
+        return list(islice(cycle(zip(batches, known, strict=True)), count))
 
-    def _prepared(self, items: Iterator[tuple[Batch, State]], rank: Rank) -> Generator[tuple[Batch, State], None, None]:
-        """The batches of a window at a time: with their labels counted, and a rank's in a window of its own samples."""
-        batches: list[Batch] = []
-        states: list[State] = []
-        done = 0
-        for batch, after in items:
-            batches.append(batch)
-            states.append(after)
-            if batch.last:
-                batches = counted(batches, self.labels_follow)
-                if rank.world_size > 1:
-                    own = slice((rank.rank - done) % rank.world_size, None, rank.world_size)
-                    batches[own] = apart(batches[own])
-                yield from zip(batches, states, strict=True)
-                done += len(batches)
-                batches, states = [], []
-        assert not batches, "every window has a last batch"
+
+class _Step:
+    """The batches of all ranks in one step, as far as they are planned: how many, their labels, the rank's own, the latest."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.clear()
+
+    def clear(self) -> None:
+        """The next step begins."""
+        self.taken = 0
+        self.labels: list[NumLabels | None] = []
+        self.own: Batch | None = None
+        self.latest: Batch | None = None
+
+    def add(self, labels: Sequence[NumLabels | None], latest: Batch) -> None:
+        """More batches."""
+        self.taken += len(labels)
+        self.labels += labels
+        self.latest = latest

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import Ragged, array_of, ragged
+from brimful.core.errors import ORIGIN
 from brimful.core.once import once
+from brimful.index.index import Spans
 
 IntArray: TypeAlias = NDArray[np.int64]
 
@@ -30,6 +32,7 @@ class PlanningWindow:
         crc32: the checksum that a replay must reproduce; 0 where the header says it already.
         num_labels_at: counts the labels of rows without reading them, where the index knows them: see `index.index.Index`.
         schema: of the rows, where they need not be here for it.
+        spans_at: gives all columns of rows where that needs no block: see `index.index.Index.spans`.
     """
 
     epoch: int
@@ -40,6 +43,7 @@ class PlanningWindow:
     crc32: int = 0
     num_labels_at: Callable[[IntArray], IntArray] | None = None
     schema: Callable[[], pa.Schema] | None = None
+    spans_at: Callable[[IntArray], dict[str, Spans] | None] | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -78,6 +82,22 @@ class PlanningWindow:
     def take(self, numbers: NDArray[np.int64]) -> Block:
         """The rows of some samples, in the order given. Price: about 5 ns a token."""
         return self.block.take(array_of(self.rows[numbers]))
+
+    @once
+    def spans(self) -> dict[str, Spans] | None:
+        """All columns of the samples, where these can be had sooner without `block`, which is not there yet."""
+        return None if self.spans_at is None or self.located else self.spans_at(self.samples)
+
+    @once
+    def origins(self) -> PlanningWindow:
+        """A window of the same samples that holds nothing of their rows but where they came from, to be kept for long."""
+        samples, locate = self.samples, self.locate
+        if self.located:
+            own = self.block.select([name for name in self.block.schema.names if name == ORIGIN])
+            rows = self.rows
+            locate = lambda which: (own, rows[which])  # noqa: E731
+            samples = np.arange(len(rows))
+        return PlanningWindow(self.epoch, self.number, self.lengths, samples, locate)
 
     @property
     def located(self) -> bool:

@@ -213,6 +213,7 @@ class Planned(Windowed):
                 index.locate,
                 num_labels_at=labels,
                 schema=lambda: index.schema,
+                spans_at=index.spans,
             )
             number += 1
             if count is None:

@@ -348,9 +348,9 @@ class Gaps(NamedTuple):
     where: NDArray[np.bool_]
 
 
-def gaps(counts: NDArray[np.int64], width: int, left: bool = False) -> Gaps:
-    """The gaps of rows of `counts` values that are padded to `width`."""
-    ragged_width = width - int(counts.min(initial=width))
+def gaps(counts: NDArray[np.int64], width: int, left: bool = False, least: int | None = None) -> Gaps:
+    """The gaps of rows of `counts` values, the least of which may be known, that are padded to `width`."""
+    ragged_width = width - (int(counts.min(initial=width)) if least is None else least)
     if left:
         return Gaps(slice(0, ragged_width), np.arange(ragged_width) < (width - counts)[:, None])
     return Gaps(slice(width - ragged_width, width), np.arange(width - ragged_width, width) >= counts[:, None])
@@ -365,10 +365,11 @@ def pad(
     dtype: Any,
     left: bool,
     at: Gaps | None = None,
+    fits: bool = False,
 ) -> NDArray[Any]:
     """Runs of `counts` values, at most `width` each, as one (n, width) array; the rest of each row is `fill`.
 
-    `at`: `gaps(counts, width, left)`, where the caller has it already.
+    `at`: `gaps(counts, width, left)`, where the caller has it already; `fits`: it knows that `width` values follow each start.
     Price: about 1 ns a slot where the values are in the cache: each row is one copy of `width` neighbouring values, then
     the columns in which a row ends are filled.
     """
@@ -376,18 +377,21 @@ def pad(
     if left:
         starts = starts + (counts - width)
     out = np.empty((len(starts), width), dtype=dtype)
-    if len(starts) and starts.min() >= 0 and starts.max() + width <= len(values):
+    if fits or (len(starts) and starts.min() >= 0 and starts.max() + width <= len(values)):
         out[...] = _neighbours(values, width)[starts]
     elif len(values):  # a row at an end of the values has no `width` neighbours
         out[...] = values.take(starts[:, None] + np.arange(width), mode="clip")
-    np.copyto(out[:, at.columns], fill, where=at.where)
+    if at.where.size:
+        np.copyto(out[:, at.columns], fill, where=at.where)
     return out
 
 
 def attention_mask(at: Gaps, width: int) -> NDArray[np.int64]:
     """1 where a padded row has a value, 0 where it is padding: int64 (n, width)."""
-    out = np.ones((len(at.where), width), dtype=np.int64)
-    out[:, at.columns] = ~at.where
+    out = np.empty((len(at.where), width), dtype=np.int64)
+    out.fill(1)
+    if at.where.size:
+        np.logical_not(at.where, out=out[:, at.columns], casting="unsafe")
     return out
 
 

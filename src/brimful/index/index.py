@@ -27,6 +27,14 @@ class RowSet(NamedTuple):
     rows: Callable[[], NDArray[np.int64]]
 
 
+class Spans(NamedTuple):
+    """Sample i of some samples has `values[starts[i] : starts[i] + counts[i]]`."""
+
+    values: NDArray[Any]
+    starts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+
 class Index(ABC):
     """Abstract: samples that can be had in any order. Data are read or mapped on first use, in each process. A frozen
     dataclass."""
@@ -52,6 +60,10 @@ class Index(ABC):
 
         Rows in memory are not copied. Other rows are fetched.
         """
+
+    def spans(self, numbers: NDArray[np.int64]) -> dict[str, Spans] | None:
+        """All columns of the samples of these numbers, where that needs no block; None: `locate` gives them."""
+        return None
 
     @once
     def schema(self) -> pa.Schema:

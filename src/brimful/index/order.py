@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.core import random
+from brimful.core.once import once
 
 RUN_ROWS: Final = 64
 WINDOW_RUNS: Final = 2048
@@ -99,11 +100,11 @@ class Order:
         """A last window shorter than half joins the one before it."""
         return max(1, (self._num_runs + WINDOW_RUNS // 2) // WINDOW_RUNS)
 
-    @property
+    @once
     def _runs(self) -> random.KeyedPermutation:
         return random.KeyedPermutation(self._num_runs, random.key(self._key, 0))
 
-    @property
+    @once
     def _starts(self) -> NDArray[np.int64]:
         """The place of each window's first row: every run has 64 rows but the first and the last of the grid."""
         starts = np.arange(self._num_windows) * WINDOW_RUNS * RUN_ROWS

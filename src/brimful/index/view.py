@@ -18,7 +18,7 @@ from brimful.blocks.choice import Choice
 from brimful.blocks.ragged import LABELS, MASK, REMEDIES, array_of, num_hidden, unmasked
 from brimful.core.errors import DataError
 from brimful.core.once import once
-from brimful.index.index import Index, RowSet
+from brimful.index.index import Index, RowSet, Spans
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +48,9 @@ class View(Index):
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         return self.source.locate(self.in_base(numbers))
+
+    def spans(self, numbers: NDArray[np.int64]) -> dict[str, Spans] | None:
+        return self.source.spans(self.in_base(numbers))
 
     @property
     def list_columns(self) -> Sequence[str]:
@@ -126,6 +129,10 @@ class ChosenIndex(View):
         block, rows = self.source.locate(numbers)
         return self.choice.apply(block, self.kept), rows
 
+    def spans(self, numbers: NDArray[np.int64]) -> dict[str, Spans] | None:
+        found = self.source.spans(numbers)
+        return found and {name: found[old] for name, old in self.kept.items()}
+
     @property
     def list_columns(self) -> Sequence[str]:
         return [name for name, old in self.kept.items() if old in self.source.list_columns]
@@ -166,6 +173,9 @@ class UnmaskedIndex(View):
         if self._masks is None or not num_hidden(block, rows).any():
             return block, rows
         return unmasked(block.take(array_of(rows)), self.columns), np.arange(len(rows))
+
+    def spans(self, numbers: NDArray[np.int64]) -> dict[str, Spans] | None:
+        return self.base.spans(numbers) if self._masks is None else None
 
     @once
     def _masks(self) -> Index | None:

@@ -16,6 +16,7 @@ from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import offsets_of, with_column
 from brimful.core.errors import ORIGIN, DataError, origins_of
 from brimful.core.once import once
+from brimful.index.index import Spans
 from brimful.store.manifest import JOURNAL, MANIFEST, Manifest, SideFile, StoredFile
 
 HEAD_BYTES: Final = 1024
@@ -128,6 +129,10 @@ class Folder(ABC):
         Raises:
             DataError: a file is missing, damaged, or has changed.
         """
+
+    def spans(self, columns: Sequence[str], rows: NDArray[np.int64]) -> dict[str, Spans] | None:
+        """See `Index.spans`."""
+        return None
 
     def rows(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64], columns: Sequence[str]) -> Block:
         """The rows from each of `firsts`, ascending, up to before each of `lasts`, as one block with its origins."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -33,6 +33,8 @@ from brimful.blocks.ragged import (
     ragged,
 )
 from brimful.core.errors import HIDDEN, DataError, where
+from brimful.core.once import once
+from brimful.index.index import Spans
 from brimful.tensors.layouts import BATCH_KEY, ColumnRules
 from brimful.tensors.structures import Unpadded
 
@@ -58,7 +60,8 @@ class ColumnType(NamedTuple):
 
     def tensor(self, values: NDArray[Any]) -> torch.Tensor:
         """Values that are padded, or that need no padding."""
-        return torch.from_numpy(values.astype(self.made, copy=False)).to(self.wanted)
+        tensor = torch.from_numpy(values if values.dtype == self.made else values.astype(self.made))
+        return tensor if tensor.dtype is self.wanted else tensor.to(self.wanted)
 
     def check(self, name: str, values: NDArray[Any]) -> None:
         """Refuses values that the type does not hold."""
@@ -108,10 +111,16 @@ class ListColumn:
         starts = self.starts[numbers]
         if self.type.limits:
             self.type.check(self.name, gather(self.values, starts, sizes).values)
-        values = pad(self.values, starts, sizes, width, self.fill, self.type.made, left, at)
+        fits = not left and width <= self.room
+        values = pad(self.values, starts, sizes, width, self.fill, self.type.made, left, at, fits)
         if self.name == SHIFTED:
             values[sizes < self.counts[numbers], -1] = self.fill
         return self.type.tensor(values)
+
+    @once
+    def room(self) -> int:
+        """So many values follow each start, of this sample and of others."""
+        return len(self.values) - int(self.starts.max(initial=0)) if self.starts.min(initial=0) >= 0 else 0
 
     def cut(self, numbers: IntArray, starts: IntArray | int, sizes: IntArray) -> Ragged:
         """`sizes` values of some samples, from value `starts` of each on, end to end. Where a sample goes on after them, the last
@@ -185,13 +194,14 @@ class WindowColumns:
     given: tuple[str, ...]
     all: tuple[ListColumn | StackedColumn | ObjectColumn, ...]
     rules: ColumnRules
+    _types: dict[tuple[str, np.dtype[Any]], ColumnType] = field(default_factory=dict)
 
     def sizes(self, batch: Batch) -> list[IntArray]:
         """How many values the samples, or pieces, of a batch keep, by length column."""
-        if batch.pieces is not None:
-            return [batch.pieces.lengths]
-        lengths = self.lengths[batch.numbers].reshape(len(batch), -1)
-        return [np.minimum(own, width) for own, width in zip(lengths.T, batch.widths)] if self.given else []
+        if not self.given and batch.plan.pieces is None:
+            return []
+        sizes = batch.plan.sizes[batch.span]
+        return [sizes] if sizes.ndim == 1 else list(sizes.T)
 
     def fill(self, name: str) -> float:
         """What padding of a column holds."""
@@ -199,7 +209,10 @@ class WindowColumns:
 
     def made(self, name: str, values: NDArray[Any]) -> torch.Tensor:
         """What is made of the plan, not of a column, in the type that the user wants it in."""
-        kind = _type_of(name, values.dtype, self.fill(name), self.rules.dtypes)
+        kind = self._types.get((name, values.dtype))
+        if kind is None:
+            kind = _type_of(name, values.dtype, self.fill(name), self.rules.dtypes)
+            self._types[name, values.dtype] = kind
         kind.check(name, values)
         return kind.tensor(values)
 
@@ -247,7 +260,8 @@ def columns_of(window: PlanningWindow, rules: ColumnRules, as_tensors: bool = Tr
             token column that is no list of numbers, or is not there.
     Price: about 30 ns a sample and list column.
     """
-    schema = window.block.schema
+    spans = window.spans if as_tensors else None
+    schema = window.block.schema if spans is None or window.schema is None else window.schema()
     fields = {one.name: one for one in schema if not one.name.startswith(HIDDEN)}
     _check_names(fields, rules)
     given = rules.length_columns if set(rules.length_columns) <= fields.keys() else ()
@@ -293,21 +307,27 @@ def _check_token_columns(fields: Mapping[str, pa.Field], rules: ColumnRules) -> 
 
 
 def _lists(window: PlanningWindow, field: pa.Field, rules: ColumnRules, follows: int | None) -> ListColumn:
-    name, block, rows = field.name, window.block, window.rows
-    if _has_null(block.column(name)) or pa.types.is_boolean(field.type.value_type):  # what takes a copy: of these alone
-        block = block.select([name, *_hidden(block)]).take(array_of(rows))
-        rows = np.arange(len(rows))
-        _refuse_nulls(block, name)
-    column = window.ragged(name) if block is window.block else ragged(block, name)
-    starts, counts = column.spans(rows)
+    name = field.name
+    values, starts, counts = _spans(window, field) if window.spans is None else window.spans[name]
     if follows is not None:
         expected = window.lengths.reshape(len(window), -1)[:, follows]
         differ = np.flatnonzero(counts != expected)
         if len(differ):
             raise _unequal(window, rules, name, counts, expected, int(differ[0]))
     fill = fill_of(name, rules.pad_values)
-    kind = _type_of(name, column.values.dtype, fill, rules.dtypes)
-    return ListColumn(name, column.values, starts, counts, follows, kind.made.type(fill), kind)
+    kind = _type_of(name, values.dtype, fill, rules.dtypes)
+    return ListColumn(name, values, starts, counts, follows, kind.made.type(fill), kind)
+
+
+def _spans(window: PlanningWindow, field: pa.Field) -> Spans:
+    """The lists of a column, in the block of the window."""
+    name, block, rows = field.name, window.block, window.rows
+    if _has_null(block.column(name)) or pa.types.is_boolean(field.type.value_type):  # what takes a copy: of these alone
+        block = block.select([name, *_hidden(block)]).take(array_of(rows))
+        rows = np.arange(len(rows))
+        _refuse_nulls(block, name)
+    column = window.ragged(name) if block is window.block else ragged(block, name)
+    return Spans(column.values, *column.spans(rows))
 
 
 def _unequal(

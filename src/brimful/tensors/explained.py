@@ -7,17 +7,16 @@ dict of what is trained on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from brimful.batching.batch import Batch, PackedPieces
-from brimful.batching.window import IntArray
+from brimful.batching.batch import Batch, PackedPieces, PlannedBatches
+from brimful.batching.window import IntArray, PlanningWindow
 from brimful.core.errors import ORIGIN, where
 from brimful.tensors.columns import WindowColumns
 
@@ -74,44 +73,71 @@ def _cell(value: Any) -> str:
     return words if len(words) <= _SHOWN else f"{words[: _SHOWN - 3]}..."
 
 
-@dataclass(frozen=True, eq=False)
-class _Made:
-    """What a batch was made of.
+class _Planned(NamedTuple):
+    """What the batches of a plan were made of.
 
     Args:
-        origins: the column of origins of the window, where there is one; `rows`, (n,), of it.
-        samples: their numbers, (n,).
+        window: to look up where rows came from; they need not be here for it.
+        samples: which row of the data set each sample of the window is.
+        numbers: of the samples, or of that of each piece, in the window, (n,).
         lengths: their tokens, (n,); None where no length column is there.
         pieces: of packed rows.
     """
 
-    origins: pa.Array | None
-    rows: IntArray
+    window: PlanningWindow
     samples: IntArray
+    numbers: IntArray
     lengths: IntArray | None
     pieces: PackedPieces | None
 
 
+class _Made(NamedTuple):
+    """What a batch was made of: a part of what those of its plan were made of."""
+
+    planned: _Planned
+    span: slice
+
+    @property
+    def numbers(self) -> IntArray:
+        return self.planned.numbers[self.span]
+
+    @property
+    def lengths(self) -> IntArray | None:
+        return None if self.planned.lengths is None else self.planned.lengths[self.span]
+
+    @property
+    def pieces(self) -> PackedPieces | None:
+        pieces = self.planned.pieces
+        return None if pieces is None else PackedPieces(*(each[self.span] for each in pieces))
+
+
 _MADE: Final[Any] = WeakTensorKeyDictionary()
 """What was made of what, by tensors of batches."""
+_PLANNED: Final[WeakKeyDictionary[PlannedBatches, _Planned]] = WeakKeyDictionary()
 
 
 def remember(item: Any, batch: Batch, columns: WindowColumns) -> None:
-    """Remembers what a batch was made of. Price: 15 us; what is kept goes with its tensors."""
+    """Remembers what a batch was made of, to be looked up when somebody asks; what is kept goes with its tensors."""
     if not isinstance(item, Mapping):
         return
-    sizes, window = columns.sizes(batch), batch.window
-    place = window.block.schema.get_field_index(ORIGIN)
-    made = _Made(
-        window.block.column(place) if place >= 0 else None,
-        window.rows[batch.numbers],
-        window.samples[batch.numbers],
-        sizes[0] if sizes else None,
-        batch.pieces,
-    )
-    named = (item.get(name) for name in ("lengths", *columns.given))
-    tensors = [one for one in named if isinstance(one, torch.Tensor)]
-    for tensor in tensors or [one for one in item.values() if isinstance(one, torch.Tensor)][:1]:
+    plan = batch.plan
+    planned = _PLANNED.get(plan)
+    if planned is None:
+        sizes = plan.sizes if plan.sizes.ndim == 1 else plan.sizes[:, 0]
+        known = columns.given or plan.pieces is not None
+        planned = _Planned(
+            plan.window.origins, plan.window.samples, plan.numbers, sizes if known else None, plan.pieces
+        )
+        _PLANNED[plan] = planned
+    made = _Made(planned, batch.span)
+    known = False
+    for name in ("lengths", *columns.given):
+        if isinstance(tensor := item.get(name), torch.Tensor):
+            _MADE[tensor], known = made, True
+    if (
+        not known
+        and (tensor := next((one for one in item.values() if isinstance(one, torch.Tensor)), None)) is not None
+    ):
         _MADE[tensor] = made
 
 
@@ -142,11 +168,13 @@ def explained(batch: Any, column: str, text: Callable[[Sequence[int]], str | Non
             "by hand and another process leave it behind; explain the batch as these batches hand it out"
         )
     tokens = [*_tokens(batch, made, column)]
-    firsts = np.zeros(len(made.rows), np.int64) if made.pieces is None else made.pieces.starts
-    sizes = [None] * len(made.rows) if made.lengths is None else made.lengths.tolist()
+    firsts = np.zeros(len(made.numbers), np.int64) if made.pieces is None else made.pieces.starts
+    sizes = [None] * len(made.numbers) if made.lengths is None else made.lengths.tolist()
+    planned = made.planned
+    samples, own = planned.samples[made.numbers].tolist(), planned.window.part(made.numbers)
     return Explanation(
-        Explained(number, _place(made, which), first, size, text(tokens[which]) if which < len(tokens) else None)
-        for which, (number, first, size) in enumerate(zip(made.samples.tolist(), firsts.tolist(), sizes, strict=True))
+        Explained(number, _place(own, which), first, size, text(tokens[which]) if which < len(tokens) else None)
+        for which, (number, first, size) in enumerate(zip(samples, firsts.tolist(), sizes, strict=True))
     )
 
 
@@ -155,11 +183,8 @@ def _made(item: Mapping[Any, Any]) -> _Made | None:
     return next((made for made in found if made is not None), None)
 
 
-def _place(made: _Made, which: int) -> str | None:
-    if made.origins is None:
-        return None
-    row = pa.RecordBatch.from_arrays([made.origins.slice(int(made.rows[which]), 1)], [ORIGIN])
-    return where(row, 0)
+def _place(window: PlanningWindow, which: int) -> str | None:
+    return where(window.block, int(window.rows[which])) if ORIGIN in window.block.schema.names else None
 
 
 def _tokens(batch: Mapping[str, Any], made: _Made, column: str) -> Iterator[list[int]]:
@@ -179,4 +204,4 @@ def _tokens(batch: Mapping[str, Any], made: _Made, column: str) -> Iterator[list
         values = jagged.values()
         yield from (values[first:last].tolist() for first, last in pairwise(jagged.offsets().tolist()))
     elif isinstance(mask, torch.Tensor) and mask.shape == ids.shape:
-        yield from (row[seen != 0].tolist() for row, seen in zip(ids[: len(made.rows)], mask))
+        yield from (row[seen != 0].tolist() for row, seen in zip(ids[: len(made.numbers)], mask))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,7 +55,7 @@ def grouped(batch: Batch, columns: WindowColumns, num_groups: int, rounding: Rou
     parts = []
     for members, own in zip(partition, widths, strict=True):
         length = own if isinstance(batch.padded_length, tuple) else own[0]
-        chosen = replace(batch, numbers=numbers[members], padded_length=length, padded_size=len(members))
+        chosen = batch.of(members, len(members), length)
         parts.append(padded(chosen, columns))
         if batch.weight == 0:
             columns.unlabel(parts[-1], slice(None))

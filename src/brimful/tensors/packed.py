@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from brimful.batching.batch import Batch, PackedPieces
-from brimful.blocks.ragged import LABELS, SHIFTED
+from brimful.batching.batch import Batch, PackedPieces, PlannedBatches
+from brimful.blocks.ragged import LABELS, MASK, SHIFTED
 from brimful.core.errors import DataError
 from brimful.tensors.columns import ListColumn, WindowColumns
 from brimful.tensors.layouts import put
 
 SEQLEN_STEP: Final = 128
 """`max_seqlen` is rounded up to a multiple of it: each new value may compile a kernel anew."""
+SLOTS: Final = 1 << 16
+"""So many are made at once, of several batches: small arrays take as long as the calls that make them."""
 
 
 def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
@@ -44,52 +47,107 @@ def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
     >>> batch["labels"].tolist(), batch["cu_seqlens"].tolist(), batch["sample_numbers"].tolist()
     ([[-100, 8, 9, -100, 6, -100]], [0, 3, 5, 6], [1, 0])
     """
-    pieces = batch.pieces
-    assert pieces is not None
-    numbers, shape = batch.numbers, (batch.padded_size, batch.widths[0])
+    numbers, plan = batch.numbers, batch.plan
+    together = _TOGETHER.get(plan)
+    if together is None or not 0 <= batch.place - together.first < len(together.longest):
+        together = _TOGETHER[plan] = _together(plan, batch.place, columns)
+    at, rows = batch.place - together.first, batch.padded_size
+    own = slice(at * rows, (at + 1) * rows)
+    out: dict[str, Any] = {}
+    for column in columns.all:
+        if column.name in together.tensors:
+            out[column.name] = together.tensors[column.name][own].clone()
+        elif not isinstance(column, ListColumn):
+            out[column.name] = column.of(numbers)
+        elif column.name != MASK:
+            counts = column.counts[numbers]
+            out[column.name] = column.padded(numbers, counts, max(1, int(counts.max())), left=False)
+    if LABELS not in out:
+        out[LABELS] = together.tensors[LABELS][own].clone()
+    ends, longest = together.bounds[together.cuts[at] : together.cuts[at + 1] + 1], together.longest[at]
+    bounds = torch.from_numpy((ends - ends[0]).astype(np.int32))
+    put(
+        out,
+        position_ids=together.positions[own].clone(),
+        segment_ids=together.segment_ids[own].clone(),
+        cu_seqlens=bounds,
+        max_seqlen=longest,
+        cu_seq_lens_q=bounds,
+        cu_seq_lens_k=bounds,
+        max_length_q=longest,
+        max_length_k=longest,
+        use_cache=False,
+        lengths=columns.made("lengths", columns.sizes(batch)[0].copy()),
+        sample_numbers=columns.made("sample_numbers", batch.window.samples[numbers]),
+    )
+    return out
+
+
+class _Together(NamedTuple):
+    """Batches of a plan that are made at once, one below the other; each is handed on as a copy, with memory of its own.
+
+    Args:
+        first: the place of the first one.
+        tensors: what goes with the tokens, by column, and `labels`.
+        bounds: the first slot of each segment, and the end; those of batch i are `bounds[cuts[i] : cuts[i + 1] + 1]`.
+        longest: `max_seqlen` of each batch.
+    """
+
+    first: int
+    tensors: dict[str, torch.Tensor]
+    positions: torch.Tensor
+    segment_ids: torch.Tensor
+    bounds: NDArray[np.int64]
+    cuts: list[int]
+    longest: list[int]
+
+
+_TOGETHER: Final[WeakKeyDictionary[PlannedBatches, _Together]] = WeakKeyDictionary()
+"""The latest ones of each plan."""
+
+
+def _together(plan: PlannedBatches, first: int, columns: WindowColumns) -> _Together:
+    rows, length = plan.shapes[first]
+    count = min(max(1, SLOTS // (rows * length)), len(plan) - first)
+    span = slice(plan.ends[first], plan.ends[first + count])
+    assert plan.pieces is not None
+    pieces = PackedPieces(*(field[span] for field in plan.pieces))
+    owners = np.repeat(np.arange(count), np.diff(plan.bounds[first : first + count + 1]))
+    pieces = pieces._replace(rows=pieces.rows + owners * rows)
+    shape = count * rows, length
     segments = _segments(pieces, *shape)
     sizes = np.diff(segments.bounds)
     slots = np.arange(shape[0] * shape[1])
     places = slots - np.repeat(segments.bounds[:-1], sizes)
     segment_ids = np.repeat(segments.ids, sizes).reshape(shape)
     gap = segment_ids == 0
-    out: dict[str, Any] = {}
-    for column in columns.all:
-        if column.name == "attention_mask":
-            continue
-        if not isinstance(column, ListColumn):
-            out[column.name] = column.of(numbers)
-        elif column.follows is not None:
-            sources = (column.starts[numbers] + pieces.starts)[segments.pieces] - segments.bounds[:-1]
+    tokenwise = [column for column in columns.all if isinstance(column, ListColumn) and column.follows is not None]
+    out: dict[str, torch.Tensor] = {}
+    for column in tokenwise:
+        if column.name != MASK:
+            sources = (column.starts[plan.numbers[span]] + pieces.starts)[segments.pieces] - segments.bounds[:-1]
             out[column.name] = column.spread((slots + np.repeat(sources, sizes)).reshape(shape), gap)
-        else:
-            own = column.counts[numbers]
-            out[column.name] = column.padded(numbers, own, max(1, int(own.max())), left=False)
-    tokenwise = {one.name for one in columns.all if isinstance(one, ListColumn) and one.follows is not None}
+    names = [column.name for column in columns.all]
     ignored = columns.fill(LABELS)
-    if SHIFTED in out and SHIFTED not in tokenwise:
+    if SHIFTED in names and SHIFTED not in out:
         raise DataError(
             f"there is a column {SHIFTED!r}, which token_columns={list(columns.rules.token_columns or ())} does not name, so a "
             "packed batch would have all of its tokens as labels. Name it there, or drop it"
         )
-    if SHIFTED in tokenwise:
+    if SHIFTED in out:
         out[SHIFTED].view(-1)[torch.from_numpy(segments.bounds[1:] - 1)] = columns.fill(SHIFTED)
-    if LABELS not in out:
-        tokens = out[SHIFTED].view(-1).roll(1).view(shape) if SHIFTED in tokenwise else out[columns.given[0]]
+    if LABELS not in names:
+        tokens = out[SHIFTED].view(-1).roll(1).view(shape) if SHIFTED in out else out[columns.given[0]]
         labels = tokens.to(torch.int64, copy=True).masked_fill_(torch.from_numpy(gap), int(ignored))
         out[LABELS] = columns.made(LABELS, labels.numpy())
-        tokenwise.add(LABELS)
-    if LABELS in tokenwise:
+    if LABELS in out:
         out[LABELS].view(-1)[torch.from_numpy(segments.bounds[:-1])] = ignored
-    put(out, position_ids=columns.made("position_ids", places.reshape(shape)))
-    put(out, segment_ids=columns.made("segment_ids", segment_ids))
-    bounds = torch.from_numpy(segments.bounds.astype(np.int32))
-    longest = min(-(-int(sizes.max()) // SEQLEN_STEP) * SEQLEN_STEP, shape[1])
-    put(out, cu_seqlens=bounds, max_seqlen=longest)
-    put(out, cu_seq_lens_q=bounds, cu_seq_lens_k=bounds, max_length_q=longest, max_length_k=longest, use_cache=False)
-    put(out, lengths=columns.made("lengths", pieces.lengths))
-    put(out, sample_numbers=columns.made("sample_numbers", batch.window.samples[numbers]))
-    return out
+    cuts = np.searchsorted(segments.bounds, np.arange(count + 1) * rows * length)
+    most = np.maximum.reduceat(sizes, cuts[:-1])
+    longest = np.minimum(-(-most // SEQLEN_STEP) * SEQLEN_STEP, length)
+    positions = columns.made("position_ids", places.reshape(shape))
+    made = positions, columns.made("segment_ids", segment_ids)
+    return _Together(first, out, *made, segments.bounds, cuts.tolist(), longest.tolist())
 
 
 class _Segments(NamedTuple):

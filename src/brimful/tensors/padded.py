@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,10 +36,11 @@ def padded(
     """
     real = len(batch)
     if batch.padded_size > real:
-        copies = np.repeat(batch.numbers[:1], batch.padded_size - real)
-        batch = replace(batch, numbers=np.concatenate((batch.numbers, copies)))
+        copies = np.zeros(batch.padded_size - real, np.int64)
+        batch = batch.of(np.concatenate((np.arange(real), copies)), batch.padded_size)
     numbers, sizes = batch.numbers, columns.sizes(batch)
-    places = [gaps(own, width, left) for own, width in zip(sizes, batch.widths)]
+    widths, shortest = batch.widths, batch.plan.shortest[batch.place]
+    places = [gaps(own, width, left, shortest if own is sizes[0] else None) for own, width in zip(sizes, widths)]
     out: dict[str, Any] = {}
     for column in columns.all:
         if not isinstance(column, ListColumn):
@@ -48,7 +48,7 @@ def padded(
             continue
         place = column.follows
         own = column.counts[numbers] if place is None else sizes[place]
-        width = max(1, int(own.max())) if place is None else batch.widths[place]
+        width = max(1, int(own.max())) if place is None else widths[place]
         if on_device and column.name != "attention_mask":  # whose sum is wanted here
             out[column.name] = column.unpadded(numbers, own, width, left)
         else:
@@ -57,12 +57,12 @@ def padded(
         mask = out.get("attention_mask")
         if mask is None and on_device:
             counts, dtype = torch.from_numpy(sizes[0]), columns.made("attention_mask", np.empty(0, np.int64)).dtype
-            out["attention_mask"] = Unpadded(None, counts, counts, batch.widths[0], 0, left, dtype)
+            out["attention_mask"] = Unpadded(None, counts, counts, widths[0], 0, left, dtype)
         elif mask is None:
-            out["attention_mask"] = columns.made("attention_mask", attention_mask(places[0], batch.widths[0]))
-        elif isinstance(mask, torch.Tensor) and mask.shape == (len(numbers), batch.widths[0]):
+            out["attention_mask"] = columns.made("attention_mask", attention_mask(places[0], widths[0]))
+        elif isinstance(mask, torch.Tensor) and mask.shape == (len(numbers), widths[0]):
             sizes[0] = (mask != 0).sum(1).numpy()
-        put(out, lengths=columns.made("lengths", sizes[0] if len(sizes) == 1 else np.stack(sizes, axis=1)))
+        put(out, lengths=columns.made("lengths", sizes[0].copy() if len(sizes) == 1 else np.stack(sizes, axis=1)))
     if weighted:
         put(out, sample_weights=torch.ones(len(numbers)))
         out["sample_weights"][real:] = 0
@@ -103,5 +103,5 @@ def nested(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
         shown = np.cumsum(mask.values().numpy() != 0)
         sizes[0] = np.diff(np.concatenate(([0], shown))[shared[0].numpy()])
     if sizes:
-        put(out, lengths=columns.made("lengths", sizes[0] if len(sizes) == 1 else np.stack(sizes, axis=1)))
+        put(out, lengths=columns.made("lengths", sizes[0].copy() if len(sizes) == 1 else np.stack(sizes, axis=1)))
     return out
