@@ -60,7 +60,7 @@ composed, since Unicode 10. Of which of the new ones are letters, numbers or mar
 different things: 4,657 of them made other tokens, and of the older ones none, when all characters were tried. NFC of tokenizers
 is that of Unicode 9: it leaves later marks where they stand."""
 MAX_WORDS: Final = 1 << 20
-"""About 100 MB of gigatoken's own caches on two cores. Each of its threads has one, which grows by 50 bytes a word that it sees."""
+"""About 100 MB of gigatoken's own caches on two cores: each of its threads has one, which grows by 50 bytes a word."""
 
 
 def why_not(tokenizer: Part, split_special_tokens: bool) -> str | None:

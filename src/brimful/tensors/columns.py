@@ -32,6 +32,7 @@ from brimful.blocks.ragged import (
     pad,
     ragged,
 )
+from brimful.blocks.texts import texts_in
 from brimful.core.errors import HIDDEN, DataError, where
 from brimful.tensors.layouts import BATCH_KEY, ColumnRules
 from brimful.tensors.structures import Unpadded
@@ -248,7 +249,8 @@ def columns_of(window: PlanningWindow, rules: ColumnRules, as_tensors: bool = Tr
     Price: about 30 ns a sample and list column.
     """
     schema = window.block.schema
-    fields = {one.name: one for one in schema if not one.name.startswith(HIDDEN)}
+    left_out = texts_in(schema, rules.left_out)
+    fields = {one.name: one for one in schema if not one.name.startswith(HIDDEN) and one.name not in left_out}
     _check_names(fields, rules)
     given = rules.length_columns if set(rules.length_columns) <= fields.keys() else ()
     if given:
