@@ -43,14 +43,19 @@ def stored(folder: Path) -> Dataset:
 
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
+        return bool(torch.equal(one, other))
     return bool(one == other)
 
 
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("kind", ["stream", "store", "cache"])
 def test_batches_leave_it_out_and_are_the_same_with_it(by: str, kind: str, tmp_path: Path) -> None:
-    data = {"stream": tokenized, "cache": lambda: tokenized().cache(), "store": lambda: stored(tmp_path)}[kind]()
+    made: dict[str, Callable[[], Dataset]] = {
+        "stream": tokenized,
+        "cache": lambda: tokenized().cache(),
+        "store": lambda: stored(tmp_path),
+    }
+    data = made[kind]()
     assert next(iter(data))["text"] == TEXTS[0]
     batches = BY[by](data)
     without, kept = [*batches()], [*batches(keep_text=True)]
