@@ -588,7 +588,7 @@ MUTANTS = [
     Mutant(
         "the rows before a window are not checked",
         "batching/windows.py",
-        '                        check_replay(self.upstream, fingerprint(block), crc, f"window {number}")\n',
+        '                        check_replay(self.upstream, self._crc32(block), crc, f"window {number}")\n',
         "                        pass\n",
         EDITED,
     ),

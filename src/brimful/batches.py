@@ -22,6 +22,7 @@ from brimful.blocks.blocks import Block, Sample
 from brimful.blocks.inside import as_html, as_text, facts
 from brimful.blocks.parallel import ExecutorType, Parallel
 from brimful.blocks.ragged import LABELS, SHIFTED, is_labels
+from brimful.blocks.texts import TokenizedText
 from brimful.core.above import GUARD
 from brimful.core.ahead import Ahead
 from brimful.core.errors import by_name, function, integer, logger, names_of, one_of, positive
@@ -484,6 +485,7 @@ class FormSettings(NamedTuple):
     collate_fn: Callable[[list[Sample]], Any] | None
     max_workers: int
     executor_type: ExecutorType
+    keep_text: bool
 
 
 def batches_of(
@@ -502,7 +504,9 @@ def batches_of(
     shuffle = False if planner.in_order else shuffle
     shuffle = "stratified" if parts > 1 and shuffle is True else shuffle
     known = paddings(stage.tokenizers())
-    rules = _rules(known, columns, planner.packs)
+    texts = stage.texts()
+    rules = replace(_rules(known, columns, planner.packs), left_out=() if form.keep_text else texts)
+    text = TokenizedText(texts, kept=form.keep_text or planner.asks_samples)
     originals = stage.originals
     if originals is not None:
         _check_whole(planner)
@@ -513,10 +517,10 @@ def batches_of(
     sizing = planner.sizing, planner.rows_of(batches)
     windows: Stage[PlanningWindow]
     if stage.streamed_by:
-        buffered = Buffered(stage, rows, rules.length_columns, required, *sizing, unmasked, planner.first_rows)
+        buffered = Buffered(stage, rows, rules.length_columns, required, *sizing, unmasked, text, planner.first_rows)
         windows = Ahead(buffered, 1, "window")
     else:
-        windows = Planned(cast(Indexed, stage), rows, rules.length_columns, required, *sizing, unmasked)
+        windows = Planned(cast(Indexed, stage), rows, rules.length_columns, required, *sizing, unmasked, text)
     follow = LabelsFollow(rules.follows(LABELS), rules.follows(SHIFTED))
     planned: Stage[Batch] = Batched(
         windows, planner, order.drop_last, shuffle, order.balance_group, order.seed, labels_follow=follow
@@ -528,7 +532,7 @@ def batches_of(
     if parts > 1:
         planned = MicroBatches(planned, parts, follow)
     tokens = known.get(rules.length_columns[0])
-    layout = _layout(form, planner, None if tokens is None else tokens.side, originals)
+    layout = _layout(form, planner, None if tokens is None else tokens.side, originals, rules.left_out)
     return Batches(Collated(planned, rules, layout, planner.few_shapes, planner.verb), repeats)
 
 
@@ -561,7 +565,9 @@ def _rules(known: Mapping[str, Padding], columns: ColumnSettings, packs: bool) -
     return ColumnRules(lengths, tokens, fills | given, dtypes, explicit, packs)
 
 
-def _layout(form: FormSettings, planner: BatchPlanner, tokenizer_side: str | None, originals: Any) -> Layout:
+def _layout(
+    form: FormSettings, planner: BatchPlanner, tokenizer_side: str | None, originals: Any, left_out: tuple[str, ...]
+) -> Layout:
     """That of the tensors, or what a user's function makes instead."""
     side = form.pad_side or tokenizer_side or "right"
     one_of("pad_side", side, "right", "left")
@@ -571,7 +577,7 @@ def _layout(form: FormSettings, planner: BatchPlanner, tokenizer_side: str | Non
         if form.layout not in ("padded", "packed") or form.num_groups is not None:
             given = f"layout={form.layout!r}" if form.layout != "padded" else f"num_groups={form.num_groups}"
             raise ValueError(f"collate_fn makes the batch, which leaves nothing for {given} to do; give one of the two")
-        return CollateFnLayout(function("collate_fn", collate_fn), parallel, originals)
+        return CollateFnLayout(function("collate_fn", collate_fn), parallel, originals, left_out)
     if parallel != Parallel(prefetch_factor=1):
         raise ValueError("max_workers and executor_type are for a collate_fn, of which there is none; see prefetch")
     if form.layout == "packed":

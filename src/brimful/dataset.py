@@ -894,6 +894,7 @@ class Dataset:
         token_columns: Sequence[str] | None = None,
         pad_values: Mapping[str, float] | None = None,
         pad_side: Literal["right", "left"] | None = None,
+        keep_text: bool = False,
         layout: Literal["padded", "nested", "grouped"] = "padded",
         num_groups: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
@@ -925,6 +926,9 @@ class Dataset:
             pad_values: what padding holds, by column; by default -100 in `labels` and in columns whose name ends in
                 `_labels`, in others the tokenizer's own id, else 0.
             pad_side: where padding goes, "right" or "left"; by default the tokenizer's own side, else right.
+            keep_text: batches also hold the text that was tokenised, as lists. By default they leave it out, which takes a third
+                less time; samples and stores hold it in any case. A `collate_fn`, or a function of `map` on batches, that
+                reads the text needs it; the functions of `batch_by` do not.
             layout: "padded"; "nested": tensors of layout torch.jagged, which hold no padding; or "grouped": `groups` of
                 like length inside the batch, each padded on the right to its own longest (see `brimful.grouping`), for
                 lengths that differ a thousandfold. What makes no tensor (text, lists of lists) stays beside `groups`, as
@@ -981,7 +985,7 @@ class Dataset:
         planner = ByPolicy(policy, overlong, _rounding(pad_to_multiple_of, buckets))
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed)
-        form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type)
+        form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text)
         return batches_of(self.stage, self.repeats, planner, rows, columns, order, form)
 
     def batch_by_tokens(
@@ -996,6 +1000,7 @@ class Dataset:
         token_columns: Sequence[str] | None = None,
         pad_values: Mapping[str, float] | None = None,
         pad_side: Literal["right", "left"] | None = None,
+        keep_text: bool = False,
         layout: Literal["padded", "nested", "grouped"] = "padded",
         num_groups: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
@@ -1032,7 +1037,7 @@ class Dataset:
         policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=buckets)
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed)
-        form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type)
+        form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text)
         return batches_of(self.stage, self.repeats, ByPolicy(policy, overlong), window, columns, order, form)
 
     def batch_by(
@@ -1049,6 +1054,7 @@ class Dataset:
         token_columns: Sequence[str] | None = None,
         pad_values: Mapping[str, float] | None = None,
         pad_side: Literal["right", "left"] | None = None,
+        keep_text: bool = False,
         layout: Literal["padded", "nested", "grouped"] = "padded",
         num_groups: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
@@ -1090,7 +1096,7 @@ class Dataset:
         planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed)
-        form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type)
+        form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text)
         return batches_of(self.stage, self.repeats, planner, window, columns, order, form)
 
     def pack(
@@ -1103,6 +1109,7 @@ class Dataset:
         length_column: str = "input_ids",
         token_columns: Sequence[str] | None = None,
         pad_values: Mapping[str, float] | None = None,
+        keep_text: bool = False,
         dtypes: Mapping[str, Any] | None = None,
         drop_last: bool = False,
         shuffle_batches: ShuffleBatches = True,
@@ -1141,7 +1148,7 @@ class Dataset:
         planner = ByPacking(Packed(row_length), integer("rows", rows, 1, "row"), overlong, bool(shuffle_batches))
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
         order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed)
-        form = FormSettings("packed", None, None, collate_fn, max_workers, executor_type)
+        form = FormSettings("packed", None, None, collate_fn, max_workers, executor_type, keep_text)
         return batches_of(self.stage, self.repeats, planner, window, columns, order, form)
 
     # -- within ----------------------------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ def test_it_is_made_anew_when_it_has_seen_many_words() -> None:
         made.append(1)
         return compiled.make(tokenizer.to_str())
 
-    cache = Compiled(again, columns(tokenizer), max_words=3_000)
+    cache = Compiled(again, columns(tokenizer), max_words=1_500)
     for _ in range(10):
         cache(pa.array(["the same words"] * 1_000))
         assert len(made) == 1
@@ -189,6 +189,22 @@ def test_it_is_made_anew_when_it_has_seen_many_words() -> None:
         given = [f"w{block}{row} v{block}{row} {'long' * 20}" for row in range(100)]
         assert rows_of(cache(pa.array(given))) == own(tokenizer)(given)
     assert 2 <= len(made) <= 20
+
+
+def test_it_is_not_made_anew_for_words_that_it_has_seen() -> None:
+    pytest.importorskip("gigatoken")
+    tokenizer, made = make.bpe(), []
+
+    def again() -> Any:
+        made.append(1)
+        return compiled.make(tokenizer.to_str())
+
+    cache = Compiled(again, columns(tokenizer), max_words=60_000)
+    draw = np.random.default_rng(3)
+    for _ in range(40):
+        words = draw.integers(0, 1_000, (500, 30)).tolist()
+        cache(pa.array([" ".join(f"w{word}" for word in row) for row in words]))
+    assert len(made) == 1
 
 
 def test_threads_share_it() -> None:

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Block, check_replay, visible
+from brimful.blocks.choice import Choice
 from brimful.blocks.ragged import EMPTY, MASK, concat, fingerprint, token_counts, unmasked
+from brimful.blocks.texts import TokenizedText, texts_in
 from brimful.core.distinct import distinct
 from brimful.core.errors import settle
 from brimful.core.once import once
@@ -25,7 +27,7 @@ from brimful.core.stage import END, Stage, State, running, runtime
 from brimful.index.index import Index
 from brimful.index.indexed import Indexed
 from brimful.index.repeat import Repeat
-from brimful.index.view import UnmaskedIndex
+from brimful.index.view import ChosenIndex, UnmaskedIndex
 from brimful.plan import Policy, window_rows
 from brimful.plan.window import rest_rows, window_ends
 
@@ -47,7 +49,7 @@ class Windowed(Stage[PlanningWindow]):
     """Abstract: cuts rows into windows of `size`; 0: as many rows as `policy` needs for 1 % padding, or for `batches` of them,
     judged once.
 
-    `unmasked`: columns without the tokens that `attention_mask`, one of them, hides.
+    `unmasked`: columns without the tokens that `attention_mask`, one of them, hides. `text`: what windows need not hold.
     """
 
     verb = ""
@@ -59,6 +61,7 @@ class Windowed(Stage[PlanningWindow]):
     policy: Policy | None = runtime(None)
     batches: int | None = runtime(None)
     unmasked: tuple[str, ...] = runtime(())
+    text: TokenizedText = runtime(TokenizedText())
 
     def __post_init__(self) -> None:
         settle(self, "size", 0, "rows", "window")
@@ -109,8 +112,9 @@ class Buffered(Windowed):
                     block, after = next(items, (EMPTY, END))
                     ended = after == END
                     waiting.got(block.num_rows)
+                    block = self.text.held(block)
                     if skip:
-                        check_replay(self.upstream, fingerprint(block), crc, f"window {number}")
+                        check_replay(self.upstream, self._crc32(block), crc, f"window {number}")
                     if block.num_rows > skip:
                         held.append(_BlockInParts(before, skip, crc, block.slice(skip)))
                         rows += block.num_rows - skip
@@ -122,7 +126,7 @@ class Buffered(Windowed):
                     size = self._resolve(unmasked(block, self.unmasked))
                     continue
                 count = window_ends(rows, most)
-                window = self._window(epoch, number, unmasked(concat(_pop(held, count)), self.unmasked))
+                window = self._window(epoch, number, unmasked(concat(self._pop(held, count)), self.unmasked))
                 rows -= count
                 number += 1
                 if rows:
@@ -137,7 +141,23 @@ class Buffered(Windowed):
 
     def _window(self, epoch: int, number: int, block: Block) -> PlanningWindow:
         rows = np.arange(block.num_rows)
-        return PlanningWindow(epoch, number, self._lengths(block), rows, lambda own: (block, own), fingerprint(block))
+        return PlanningWindow(epoch, number, self._lengths(block), rows, lambda own: (block, own), self._crc32(block))
+
+    def _crc32(self, block: Block) -> int:
+        return fingerprint(self.text.without(block))
+
+    def _pop(self, held: deque[_BlockInParts], count: int) -> list[Block]:
+        """Takes `count` rows off the front."""
+        taken = []
+        while count:
+            before, gone, crc, rest = held.popleft()
+            piece = rest.slice(0, count)
+            taken.append(piece)
+            count -= piece.num_rows
+            if piece.num_rows < rest.num_rows:
+                crc = crc if gone else self._crc32(rest)
+                held.appendleft(_BlockInParts(before, gone + piece.num_rows, crc, rest.slice(piece.num_rows)))
+        return taken
 
     def _lengths(self, block: Block) -> NDArray[np.int64]:
         return token_counts(block, self.length_columns, self.lengths_required)
@@ -145,7 +165,7 @@ class Buffered(Windowed):
     def _resolve(self, block: Block) -> int:
         assert self.policy is not None
         wanted = auto_rows(self.policy, self._lengths(block), self.batches)
-        rows = visible(block)
+        rows = self.text.without(visible(block))
         planned = rows.select([name for name in self.length_columns if name in rows.schema.names])
         affordable = min(AUTO_BYTES / max(1, planned.nbytes), AUTO_ROW_BYTES / max(1, rows.nbytes))
         return max(1, min(wanted, int(affordable * block.num_rows)))
@@ -158,20 +178,6 @@ class _BlockInParts(NamedTuple):
     gone: int
     crc: int
     rest: Block
-
-
-def _pop(held: deque[_BlockInParts], count: int) -> list[Block]:
-    """Takes `count` rows off the front."""
-    taken = []
-    while count:
-        before, gone, crc, rest = held.popleft()
-        piece = rest.slice(0, count)
-        taken.append(piece)
-        count -= piece.num_rows
-        if piece.num_rows < rest.num_rows:
-            crc = crc if gone else fingerprint(rest)
-            held.appendleft(_BlockInParts(before, gone + piece.num_rows, crc, rest.slice(piece.num_rows)))
-    return taken
 
 
 @dataclass(frozen=True)
@@ -232,7 +238,10 @@ class Planned(Windowed):
                 f"pack leaves out what {MASK} hides, and would have to fetch all samples of from_dataset for that: return only "
                 f"the tokens that are seen, and drop({MASK!r}) before pack"
             )
-        return UnmaskedIndex(self.upstream.index, self.unmasked) if self.unmasked else self.upstream.index
+        index = self.upstream.index
+        if gone := [] if self.text.kept or not self.text.names else texts_in(index.schema, self.text.names):
+            index = ChosenIndex(index, Choice("drop", tuple(gone)))
+        return UnmaskedIndex(index, self.unmasked) if self.unmasked else index
 
     @once
     def _judged(self) -> int:

@@ -34,7 +34,9 @@ class MapItems(Stage[Any]):
         try:
             return self.fn(item)
         except Exception as error:
-            message = f"map({name_of(self.fn)}) failed on a batch: {type(error).__name__}: {error}"
+            message = (
+                f"map({name_of(self.fn)}) failed on a batch: {type(error).__name__}: {error}{self.why_missing(error)}"
+            )
             raise StageError(message) from error
 
 

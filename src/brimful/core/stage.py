@@ -214,6 +214,14 @@ class Stage(ABC, Generic[T_co]):
                 found[name] = (*known, *(each for each in made if prints and each.fingerprint() not in prints))
         return found
 
+    def texts(self) -> tuple[str, ...]:
+        """The columns of text that was tokenised, as far as they are still here: batches leave them out."""
+        return tuple(dict.fromkeys(name for one in self.below for name in one.texts()))
+
+    def why_missing(self, error: Exception) -> str:
+        """Why a function of the user's did not find in an item what it looked for, and what to do; "" where nobody knows."""
+        return next((words for one in self.below if (words := one.why_missing(error))), "")
+
     def contents(self) -> list[str]:
         """The lists that it begins with, described by all that is in them: their header has no more than lengths."""
         return [words for one in self.below for words in one.contents()]

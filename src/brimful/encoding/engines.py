@@ -11,10 +11,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from brimful.blocks.hashes import column_hashes
 from brimful.blocks.ragged import Ragged, array_of, flat, offsets_in
 from brimful.core import random
 from brimful.core.background import RUN, Workers
@@ -36,7 +34,7 @@ _BEGINS_SECONDS: Final = 1.0
 """How long an engine that has yet to be loaded, which keeps the interpreter's lock, lets the audit begin first: a few ms."""
 _KILOBYTE: Final = 1 << 10
 _ONE_IN: Final = 1 << 12
-_HASHED_BYTES: Final = 64
+_WORD, _BITS = 8, 8
 _SHOWN: Final = 8
 
 
@@ -265,9 +263,17 @@ def _first(texts: pa.Array, left: int) -> tuple[NDArray[np.int64], int]:
 
 
 def _some(texts: pa.Array) -> NDArray[np.int64]:
-    """One text in 4,096, by number: by a hash of its length and of its last 64 bytes. Price: 150 to 400 ns a text."""
-    ends = pa.record_batch({"end": pc.binary_slice(texts.cast(pa.large_binary()), -_HASHED_BYTES)})
-    hashes = random.mixed(column_hashes(ends, "end") ^ np.diff(offsets_in(texts)).astype(np.uint64))
+    """One text in 4,096, by number: by a hash of its length, its first 8 bytes and its last 8. Price: 20 ns a text."""
+    offsets = offsets_in(texts)
+    first, last = int(offsets[0]), int(offsets[-1])
+    memory = np.zeros(last - first + 2 * _WORD, dtype=np.uint8)  # 8 bytes more at both ends, for texts that are shorter
+    if last > first:
+        memory[_WORD:-_WORD] = np.frombuffer(texts.buffers()[2], np.uint8)[first:last]
+    word_at = np.ndarray((len(memory) - _WORD + 1,), "<u8", memory, 0, (1,))  # the 8 bytes from each byte on
+    begins, ends, sizes = offsets[:-1] - first + _WORD, offsets[1:] - first, np.diff(offsets)
+    beyond = (_BITS * np.maximum(_WORD - sizes, 0)).astype(np.uint64)  # bits of other texts
+    hashes = random.mixed((word_at[begins] << beyond) ^ sizes.astype(np.uint64))
+    hashes = random.mixed(hashes ^ (word_at[ends] >> beyond))
     return np.flatnonzero(hashes % np.uint64(_ONE_IN) == 0)
 
 

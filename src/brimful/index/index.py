@@ -125,6 +125,10 @@ class DataIndex(Index):
         """The tokenizers that made the samples, as far as they are known, by column; see `Stage.tokenizers`."""
         return {}
 
+    def texts(self) -> tuple[str, ...]:
+        """The columns of text that was tokenised, as far as they are known; see `Stage.texts`."""
+        return ()
+
     holds_files: ClassVar[bool] = False
     """Whether files can be kept beside the samples: see `beside`."""
 

@@ -88,6 +88,9 @@ class CachedIndex(BlockIndex):
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
         return self.upstream.tokenizers()
 
+    def texts(self) -> tuple[str, ...]:
+        return self.upstream.texts()
+
     def functions(self) -> list[str]:
         return self.upstream.functions()
 
@@ -153,6 +156,9 @@ class FromSequence(Source):
 
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
         return self.rows.tokenizers()
+
+    def texts(self) -> tuple[str, ...]:
+        return self.rows.texts()
 
     def functions(self) -> list[str]:
         return self.rows.functions()

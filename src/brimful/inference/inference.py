@@ -179,7 +179,7 @@ def map_batches_in_order(
         )
     name = bytes_of(column) if is_text else column
     columns = ColumnSettings(name, token_columns, pad_values, dtypes)
-    form = FormSettings(layout, None, pad_side, collate_fn, 0, "thread")
+    form = FormSettings(layout, None, pad_side, collate_fn, 0, "thread", keep_text=True)
     chain = TextBytes(dataset.stage, column) if is_text else dataset.stage
     stage = _with_numbers(chain, ByPolicy(policy, overlong), window, columns, form, is_text)
     total = None if dataset.stage.streamed_by else len(cast(IndexedDataset, dataset))

@@ -56,6 +56,9 @@ class Chat(BlockFunction):
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
         return self.upstream.tokenizers() | dict.fromkeys(self.output, (self.encoder,))
 
+    def texts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.upstream.texts(), self.column)))
+
     @property
     def called_as(self) -> str:
         return "chat"

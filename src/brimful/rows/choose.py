@@ -23,6 +23,9 @@ class Choose(Blockwise):
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
         return self.choice.renamed(self.upstream.tokenizers())
 
+    def texts(self) -> tuple[str, ...]:
+        return tuple(self.choice.renamed(dict.fromkeys(self.upstream.texts())))
+
     def settings(self) -> dict[str, Any]:
         return self.choice.settings()
 

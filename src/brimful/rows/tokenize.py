@@ -36,6 +36,9 @@ class Tokenize(BlockFunction):
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
         return self.upstream.tokenizers() | dict.fromkeys(self.output_column, (self.tokenizer,))
 
+    def texts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.upstream.texts(), *self.column)))
+
     def known_columns(self) -> pa.Schema | None:
         below = self.upstream.known_columns()
         if below is None:

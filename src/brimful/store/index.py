@@ -102,6 +102,9 @@ class StoreIndex(DataIndex):
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
         return {name: (StoredTokenizer(Padding(**padding)),) for name, padding in self.manifest.padding.items()}
 
+    def texts(self) -> tuple[str, ...]:
+        return self.manifest.texts
+
     def __len__(self) -> int:
         return self.manifest.rows
 

@@ -81,6 +81,7 @@ class Manifest:
     places: the side file that says where in the files the columns lie; None in stores of earlier releases.
     first_labels: the side file that says where the first label is trained on; None in stores of earlier releases.
     padding: by column, where the tokenizer says it: {"id": the token that pads, "side": "left" or "right"}.
+    texts: the columns of text that was tokenised; none in stores of earlier releases.
     """
 
     pipeline: dict[str, Any]
@@ -92,6 +93,7 @@ class Manifest:
     places: SideFile | None = None
     first_labels: SideFile | None = None
     padding: dict[str, Any] = field(default_factory=dict)
+    texts: tuple[str, ...] = ()
 
     @once
     def rows(self) -> int:
@@ -151,6 +153,7 @@ class Manifest:
             SideFile(**content["places"]) if content.get("places") else None,
             SideFile(**content["first_labels"]) if content.get("first_labels") else None,
             content.get("padding", {}),
+            tuple(content.get("texts", ())),
         )
 
 

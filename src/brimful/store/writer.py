@@ -93,6 +93,7 @@ class _Writer:
         self._folder, self._pipeline = folder, pipeline
         self._num_ids = vocabularies(stage)
         self._padding = {name: padding._asdict() for name, padding in paddings(stage.tokenizers()).items()}
+        self._texts = stage.texts()
         self._journal = Journal.of(folder, pipeline)
         self._schema: pa.Schema | None = None
         self._part: PartFile | None = None
@@ -202,7 +203,7 @@ class _Writer:
         schema, files = self._schema or pa.schema([]), tuple(self._journal.files)
         columns = {field.name: str(field.type) for field in schema}
         sides = write_side_files(self._folder, schema, files, self._journal.touch)
-        Manifest(self._pipeline, columns, files, **sides, padding=self._padding).save(self._folder)
+        Manifest(self._pipeline, columns, files, **sides, padding=self._padding, texts=self._texts).save(self._folder)
 
     def _tell(self, rows: int) -> None:
         if self._report is not None:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from brimful.batching.batch import Batch, NumLabels
 from brimful.batching.window import PlanningWindow
 from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, loss_labels
+from brimful.blocks.texts import schema_without, why_missing
 from brimful.core.ahead import then
 from brimful.core.errors import TALLY, Tally, logger
 from brimful.core.stage import Stage, State, described, running, runtime
@@ -67,6 +68,13 @@ class Collated(Stage[Any]):
     def unpadded(self) -> Stage[Any] | None:
         layout = self.layout.unpadded()
         return None if layout is None else replace(self, layout=layout)
+
+    def known_columns(self) -> Any:
+        below = self.upstream.known_columns()
+        return below and schema_without(below, self.rules.left_out)
+
+    def why_missing(self, error: Exception) -> str:
+        return why_missing(error, self.rules.left_out)
 
     def start(self, epoch: int) -> State:
         return self.upstream.start(epoch)

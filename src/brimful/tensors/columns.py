@@ -32,6 +32,7 @@ from brimful.blocks.ragged import (
     pad,
     ragged,
 )
+from brimful.blocks.texts import texts_in
 from brimful.core.errors import HIDDEN, DataError, where
 from brimful.core.once import once
 from brimful.index.index import Spans
@@ -262,7 +263,8 @@ def columns_of(window: PlanningWindow, rules: ColumnRules, as_tensors: bool = Tr
     """
     spans = window.spans if as_tensors else None
     schema = window.block.schema if spans is None or window.schema is None else window.schema()
-    fields = {one.name: one for one in schema if not one.name.startswith(HIDDEN)}
+    left_out = texts_in(schema, rules.left_out)
+    fields = {one.name: one for one in schema if not one.name.startswith(HIDDEN) and one.name not in left_out}
     _check_names(fields, rules)
     given = rules.length_columns if set(rules.length_columns) <= fields.keys() else ()
     if given:

@@ -13,6 +13,7 @@ from brimful.batching.batch import Batch, NumLabels
 from brimful.blocks.blocks import Block, samples
 from brimful.blocks.parallel import SERIAL, Parallel
 from brimful.blocks.ragged import MASK, TOKEN_COLUMNS, loss_labels
+from brimful.blocks.texts import why_missing
 from brimful.core.ahead import AHEAD, Deferred
 from brimful.core.errors import DataError, StageError, counted, integer, name_of, one_of, where
 from brimful.core.once import once, settings_of
@@ -66,6 +67,7 @@ class ColumnRules:
         explicit: of all these names those that the user gave, each of which there must be.
         packs: several samples lie in a row, from which tokens are left out that `attention_mask` hides: it goes with the tokens
             whether or not it is named.
+        left_out: columns of text that was tokenised.
     """
 
     length_columns: tuple[str, ...]
@@ -74,6 +76,7 @@ class ColumnRules:
     dtypes: Mapping[str, str] = field(default_factory=dict, metadata={"runtime": True})
     explicit: tuple[str, ...] = field(default=(), metadata={"runtime": True})
     packs: bool = field(default=False, metadata={"runtime": True})
+    left_out: tuple[str, ...] = field(default=(), metadata={"runtime": True})
 
     def __post_init__(self) -> None:
         for name, dtype in self.dtypes.items():
@@ -242,11 +245,13 @@ class Collate:
         keyed: what it draws at random is keyed by the batch. Not where other threads run beside it: they share generators.
         originals: the user's own objects that rows stand for, which are fetched for it, keyed likewise; None where rows are the
             samples.
+        left_out: columns that the samples lack, as `ColumnRules` says.
     """
 
     collate_fn: Callable[[list[Any]], Any]
     keyed: bool = True
     originals: Any = None
+    left_out: tuple[str, ...] = ()
 
     def __call__(self, rows: Block) -> Any:
         if not self.keyed:
@@ -261,7 +266,7 @@ class Collate:
         except Exception as error:
             raise StageError(
                 f"{self.called_as} failed on {counted(len(chosen), 'sample')}, the first of them {where(rows, 0)}: "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {error}{why_missing(error, self.left_out)}"
             ) from error
 
     def __getstate__(self) -> dict[str, Any]:
@@ -289,13 +294,14 @@ class CollateFnLayout(Layout):
     collate_fn: Callable[[list[Any]], Any]
     parallel: Parallel = SERIAL
     originals: Any = None
+    left_out: tuple[str, ...] = ()
 
     def item(self, batch: Batch, columns: WindowColumns) -> Any:
-        return Collate(self.collate_fn, originals=self.originals)(columns.rows(batch))
+        return self._collate()(columns.rows(batch))
 
     def items(self, batches: Iterator[Collating]) -> Generator[tuple[Any, Collating], None, None]:
         in_threads = self.parallel.max_workers > 0 and self.parallel.executor_type == "thread"
-        collate = Collate(self.collate_fn, not in_threads, self.originals)
+        collate = self._collate(keyed=not in_threads)
         rows = ((one.columns.rows(one.batch), one) for one in batches)
         if AHEAD.get() and not self.parallel.max_workers:
             for block, one in rows:
@@ -303,6 +309,9 @@ class CollateFnLayout(Layout):
             return
         with closing(self.parallel.results(collate, rows, collate.called_as, shared=True)) as results:
             yield from ((item, one) for _, item, one in results)
+
+    def _collate(self, *, keyed: bool = True) -> Collate:
+        return Collate(self.collate_fn, keyed, self.originals, self.left_out)
 
     def num_labels(self, known: NumLabels, columns: WindowColumns) -> int | None:
         """Those of the samples; where these have none, the function alone knows how many it makes."""
