@@ -1964,8 +1964,8 @@ MUTANTS = [
     Mutant(
         "the state of an AsyncLoader is that of its loader, which read ahead",
         "device/async_loader.py",
-        "if self._running is None else self._running.position",
-        "if True else self._running.position",
+        "if self._running is None else self._running.position)",
+        "if True else self._running.position)",
         of("device/test_async_loader", "test_a_loader_of_brimfuls_is_the_same_loader_ahead"),
     ),
     Mutant(
