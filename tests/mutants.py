@@ -516,8 +516,8 @@ MUTANTS = [
     Mutant(
         "a state dict shares its lists with the iterator",
         "core/iterator.py",
-        "return sealed(self._header, self._state)",
-        'return sealed(self._header, self._state) | {"header": self._header}',
+        "return self.snapshot()",
+        'return self.snapshot() | {"header": self._header}',
         of("core/test_iterator", "test_one_state_restored_twice_gives_the_same_and_stays_as_it_is"),
     ),
     Mutant(
