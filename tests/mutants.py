@@ -516,8 +516,8 @@ MUTANTS = [
     Mutant(
         "a state dict shares its lists with the iterator",
         "core/iterator.py",
-        "return sealed(self._header, self._state)",
-        'return sealed(self._header, self._state) | {"header": self._header}',
+        "return self.snapshot()",
+        'return self.snapshot() | {"header": self._header}',
         of("core/test_iterator", "test_one_state_restored_twice_gives_the_same_and_stays_as_it_is"),
     ),
     Mutant(
@@ -1964,8 +1964,8 @@ MUTANTS = [
     Mutant(
         "the state of an AsyncLoader is that of its loader, which read ahead",
         "device/async_loader.py",
-        "if self._running is None else self._running.position",
-        "if True else self._running.position",
+        "if self._running is None else self._running.position)",
+        "if True else self._running.position)",
         of("device/test_async_loader", "test_a_loader_of_brimfuls_is_the_same_loader_ahead"),
     ),
     Mutant(

@@ -126,6 +126,17 @@ def test_import_brimful_leaves_what_is_large_alone() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
+def test_import_brimful_imports_nothing_before_it_is_asked_for() -> None:
+    """Each name of the package comes on first use: numpy and pyarrow alone take longer than all else."""
+    code = (
+        "import sys, brimful as bf\n"
+        "early = {'numpy', 'pyarrow', 'fsspec', 'asyncio', 'multiprocessing'} & sys.modules.keys()\n"
+        "sys.exit(' '.join(early) or bf.TokenBudget(8).plan([3]) is None or 'pyarrow.parquet' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_on_the_way_from_shards_to_batches_nothing_imports_pandas(tmp_path: Path) -> None:
     """pyarrow does, .4 s where it is installed, whenever it makes an array of something of Python's or of numpy's; and numpy its
     masked arrays, 25 ms, to sort out what is there twice."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import brimful as bf
-from brimful.core.errors import StateError
+from brimful.core.errors import StageError, StateError
 from brimful.core.states import as_text
 from brimful.device.async_loader import AsyncLoader
 from brimful.loader import Loader
@@ -469,3 +469,70 @@ def test_a_damaged_state_is_told_as_such() -> None:
         StateError, match=r"^this loader's state is damaged: Expecting value: .* in 'xx'; it was edited"
     ):
         make().load_state_dict({"epoch": 0, "iterator": "xx"})
+
+
+def failing() -> bf.Batches:
+    def fail(batch: dict[str, Any]) -> dict[str, Any]:
+        if batch["input_ids"].max() == 11:
+            raise ValueError("eleven")
+        return batch
+
+    return bf.from_sequence([{"input_ids": [number]} for number in range(12)]).batch(2).map(fail)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("steps", [None, 9])
+def test_a_snapshot_gives_the_state_of_its_moment_whatever_comes_after_it(ahead: bool, steps: int | None) -> None:
+    loader: Any = failing().loader(steps_per_epoch=steps)
+    if ahead:
+        loader = AsyncLoader(loader, "cpu")
+    snapshots, states = [loader._snapshot()], [loader.state_dict()]
+
+    def keep(_: object) -> None:
+        snapshots.append(loader._snapshot())
+        states.append(loader.state_dict())
+
+    with pytest.raises(StageError, match="eleven"):
+        list(map(keep, loader))
+    keep(None)
+    loader.load_state_dict(states[2])
+    assert len({json.dumps(state) for state in states}) == 6, "5 batches, and the start"
+    for snapshot, state in zip(snapshots, states):
+        snapshot()["epoch"] = 70
+        assert snapshot() == state
+
+
+class Walked:
+    """Batches that count how often somebody goes through their stages for a state."""
+
+    def __init__(self) -> None:
+        self.batches, self.walks = make_batches(), 0
+
+    def iter(self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0) -> Any:
+        return self.batches.iter(state_dict, epoch=epoch)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    @property
+    def streams(self) -> int | None:
+        self.walks += 1
+        return self.batches.streams
+
+    @property
+    def sharded(self) -> bool:
+        return self.batches.sharded
+
+
+def test_states_are_made_when_they_are_asked_for_and_not_with_each_batch() -> None:
+    walked = Walked()
+    ahead = AsyncLoader(Loader(walked), "cpu", prefetch=0)
+    for followed in (False, True):
+        if followed:
+            ahead.follow(lambda: 0)
+        batches = iter(ahead)
+        next(batches)
+        before = walked.walks
+        assert len(list(batches)) == 5
+        assert walked.walks <= before + 1, "after a loop, where it went to"
+        assert ahead.state_dict()["epoch"] == 1

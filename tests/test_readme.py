@@ -83,7 +83,7 @@ def test_commands_exist(command: Snippet) -> None:
     while hasattr(found, "commands") and words and not words[0].startswith("-"):
         path.append(words.pop(0))
         assert path[-1] in found.commands, f"no command `brimful {' '.join(path)}`"
-        found = found.commands[path[-1]]
+        found = getattr(found.commands[path[-1]], "command", found.commands[path[-1]])
     known = {option for parameter in found.params for option in parameter.opts + parameter.secondary_opts}
     used = {word.split("=")[0] for word in words if word.startswith("-")}
     assert used <= known | {"--help"}

@@ -13,44 +13,45 @@ state = it.state_dict()     # a few integers; batches.iter(state) goes on exactl
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from brimful.batches import Batches
-from brimful.batching.sampler import BatchSampler
-from brimful.core.errors import BrokenError, DataError, RankError, StageError, StateError, set_up_log
-from brimful.core.states import merge_states
-from brimful.dataset import Dataset, IndexedDataset
-from brimful.plan import (
-    AttentionCost,
-    CostBudget,
-    FixedSize,
-    MemoryBudget,
-    OverlongError,
-    Packed,
-    Plan,
-    Policy,
-    StaticShapes,
-    TokenBudget,
-    optimal_buckets,
-    uniform_buckets,
-)
-from brimful.read import (
-    concat_datasets,
-    from_dataset,
-    from_files,
-    from_iterable,
-    from_sequence,
-    from_store,
-    interleave_datasets,
-    zip_datasets,
-)
+from brimful.core.log import set_up_log
 
 if TYPE_CHECKING:
     from brimful import grouping, memory, testing
+    from brimful.batches import Batches
+    from brimful.batching.sampler import BatchSampler
+    from brimful.core.errors import BrokenError, DataError, RankError, StageError, StateError
+    from brimful.core.states import merge_states
+    from brimful.dataset import Dataset, IndexedDataset
     from brimful.device.async_loader import AsyncLoader
     from brimful.device.warm_up import warm_up
     from brimful.inference.inference import map_batches_in_order
     from brimful.memory.dataloader import build_dynamic_batch_dataloader
+    from brimful.plan import (
+        AttentionCost,
+        CostBudget,
+        FixedSize,
+        MemoryBudget,
+        OverlongError,
+        Packed,
+        Plan,
+        Policy,
+        StaticShapes,
+        TokenBudget,
+        optimal_buckets,
+        uniform_buckets,
+    )
+    from brimful.read import (
+        concat_datasets,
+        from_dataset,
+        from_files,
+        from_iterable,
+        from_sequence,
+        from_store,
+        interleave_datasets,
+        zip_datasets,
+    )
     from brimful.tensors import attention
     from brimful.tensors.loss import token_mean
 
@@ -100,26 +101,57 @@ __all__ = [
     "zip_datasets",
 ]
 
-_LATER = {
+_MODULE_OF: Final = {
     "AsyncLoader": "brimful.device.async_loader",
+    "AttentionCost": "brimful.plan",
+    "BatchSampler": "brimful.batching.sampler",
+    "Batches": "brimful.batches",
+    "BrokenError": "brimful.core.errors",
+    "CostBudget": "brimful.plan",
+    "DataError": "brimful.core.errors",
+    "Dataset": "brimful.dataset",
+    "FixedSize": "brimful.plan",
+    "IndexedDataset": "brimful.dataset",
+    "MemoryBudget": "brimful.plan",
+    "OverlongError": "brimful.plan",
+    "Packed": "brimful.plan",
+    "Plan": "brimful.plan",
+    "Policy": "brimful.plan",
+    "RankError": "brimful.core.errors",
+    "StageError": "brimful.core.errors",
+    "StateError": "brimful.core.errors",
+    "StaticShapes": "brimful.plan",
+    "TokenBudget": "brimful.plan",
     "attention": "brimful.tensors.attention",
     "build_dynamic_batch_dataloader": "brimful.memory.dataloader",
+    "concat_datasets": "brimful.read",
+    "from_dataset": "brimful.read",
+    "from_files": "brimful.read",
+    "from_iterable": "brimful.read",
+    "from_sequence": "brimful.read",
+    "from_store": "brimful.read",
     "grouping": "brimful.grouping",
+    "interleave_datasets": "brimful.read",
     "map_batches_in_order": "brimful.inference.inference",
     "memory": "brimful.memory",
+    "merge_states": "brimful.core.states",
+    "optimal_buckets": "brimful.plan",
     "testing": "brimful.testing",
     "token_mean": "brimful.tensors.loss",
+    "uniform_buckets": "brimful.plan",
     "warm_up": "brimful.device.warm_up",
+    "zip_datasets": "brimful.read",
 }
-_MODULES = {"attention", "grouping", "memory", "testing"}
+_MODULES: Final = {"attention", "grouping", "memory", "testing"}
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch is imported on first use: descriptions and plans do without."""
-    if name not in _LATER:
+    """Each name is imported on first use: a program that asks for the version, or prints help, waits for nothing else."""
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'brimful' has no attribute {name!r}")
-    module = import_module(_LATER[name])
-    return module if name in _MODULES else getattr(module, name)
+    module = import_module(_MODULE_OF[name])
+    value = globals()[name] = module if name in _MODULES else getattr(module, name)
+    return value
 
 
 def __dir__() -> list[str]:

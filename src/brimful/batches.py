@@ -517,7 +517,8 @@ def batches_of(
     sizing = planner.sizing, planner.rows_of(batches)
     windows: Stage[PlanningWindow]
     if stage.streamed_by:
-        buffered = Buffered(stage, rows, rules.length_columns, required, *sizing, unmasked, text, planner.first_rows)
+        first = planner.first_rows, planner.first_share
+        buffered = Buffered(stage, rows, rules.length_columns, required, *sizing, unmasked, text, *first)
         windows = Ahead(buffered, 1, "window")
     else:
         windows = Planned(cast(Indexed, stage), rows, rules.length_columns, required, *sizing, unmasked, text)

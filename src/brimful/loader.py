@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from brimful.core.above import GUARD
 from brimful.core.background import KEEPER, Running
-from brimful.core.consumed import Consumed
+from brimful.core.consumed import Consumed, Snapshot
 from brimful.core.errors import StateError, integer
 from brimful.core.iterator import ResumableIterator
 from brimful.core.stage import Stage
@@ -88,9 +88,9 @@ class Loader(IterableDataset[Any]):
         try:
             steps = self.steps_per_epoch
             for batch in self._rest_of_data() if steps is None else self._rest_of_steps(loop, steps):
-                self._consumed.took(self._state)
+                self._consumed.took(self._now)
                 yield batch
-            self._consumed.end(loop, self._state)
+            self._consumed.end(loop, self._now)
         finally:
             self._consumed.leave(loop)
 
@@ -105,7 +105,7 @@ class Loader(IterableDataset[Any]):
         elif self._steps and not self._loaded:
             self.epoch, self._steps = self.epoch + 1, 0
         self._loaded = False
-        return self._consumed.begin(self._state())
+        return self._consumed.begin(self._now()())
 
     def _rest_of_data(self) -> Iterator[Any]:
         """The rest of the epoch where this stands, or the next one."""
@@ -200,7 +200,7 @@ class Loader(IterableDataset[Any]):
                 self._leave()
                 self._restored = None
             self.epoch, self._steps = epoch, 0
-            self._consumed.moved(self._state())
+            self._consumed.moved(self._now()())
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON: the epoch and, as text, the place after the last batch that was taken; of streams an entry for each
@@ -209,22 +209,27 @@ class Loader(IterableDataset[Any]):
         Raises:
             StateError: a DataLoader that Accelerate prepared takes batches before the loop wants them.
         """
-        state: dict[str, Any] = self._consumed.state(self._taken)
+        state: dict[str, Any] = self._snapshot()()
         return state
 
-    def _taken(self) -> dict[str, Any]:
-        """The state after the last batch that was taken, where nobody takes some before the loop wants them."""
+    def _snapshot(self) -> Snapshot:
+        """Of what `state_dict` returns now."""
+        return self._consumed.snapshot(self._taken)
+
+    def _taken(self) -> Snapshot:
+        """After the last batch that was taken, where nobody takes some before the loop wants them."""
         if self._consumed.looping and self._reader is not None and not GUARD.asked_by_torchdata():
             raise StateError(
                 f"{self._reader} takes batches of this loader before the training loop wants them, so that a state would leave "
                 "some out; give the loader itself to brimful.integrations.accelerate.prepare, and save what that returns"
             )
-        return self._state()
+        return self._now()
 
-    def _state(self) -> dict[str, Any]:
-        """The state after the last batch that was taken."""
+    def _now(self) -> Snapshot:
+        """After the last batch that was taken."""
+        epoch, place, batches = self.epoch, self._place_now(), self.batches
         steps = None if self.steps_per_epoch is None else self._steps
-        return as_text(self.epoch, self._place(), self.batches.streams, steps)
+        return lambda: as_text(epoch, place(), batches.streams, steps)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a state at the next iteration. The state is checked against the pipeline then.
@@ -238,7 +243,7 @@ class Loader(IterableDataset[Any]):
         self.epoch, self._steps, self._left = saved
         self._restored, self._left = self._left, None
         self._loaded = True
-        self._consumed.moved(self._state())
+        self._consumed.moved(self._now()())
 
     def at(self, state_dict: dict[str, Any]) -> Loader:
         """A copy that goes on from a state."""
@@ -255,7 +260,7 @@ class Loader(IterableDataset[Any]):
         self._leave(self._last)
         self._restored = None
         self.epoch, self._steps, self._left = self._read(state_dict)
-        self._consumed.moved(self._state())
+        self._consumed.moved(self._now()())
 
     @property
     def began(self) -> dict[str, Any] | None:
@@ -273,7 +278,7 @@ class Loader(IterableDataset[Any]):
                 place after those that were used.
         """
         if used is not None:
-            self._consumed.follow(used, self._state)
+            self._consumed.follow(used, self._now)
         elif (place := self._consumed.unfollow()) is not None:
             self.leave_at(place)
 
@@ -295,9 +300,14 @@ class Loader(IterableDataset[Any]):
 
     def _place(self) -> dict[str, Any] | None:
         """In the epoch; None at its start."""
-        if self._restored is not None:
-            return self._restored
-        return self._left if self._running is None else self._running.state_dict()
+        return self._place_now()()
+
+    def _place_now(self) -> Callable[[], dict[str, Any] | None]:
+        """Gives the place of this moment."""
+        if self._restored is None and self._running is not None:
+            return self._running.snapshot
+        known = self._left if self._restored is None else self._restored
+        return lambda: known
 
     def _leave(self, for_another: object = None) -> None:
         """Ends the iteration that runs: it is not where this loader goes on, but another loop, or None where it is sent."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.batching.windows import Buffered, Planned
+from brimful.core.stage import BLOCK_ROWS
 from brimful.plan import TokenBudget
 from brimful.testing import assert_exact_resume
 from tests.samples import tokens
@@ -45,9 +46,40 @@ def test_auto_is_resolved_once_and_stays_in_the_state() -> None:
     stage = Buffered(streamed([number % 50 for number in range(3_000)]).stage, 0, LENGTHS, True, TokenBudget(200))
     items = list(stage.items(stage.start(0)))
     size = items[0][1][-1]
-    assert size == len(items[0][0]) > 50
+    assert [len(window) for window, _ in items] == [1_024, 1_976], "a rest shorter than half of the size joins"
+    assert 1_024 < size < 1_976
     assert {state[-1] for _, state in items[:-1]} == {size}
     assert [len(window) for window in run(stage, items[0][1])] == [len(window) for window, _ in items[1:]]
+
+
+@pytest.mark.parametrize(("share", "first"), [(0.0, 1_024), (0.4, 2_000)])
+def test_an_automatic_window_begins_short_in_each_epoch(
+    share: float, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brimful.batching.windows.auto_rows", lambda *_: 5_000)
+    read: list[int] = []
+
+    def noted(sample: dict[str, Any]) -> dict[str, Any]:
+        read.append(1)
+        return sample
+
+    rows = streamed([1 + number % 50 for number in range(20_000)]).map(noted).stage
+    stage = Buffered(rows, 0, LENGTHS, True, TokenBudget(200), first_share=share)
+    for epoch in range(2):
+        items = stage.items(stage.start(epoch))
+        read.clear()
+        sizes = [len(next(items)[0])]
+        assert len(read) <= first + first // 2 + 2 * BLOCK_ROWS
+        sizes += [len(window) for window, _ in items]
+        assert sizes[:2] == [first, 2 * first]
+        assert sizes[3] == 5_000
+        assert sum(sizes) == 20_000
+
+
+def test_windows_of_so_many_batches_do_not_begin_short() -> None:
+    rows = streamed([1 + number % 50 for number in range(9_000)]).stage
+    stage = Buffered(rows, 0, LENGTHS, True, TokenBudget(200), 500)
+    assert len(next(stage.items(stage.start(0)))[0]) > 3_000
 
 
 def test_only_rows_that_are_wanted_are_read() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from brimful.core.consumed import Consumed
+from brimful.core.consumed import Consumed, Snapshot, snapshot_of
 
 
 class Told:
@@ -16,8 +16,8 @@ class Told:
         self.used, self.taken = 70, 0
         self.consumed = Consumed()
 
-    def now(self) -> int:
-        return self.taken
+    def now(self) -> Snapshot:
+        return snapshot_of(self.taken)
 
     def follow(self) -> None:
         self.consumed.follow(lambda: self.used, self.now)
@@ -29,7 +29,7 @@ class Told:
 
     @property
     def state(self) -> Any:
-        return self.consumed.state(self.now)
+        return self.consumed.snapshot(self.now)()
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_the_end_of_a_loop_that_another_one_has_ended_is_none(told: Told) -> Non
     told.used += 1
     second = told.consumed.begin(1)
     told.take()
-    told.consumed.end(first, lambda: 99)
+    told.consumed.end(first, lambda: snapshot_of(99))
     told.consumed.leave(first)
     assert told.consumed.runs(second)
     assert told.consumed.left_at == 1

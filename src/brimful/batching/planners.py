@@ -69,6 +69,11 @@ class BatchPlanner(ABC):
         return 0
 
     @property
+    def first_share(self) -> float:
+        """How much of an automatic window the first one of a stream has, besides at least 1,024 rows."""
+        return 0.0
+
+    @property
     def sizing(self) -> Policy | None:
         """The policy by which an automatic window is sized; None where windows have a given size."""
         return None
@@ -163,6 +168,7 @@ class ByPacking(BatchPlanner):
 
     verb = "pack"
     packs = True
+    first_share = 0.4  # 100 of 250 batches: what the last of them lacks is padding
 
     @property
     def sizing(self) -> Policy:

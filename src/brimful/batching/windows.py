@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any, Final, NamedTuple, TypeVar
 from zlib import crc32
 
@@ -82,8 +83,12 @@ class Buffered(Windowed):
     """Windows of `size` rows, in arrival order; a last one shorter than half joins the one before it.
 
     A size of 0 is resolved once, from the first 1,024 rows of the epoch in which the stream began, to what `policy` needs for
-    1 % padding. `first`: the rows of the first window; each later one has twice as many, up to `size`. So the first window comes
-    soon where a user's function is slow. It is for batches in arrival order, which are the same in windows of any size.
+    1 % padding. The first batch need not wait for so many rows: the first window of each epoch has `first_share` of the size, at
+    least 1,024 rows, and each later one twice as many as the one before, up to the size. (Where the size is so many `batches`,
+    all windows have it.)
+
+    `first`: the rows of the first window where a size is given; each later one has twice as many too. It is for batches in
+    arrival order, which are the same in windows of any size.
 
     State: [epoch, rows' state before the block in which the window begins, rows of it that came before,
     their crc32 with the rest of that block, number of the window, size]. A resume reads the rows of the window again.
@@ -91,6 +96,7 @@ class Buffered(Windowed):
 
     upstream: Stage[Block]
     first: int = runtime(0)
+    first_share: float = runtime(0.0)
 
     @once
     def over_epochs(self) -> Stage[PlanningWindow]:
@@ -137,7 +143,10 @@ class Buffered(Windowed):
 
     def _most(self, size: int, number: int) -> int:
         """The rows of a window, unless the epoch ends there."""
-        return min(size, self.first << min(number, 32)) if self.first else size
+        first = self.first
+        if not self.size and self.batches is None:
+            first = max(AUTO_SAMPLE, ceil(self.first_share * size))
+        return min(size, first << min(number, 32)) if first else size
 
     def _window(self, epoch: int, number: int, block: Block) -> PlanningWindow:
         rows = np.arange(block.num_rows)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib import import_module, util
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import numpy as np
 import typer
@@ -159,3 +159,8 @@ def _show(peaks: Peaks, output: Path) -> None:
     console = stdout()
     console.print(table)
     console.print(f"{output} has the peaks; brimful memory fit {output} makes a model of them", soft_wrap=True)
+
+
+peaks: Final = typer.Typer(help="Peak memory: measured, and modelled.", no_args_is_help=True, add_completion=False)
+peaks.command()(probe)
+peaks.command()(fit)

@@ -6,7 +6,7 @@ import json
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -178,3 +178,8 @@ def _value(value: Any) -> str:
         return str(value["function"])
     inner = {name: inside for name, inside in value.items() if name != "type"}
     return f"{value.get('type', '')}{_settings(inner) or '()'}"
+
+
+states: Final = typer.Typer(help="Saved positions.", no_args_is_help=True, add_completion=False)
+states.callback()(lambda: None)  # one command alone would be no group
+states.command()(show)

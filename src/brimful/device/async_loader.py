@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Final, Literal, cast
 import torch
 
 from brimful.core.above import GUARD
-from brimful.core.consumed import Consumed
+from brimful.core.consumed import Consumed, Snapshot, snapshot_of
 from brimful.core.errors import by_name, one_of
 from brimful.core.iterator import ResumableIterator
-from brimful.core.stage import Stage
+from brimful.core.stage import Stage, State
 from brimful.core.stats import Stats
 from brimful.device.bucketed import PAD_VALUES, Bucketed, Overflow, ToBuckets
 from brimful.device.loaded import Loaded
@@ -59,7 +59,7 @@ class AsyncLoader:
         TypeError: (from `next`) buckets, and a batch that is no dict; (`len`, `state_dict`) the loader has none.
     State: the loader's own after the last batch that was handed out, whatever was read ahead; each may go on from the other's.
     Price: on the host one copy of each batch into pinned memory and one for its padding; on the device `prefetch` + 2
-        batches. The loader's `state_dict` is called once a batch.
+        batches. The `state_dict` of another's loader is called once a batch.
     Example:
         >>> texts = [{"input_ids": torch.tensor([[7, 8, 9]])}, {"input_ids": torch.tensor([[5]])}]
         >>> [batch["input_ids"].tolist() for batch in AsyncLoader(texts, "cpu", buckets=[2, 4])]
@@ -124,7 +124,7 @@ class AsyncLoader:
         if (place := self._consumed.left_at) is not None:
             self._go_back(place)
         self._running = self._last = running = ResumableIterator(self._stage, None, ())
-        start = running.position
+        start = _snapshot_at(running.position)()
         loop = self._consumed.begin(start)
         try:
             with running:
@@ -132,11 +132,11 @@ class AsyncLoader:
                     if not number and (began := getattr(self.loader, "began", start)) != start:
                         self._consumed.moved(began)  # the loader of ours began an epoch again
                     if self._running is running:
-                        self._consumed.took(lambda: running.position)
+                        self._consumed.took(self._now)
                     yield batch
             if self._running is running:
                 self._running = None
-                self._consumed.end(loop, self._state)
+                self._consumed.end(loop, self._now)
         finally:
             self._consumed.leave(loop)
             if self._running is running and hasattr(self.loader, "leave_at") and not self._ended:
@@ -203,14 +203,18 @@ class AsyncLoader:
             >>> [batch["input_ids"].tolist() for batch in resumed]
             [[[2]], [[3]]]
         """
-        state = self._consumed.state(self._state)
+        state = self._snapshot()()
         if isinstance(state, int):
             raise self._stateless()
         return cast(dict[str, Any], state)
 
-    def _state(self) -> Any:
-        """The state after the last batch that was handed out; a number of batches where the loader has none."""
-        return Loaded(self.loader).start(0) if self._running is None else self._running.position
+    def _snapshot(self) -> Snapshot:
+        """Of what `state_dict` returns now; a number of batches where the loader has no state."""
+        return self._consumed.snapshot(self._now)
+
+    def _now(self) -> Snapshot:
+        """After the last batch that was handed out."""
+        return _snapshot_at(self._loaded.start(0) if self._running is None else self._running.position)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a state, also one of the loader itself, at the next iteration.
@@ -254,10 +258,10 @@ class AsyncLoader:
             [2, 3]
             >>> batches.close()
         """
-        if isinstance(self._state(), int):
+        if isinstance(self._now()(), int):
             raise self._stateless()
         if used is not None:
-            self._consumed.follow(used, self._state)
+            self._consumed.follow(used, self._now)
         elif (place := self._consumed.unfollow()) is not None:
             self._go_back(place)
 
@@ -276,6 +280,11 @@ class AsyncLoader:
             f"a {type(self.loader).__name__} has no state; give AsyncLoader one with state_dict and load_state_dict, such as "
             "Batches.loader() or torchdata's StatefulDataLoader"
         )
+
+
+def _snapshot_at(position: State) -> Snapshot:
+    """Of a position of `Loaded`: the loader's own, or a number of batches."""
+    return snapshot_of(position) if isinstance(position, int) else cast(Snapshot, position)
 
 
 @atexit.register

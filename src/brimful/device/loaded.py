@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from brimful.core.ahead import HANDED_ON
+from brimful.core.consumed import snapshot_of
 from brimful.core.stage import Stage, State, runtime
 
 
@@ -18,8 +19,8 @@ class Loaded(Stage[Any]):
 
     `passes_on`: the loader is one of ours, which hands on what the consumer's thread is to make.
 
-    State: the loader's own, where it has one: then it is sent to a place by its own `load_state_dict` before. Else the number
-    of batches that it gave; so many are passed over.
+    State: a snapshot of the loader's own, where it has one: then it is sent to a place by its own `load_state_dict` before. Else
+    the number of batches that it gave; so many are passed over.
     """
 
     loader: Iterable[Any] = runtime()
@@ -45,5 +46,7 @@ class Loaded(Stage[Any]):
                 close()
 
     def _state(self, number: int) -> State:
+        if self.passes_on:
+            return self.loader._snapshot()  # type: ignore[attr-defined]  # as the loaders of ours have it
         state_dict = getattr(self.loader, "state_dict", None)
-        return number if state_dict is None else copy.deepcopy(state_dict())
+        return number if state_dict is None else snapshot_of(copy.deepcopy(state_dict()))
