@@ -29,7 +29,9 @@ def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
     the R x L slots; `max_seqlen`, an int, rounded up to a multiple of 128 (each new value may compile anew); `lengths`,
     `sample_numbers` (p,) int64 (rows of the data set, of a stream those of its window) and other columns: of the p
     pieces, in order. An empty sample is a piece without a segment. The boundaries are there under the names of transformers'
-    flash attention too: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k.
+    flash attention too: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k. `seq_idx` (R, L) int32 numbers the segments of
+    each row from 0, padding included: what kernels of convolutions and of state-space layers take (causal-conv1d, mamba-ssm),
+    and transformers' models hand on to them.
     `use_cache` is False: those of transformers' causal models that tell samples apart by their positions do so only where they
     keep no cache, and by default they keep one, also in training. A column `attention_mask` is left out, as are the tokens that
     it hides: to a model it would say that the samples of a row see each other. Models that are not causal want more: see
@@ -83,6 +85,9 @@ def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
         out[LABELS].view(-1)[torch.from_numpy(segments.bounds[:-1])] = ignored
     put(out, position_ids=columns.made("position_ids", places.reshape(shape)))
     put(out, segment_ids=columns.made("segment_ids", segment_ids))
+    rows = segments.bounds[:-1] // shape[1]
+    in_row = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    put(out, seq_idx=torch.from_numpy(np.repeat(in_row.astype(np.int32), sizes).reshape(shape)))
     bounds = torch.from_numpy(segments.bounds.astype(np.int32))
     longest = min(-(-int(sizes.max()) // SEQLEN_STEP) * SEQLEN_STEP, shape[1])
     put(out, cu_seqlens=bounds, max_seqlen=longest)
