@@ -11,10 +11,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Many a test starts Python: our sources are compiled once, and not by each, whatever the machine says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test ray mutants soak lint types format count bench clean
+.PHONY: help demo test ray mutants soak isolation lint types format count bench clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*  ## /\1|/p' Makefile | awk -F'|' '{ printf "make %-8s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z]*\):.*  ## /\1|/p' Makefile | awk -F'|' '{ printf "make %-10s%s\n", $$1, $$2 }'
 
 demo: $(VENV)/.core  ## the main job on text that every machine has; downloads no data
 	$(BIN)/brimful demo
@@ -31,6 +31,9 @@ mutants: $(VENV)/.dev  ## whether the tests bite: 300 faults that one of them mu
 soak: $(VENV)/.dev  ## the tests for hours: new examples each time, 1,000 of each law, ten times the kills, Ctrl-C anywhere
 	HYPOTHESIS_PROFILE=soak $(BIN)/pytest $(SPREAD) --timeout=7200 $(ARGS)
 
+isolation: $(VENV)/.dev  ## which models of transformers keep samples apart: writes docs/isolation.md; minutes
+	$(BIN)/python benchmarks/isolation.py $(ARGS)
+
 lint: $(VENV)/.dev  ## rules and format, changing nothing
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -46,7 +49,7 @@ count: $(VENV)/.dev  ## lines of code by room
 	$(BIN)/python -m tests.house
 
 bench: $(VENV)/.dev  ## every benchmark, each beside the limit that it runs against
-	@for file in benchmarks/[!_]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $(filter-out benchmarks/isolation.py,$(wildcard benchmarks/[!_]*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean:  ## remove the environment and the caches
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

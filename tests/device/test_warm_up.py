@@ -132,9 +132,13 @@ def test_static_buffers_are_those_of_the_real_batches() -> None:
 
 
 def test_packed_rows_have_one_shape() -> None:
-    seen: list[Any] = []
-    assert list(bf.warm_up(seen.append, bf.from_sequence(samples(50)).pack(128, rows=2))) == [(2, 128)]
-    assert [tuple(batch["input_ids"].shape) for batch in seen] == [(2, 128)]
+    for isolation, before in (("raise", [1]), ("off", [])):  # a short batch first, to see how the step calls its model
+        seen: list[Any] = []
+        data = bf.from_sequence(samples(50)).pack(128, rows=2)
+        assert list(bf.warm_up(seen.append, data, isolation=isolation)) == [(2, 128)]
+        *short, last = (tuple(batch["input_ids"].shape) for batch in seen)
+        assert ([rows for rows, _ in short], last) == (before, (2, 128))
+        assert not torch.nn.modules.module._has_any_global_hook(), "they would slow every module down"
 
 
 def test_without_buckets_it_says_how_many_shapes_to_expect() -> None:

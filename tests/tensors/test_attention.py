@@ -398,7 +398,7 @@ def test_padding_free_takes_either_name_for_the_boundaries() -> None:
     renamed = {name: value for name, value in plain.items() if name not in ("cu_seqlens", "max_seqlen")}
     one, other = attention.padding_free(plain), attention.padding_free(renamed)
     assert list(one) == [
-        *("input_ids", "labels", "position_ids", "use_cache"),
+        *("input_ids", "labels", "position_ids", "seq_idx", "use_cache"),
         *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
     ]
     assert str(one) == str(other)
@@ -412,3 +412,22 @@ def test_a_padded_batch_is_refused_where_packed_ones_are_wanted() -> None:
             ValueError, match=r"^this batch is not packed: it has no cu_seqlens, but .*input_ids.*; make it"
         ):
             wanted(batch)
+
+
+def test_segments_are_numbered_in_each_row_for_convolutions_and_state_spaces() -> None:
+    batch = next(iter(bf.from_sequence([{"input_ids": [1] * n} for n in (3, 2, 4, 1, 6)]).pack(7, rows=3)))
+    numbers, ids = batch["seq_idx"], batch["segment_ids"]
+    assert numbers.dtype == torch.int32
+    assert (numbers[ids > 0] == ids[ids > 0] - 1).all()
+    assert (numbers[ids == 0] == ids.amax(1, keepdim=True).expand_as(ids)[ids == 0]).all(), "padding is the last one"
+    assert bf.attention.padding_free(batch)["seq_idx"] is numbers
+
+
+def test_a_causal_model_may_be_told_apart_by_a_mask_and_positions_may_begin_later() -> None:
+    batch = next(iter(bf.from_sequence([{"input_ids": [1] * n} for n in (3, 2)]).pack(7)))
+    made = bf.attention.padding_free(batch, keep_apart="mask", position_offset=2)
+    assert made["attention_mask"].equal(bf.attention.document_mask(batch))
+    assert made["position_ids"].equal(batch["position_ids"] + 2)
+    assert "attention_mask" not in bf.attention.padding_free(batch, causal=False, keep_apart="positions")
+    with pytest.raises(ValueError, match="keep_apart must be one of auto, positions, mask"):
+        bf.attention.padding_free(batch, keep_apart="hope")

@@ -11,10 +11,11 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from brimful.batches import Batches
-from brimful.core.errors import integer, logger
+from brimful.core.errors import integer, logger, one_of
 from brimful.core.items import TakeItems
 from brimful.core.stage import END, Stage, State, running, runtime
 from brimful.core.stats import recompile_limit
+from brimful.isolation.guard import refuse_leaks_of_step
 from brimful.loader import Loader
 from brimful.plan import StaticShapes
 from brimful.tensors.layouts import ColumnRules
@@ -30,6 +31,7 @@ def warm_up(
     policy: StaticShapes | Batches | Loader | Sequence[Shape],
     *,
     example: Mapping[str, Any] | None = None,
+    isolation: str = "raise",
 ) -> dict[Shape, float]:
     """Calls `step(batch)` with a synthetic batch of each shape, the largest first; the seconds that each took.
 
@@ -44,8 +46,11 @@ def warm_up(
             among them, the shapes, and a batch as `example`.
         example: a batch that the synthetic ones are like, where `policy` gives none; by default input_ids, attention_mask and
             labels (B, L) int64 on the CPU.
+        isolation: of packed batches. "raise": an error if their samples see each other in the module that the step calls; the
+            step runs once more, on a few short samples, uncompiled, to see how it calls it. "off": they may.
     Raises:
-        ValueError: the batches have many shapes, or nobody knows which: how many to expect, and the ways out.
+        ValueError: the batches have many shapes, or nobody knows which: how many to expect, and the ways out; samples of a packed
+            batch see each other.
     Shapes: each row is the example's longest one, repeated up to its length: no padding, all labels that it has.
     Price: a step for each shape, and its compilation. More shapes than torch.compile compiles are logged as a warning.
     Example:
@@ -55,6 +60,7 @@ def warm_up(
         (4, 16)
         (1, 64)
     """
+    one_of("isolation", isolation, "raise", "off")
     policy = getattr(policy, "batches", policy) if isinstance(policy, Loader) else policy
     if isinstance(policy, Batches):
         shapes, batches = _of_batches(policy)
@@ -82,6 +88,8 @@ def warm_up(
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices):
         for shape, batch in zip(shapes, batches):
+            if isolation == "raise" and isinstance(batch, Mapping):
+                refuse_leaks_of_step(step, batch)
             began = time.perf_counter()
             step(batch)
             seconds[shape] = time.perf_counter() - began

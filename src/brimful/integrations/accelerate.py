@@ -24,6 +24,7 @@ from brimful.core.errors import logger
 from brimful.core.states import merge_states
 from brimful.device.async_loader import AsyncLoader, micro_batches_of
 from brimful.integrations.guard import check_shared_out
+from brimful.isolation.guard import IsolationGuard
 from brimful.loader import Loader
 
 __all__ = ["load", "prepare", "save"]
@@ -36,7 +37,7 @@ else:
 _END: Final = object()
 
 
-def prepare(accelerator: Accelerator, *objects: Any) -> Any:
+def prepare(accelerator: Accelerator, *objects: Any, isolation: str = "raise") -> Any:
     """As `accelerator.prepare`, for models, optimizers, schedulers, and our loaders in any place between them.
 
     A loader (or Batches, AsyncLoader) comes back as a `Prepared` one: its batches are on the accelerator's device, its last one
@@ -46,11 +47,13 @@ def prepare(accelerator: Accelerator, *objects: Any) -> Any:
 
     Args:
         objects: what the loop uses, in any order; returned in that order, one object by itself.
+        isolation: "raise": an error at a model's first call with a packed batch, if its samples see each other. "off": they may.
     Raises:
         ValueError: several processes, and batches that are not shared out: say `batches.shard()`; an accumulation of another
             number of batches than `micro_batches`.
         TypeError: a DataLoader around a loader.
-    Price: one batch more is held, as by Accelerate's own loaders, and a state is taken with each.
+    Price: less than a second at the first packed batch. One batch more is held, as by Accelerate's own loaders, and a state
+        is taken with each.
     Example:
         >>> import brimful as bf
         >>> from accelerate import Accelerator
@@ -59,7 +62,10 @@ def prepare(accelerator: Accelerator, *objects: Any) -> Any:
         >>> [(batch["input_ids"].tolist(), accelerator.gradient_state.end_of_dataloader) for batch in loader]
         [([[0], [1]], False), ([[2]], True)]
     """
-    found = [_prepared(accelerator, one) for one in objects]
+    guard = IsolationGuard(isolation)
+    found = [_prepared(accelerator, one, guard) for one in objects]
+    if any(found):
+        guard.watch(*(one for one in objects if isinstance(one, torch.nn.Module)))
     for loader in filter(None, found):  # once all have said how many
         steps = accelerator.gradient_accumulation_steps
         check_accumulation(micro_batches_of(loader.loader), steps, "gradient_accumulation_steps")
@@ -159,8 +165,9 @@ class Prepared(DataLoaderStateMixin):
     State: the loader's own after the last batch that was handed out; each may go on from the other's.
     """
 
-    def __init__(self, accelerator: Accelerator, loader: Loader | AsyncLoader) -> None:
+    def __init__(self, accelerator: Accelerator, loader: Loader | AsyncLoader, guard: IsolationGuard) -> None:
         self.loader = loader
+        self._guard = guard
         self.gradient_state: GradientState = GradientState()
         self._drop_last = True  # the remainder of the last step is counted here, from the batches
         self._accelerator = accelerator
@@ -180,6 +187,7 @@ class Prepared(DataLoaderStateMixin):
                     self.end_of_dataloader = True
                     self.remainder: int = self._rows_of_last_step(batch)
                 self._handed_out += 1
+                self._guard.saw(batch)
                 yield self._on_device(batch)
         finally:
             self.end()
@@ -246,7 +254,7 @@ class _OfAllProcesses:
         self.loader.load_state_dict(state_dict)
 
 
-def _prepared(accelerator: Accelerator, one: Any) -> Prepared | None:
+def _prepared(accelerator: Accelerator, one: Any, guard: IsolationGuard) -> Prepared | None:
     """Ours, prepared; None where it is Accelerate's to prepare."""
     if isinstance(one, DataLoader) and isinstance(one.dataset, Loader | AsyncLoader | Batches):
         raise TypeError(
@@ -260,7 +268,7 @@ def _prepared(accelerator: Accelerator, one: Any) -> Prepared | None:
     micro_batches = micro_batches_of(loader)
     if micro_batches is not None and accelerator.gradient_accumulation_steps == 1:
         accelerator.gradient_accumulation_steps = micro_batches
-    return Prepared(accelerator, loader)
+    return Prepared(accelerator, loader, guard)
 
 
 def _check(accelerator: Accelerator) -> None:

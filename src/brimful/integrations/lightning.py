@@ -19,6 +19,7 @@ from brimful.core.errors import StateError
 from brimful.core.states import merge_states
 from brimful.device.async_loader import AsyncLoader, innermost, micro_batches_of
 from brimful.integrations.guard import check_shared_out
+from brimful.isolation.guard import IsolationGuard
 from brimful.loader import Loader
 
 __all__ = ["callbacks", "pytorch_lightning_callbacks"]
@@ -32,28 +33,32 @@ NOTHING: dict[str, Any] = {"train": None, "stateful": [], "validation": []}
 Ours: TypeAlias = Loader | AsyncLoader
 
 
-def callbacks() -> list[Any]:
+def callbacks(*, isolation: str = "raise") -> list[Any]:
     """The callback for `lightning`; a Trainer finds it by itself where brimful is installed.
+
+    Args:
+        isolation: "raise": an error at the first packed batch, if its samples see each other in the model. "off": they may; give
+            the result to `Trainer(callbacks=...)`.
 
     >>> from lightning.pytorch import Callback
     >>> [isinstance(one, Callback) for one in callbacks()]
     [True]
     """
-    return [_callback("lightning.pytorch")]
+    return [_callback("lightning.pytorch", isolation)]
 
 
-def pytorch_lightning_callbacks() -> list[Any]:
-    """The callback for `pytorch_lightning`; a Trainer finds it by itself where brimful is installed.
+def pytorch_lightning_callbacks(*, isolation: str = "raise") -> list[Any]:
+    """The callback for `pytorch_lightning`; a Trainer finds it by itself where brimful is installed. See `callbacks`.
 
     >>> from pytorch_lightning import Callback
     >>> [isinstance(one, Callback) for one in pytorch_lightning_callbacks()]
     [True]
     """
-    return [_callback("pytorch_lightning")]
+    return [_callback("pytorch_lightning", isolation)]
 
 
-def _callback(package: str) -> Any:
-    return _callback_class(package)()
+def _callback(package: str, isolation: str) -> Any:
+    return _callback_class(package)(isolation)
 
 
 @cache
@@ -64,11 +69,21 @@ def _callback_class(package: str) -> type[Any]:
         """Tells loaders of brimful's what a Trainer has used of their batches; saves and restores their places. Each validation,
         test and prediction has the same batches, those of epoch 0."""
 
-        def __init__(self) -> None:
+        def __init__(self, isolation: str) -> None:
             self._fit = _Fit()
+            self._isolation = isolation
+            self._guard = IsolationGuard(isolation)
 
         def __reduce__(self) -> tuple[Any, ...]:
-            return _callback, (package,)
+            return _callback, (package, self._isolation)
+
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            if _is_first(self, trainer):
+                self._guard = IsolationGuard(self._isolation)
+                self._guard.watch(pl_module, *pl_module.children())
+
+        def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            self._guard.leave()
 
         def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
             if _is_first(self, trainer) and trainer.state.fn == "fit":
@@ -82,6 +97,18 @@ def _callback_class(package: str) -> type[Any]:
             if _is_first(self, trainer):
                 self._fit.follow(trainer)
                 self._fit.check_ended(trainer)
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            self._guard.saw(batch)
+
+        def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *args: Any) -> None:
+            self._guard.saw(batch)
+
+        def on_test_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *args: Any) -> None:
+            self._guard.saw(batch)
+
+        def on_predict_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *args: Any) -> None:
+            self._guard.saw(batch)
 
         def on_train_batch_end(
             self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *args: Any

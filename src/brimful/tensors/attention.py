@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
+from brimful.core.errors import integer, one_of
+
 __all__ = ["document_ids", "document_mask", "flex_block_mask", "padding_free", "varlen"]
 
 Tensor = torch.Tensor
@@ -117,53 +119,67 @@ def varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "max_seqlen_q": longest, "max_seqlen_k": longest}
 
 
-def padding_free(batch: Mapping[str, Any], *, causal: bool = True, attn_implementation: str = "sdpa") -> dict[str, Any]:
+def padding_free(
+    batch: Mapping[str, Any],
+    *,
+    causal: bool = True,
+    attn_implementation: str = "sdpa",
+    keep_apart: str = "auto",
+    position_offset: int = 0,
+) -> dict[str, Any]:
     """What a transformers model takes for a packed batch, and nothing else: `model(**padding_free(batch))`.
 
     Many causal models (Llama, Qwen) keep the samples of a row apart by the positions or the boundaries, as long as nothing adds
-    an attention_mask or a cache. Others (GPT-OSS, OPT, Falcon, Mamba) look at neither, and mix the samples in silence: give
-    them padded batches. A model that sees both ways (BERT) looks at a mask alone, and needs causal=False.
+    an attention_mask or a cache. Others (OPT, Falcon, GPT-OSS) look at a mask alone: keep_apart="mask". So do models that see
+    both ways (BERT): causal=False. Some (Mamba) look at nothing, and mix the samples: give them padded batches.
+    `bf.testing.assert_isolated(model, padding_free(batch, ...))` says whether a call keeps them apart.
 
     Args:
         batch: a packed batch.
         causal: the model sees no later token.
-        attn_implementation: of a model that sees both ways the kernel that it was loaded with, whose mask is made:
-            `model.config._attn_implementation`; "sdpa", "eager", "flex_attention", or one of flash attention, which goes by the
-            boundaries.
+        attn_implementation: where a mask is made, the kernel of the model, `model.config._attn_implementation`: "sdpa", "eager",
+            "flex_attention", or one of flash attention, which goes by the boundaries.
+        keep_apart: "positions": no mask. "mask": a mask says which token sees which. "auto": a mask if not causal.
+        position_offset: what the model's positions begin with: pad_token_id + 1 of models of the RoBERTa family, else 0.
     Raises:
         ValueError: a kernel that is none of these; or a batch that is not packed.
     Shapes: input_ids, labels, position_ids and, where they are in the batch, token_type_ids and shift_labels (R, L) int64;
-        use_cache; cu_seq_lens_q, cu_seq_lens_k (n + 1,) int32; max_length_q, max_length_k ints. attention_mask, where one is
-        needed: (R, 1, L, L), bool for "sdpa", to be added (0 or the least bfloat16) for "eager"; a BlockMask for FlexAttention.
+        seq_idx (R, L) int32; use_cache; cu_seq_lens_q, cu_seq_lens_k (n + 1,) int32; max_length_q, max_length_k ints.
+        attention_mask, where one is made: (R, 1, L, L), bool for "sdpa", to be added (0 or the least bfloat16) for "eager"; a
+        BlockMask for FlexAttention.
     Price: of a dense mask 1 or 2 x R x L x L bytes.
 
     >>> import brimful as bf
     >>> batch = next(iter(bf.from_sequence([{"input_ids": [5, 6]}, {"input_ids": [7]}]).pack(4)))
-    >>> list(padding_free(batch))
-    ['input_ids', 'labels', 'position_ids', 'use_cache', 'cu_seq_lens_q', 'cu_seq_lens_k', 'max_length_q', 'max_length_k']
-    >>> padding_free(batch, causal=False)["attention_mask"].shape
-    torch.Size([1, 1, 4, 4])
+    >>> [*padding_free(batch)][:5]
+    ['input_ids', 'labels', 'position_ids', 'seq_idx', 'use_cache']
+    >>> padding_free(batch, causal=False, position_offset=2)["position_ids"].tolist()
+    [[2, 3, 2, 2]]
     """
-    names = ("input_ids", "labels", "position_ids", "token_type_ids", "shift_labels")
+    one_of("keep_apart", keep_apart, "auto", "positions", "mask")
+    names = ("input_ids", "labels", "position_ids", "token_type_ids", "shift_labels", "seq_idx")
     out = {name: batch[name] for name in names if name in batch} | {"use_cache": False}
+    if position_offset:
+        out["position_ids"] = out["position_ids"] + integer("position_offset", position_offset)
     bounds, longest = _bounds(batch)
     out |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
-    return out if causal else out | _seen_both_ways(batch, attn_implementation)
+    masked = keep_apart == "mask" or (keep_apart == "auto" and not causal)
+    return out | _mask(batch, causal, attn_implementation) if masked else out
 
 
-def _seen_both_ways(batch: Mapping[str, Any], attn_implementation: str) -> dict[str, Any]:
-    """The mask, if any, that keeps samples apart where a model sees later tokens too."""
+def _mask(batch: Mapping[str, Any], causal: bool, attn_implementation: str) -> dict[str, Any]:
+    """The mask, if any, that says to a kernel which token sees which."""
     if "flash" in attn_implementation:
         return {}
     match attn_implementation:
         case "sdpa":
-            return {"attention_mask": document_mask(batch, causal=False)}
+            return {"attention_mask": document_mask(batch, causal=causal)}
         case "eager":  # adds it to the scores: bfloat16, so that it widens the type of none
-            seen = document_mask(batch, causal=False)
+            seen = document_mask(batch, causal=causal)
             added = torch.zeros(seen.shape, dtype=torch.bfloat16, device=seen.device)
             return {"attention_mask": added.masked_fill_(~seen, torch.finfo(torch.bfloat16).min)}
         case "flex_attention":
-            return {"attention_mask": flex_block_mask(batch, causal=False)}
+            return {"attention_mask": flex_block_mask(batch, causal=causal)}
     raise ValueError(
         f"attn_implementation must be sdpa, eager, flex_attention or one of flash attention (got {attn_implementation!r}); for "
         "another kernel, document_mask says which token sees which"

@@ -32,7 +32,9 @@ def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
     the R x L slots; `max_seqlen`, an int, rounded up to a multiple of 128 (each new value may compile anew); `lengths`,
     `sample_numbers` (p,) int64 (rows of the data set, of a stream those of its window) and other columns: of the p
     pieces, in order. An empty sample is a piece without a segment. The boundaries are there under the names of transformers'
-    flash attention too: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k.
+    flash attention too: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k. `seq_idx` (R, L) int32 numbers the segments of
+    each row from 0, padding included: what kernels of convolutions and of state-space layers take (causal-conv1d, mamba-ssm),
+    and transformers' models hand on to them.
     `use_cache` is False: those of transformers' causal models that tell samples apart by their positions do so only where they
     keep no cache, and by default they keep one, also in training. A column `attention_mask` is left out, as are the tokens that
     it hides: to a model it would say that the samples of a row see each other. Models that are not causal want more: see
@@ -70,6 +72,7 @@ def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
         out,
         position_ids=together.positions[own].clone(),
         segment_ids=together.segment_ids[own].clone(),
+        seq_idx=together.seq_idx[own].clone(),
         cu_seqlens=bounds,
         max_seqlen=longest,
         cu_seq_lens_q=bounds,
@@ -97,6 +100,7 @@ class _Together(NamedTuple):
     tensors: dict[str, torch.Tensor]
     positions: torch.Tensor
     segment_ids: torch.Tensor
+    seq_idx: torch.Tensor
     bounds: NDArray[np.int64]
     cuts: list[int]
     longest: list[int]
@@ -146,7 +150,10 @@ def _together(plan: PlannedBatches, first: int, columns: WindowColumns) -> _Toge
     most = np.maximum.reduceat(sizes, cuts[:-1])
     longest = np.minimum(-(-most // SEQLEN_STEP) * SEQLEN_STEP, length)
     positions = columns.made("position_ids", places.reshape(shape))
-    made = positions, columns.made("segment_ids", segment_ids)
+    rows_of = segments.bounds[:-1] // length
+    in_row = np.arange(len(rows_of)) - np.searchsorted(rows_of, rows_of)
+    seq_idx = torch.from_numpy(np.repeat(in_row.astype(np.int32), sizes).reshape(shape))
+    made = positions, columns.made("segment_ids", segment_ids), seq_idx
     return _Together(first, out, *made, segments.bounds, cuts.tolist(), longest.tolist())
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import Trainer
 
+from brimful.core.errors import one_of
 from brimful.integrations.transformers.adapter import Adapter
 from brimful.integrations.transformers.data import TrainerBatch, is_ours
 from brimful.integrations.transformers.loss import Evaluation, num_labels, with_a_label
@@ -22,8 +23,7 @@ HOOKS = (
 """The methods of Trainer that are stood in for; without one of them a state would be lost in silence."""
 
 
-@cache
-def trainer_class(base: type[Trainer]) -> Any:
+def trainer_class(base: type[Trainer], *, isolation: str = "raise") -> Any:
     """A subclass of Trainer, Seq2SeqTrainer, TRL's SFTTrainer or one's own that also takes `Batches`, or a loader of them, as
     train_dataset and eval_dataset, and goes on exactly from its own checkpoints (`train(resume_from_checkpoint=True)`).
 
@@ -48,16 +48,21 @@ def trainer_class(base: type[Trainer]) -> Any:
       that of the data: padded with -100 where lengths differ. Rows of packed batches are rows.
     - Keys that the model's forward does not take are left out, unless remove_unused_columns=False.
 
+    - Before the first packed batch is trained or evaluated on, a small model of the same configuration is tried with a few short
+      samples of it: an error where they see each other.
+
     Args:
-        base: the class of a trainer. The result is the same one for the same base.
+        base: the class of a trainer. The result is the same one for the same arguments.
+        isolation: "raise": an error if the samples of a packed row see each other in the model. "off": they may.
     Raises:
         TypeError: no trainer, one of a release of transformers that works otherwise, or another one of TRL's, as DPOTrainer.
-        ValueError: (when constructed) what cannot be right: packed batches for a model that is known to mix the samples of a row
-            (OPT, GPT-OSS, Mamba, encoders made decoders and others), auto_find_batch_size, nn.DataParallel, context or sequence
-            parallelism, a data_collator, evaluation data without an end, num_train_epochs of such data; with the remedy.
+        ValueError: (when constructed) what cannot be right: auto_find_batch_size, nn.DataParallel, context or sequence
+            parallelism, a data_collator, evaluation data without an end, num_train_epochs of such data; (at the first packed
+            batch) a model in which its samples see each other; with the remedy.
         StateError: (from `train`) a checkpoint without a state, or of other data.
-    Price: an optimizer step sends 8 bytes to all processes, to count labels; with each batch the loader's state is taken, .1 ms,
-        or 40 us a stream. Indexed data are planned twice, as integers, before the first batch.
+    Price: less than a second at the first packed batch. An optimizer step sends 8 bytes to all processes, to count labels; with
+        each batch the loader's state is taken, .1 ms, or 40 us a stream. Indexed data are planned twice, as integers, before the
+        first batch.
     State: that of `Batches.loader()`, as JSON.
     Source: transformers 5 (trainer.py), whose methods it wraps.
     Example:
@@ -67,8 +72,13 @@ def trainer_class(base: type[Trainer]) -> Any:
     """
     if not (isinstance(base, type) and issubclass(base, Trainer)):
         raise TypeError(f"trainer_class takes transformers' Trainer or a class made of it (got {base!r})")
-    if hasattr(base, "_brimful_base"):
-        return base
+    one_of("isolation", isolation, "raise", "off")
+    kind: Any = base
+    return kind if hasattr(kind, "_brimful_base") else _made(kind, isolation)
+
+
+@cache
+def _made(base: Any, isolation: str) -> Any:
     trls = next((one.__name__ for one in base.__mro__ if one.__module__.startswith("trl.")), "SFTTrainer")
     if trls != "SFTTrainer":
         raise TypeError(
@@ -80,15 +90,15 @@ def trainer_class(base: type[Trainer]) -> Any:
             f"{base.__name__} has no {', '.join(missing)}: it needs another release of transformers, 5 or later"
         )
     names = {"__module__": base.__module__, "_brimful_base": base}
-    return type(f"Brimful{base.__name__}", (_evaluating(_training(base)),), names)
+    return type(f"Brimful{base.__name__}", (_evaluating(_training(base, isolation)),), names)
 
 
-def _training(base: Any) -> Any:
+def _training(base: Any, isolation: str) -> Any:
     """What is other in training."""
 
     class Training(base):  # type: ignore[misc]  # of any class of trainers
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._brimful = adapter = Adapter(self, base)
+            self._brimful = adapter = Adapter(self, base, isolation)
             args, kwargs = adapter.taken_out(args, kwargs)
             super().__init__(*args, **kwargs)
             adapter.begin()
@@ -122,6 +132,7 @@ def _training(base: Any) -> Any:
             return num_items.clamp(min=1) if isinstance(num_items, torch.Tensor) else num_items
 
         def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self._brimful.check_isolation(inputs)
             with self._brimful.step(inputs):
                 return super().training_step(model, inputs, *args, **kwargs)
 
@@ -189,6 +200,7 @@ def _evaluating(base: Any) -> Any:
             return evaluation.of(output, metric_key_prefix, samples)
 
         def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self._brimful.check_isolation(inputs)
             evaluation = self._brimful.evaluation
             if evaluation is None:
                 return super().prediction_step(model, inputs, *args, **kwargs)

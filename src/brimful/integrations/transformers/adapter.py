@@ -41,6 +41,7 @@ from brimful.integrations.transformers.settings import (
     shifts_labels,
     stand_in,
 )
+from brimful.isolation.guard import IsolationGuard
 from brimful.loader import Loader
 
 
@@ -50,11 +51,13 @@ class Adapter:
     Args:
         trainer: the one that this belongs to.
         base: the class that it is made of.
+        isolation: whether samples of a packed row may see each other.
     """
 
-    def __init__(self, trainer: Any, base: type[Trainer]) -> None:
+    def __init__(self, trainer: Any, base: type[Trainer], isolation: str) -> None:
         self.trainer = trainer
         self.base = base
+        self._guard = IsolationGuard(isolation)
         self.share: Share | None = None  # of the batch whose loss is computed
         self.evaluation: Evaluation | None = None  # the one that runs
         self.steps: Steps | None = None  # the data of the run that is going on, or was last
@@ -114,6 +117,11 @@ class Adapter:
         for key, given in _each(trainer.eval_dataset):
             if is_ours(given):
                 self._data.own("eval_dataset" if key is None else f"eval_dataset[{key!r}]", given)
+
+    def check_isolation(self, inputs: Any) -> None:
+        """An error where the samples of the first packed batch see each other in the model."""
+        if isinstance(inputs, TrainerBatch):
+            self._guard.check(self.trainer.model, inputs, inputs.segments)
 
     # -- training
 

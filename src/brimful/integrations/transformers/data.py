@@ -18,7 +18,7 @@ from brimful.core.errors import logger
 from brimful.core.stage import running
 from brimful.dataset import Dataset
 from brimful.device.async_loader import AsyncLoader, innermost
-from brimful.integrations.transformers.settings import base_model, refuse_packed
+from brimful.isolation.guard import packed_segments
 from brimful.loader import Loader
 
 SKIPPED: Final = object()
@@ -41,6 +41,7 @@ class TrainerBatch(dict[str, Any]):
     """A batch with the keys that the model takes, and beside it what the trainer must know and the model must not."""
 
     is_filler: bool = False
+    segments: torch.Tensor | None = None  # which slot is whose, where several samples lie in a row
     share: Share | None = None
 
 
@@ -195,7 +196,6 @@ class TrainerData:
             trainer = self._trainer
             accelerator = trainer.accelerator
             own = own_share(name, given, accelerator.process_index, accelerator.num_processes, trainer.get_tp_size())
-            refuse_packed(name, batches_of(own), base_model(trainer.model))
             self._own[id(given)] = given, own
         own = self._own[id(given)][1]
         if name != "train_dataset":
@@ -276,6 +276,7 @@ class ModelInputs:
             )
         made = TrainerBatch((key, batch[key]) for key in keys)
         made.is_filler = bool(batch.get("is_filler", False))
+        made.segments = packed_segments(batch)
         return made
 
 

@@ -9,19 +9,13 @@ from typing import Any, Final
 from torch.utils.data import Dataset
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from brimful.batches import Batches
 from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import logger
 
-FROM_PACKED: Final = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "shift_labels"})
-"""What models take beside the named parameters of forward."""
-MIXES_PACKED: Final = frozenset(
-    {
-        *("gpt_oss", "opt", "falcon", "bloom", "mpt", "deepseek_v4", "minimax", "mamba", "falcon_mamba", "jamba"),
-        *("recurrent_gemma", "rwkv", "openai-gpt", "zaya", "lfm3", "xglm", "xlnet"),
-    }
+FROM_PACKED: Final = frozenset(
+    {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "shift_labels"}
 )
-"""Types of models whose causal language models let the samples of a packed row see each other."""
+"""What models take beside the named parameters of forward."""
 NO_EFFECT: Final[dict[str, int | str]] = {
     "dataloader_num_workers": 0,
     "dataloader_drop_last": False,
@@ -75,22 +69,6 @@ def keys_of(model: Any, label_names: list[str]) -> frozenset[str]:
     named = {one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
     more = FROM_PACKED if any(one.kind is one.VAR_KEYWORD for one in parameters) else frozenset()
     return frozenset(named | more | {*label_names})
-
-
-def refuse_packed(name: str, batches: Batches, model: Any) -> None:
-    """An error for packed batches with a model that looks neither at their positions nor at their boundaries.
-
-    Raises:
-        ValueError: with the type of the model, and the remedy.
-    """
-    config = getattr(model, "config", None)
-    kind = getattr(config, "model_type", None)
-    mixes = kind in MIXES_PACKED or any(getattr(config, role, False) for role in ("is_decoder", "is_encoder_decoder"))
-    if mixes and batches.stage.batch_layout.packs:
-        raise ValueError(
-            f"{name} is packed, and in a model of type {kind!r} the samples of a packed row see each other. Give it padded "
-            "batches: data.batch_by_tokens(...)"
-        )
 
 
 def shifts_labels(trainer: Any, model: Any) -> bool:

@@ -1,0 +1,252 @@
+"""Which architectures of transformers keep the samples of a packed row apart, and by which call: the table of docs/isolation.md.
+
+Every causal and encoder architecture of the installed transformers is made small, with random weights, and tried: one sample is
+changed and the others are compared, and each is compared with itself run alone. By eager attention, SDPA and FlexAttention.
+
+make isolation           writes docs/isolation.md and the table that the guard answers from; some minutes
+... isolation.py NAME    prints the lines of some types (llama, BertForMaskedLM) alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import warnings
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
+
+from brimful.isolation.call import call_of, packed_batch
+from brimful.isolation.guard import TABLE, structure
+from brimful.isolation.probe import examine
+from brimful.isolation.small import small_instance
+from brimful.isolation.verdict import AS_IT_IS, KERNELS, LEAST_VOCABULARY, segments, verdict
+
+ROOT: Final = Path(__file__).parents[1]
+AS: Final = "as it is"
+LEAKS: Final = "leaks"
+REFUSED: Final = "refused"
+NONE: Final = "-"
+"""No small model of it runs with this kernel."""
+
+
+class Tried(NamedTuple):
+    """What came of one architecture.
+
+    Args:
+        kernels: of each kernel a word: as it is, the settings of `padding_free`, refused, leaks, or "-".
+        where: where samples of a batch as it is meet; what the model says, where it refuses it; why there is none.
+        padded: what comes of padded batches.
+        structure: of the configuration that was tried, as the guard knows it.
+    """
+
+    type: str
+    name: str
+    kernels: dict[str, str]
+    where: str
+    kind: str
+    padded: str
+    structure: int
+
+
+def architectures() -> list[tuple[str, str]]:
+    """Types of models and their classes, each class once."""
+    found: dict[str, str] = {}
+    for names in (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES):
+        for kind, name in sorted(names.items()):
+            own = str(CONFIG_MAPPING_NAMES.get(kind, "")).removesuffix("Config")
+            if isinstance(name, str) and (name not in found or name.startswith(own)):
+                found[name] = kind
+    return [(kind, name) for name, kind in found.items()]
+
+
+def config_for(kind: str, name: str) -> Any:
+    """The configuration that a type has by default, of a decoder where it is made one."""
+    config = CONFIG_MAPPING[kind]()
+    wanted = getattr(transformers, name).config_class
+    if wanted is not None and not isinstance(config, wanted):
+        config = next((one for one in vars(config).values() if isinstance(one, wanted)), config)
+    if hasattr(config, "is_decoder") and MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind) == name:
+        config.is_decoder = True
+    return config
+
+
+def tried(kind: str, name: str) -> Tried:
+    """What came of an architecture."""
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    kernels: dict[str, str] = dict.fromkeys(KERNELS, NONE)
+    where = of = padded = ""
+    try:
+        config = config_for(kind, name)
+    except Exception as error:
+        return Tried(kind, name, kernels, _said(error), "", NONE, 0)
+    for kernel in KERNELS:
+        torch.manual_seed(0)
+        try:
+            model = small_instance(getattr(transformers, name), config, kernel)
+        except Exception as error:
+            where = where or _said(error)
+            continue
+        padded = padded or of_padded(model)
+        if padded not in ("", "isolated") and "Error" in padded:
+            where, padded = padded, ""
+            continue
+        found = verdict(model, packed_batch(segments(), LEAST_VOCABULARY), kernel)
+        if found.leak is not None:
+            where, of = f"{found.leak.layer} ({found.leak.module})", found.leak.kind
+        elif found.refused and not of:
+            where = found.refused.replace("\n", " ")[:160]
+        settings = found.way.partition("padding_free(batch, ")[2].partition(f", attn_implementation={kernel!r}")
+        if found.way == AS_IT_IS:
+            kernels[kernel] = AS
+        elif found.way:
+            kernels[kernel] = (settings[0] + settings[2]).removesuffix("))")
+        else:
+            kernels[kernel] = LEAKS if found.leak is not None else REFUSED
+    where = "" if {*kernels.values()} <= {AS, NONE} and AS in kernels.values() else where
+    return Tried(kind, name, kernels, where, of, padded or NONE, structure(config))
+
+
+def of_padded(model: torch.nn.Module) -> str:
+    """What comes of a padded batch: "isolated", the kind of leak, or an error."""
+    mask = (torch.arange(131) < torch.tensor([37, 9, 131, 60])[:, None]).long()
+    batch = {"input_ids": torch.randint(5, LEAST_VOCABULARY, mask.shape), "attention_mask": mask, "use_cache": False}
+    try:
+        leak = examine(model, call_of(model, batch), LEAST_VOCABULARY).leak
+    except Exception as error:
+        return _said(error)
+    return "isolated" if leak is None else f"{leak.test}: {leak.kind}"
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+
+
+def write(results: list[Tried]) -> None:
+    """docs/isolation.md, and the table that the guard answers from: types that every kernel keeps apart as they are."""
+    results = sorted(results, key=lambda one: one.name.lower())
+    known = {
+        one.name: {"structure": one.structure, "kernels": [kernel for kernel in KERNELS if one.kernels[kernel] == AS]}
+        for one in results
+        if AS in one.kernels.values() and {*one.kernels.values()} <= {AS, NONE, REFUSED}
+    }
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in known.items())
+    TABLE.write_text(f'{{"isolated": {{\n{lines}\n}}}}\n', "utf-8")
+    (ROOT / "docs" / "isolation.md").write_text(page(results), "utf-8")
+
+
+def page(results: list[Tried]) -> str:
+    """The text of docs/isolation.md."""
+    made = [one for one in results if {*one.kernels.values()} != {NONE}]
+    counts = Counter(_best(one) for one in made)
+    cells = (
+        [one.name, *(one.kernels[kernel] for kernel in KERNELS), one.where.replace("|", "/"), one.padded]
+        for one in made
+    )
+    rows = [f"| {' | '.join(row)} |" for row in cells]
+    everything = sorted({name for _, name in architectures()} | {one.name for one in results}, key=str.lower)
+    missing = ", ".join(name for name in everything if name not in {one.name for one in made})
+    return HEAD.format(
+        version=transformers.__version__,
+        made=len(made),
+        of=len(everything),
+        counts="\n".join(f"- {counts[name]} {words}" for name, words in BEST.items()),
+        rows="\n".join(rows),
+        missing=missing,
+    )
+
+
+BEST: Final = {
+    AS: "keep samples apart as they are, `model(**batch)`;",
+    "by a call": "keep them apart by `model(**bf.attention.padding_free(batch, ...))` with the words of the table;",
+    REFUSED: "refuse a packed batch by themselves, as they lack a kernel that takes boundaries;",
+    LEAKS: "let samples see each other: give them padded batches.",
+}
+
+
+def _best(one: Tried) -> str:
+    found = {*one.kernels.values()} - {NONE}
+    if AS in found:
+        return AS
+    return "by a call" if found - {LEAKS, REFUSED} else LEAKS if LEAKS in found else REFUSED
+
+
+HEAD: Final = """# Which models keep the samples of a packed row apart
+
+A packed row holds several samples end to end. The model decides whether one sees another. `make isolation` writes this page.
+It makes each causal and encoder architecture of transformers {version} small, with random weights, on a CPU. It changes one
+sample and compares all others. It changes the padding. Then it compares each sample with itself run alone.
+
+Of {of} architectures {made} were tried:
+
+{counts}
+
+Each architecture counts for its best kernel. A model may differ if it has other settings than its type's default, another
+kernel, or code of your own. Test yours, by the call that your step makes:
+
+```py
+bf.testing.assert_isolated(model)  # model(**batch)
+bf.testing.assert_isolated(model, bf.attention.padding_free(batch, keep_apart="mask"))
+```
+
+An error names the first layer at which samples meet. `trainer_class`, Lightning's callback, `prepare` for Accelerate and
+`warm_up` check the first packed batch by themselves. They try a small instance of your model's own configuration, and raise
+an error if it leaks.
+
+The words of the table:
+
+- *as it is*: `model(**batch)`.
+- *keep_apart, causal, position_offset*: `model(**bf.attention.padding_free(batch, ...))` with these, and with
+  `attn_implementation` as the model has it.
+- *refused*: the model itself raises an error. *leaks*: none of these calls keeps samples apart. *-*: no small model has this
+  kernel.
+- *layer*: the first one at which the samples of `model(**batch)` meet, or the model's error.
+- *padded*: whether real tokens of padded batches see padding.
+
+| architecture | SDPA | eager | FlexAttention | layer, or error | padded |
+|---|---|---|---|---|---|
+{rows}
+
+Not tried, or no small one could be made and run: {missing}.
+"""
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument(
+        "--results", type=Path, help="a file of results: those that are in it are taken, new ones go there"
+    )
+    given = parser.parse_args()
+    wanted = [one for one in architectures() if not given.names or {*one} & {*given.names}]
+    results = []
+    if given.results is not None and given.results.exists():
+        results = [Tried(**json.loads(line)) for line in given.results.read_text("utf-8").splitlines()]
+    missing = [one for one in wanted if one[1] not in {done.name for done in results}]
+    with ProcessPoolExecutor(given.jobs, get_context("fork")) as pool:
+        for future in as_completed([pool.submit(tried, *one) for one in missing]):
+            results.append(one := future.result())
+            print(f"{one.name:<40} {', '.join(one.kernels.values())}", flush=True)
+            if given.results is not None:
+                with given.results.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(one._asdict()) + "\n")
+    if not given.names:
+        write(results)

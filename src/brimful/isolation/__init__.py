@@ -1,0 +1,1 @@
+"""Whether a model keeps the samples of a batch apart: tried, named, and guarded."""

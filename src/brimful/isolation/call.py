@@ -1,0 +1,246 @@
+"""What a model is called with, cut to some slots of a row: a few short samples, or one alone."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+Tensor = torch.Tensor
+
+BOUNDS: Final = (
+    "cu_seqlens",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "cu_seq_lens",
+    "cu_seqlen",
+)
+LONGEST: Final = ("max_seqlen", "max_length_q", "max_length_k", "max_seqlen_q", "max_seqlen_k")
+PER_SAMPLE: Final = ("lengths", "sample_numbers")
+NATURAL: Final = (
+    "input_ids",
+    "inputs_embeds",
+    "labels",
+    "shift_labels",
+    "token_type_ids",
+    "use_cache",
+    "decoder_input_ids",
+)
+"""What a transformers model is called with for one text by itself: positions and masks are its own matter then."""
+
+
+class Sample(NamedTuple):
+    """The slots of a sample in its row."""
+
+    row: int
+    slots: Tensor
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a model is called with, and which slot is whose.
+
+    Args:
+        inputs: by name.
+        segments: (R, L) int64: the number of each slot's sample in its row, from 1; 0: padding.
+        whole: the model takes all of them as one argument, a batch.
+        packed: several samples lie in a row.
+    """
+
+    inputs: Mapping[str, Any]
+    segments: Tensor
+    whole: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.segments.shape[0], self.segments.shape[1]
+
+    @property
+    def packed(self) -> bool:
+        return bool((self.segments.amax(1) > 1).any())
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Those of all rows, in order."""
+        return [
+            Sample(row, (ids == number).nonzero().flatten())
+            for row, ids in enumerate(self.segments)
+            for number in range(1, int(ids.max()) + 1)
+        ]
+
+    @property
+    def tokens(self) -> str:
+        """The name of the input that is changed to see what changes with it."""
+        return tokens_of(self.inputs)
+
+    def run(self, model: torch.nn.Module) -> Any:
+        return model(dict(self.inputs)) if self.whole else model(**self.inputs)
+
+    def with_(self, **inputs: Any) -> Call:
+        return replace(self, inputs={**self.inputs, **inputs})
+
+    def to(self, device: Any) -> Call:
+        moved = {
+            name: one.to(device) if isinstance(one, Tensor | BlockMask) else one for name, one in self.inputs.items()
+        }
+        return replace(self, inputs=moved)
+
+    def of(self, row: int, slots: Tensor, segments: Tensor | None = None) -> Call:
+        """The same call with some slots of one row alone."""
+        segments = self.segments[row, slots] if segments is None else segments
+        cut = {
+            name: value
+            for name, one in self.inputs.items()
+            if (value := _cut(name, one, self.shape, row, slots)) is not None
+        }
+        return replace(self, inputs=cut, segments=segments[None])
+
+    def alone(self, sample: Sample, *, natural: bool) -> Call:
+        """The call with one sample; `natural`: with nothing that says where it lies."""
+        slots = sample.slots
+        call = self.of(sample.row, slots, torch.ones(len(slots), dtype=torch.int64))
+        if natural:
+            call = replace(call, inputs={name: one for name, one in call.inputs.items() if name in NATURAL})
+        return call
+
+    def short(self, most_samples: int = 5, most_tokens: int = 24) -> Call:
+        """The same kind of call with the first tokens of some samples of the row that has most of them."""
+        row = int(self.segments.amax(1).argmax())
+        ids = self.segments[row]
+        numbers = range(0, min(most_samples, int(ids.max())) + 1)
+        slots = [(ids == number).nonzero().flatten()[:most_tokens] for number in (*numbers[1:], 0)]
+        return self.of(row, torch.cat(slots))
+
+
+def call_of(model: torch.nn.Module, batch: Mapping[str, Any]) -> Call:
+    """How a model is called with a batch: by the names that its forward takes, or by the batch as it is.
+
+    Raises:
+        ValueError: nothing in the batch is a value for each token.
+    """
+    segments = segments_of(batch)
+    parameters = inspect.signature(model.forward).parameters.values()
+    named = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        named |= {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "shift_labels"}
+    taken = {name: one for name, one in batch.items() if name in named}
+    if not taken and sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters) >= 1:
+        return Call(batch, segments, whole=True)
+    return Call(taken, segments)
+
+
+def tokens_of(batch: Mapping[str, Any]) -> str:
+    """The name of the tokens in a batch."""
+    for name in ("input_ids", "inputs_embeds"):
+        if isinstance(batch.get(name), Tensor):
+            return name
+    aside = {*BOUNDS, *PER_SAMPLE, "labels", "attention_mask", "position_ids", "segment_ids", "seq_idx"}
+    found = (name for name, one in batch.items() if name not in aside and isinstance(one, Tensor) and one.ndim > 1)
+    first = next(found, None)
+    if first is None:
+        raise ValueError(
+            f"this batch has no tokens to change: it has {', '.join(map(str, batch)) or 'nothing'}; it wants input_ids, or "
+            "another tensor (rows, tokens)"
+        )
+    return first
+
+
+def segments_of(batch: Mapping[str, Any]) -> Tensor:
+    """Which slot of a batch is whose, as `segment_ids`: by those, the boundaries, the mask or the positions."""
+    tokens: Tensor = batch[tokens_of(batch)]
+    shape = tuple(tokens.shape[:2])
+    if isinstance(given := batch.get("segment_ids"), Tensor):
+        return given.cpu().to(torch.int64)
+    if isinstance(given := batch.get("seq_idx"), Tensor):
+        return given.cpu().to(torch.int64) + 1
+    bounds = next((batch[name] for name in BOUNDS if isinstance(batch.get(name), Tensor)), None)
+    if bounds is not None:
+        return _between(bounds, (shape[0], shape[1]))
+    if isinstance(mask := batch.get("attention_mask"), Tensor) and mask.ndim == 2:
+        return (mask.cpu() != 0).to(torch.int64)
+    if isinstance(given := batch.get("position_ids"), Tensor) and tuple(given.shape) == shape:
+        return (given.cpu().diff(dim=1, prepend=given[:, :1].cpu() - 1) != 1).long().cumsum(1) + 1
+    return torch.ones(shape, dtype=torch.int64)
+
+
+def _between(bounds: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Of each slot how many boundaries of its row lie before it, its own among them."""
+    starts = torch.zeros(shape[0] * shape[1], dtype=torch.int64)
+    starts[bounds[:-1].cpu().long()] = 1
+    return starts.view(shape).cumsum(1)
+
+
+def _cut(name: str, value: Any, shape: tuple[int, int], row: int, slots: Tensor) -> Any:
+    """What one input is for some slots of a row; None where there is none."""
+    if name in PER_SAMPLE:
+        return None
+    if name in BOUNDS:
+        own = _between(value, shape)[row, slots]
+        starts = (own.diff(prepend=own[:1] - 1) != 0).nonzero().flatten()
+        return torch.cat([starts, torch.tensor([len(slots)])]).to(value)
+    if isinstance(value, BlockMask):
+        inner: Callable[..., Tensor] = value.mask_mod
+        at = slots.to(value.kv_num_blocks.device)
+        return create_block_mask(
+            lambda _, head, query, key: inner(torch.full_like(query, row), head, at[query], at[key]),
+            *(None, None, len(slots), len(slots)),
+            device=str(at.device),
+        )
+    if not isinstance(value, Tensor):
+        return value
+    rows = next((dim for dim, size in enumerate(value.shape[:-1]) if size == shape[0]), None)
+    if rows is None and value.ndim > 2 and value.shape[0] == 1:  # one mask for all rows
+        rows, row = 0, 0
+    if rows is None:
+        return value
+    at = slots.to(value.device)
+    value = value.index_select(rows, torch.tensor([row], device=value.device))
+    for dim in [dim for dim, size in enumerate(value.shape) if dim > rows and size == shape[1]][
+        : 2 if value.ndim == 4 else 1
+    ]:
+        value = value.index_select(dim, at)
+    return value
+
+
+def packed_batch(segments: Tensor, vocabulary: int) -> dict[str, Any]:
+    """What `pack` makes, for random tokens that lie so."""
+    ids = torch.randint(min(5, vocabulary // 2), vocabulary, segments.shape)
+    begins = segments.diff(dim=1, prepend=segments[:, :1] - 1) != 0
+    slots = torch.arange(segments.shape[1]).expand(segments.shape)
+    places = slots - torch.where(begins, slots, 0).cummax(1).values
+    bounds = torch.cat([begins.flatten().nonzero().flatten(), torch.tensor([segments.numel()])]).int()
+    longest = int(bounds.diff().max())
+    return {
+        "input_ids": ids,
+        "labels": ids.masked_fill((segments == 0) | begins, -100),
+        "position_ids": places,
+        "segment_ids": segments,
+        "seq_idx": (begins.cumsum(1) - 1).int(),
+        "use_cache": False,
+        "cu_seqlens": bounds,
+        "max_seqlen": longest,
+        **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), bounds),
+        **dict.fromkeys(("max_length_q", "max_length_k"), longest),
+    }
+
+
+def padded_batch(segments: Tensor, vocabulary: int) -> dict[str, Any]:
+    """What `batch` makes, for random tokens: of each sample of some rows a row, padded at its end."""
+    lengths = torch.tensor([int((row == number).sum()) for row in segments for number in range(1, int(row.max()) + 1)])
+    mask = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
+    ids = torch.randint(min(5, vocabulary // 2), vocabulary, mask.shape) * mask
+    labels = ids.masked_fill(mask == 0, -100)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels, "lengths": lengths, "use_cache": False}
+
+
+def required(model: torch.nn.Module) -> set[str]:
+    """The names that a model's forward wants."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(model.forward).parameters.values()
+    return {one.name for one in parameters if one.kind in kinds and one.default is one.empty}

@@ -1,0 +1,330 @@
+"""Where a packed batch first meets a model: what keeps its samples apart, or an error that says what would."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from brimful.core.errors import logger, one_of
+from brimful.isolation.call import Call, packed_batch, segments_of
+from brimful.isolation.probe import Leak, examine
+from brimful.isolation.small import POSITIONS, small_instance
+from brimful.isolation.verdict import AS_IT_IS, KERNELS, LEAST_VOCABULARY, segments, verdict
+
+TABLE: Final = Path(__file__).with_name("table.json")
+MOST_PARAMETERS: Final = 100_000_000
+"""A model up to this size may be tried itself."""
+WRAPPERS: Final = ("DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine", "OptimizedModule")
+
+
+class IsolationGuard:
+    """Checks the first call of a model with a packed batch.
+
+    Args:
+        isolation: "raise": an error where samples see each other; "off": nothing is checked.
+    """
+
+    def __init__(self, isolation: str = "raise") -> None:
+        one_of("isolation", isolation, "raise", "off")
+        self.on = isolation == "raise"
+        self._segments: torch.Tensor | None = None
+        self._handles: list[Any] = []
+
+    def saw(self, batch: Any) -> None:
+        """A batch goes to the loop: the next call of a watched model may be with it."""
+        self._segments = None
+        if self.on and isinstance(batch, Mapping):
+            self._segments = packed_segments(batch)
+
+    def watch(self, *models: nn.Module) -> None:
+        """Checks the first call of one of these with a packed batch."""
+        for model in models if self.on else ():
+            self._handles.append(model.register_forward_pre_hook(self._called, with_kwargs=True))
+
+    def leave(self) -> None:
+        """Watches no longer."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+
+    def _called(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling() or not self.on or self._segments is None:
+            return
+        if self.check(model, named(model, args, kwargs), self._segments):
+            self.leave()
+
+    def check(self, model: nn.Module, inputs: Mapping[str, Any], found: torch.Tensor | None) -> bool:
+        """Checks a call of a model, once; whether it was one that says something.
+
+        Raises:
+            ValueError: samples see each other; names the model, the layer and the remedy.
+        """
+        if not self.on or found is None or not any(True for _ in model.children()):
+            return False
+        shape = tuple(found.shape)
+        if not any(isinstance(one, torch.Tensor) and tuple(one.shape[:2]) == shape for one in inputs.values()):
+            return False
+        self.on = False
+        refuse_leaks(model, Call(inputs, found))
+        return True
+
+
+def packed_segments(batch: Mapping[str, Any]) -> torch.Tensor | None:
+    """Which slot is whose in a packed batch; None where it is another one, or nothing says so."""
+    if not any(name in batch for name in ("segment_ids", "cu_seqlens", "cu_seq_lens_q")):
+        return None
+    try:
+        found = segments_of(batch)
+    except ValueError:
+        return None
+    return found if bool((found.amax(1) > 1).any()) else None
+
+
+def named(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name."""
+    names = list(inspect.signature(model.forward).parameters)
+    return dict(zip(names, args)) | dict(kwargs)
+
+
+def refuse_leaks(model: nn.Module, call: Call) -> None:
+    """An error for a call in which samples see each other; a warning where nobody can say.
+
+    Raises:
+        ValueError: with the name of the model, of the layer, and with the remedy.
+    """
+    base = _unwrapped(model)
+    kernel = str(getattr(getattr(base, "config", None), "_attn_implementation", None) or "eager")
+    if _is_known(base, call, kernel):
+        return
+    problem = ""
+    if hasattr(getattr(base, "config", None), "model_type") and not _patched(base):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            try:
+                small = small_instance(type(base), base.config, kernel, _device(base))
+                vocabulary = _words_of(small)
+                leak = examine(small, _for_a_small_one(call.short(), vocabulary), vocabulary).leak
+            except Exception as error:  # whatever a model says to sizes and kernels
+                problem = f"{type(error).__name__}: {error}"
+            else:
+                if leak is not None:
+                    raise ValueError(_words(type(base).__name__, leak, _remedy(small, base, kernel)))
+                return
+    size = sum(one.numel() for one in base.parameters())
+    if base is model and size <= MOST_PARAMETERS and not (dist.is_initialized() and dist.get_world_size() > 1):
+        try:
+            leak = examine(base, call.short(), _vocabulary(base, call)).leak
+        except Exception as error:  # whatever a model says to a short batch
+            problem = f"{type(error).__name__}: {error}"
+        else:
+            if leak is not None:
+                raise ValueError(_words(type(base).__name__, leak, ""))
+            return
+    logger.warning(
+        "nobody knows whether %s keeps the samples of a packed row apart%s: say bf.testing.assert_isolated(model) where it is "
+        'small and on one process, or isolation="off"',
+        type(base).__name__,
+        f" ({problem[:200]})" if problem else "",
+    )
+
+
+def _words(name: str, leak: Leak, remedy: str) -> str:
+    return (
+        f"in {name} {leak}: of the samples of a packed row each is trained on as if it were one text with the others. "
+        f"{remedy}Give it padded batches: data.batch_by_tokens(...)"
+        + (', or say isolation="off" if it is meant' if not remedy else '. isolation="off" lets it be')
+    )
+
+
+def _remedy(small: nn.Module, base: Any, kernel: str) -> str:
+    """The call, or the kernel, by which samples are kept apart."""
+    batch = packed_batch(segments(), _words_of(small))
+    way = verdict(small, batch, kernel).way
+    if way and way != AS_IT_IS:
+        call = way.removeprefix("model(**").removesuffix(")")
+        return f"Its samples are kept apart by batches.map(lambda batch: {{**batch, **{call}}}). Or: "
+    for other in KERNELS:
+        if other != kernel and not way:
+            try:
+                again = small_instance(type(base), base.config, other)
+            except ValueError:
+                continue
+            if verdict(again, batch, other).way == AS_IT_IS:
+                return f"Its samples are kept apart if it is loaded with attn_implementation={other!r}. Or: "
+    return ""
+
+
+def _unwrapped(model: Any) -> Any:
+    """The model in wrappers of torch and of PEFT."""
+    while type(model).__name__ in WRAPPERS:
+        model = getattr(model, "_orig_mod", None) or model.module
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _patched(model: nn.Module) -> bool:
+    """Whether an object of a model has a forward of its own, so that one of the class says nothing of it."""
+    return any(
+        "forward" in vars(one) and not {"_original_forward", "_old_forward"} & vars(one).keys()
+        for one in model.modules()
+    )
+
+
+def _device(model: nn.Module) -> torch.device:
+    """Where a small one runs as this one does: kernels differ between devices."""
+    found = next((one.device for one in model.parameters()), torch.device("cpu"))
+    return torch.device("cpu") if found.type in ("meta", "mps") else found
+
+
+def _vocabulary(model: nn.Module, call: Call) -> int:
+    tokens = call.inputs[call.tokens]
+    return 2 if tokens.is_floating_point() else max(2, int(tokens.max()) + 1)
+
+
+def _words_of(small: Any) -> int:
+    config = small.config.get_text_config() if hasattr(small.config, "get_text_config") else small.config
+    return min(LEAST_VOCABULARY, int(getattr(config, "vocab_size", LEAST_VOCABULARY)))
+
+
+def _for_a_small_one(call: Call, vocabulary: int) -> Call:
+    """A call with ids and positions that a small model has."""
+    changed: dict[str, Any] = {}
+    for name, one in call.inputs.items():
+        if not isinstance(one, torch.Tensor) or one.is_floating_point() or one.dtype == torch.bool:
+            continue
+        if name in ("input_ids", "decoder_input_ids"):
+            changed[name] = torch.where(one < 5, one, 5 + one % (vocabulary - 5))
+        elif name in ("labels", "shift_labels"):
+            changed[name] = torch.where(one < 0, one, one % vocabulary)
+        elif name == "position_ids":
+            changed[name] = one % POSITIONS
+    return call.with_(**changed)
+
+
+# -- what is known
+
+
+@cache
+def _table() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(TABLE.read_text("utf-8")) if TABLE.exists() else {}
+    return table
+
+
+def _is_known(model: Any, call: Call, kernel: str) -> bool:
+    """Whether the table has this kind of model as one that keeps the samples of a batch apart as it comes."""
+    known = _table().get("isolated", {}).get(type(model).__name__)
+    if known is None or not type(model).__module__.startswith("transformers.") or _patched(model):
+        return False
+    if kernel not in known["kernels"] or known["structure"] != structure(model.config):
+        return False
+    plain = not any(
+        call.inputs.get(name) is not None for name in ("attention_mask", "past_key_values", "inputs_embeds")
+    )
+    positions = call.inputs.get("position_ids")
+    if not plain or call.inputs.get("use_cache") is not False or not isinstance(positions, torch.Tensor):
+        return False
+    begins = call.segments.diff(dim=1, prepend=call.segments[:, :1] - 1) != 0
+    return tuple(positions.shape) == call.shape and bool(((positions.cpu() == 0) == begins).all())
+
+
+_NO_MATTER: Final = (
+    *(
+        "_token_id",
+        "_token_ids",
+        "_token_index",
+        "_act",
+        "activation",
+        "activation_function",
+        "id2label",
+        "label2id",
+        "dtype",
+    ),
+    *("architectures", "transformers_version", "use_cache", "tie_word_embeddings", "name_or_path", "problem_type"),
+    *("pretraining_tp", "return_dict", "output_hidden_states", "output_attentions", "initializer_range", "torchscript"),
+)
+
+
+def structure(config: Any) -> int:
+    """A checksum of the settings of a configuration that choose between kinds of layers, not of those that say how many."""
+    return zlib.crc32(json.dumps(_choices(vars(config)), sort_keys=True).encode())
+
+
+def _choices(values: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if str(name).startswith("_") or str(name).endswith(_NO_MATTER):
+            continue
+        if hasattr(value, "model_type") and hasattr(value, "to_dict"):
+            value = vars(value)
+        if isinstance(value, bool | str) or value is None:
+            found[str(name)] = value
+        elif isinstance(value, Mapping):
+            found[str(name)] = _choices(value)
+        elif isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value):
+            found[str(name)] = sorted(set(value))
+        else:
+            found[str(name)] = type(value).__name__ if value else value
+    return {name: value for name, value in found.items() if value not in (None, False)}
+
+
+def refuse_leaks_of_step(step: Callable[[Any], Any], batch: Mapping[str, Any]) -> None:
+    """An error where the samples of a packed batch see each other in the module that a step calls. The step is run once,
+    uncompiled, on a few short samples, to see how it calls it.
+
+    Raises:
+        ValueError: as `refuse_leaks`.
+    """
+    found = packed_segments(batch)
+    if found is None:
+        return
+    call = Call(batch, found, whole=True).short()
+    counts = torch.tensor([len(one.slots) for one in call.samples])
+    short = {**call.inputs, "lengths": counts, "sample_numbers": torch.arange(len(counts))}
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            calls = outermost_calls(lambda: step({name: one for name, one in short.items() if name in batch}))
+    except Exception as error:  # whatever a step says to another shape
+        logger.warning(
+            "the step does not take a short batch (%s: %s), so nobody knows whether samples see each other in its model: say "
+            "bf.testing.assert_isolated(model)",
+            type(error).__name__,
+            str(error)[:200],
+        )
+        return
+    guard = IsolationGuard()
+    for module, inputs in calls:
+        if guard.check(module, inputs, call.segments):
+            return
+
+
+def outermost_calls(run: Callable[[], Any]) -> list[tuple[nn.Module, dict[str, Any]]]:
+    """The calls of modules that are not inside of another module's, as something is run."""
+    calls: list[tuple[nn.Module, dict[str, Any]]] = []
+    depth = [0]
+
+    def before(module: nn.Module, args: Any) -> None:
+        depth[0] += 1
+
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        depth[0] -= 1
+        if depth[0] == 0:
+            calls.append((module, named(module, args, kwargs)))
+
+    hooks = nn.modules.module
+    handles = [hooks.register_module_forward_pre_hook(before)]
+    handles.append(hooks.register_module_forward_hook(after, with_kwargs=True, always_call=True))
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+            hooks._global_forward_hooks_with_kwargs.pop(handle.id, None)  # which torch leaves there
+    return calls

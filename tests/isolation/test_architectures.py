@@ -1,0 +1,72 @@
+"""Twelve architectures of transformers, one at least of each kind of leak; `make isolation` tries all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import Trainer, TrainingArguments
+
+import brimful as bf
+from brimful.integrations.transformers import trainer_class
+from brimful.isolation.call import packed_batch
+from brimful.isolation.small import small_instance
+from brimful.isolation.verdict import AS_IT_IS, LEAST_VOCABULARY, segments, verdict
+
+MASK = "keep_apart='mask'"
+BOTH_WAYS = "causal=False"
+SAMPLE = {  # the kind of leak of `model(**batch)`, and the words of the call that mends it
+    "LlamaForCausalLM": ("", AS_IT_IS),
+    "Qwen2MoeForCausalLM": ("", AS_IT_IS),
+    "GPT2LMHeadModel": ("", AS_IT_IS),
+    "OPTForCausalLM": ("attention", MASK),
+    "FalconForCausalLM": ("attention", MASK),
+    "BloomForCausalLM": ("attention", ""),
+    "BertForMaskedLM": ("attention", BOTH_WAYS),
+    "RobertaForMaskedLM": ("attention", "position_offset=2"),
+    "BartForCausalLM": ("attention", ""),
+    "MambaForCausalLM": ("recurrence", ""),
+    "BambaForCausalLM": ("refused", ""),
+    "FNetForMaskedLM": ("unknown", ""),
+}
+"""Of leaks by a convolution and by positions transformers has none that is met first."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    yield
+    transformers.logging.set_verbosity(before)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SAMPLE)
+def test_what_is_known_of_an_architecture(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    leak, way = SAMPLE[name]
+    kind: Any = getattr(transformers, name)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = small_instance(kind, kind.config_class())
+        found = verdict(model, packed_batch(segments(), LEAST_VOCABULARY), model.config._attn_implementation)
+    assert (found.leak.kind if found.leak else "refused" if found.refused else "") == leak
+    assert way in found.way
+    assert bool(way) == bool(found.way)
+
+    args = TrainingArguments(
+        str(tmp_path), max_steps=1, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True
+    )
+    data = bf.from_sequence([{"input_ids": [6 + n] * (3 + n)} for n in range(8)]).pack(48)
+    trainer = trainer_class(Trainer)(model, args, train_dataset=data)
+    with caplog.at_level(logging.WARNING, "brimful"):
+        if leak == "":
+            trainer.train()
+        else:
+            with pytest.raises(ValueError, match="samples see each other" if leak != "refused" else "packed sequences"):
+                trainer.train()
+    assert not [one for one in caplog.records if one.name == "brimful"] or leak == "refused"
