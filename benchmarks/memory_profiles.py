@@ -10,19 +10,19 @@ uses min(peak / bound, 1) of it. Two ways to know the bound:
 - prior: one model for all, relative to the first batch of a run, fitted to the other runs alone (and to none that has the same
   batches as the one that is judged); nothing of the run but its first peak is known.
 
-Then the batches that `build_dynamic_batch_dataloader` makes of a run's texts (as long as the batches were padded to in which they
-were): by such a prior; by a model of eight probes that learns from each batch; and by default, where one peak is known and each
-batch is learnt from, with how runs differ as the other runs say. `8 ahead`: as four workers read ahead. The limit is the first batch's peak, of which
-.95 are aimed at: counted are the batches above the limit, and of those larger than the first the ones above it and above .95
-of it. (Others have the first one's size and shorter texts, and are above it where a model generates without end for these.)
-The peak of a shape that a run does not have is a fit to all its peaks, times how far that is off the batch in which the
-first of its texts was.
+Then the batches that `build_dynamic_batch_dataloader` makes of a run's texts, as long as the batches were padded to in which they
+were. "prior": nothing is measured. "probed": by a model of eight probes, which learns from each batch. "default": one peak is
+known, and each batch is learnt from; how runs differ is what the other runs say. "8 ahead": the same, as four workers read ahead.
+The limit is the first batch's peak, of which .95 are aimed at. Counted are the batches above the limit, and of those larger than
+the first the ones above it and above .95 of it. (Others have the first one's size and shorter texts, and are above it where a
+model generates without end for these.) The peak of a shape that a run does not have is a fit to all its peaks, times how far that
+is off the batch in which the first of its texts was.
 
-Last, the texts that the tests of the dynabatch package use (made anew: at most 134 tokens), with peaks as a fit to each run has them,
-each off by as much as one drawn from the run is off the fit; and how the growth of the runs was found to differ.
+Last, short texts like those of the tests of the dynabatch package: synthetic, at most 134 tokens. Their peaks are a fit to each
+run, each off by as much as one drawn from the run is off the fit.
 
-`--write` fits the prior to all runs, and writes what `MemoryModel.pretrained()` is. `--shipped` judges by that one, which is honest
-for runs that it does not know alone. Neither is tuned on the runs that judge it: the settings of a run follow from the others.
+`--write` fits the prior to all runs, and writes what `MemoryModel.pretrained()` is. `--shipped` judges the loader by that one,
+which is honest for runs alone that it does not know.
 """
 
 from __future__ import annotations
@@ -311,8 +311,8 @@ def loader_line(title: str, judged: list[dict[float, Built]], risk: float) -> st
     few, many = interval(int((larger > 1).sum()), len(larger)) if len(larger) else (0.0, 1.0)
     return (
         f"{title:<24}{len(judged):>5}{len(peaks):>8,}{risk:>8.1%}{over.mean():>10.2%}{f'{low:.2%} to {high:.2%}':>18}"
-        f"{next(above):>12}{f'{few:.2%} to {many:.2%}':>18}{next(above):>8}{np.minimum(peaks, 1).mean():>8.1%}{samples.mean():>10.2f}"
-        f"{used:>8.1%}{times:>7.2f}"
+        f"{next(above):>12}{f'{few:.2%} to {many:.2%}':>18}{next(above):>8}{np.minimum(peaks, 1).mean():>8.1%}"
+        f"{samples.mean():>10.2f}{used:>8.1%}{times:>7.2f}"
     )
 
 

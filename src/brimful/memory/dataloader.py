@@ -27,8 +27,8 @@ CHUNK: Final = 4_096
 """Texts that are tokenised at once where only their lengths are wanted."""
 
 WITHOUT_PEAKS: Final = (
-    "batches will hardly grow: torch finds no CUDA device whose peaks would tell how memory grows. Give peak_bytes= if your device "
-    "reports peaks, or memory_model=, a file that `brimful memory probe` and `brimful memory fit` make"
+    "batches will hardly grow: torch finds no CUDA device, whose peaks would say how memory grows. Give peak_bytes=, if your "
+    "device reports peaks, or memory_model=, a file that `brimful memory probe` and `brimful memory fit` make"
 )
 _said: Final[list[str]] = []  # in this process
 

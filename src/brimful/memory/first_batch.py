@@ -86,7 +86,7 @@ class FirstBatchSizes:
         return self.choices[number - 1] if number else min(self.batch_size, self.choices[0])
 
     def learnt(self, batch: int, length: int, peak_bytes: float) -> FirstBatchSizes:
-        """The sizes that a model says which knows this peak too; the first one of a batch like the first is the limit from then on."""
+        """The sizes by a model that knows this peak too. The first peak of a batch like the first is the limit from then on."""
         model: Any = self.model
         if model.unit == "relative":
             model = model.begun(batch, length, peak_bytes)
