@@ -3,9 +3,9 @@
     python benchmarks/memory_limit.py [texts]
 
 Each line is a process of its own (RLIMIT_DATA): what it has, what the first batch of the longest texts takes beside that, 5 %,
-and 8 MiB for the interpreter. An allocation beyond fails, and the process with it. The peak of a batch is the most that was
+and 12 MiB for the interpreter. An allocation beyond fails, and the process with it. The peak of a batch is the most that was
 resident (VmHWM, begun anew before each batch) beside what was before the first one. "fixed" makes all batches as large as the
-first one; "default" is `build_dynamic_batch_dataloader` with `peak_bytes=` and nothing else. Texts a second are of processor time.
+first one; "default" is `build_dynamic_batch_dataloader` with `peak_bytes=` and nothing else. Texts/s: of processor time.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadMode
 
 import brimful as bf
 
-VOCABULARY, WIDTH, BATCH, LONGEST = 4_000, 32, 8, 134
-SPARE, INTERPRETER = 1.05, 8 << 20
+VOCABULARY, WIDTH, BATCH, LONGEST = 8_000, 16, 8, 134
+SPARE, INTERPRETER = 1.05, 12 << 20
 # Memory goes back to the kernel as it is freed, or the most that was resident would be that of all batches before.
-ALLOCATOR = {
-    "MALLOC_MMAP_THRESHOLD_": "65536",
-    "MALLOC_TRIM_THRESHOLD_": "65536",
-    "MALLOC_ARENA_MAX": "1",
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+# Nor may libraries hold more for each new shape, or for each thread.
+LIBRARIES = {
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
 
@@ -55,10 +57,11 @@ def make_model(kind: str) -> Any:
     torch.manual_seed(0)
     if kind == "encoder":
         heads: dict[str, Any] = {"num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 4 * WIDTH}
-        return BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, hidden_size=WIDTH, **heads)).eval()
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
-    ).eval()
+        made: Any = BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, hidden_size=WIDTH, **heads))
+    else:
+        sizes: dict[str, Any] = {"n_embd": WIDTH, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
+        made = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **sizes))
+    return made.eval()
 
 
 def make_texts(count: int) -> list[str]:
@@ -73,7 +76,8 @@ def make_tokenizer() -> Any:
         models.WordLevel({str(n): n for n in range(VOCABULARY - 1)} | {"[PAD]": VOCABULARY - 1}, unk_token="0")
     )
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]")
+    wrapped: Any = PreTrainedTokenizerFast
+    return wrapped(tokenizer_object=words, pad_token="[PAD]")
 
 
 def batches(way: str, texts: list[str], tokenizer: Any, peak: Callable[[], float]) -> Iterable[Any]:
@@ -98,7 +102,7 @@ def child(kind: str, way: str, count: int) -> None:
     held = 0
     made = batches(way, texts, tokenizer, lambda: peak_beside(held))
     next(iter(made))  # the threads and buffers of the tokenizer stay
-    bf.memory.MemoryModel.fit([(1, 1), (2, 1)], [1, 2])  # those of numpy too
+    bf.memory.MemoryModel.fit([(n, 9 * n) for n in range(1, 40)], range(1, 40))  # numpy's too
     held = status("VmRSS")
     peak_beside(held)
     step(longest)
@@ -133,7 +137,7 @@ def main() -> None:
         for way in ("fixed", "default"):
             run = subprocess.run(
                 [sys.executable, __file__, kind, way, count],
-                env={**os.environ, **ALLOCATOR},
+                env={**os.environ, **ALLOCATOR, **LIBRARIES},
                 capture_output=True,
                 text=True,
             )
