@@ -19,7 +19,7 @@ model generates without end for these.) The peak of a shape that a run does not 
 is off the batch in which the first of its texts was.
 
 Last, short texts like those of the tests of the dynabatch package: synthetic, at most 134 tokens. Their peaks are a fit to each
-run, each off by as much as one drawn from the run is off the fit.
+run, each off by as much as the run's batch at the same place is off the fit.
 
 `--write` fits the prior to all runs, and writes what `MemoryModel.pretrained()` is. `--shipped` judges the loader by that one,
 which is honest for runs alone that it does not know.
@@ -51,7 +51,7 @@ NUM_PROBES = 8
 # A sample's share by length, 1 + linear L + quadratic L^2, as the prior may have it: what uses most of the limits is taken.
 SHARES = [(a, b) for a in (0, 3e-4, 5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3, 3e-3, 4e-3, 6e-3) for b in (0, 1e-6, 3e-6, 1e-5)]
 AHEAD = 8  # batches that four workers read ahead
-SHORT_TEXTS = 2_000
+SHORT_TEXTS, SHORT_BATCH = 2_000, 16
 ERRORS_A_RUN = 100  # as which each run counts, however long
 
 Floats = NDArray[np.float64]
@@ -263,7 +263,7 @@ def judged_loader(runs: list[Run], way: str, shipped: bool = False) -> list[dict
 
 
 def judged_short(runs: list[Run]) -> list[dict[float, Built]]:
-    """For each run, by risk, the batches of short texts, of which the first has as many as the run's."""
+    """For each run, by risk, the batches of short texts."""
     random = np.random.default_rng(0)
     padded = -np.sort(-random.integers(4, 135, SHORT_TEXTS))
     found = []
@@ -271,10 +271,9 @@ def judged_short(runs: list[Run]) -> list[dict[float, Built]]:
         truth = MemoryModel.fit(run.shapes, run.peaks)
         off = run.peaks / np.array([truth.predict(*shape) for shape in run.shapes.tolist()])
         known = growth([grown(other) for other in runs if other is not run and not other.alike(run)])[0]
-        model, drawn = replace(MemoryModel.pretrained(), growth=known), random.choice(off, len(padded))
-        found.append(
-            {risk: cut(padded, truth, drawn, model, min(int(run.shapes[0, 0]), 32), True, risk) for risk in RISKS}
-        )
+        model = replace(MemoryModel.pretrained(), growth=known)
+        drawn = off[np.arange(len(padded)) * len(off) // len(padded)]
+        found.append({risk: cut(padded, truth, drawn, model, SHORT_BATCH, True, risk) for risk in RISKS})
     return found
 
 
