@@ -10,14 +10,19 @@ uses min(peak / bound, 1) of it. Two ways to know the bound:
 - prior: one model for all, relative to the first batch of a run, fitted to the other runs alone (and to none that has the same
   batches as the one that is judged); nothing of the run but its first peak is known.
 
-Then the batches that `build_dynamic_batch_dataloader` makes of a run's texts (as long as the batches were padded to in which they
-were) by such a prior, or by a model of eight probes that learns from each batch. The limit is the first batch's peak, of which
-.9 are aimed at: counted are the batches above the limit, and of those larger than the first the ones above it and above .9
-of it. (Others have the first one's size and shorter texts, and are above it where a model generates without end for these.)
-The peak of a shape that a run does not have is a fit to all its peaks, times how far that is off the batch in which the
-first of its texts was.
+Then the batches that `build_dynamic_batch_dataloader` makes of a run's texts, as long as the batches were padded to in which they
+were. "prior": nothing is measured. "probed": by a model of eight probes, which learns from each batch. "default": one peak is
+known, and each batch is learnt from; how runs differ is what the other runs say. "8 ahead": the same, as four workers read ahead.
+The limit is the first batch's peak, of which .95 are aimed at. Counted are the batches above the limit, and of those larger than
+the first the ones above it and above .95 of it. (Others have the first one's size and shorter texts, and are above it where a
+model generates without end for these.) The peak of a shape that a run does not have is a fit to all its peaks, times how far that
+is off the batch in which the first of its texts was.
 
-`--write` fits the prior to all runs, and writes what `MemoryModel.pretrained()` is.
+Last, short texts like those of the tests of the dynabatch package: synthetic, at most 134 tokens. Their peaks are a fit to each
+run, each off by as much as the run's batch at the same place is off the fit.
+
+`--write` fits the prior to all runs, and writes what `MemoryModel.pretrained()` is. `--shipped` judges the loader by that one,
+which is honest for runs alone that it does not know.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ import argparse
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import log, sqrt
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,13 +41,17 @@ from numpy.typing import NDArray
 
 from brimful.memory import MemoryModel, spread_shapes
 from brimful.memory.first_batch import SHARE, FirstBatchSizes, cut_lazily
+from brimful.memory.growth import nonnegative
 from brimful.memory.margin import Margin
+from brimful.memory.model import SHORT, Growth
 
 DATA = Path(os.environ.get("BRIMFUL_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 RISKS = (0.01, 0.025)
 NUM_PROBES = 8
 # A sample's share by length, 1 + linear L + quadratic L^2, as the prior may have it: what uses most of the limits is taken.
 SHARES = [(a, b) for a in (0, 3e-4, 5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3, 3e-3, 4e-3, 6e-3) for b in (0, 1e-6, 3e-6, 1e-5)]
+AHEAD = 8  # batches that four workers read ahead
+SHORT_TEXTS, SHORT_BATCH = 2_000, 16
 ERRORS_A_RUN = 100  # as which each run counts, however long
 
 Floats = NDArray[np.float64]
@@ -96,21 +105,68 @@ class Built(NamedTuple):
     samples: Floats
 
 
-def built(run: Run, model: MemoryModel, learns: bool, risk: float) -> Built:
-    """What the loader makes of a run's texts with this model."""
+def built(run: Run, model: MemoryModel, learns: bool, risk: float, ahead: int = 0) -> Built:
+    """What the loader makes of a run's texts with this model, where so many batches are read ahead."""
     order = np.argsort(-run.shapes[:, 1], kind="stable")
     owners = np.repeat(order, run.shapes[order, 0])
-    padded = run.shapes[owners, 1]
     truth = MemoryModel.fit(run.shapes, run.peaks)
     off = run.peaks / np.array([truth.predict(*shape) for shape in run.shapes.tolist()])
-    known = [FirstBatchSizes(model, int(run.shapes[order[0], 0]), int(padded[0]), risk=risk)]
-    found = []
+    return cut(run.shapes[owners, 1], truth, off[owners], model, int(run.shapes[order[0], 0]), learns, risk, ahead)
+
+
+def cut(
+    padded: NDArray[np.int64],
+    truth: MemoryModel,
+    off: Floats,
+    model: MemoryModel,
+    batch_size: int,
+    learns: bool,
+    risk: float,
+    ahead: int = 0,
+) -> Built:
+    """What the loader makes of texts, longest first, with peaks off the truth by as much as its first text says."""
+    known = [FirstBatchSizes(model, batch_size, int(padded[0]), risk=risk)]
+    found: list[tuple[float, int]] = []
+    shapes: list[tuple[int, int]] = []
     for part in cut_lazily(padded, lambda: known[-1]):
-        shape = part.stop - part.start, int(padded[part.start])
-        found.append((truth.predict(*shape) * float(off[owners[part.start]]), shape[0]))
-        if learns:
-            known.append(known[-1].learnt(*shape, found[-1][0]))
+        shapes.append((part.stop - part.start, int(padded[part.start])))
+        found.append((truth.predict(*shapes[-1]) * float(off[part.start]), shapes[-1][0]))
+        if learns and len(found) > ahead:
+            known.append(known[-1].learnt(*shapes[-1 - ahead], found[-1 - ahead][0]))
     return Built(*((np.array(found)[1:-1] / found[0]).T))
+
+
+class Grown(NamedTuple):
+    """How a run grows: at an eighth of its first length (`first` tokens) a sample takes exp(`log_share`) of what it takes there;
+    peaks are off that by `spread`."""
+
+    first: float
+    log_share: float
+    spread: float
+
+
+def grown(run: Run) -> Grown:
+    """Least squares: a sample takes a constant and so much by the token, neither below zero."""
+    batch, length = run.shapes.T.astype(np.float64)
+    fixed, by_token = nonnegative(np.column_stack([batch, batch * length]) / run.peaks[:, None], np.ones(len(batch)))
+    off = np.log(run.peaks / (batch * (fixed + by_token * length)))
+    first = float(length[0])
+    return Grown(first, log((fixed + by_token * first * SHORT) / (fixed + by_token * first)), float(off.std()))
+
+
+def growth(runs: list[Grown]) -> tuple[Growth, Floats]:
+    """How runs differ: the rate that is right for them on average, and how far each is off it, as a logarithm."""
+    first, found, spreads = np.array(runs).T
+
+    def off(rate: float) -> Floats:
+        away: Floats = found - np.log((1 + rate * first * SHORT) / (1 + rate * first))
+        return away
+
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if off(middle).mean() > 0 else (middle, high)
+    return Growth(low, float(np.median(spreads) / off(low).std())), off(low)
 
 
 def errors(run: Run, share: tuple[float, float]) -> Floats:
@@ -183,17 +239,42 @@ def prior_with(share: tuple[float, float], runs: list[Run]) -> MemoryModel:
     )
     levels = (np.arange(ERRORS_A_RUN) + 0.5) / ERRORS_A_RUN
     known = np.concatenate([np.quantile(errors(run, share), levels) for run in runs])
-    return replace(model, margin=Margin.of(known.tolist()), unit="relative")
+    differs, _ = growth([grown(run) for run in runs])
+    return replace(model, margin=Margin.of(known.tolist()), unit="relative", growth=differs)
 
 
-def judged_loader(runs: list[Run], way: str) -> list[dict[float, Built]]:
-    """For each run, by risk, the batches of the loader."""
-    if way == "prior":
-        chosen = [prior_with(share, [runs[n] for n in np.flatnonzero(others)]) for others, share, _, _ in splits(runs)]
-    else:
+def judged_loader(runs: list[Run], way: str, shipped: bool = False) -> list[dict[float, Built]]:
+    """For each run, by risk, the batches of the loader; `shipped`: by the prior that comes with the library."""
+    if way == "probed":
         probes = [spread_shapes(run.shapes, count=NUM_PROBES) for run in runs]
         chosen = [MemoryModel.fit(run.shapes[rows], run.peaks[rows]) for run, rows in zip(runs, probes)]
-    return [{risk: built(run, model, way == "probed", risk) for risk in RISKS} for run, model in zip(runs, chosen)]
+    elif shipped:
+        chosen = [MemoryModel.pretrained()] * len(runs)
+    elif way == "prior":
+        chosen = [prior_with(share, [runs[n] for n in np.flatnonzero(others)]) for others, share, _, _ in splits(runs)]
+    else:
+        known = [grown(run) for run in runs]
+        left = [[one for one, other in zip(known, runs) if other is not run and not other.alike(run)] for run in runs]
+        chosen = [replace(MemoryModel.pretrained(), growth=growth(others)[0]) for others in left]
+    ahead = AHEAD if way == "8 ahead" else 0
+    return [
+        {risk: built(run, model, way != "prior", risk, ahead) for risk in RISKS} for run, model in zip(runs, chosen)
+    ]
+
+
+def judged_short(runs: list[Run]) -> list[dict[float, Built]]:
+    """For each run, by risk, the batches of short texts."""
+    random = np.random.default_rng(0)
+    padded = -np.sort(-random.integers(4, 135, SHORT_TEXTS))
+    found = []
+    for run in runs:
+        truth = MemoryModel.fit(run.shapes, run.peaks)
+        off = run.peaks / np.array([truth.predict(*shape) for shape in run.shapes.tolist()])
+        known = growth([grown(other) for other in runs if other is not run and not other.alike(run)])[0]
+        model = replace(MemoryModel.pretrained(), growth=known)
+        drawn = off[np.arange(len(padded)) * len(off) // len(padded)]
+        found.append({risk: cut(padded, truth, drawn, model, SHORT_BATCH, True, risk) for risk in RISKS})
+    return found
 
 
 def interval(misses: int, count: int) -> tuple[float, float]:
@@ -222,14 +303,23 @@ def loader_line(title: str, judged: list[dict[float, Built]], risk: float) -> st
     over, larger = peaks > 1, peaks[samples > 1]
     low, high = interval(int(over.sum()), len(peaks))
     above = (f"{(larger > share).mean():.2%}" if len(larger) else "-" for share in (1, SHARE))
+    by_run = [
+        (np.minimum(one[risk].peaks, 1).mean(), one[risk].samples.mean()) for one in judged if len(one[risk].peaks)
+    ]
+    used, times = np.mean(by_run, axis=0)
+    few, many = interval(int((larger > 1).sum()), len(larger)) if len(larger) else (0.0, 1.0)
     return (
         f"{title:<24}{len(judged):>5}{len(peaks):>8,}{risk:>8.1%}{over.mean():>10.2%}{f'{low:.2%} to {high:.2%}':>18}"
-        f"{next(above):>12}{next(above):>8}{np.minimum(peaks, 1).mean():>8.1%}{samples.mean():>10.2f}"
+        f"{next(above):>12}{f'{few:.2%} to {many:.2%}':>18}{next(above):>8}{np.minimum(peaks, 1).mean():>8.1%}"
+        f"{samples.mean():>10.2f}{used:>8.1%}{times:>7.2f}"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--shipped", action="store_true", help="judge the loader by the prior that comes with the library"
+    )
     parser.add_argument("--write", type=Path, help="where the prior of all runs goes")
     options = parser.parse_args()
     if not DATA.is_dir():
@@ -237,8 +327,9 @@ def main() -> None:
         return
     runs = read_runs()
     if options.write:
-        prior(runs).save(options.write)
-        print(f"{prior(runs)} written to {options.write}")
+        made = prior(runs)
+        made.save(options.write)
+        print(f"{made}, {made.growth} written to {options.write}")
         return
     print(
         f"{'':<24}{'runs':>5}{'batches':>8}{'risk':>8}{'exceeded':>10}{'95 %':>18}{'used':>8}{'by run: exc.':>13}{'used':>7}"
@@ -258,14 +349,25 @@ def main() -> None:
                 print(line(f"{way}, {name}", [one for one, run in zip(judged, runs) if run.family in families], risk))
     print(
         f"\n{'batches of the loader':<24}{'runs':>5}{'batches':>8}{'risk':>8}{'exceeded':>10}{'95 %':>18}"
-        f"{'larger: > 1':>12}{'> .9':>8}{'used':>8}{'samples x':>10}"
+        f"{'larger: > 1':>12}{'95 %':>18}{'> .95':>8}{'used':>8}{'samples x':>10}{'by run':>8}{'x':>7}"
     )
-    for way in ("probed", "prior"):
-        loaded = judged_loader(runs, way)
+    for way in ("probed", "prior", "default", "8 ahead"):
+        loaded = judged_loader(runs, way, options.shipped)
         for name, families in groups.items():
             for risk in RISKS:
                 kept = [one for one, run in zip(loaded, runs) if run.family in families]
                 print(loader_line(f"{way}, {name}", kept, risk))
+    short = judged_short(runs)
+    for name, families in groups.items():
+        kept = [one for one, run in zip(short, runs) if run.family in families]
+        for risk in RISKS:
+            print(loader_line(f"short texts, {name}", kept, risk))
+    known, off = growth([grown(run) for run in runs])
+    quantiles = ", ".join(f"{one:+.0%}" for one in np.expm1(np.quantile(off, (0.1, 0.25, 0.5, 0.75, 0.9))))
+    print(
+        f"\ngrowth: a sample of L tokens takes 1 + {known.rate:.4f} L; at an eighth of the first length runs are off that by "
+        f"{quantiles} (10, 25, 50, 75, 90 % of runs); this counts as {known.weight:.2f} peaks"
+    )
 
 
 if __name__ == "__main__":

@@ -1456,7 +1456,7 @@ MUTANTS = [
         "self.model.largest_batch(length, self._first, risk=self.risk)",
         of(
             "memory/test_first_batch",
-            "test_a_batch_has_the_largest_size_whose_bound_is_within_nine_tenths_of_the_first_peak",
+            "test_a_batch_has_the_largest_size_whose_bound_is_within_a_twentieth_of_the_first_peak",
         ),
     ),
     Mutant(
@@ -1476,9 +1476,30 @@ MUTANTS = [
     Mutant(
         "a peak is learnt for the batch after the one that was run",
         "memory/dataloader.py",
-        "            peaks.begin()\n            yield batch\n            peak = peaks.end()\n",
-        "            peak = peaks.end()\n            peaks.begin()\n            yield batch\n",
+        "self._batches.sizes.learnt(rows, length, peak)",
+        "self._batches.sizes.learnt(rows + 1, length, peak)",
         of("memory/test_dataloader", "test_batches_are_cut_by_all_peaks_before_but_those_of_batches_read_ahead[0]"),
+    ),
+    Mutant(
+        "what parts of a batch took is learnt as what the whole took",
+        "memory/dataloader.py",
+        "elif peak is not None and not split:",
+        "elif peak is not None:",
+        of("memory/test_dataloader", "test_where_a_batch_is_split_beforehand_its_peak_is_not_that_of_its_shape"),
+    ),
+    Mutant(
+        "one peak is enough to double",
+        "memory/first_batch.py",
+        "else 2 * self.batch_size - 1)",
+        "else 9 * self.batch_size)",
+        of("memory/test_first_batch", "test_one_peak_gives_the_scale_and_sizes_grow_slowly_at_first"),
+    ),
+    Mutant(
+        "misses make no bound more careful",
+        "memory/margin.py",
+        "(round(1 / risk) - 1 if missed else -1)",
+        "(0 if missed else -1)",
+        of("memory/test_margin", "test_errors_that_get_worse_exceed_their_bounds_no_more_often[0.025]"),
     ),
     Mutant(
         "samples of one length change places",

@@ -7,7 +7,8 @@ import logging
 import pickle
 import subprocess
 import sys
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import brimful as bf
-from brimful.memory import MemoryModel, SimulatedOOM, oom_safe_generate
-from brimful.memory.dataloader import DynamicBatchDataLoader, DynamicBatches, TextCollator
+from brimful.memory import MemoryModel, SimulatedOOM, dataloader, oom_guard, oom_safe_generate
+from brimful.memory.dataloader import WITHOUT_PEAKS, DynamicBatchDataLoader, DynamicBatches, TextCollator
 from brimful.memory.first_batch import FirstBatchSizes
 from brimful.plan.cut import longest_first
 from tests import tokenizers
@@ -57,6 +58,7 @@ def test_the_signature_is_the_published_one() -> None:
     assert named == [
         ("seed", "keyword-only"),
         ("memory_model", "keyword-only"),
+        ("peak_bytes", "keyword-only"),
         ("tokenizer_kwargs", "variadic keyword"),
     ]
 
@@ -131,9 +133,8 @@ def test_truncated_texts_are_counted_and_said_once(make: str, caplog: pytest.Log
         loader = build(TEXTS, tokenizer, 8, limit)
         assert max(batch["input_ids"].shape[1] for batch in loader) == limit
     assert loader.truncated == expected > 0
-    assert [record.getMessage() for record in caplog.records] == [
-        f"truncated {expected} of 200 texts to max_input_token_length={limit} tokens"
-    ]
+    said = [text for record in caplog.records if (text := record.getMessage()) != WITHOUT_PEAKS]
+    assert said == [f"truncated {expected} of 200 texts to max_input_token_length={limit} tokens"]
     caplog.clear()
     assert build(TEXTS, tokenizer, 8, lengths[-1]).truncated == 0
     assert not caplog.records
@@ -281,7 +282,8 @@ def test_workers_collate_for_a_script_without_a_main_guard_and_leave_nothing_beh
         env={"PYTHONPATH": f"{Path(bf.__file__).parents[1]}:{root}", "PATH": "", "OMP_NUM_THREADS": "1"},
         check=False,
     )
-    assert (run.returncode, run.stdout, run.stderr) == (0, "done\n", "")
+    said = "" if torch.cuda.is_available() else f"{WITHOUT_PEAKS}\n"
+    assert (run.returncode, run.stdout, run.stderr) == (0, "done\n", said), "said once"
 
 
 def test_what_workers_need_can_be_sent_to_them_where_they_are_no_forks() -> None:
@@ -340,7 +342,7 @@ class Measured:
     def begin(self) -> None:
         self.ran = None
 
-    def end(self) -> float | None:
+    def end(self, caught: int = 0) -> float | None:
         assert self.ran is not None
         self.shapes.append(self.ran)
         return None if len(self.shapes) % 5 == 0 else actual(*self.ran)
@@ -402,8 +404,114 @@ def test_shuffled_batches_are_cut_when_the_epoch_begins() -> None:
     assert cut == sorted(rows for rows, _ in shapes_of(loader, measured))
 
 
-def test_a_model_of_relative_peaks_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_no_peaks_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert len(build(memory_model=MemoryModel.pretrained())) == len(build())
-    with pytest.raises(TypeError, match="the number of batches is not known"):
-        len(build(memory_model=MODEL))
+    fixed = replace(MemoryModel.pretrained(), growth=None)
+    assert len(build(memory_model=fixed)) > 0
+    with pytest.raises(TypeError, match=r"^peak_bytes is for a model that learns, in bytes and with refined"):
+        build(memory_model=fixed, peak_bytes=lambda: 1.0)
+    with pytest.raises(TypeError, match=r"^peak_bytes must be a function that gives the peak in bytes \(got 3\)"):
+        build(peak_bytes=3)
+    for model in (MODEL, None):
+        with pytest.raises(TypeError, match="the number of batches is not known"):
+            len(build(memory_model=model))
+
+
+class Device:
+    """Reports the peak since it was last asked, of steps that take so much by the token; it may run out of memory."""
+
+    def __init__(self, fixed: float = 0.0, holds: float = float("inf")) -> None:
+        self.fixed, self.holds, self.peak = fixed, holds, 0.0
+
+    def step(self, batch: Any, scale: float = 1.0) -> None:
+        rows, length = batch["input_ids"].shape
+        needed = self.fixed + rows * (400 + 20 * length)
+        if needed > self.holds:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        self.peak = max(self.peak, needed)
+
+    def peak_bytes(self) -> float | None:
+        peak, self.peak = self.peak, 0.0
+        return peak or None
+
+
+LONG = [f"{number} " + "word fox dog "[: number * 5 % 13] * (number % 23) + "x" for number in range(4_000)]
+
+
+@pytest.mark.parametrize("fixed", [0.0, 20_000.0])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_by_default_the_first_batches_say_how_large_the_next_may_be(fixed: float, num_workers: int) -> None:
+    device = Device(fixed)
+    loader = build(LONG, None, 32, 64, peak_bytes=device.peak_bytes, num_workers=num_workers)
+    shapes, peaks = [], []
+    for batch in loader:
+        device.step(batch)
+        shapes.append(batch["input_ids"].shape)
+        peaks.append(device.peak)
+    sizes = [rows for rows, _ in shapes]
+    assert sum(sizes) == len(LONG)
+    assert sizes[0] == 32
+    assert max(peaks) == peaks[0]
+    assert all(rows < 64 for rows in sizes[: 3 + 2 * num_workers]), "no doubling before two peaks confirm it"
+    assert sum(peaks[20:-1]) / len(peaks[20:-1]) > 0.8 * peaks[0]
+    assert loader.memory_model.unit == "bytes"
+    again = [batch["input_ids"].shape[0] for batch in loader]
+    assert sum(again) == len(LONG)
+
+
+def test_a_batch_that_ran_out_of_memory_is_split_and_the_model_learns_from_it() -> None:
+    """The first batch fits as it must; the device is then taken by somebody else."""
+    device = Device()
+    loader = build(LONG, None, 32, 64, peak_bytes=device.peak_bytes)
+    guard = oom_guard(device.step, parameters=())
+    seen, ooms, known = [], [], None
+    for number, batch in enumerate(loader):
+        if number == 12:
+            known, device.holds = loader.memory_model, 0.7 * 32 * (400 + 20 * 64)
+        guard(batch)
+        seen += batch["texts"]
+        ooms.append(guard.stats.ooms)
+        if number == 13:
+            assert loader.memory_model.predict(32, 64) > known.predict(32, 64)
+    assert sorted(seen) == sorted(LONG)
+    assert ooms[11] == 0 < ooms[-1] <= 8, "smaller ones come after"
+    assert guard.stats.split < len(ooms) / 2
+
+
+def test_where_a_batch_is_split_beforehand_its_peak_is_not_that_of_its_shape() -> None:
+    """The limits that a guard learnt in a run before split some batches."""
+    device = Device()
+    guard = oom_guard(device.step, parameters=())
+    learnt = [(len(MODEL.margin), 0)]
+    guard.load_state_dict({"version": 1, "limits": [["samples", 20, [64, 64]]]})
+    loader = build(LONG, None, 32, 64, peak_bytes=device.peak_bytes, memory_model=MODEL)
+    for batch in loader:
+        learnt.append((len(loader.memory_model.margin), guard.stats.split))  # type: ignore[attr-defined]
+        guard(batch)
+    changes = {
+        (peaks - peaks_before, split - split_before)
+        for (peaks_before, split_before), (peaks, split) in pairwise(learnt[1:])
+    }
+    assert changes == {(1, 0), (0, 1)}, "either it is split, or its peak is learnt"
+
+
+def test_what_a_device_reports_must_be_a_peak() -> None:
+    batches = iter(build(LONG, None, 32, 64, peak_bytes=lambda: -1.0))
+    next(batches)
+    with pytest.raises(ValueError, match=r"^what peak_bytes gives must be positive \(got -1.0\)"):
+        next(batches)
+
+
+def test_without_peaks_the_prior_stays_and_that_is_said_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(dataloader, "_said", [])
+    texts = TEXTS[:100:7]
+    build(texts, None, 8, 512, memory_model=MODEL)
+    build(texts, None, 8, 512, peak_bytes=lambda: None)
+    loaders = build(texts, None, 8, 512), build(texts, None, 8, 512)
+    assert [record.getMessage() for record in caplog.records] == [WITHOUT_PEAKS]
+    assert all(name in WITHOUT_PEAKS for name in ("memory_model=", "peak_bytes=", "brimful memory probe"))
+    assert len(loaders[0]) == len(texts_of(loaders[0]))
+    assert loaders[0].memory_model == MemoryModel.pretrained()

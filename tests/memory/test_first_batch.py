@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ MODELS = {
     more=st.floats(0, 9),
     steps=st.integers(1, 60),
 )
-def test_a_batch_has_the_largest_size_whose_bound_is_within_nine_tenths_of_the_first_peak(
+def test_a_batch_has_the_largest_size_whose_bound_is_within_a_twentieth_of_the_first_peak(
     unit: str, batch_size: int, longest: int, share: float, risk: float, start: float, more: float, steps: int
 ) -> None:
     model, length = MODELS[unit], max(1, int(share * longest))
@@ -37,7 +38,7 @@ def test_a_batch_has_the_largest_size_whose_bound_is_within_nine_tenths_of_the_f
     choices = [max(1, int(start * batch_size + 1e-9))]
     if steps > 1:
         choices = [max(1, int((start + more * n / (steps - 1)) * batch_size + 1e-9)) for n in range(steps)]
-    limit = 0.9 * model.predict(batch_size, longest)
+    limit = 0.95 * model.predict(batch_size, longest)
     within = [size for size in choices if model.bound(size, length, risk=risk) <= limit]
     assert sizes.rows(length) == max(within, default=min(batch_size, choices[0]))
     assert sizes.rows(length) >= sizes.rows(longest)
@@ -60,8 +61,32 @@ def test_a_measured_first_batch_is_the_limit_from_then_on() -> None:
     learnt = learnt.learnt(4, 64, 20_000.0).learnt(4, 64, 19_000.0)
     assert learnt.peak == 20_000.0
     assert learnt.rows(16) == max(
-        size for size in learnt.choices if learnt.model.bound(size, 16, risk=0.025) <= 0.9 * 20_000
+        size for size in learnt.choices if learnt.model.bound(size, 16, risk=0.025) <= 0.95 * 20_000
     )
+
+
+def test_one_peak_gives_the_scale_and_sizes_grow_slowly_at_first() -> None:
+    prior = MODELS["relative"]
+    sizes = FirstBatchSizes(prior, 8, 512, risk=0.4, end=20, steps=400)
+    first = sizes.learnt(8, 512, 8e9)
+    assert first.model.predict(8, 512) == pytest.approx(8e9, rel=0.02)
+    assert first.rows(16) == 15, "below twice the first"
+    second = first.learnt(14, 16, 1e9)
+    assert second.measured == (14, 8)
+    assert second.rows(16) == 16, "one peak of 14 confirms nothing"
+    assert second.learnt(14, 16, 1e9).rows(16) == 28
+    assert second.peak == 8e9
+    assert replace(second, measured=(1, 1)).rows(16) == 8, "a short last batch takes nothing back"
+
+
+def test_a_batch_that_ran_out_of_memory_was_above_the_first_one() -> None:
+    sizes = FirstBatchSizes(MODELS["relative"], 8, 512)
+    assert sizes.exceeded(8, 512) == sizes, "there is no scale yet"
+    sizes = sizes.learnt(8, 512, 8e9).learnt(8, 300, 5e9)
+    less = sizes.exceeded(12, 256)
+    assert less.rows(256) < sizes.rows(256)
+    assert less.model.predict(12, 256) > sizes.model.predict(12, 256)
+    assert (less.peak, less.measured) == (sizes.peak, sizes.measured)
 
 
 @pytest.mark.parametrize(

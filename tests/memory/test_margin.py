@@ -51,7 +51,9 @@ def test_few_errors_bound_the_next_one_where_they_are_normal(risk: float, known:
 @examples(60)
 def test_a_margin_is_bounded_and_grows_as_the_risk_falls(first: list[float], then: list[float], risk: float) -> None:
     margin = Margin.of(first).after(then)
-    assert margin == Margin.of(then).after(first) or margin.squares == pytest.approx(sum(e**2 for e in first + then))
+    assert margin.counts == Margin.of(then).after(first).counts
+    assert margin.squares == pytest.approx(sum(e**2 for e in first + then))
+    assert Margin.from_json(margin.counts, margin.squares, margin.care) == margin
     assert len(margin) == len(first) + len(then)
     assert 1 <= margin.factor(risk) <= margin.factor(risk / 2)
 
@@ -62,3 +64,31 @@ def test_a_margin_begins_at_a_tenth() -> None:
     assert len(Margin.of([0.001] * 100_000).counts) == 1, (
         "its size depends on how errors differ, not on how many they are"
     )
+
+
+@pytest.mark.parametrize("risk", [0.025, 0.1])
+def test_errors_that_get_worse_exceed_their_bounds_no_more_often(risk: float) -> None:
+    """In bursts, ever more of them, as where generation ends late: without care far more often."""
+    random = np.random.default_rng(3)
+    misses = careless = count = 0
+    for _ in range(6):
+        burst = np.repeat(random.random(60) < np.linspace(0, 0.2, 60), 5)
+        errors = np.where(burst, random.normal(1.0, 0.2, 300), random.normal(0, 0.05, 300)).tolist()
+        margin, counted = Margin(), Margin()
+        for error in errors:
+            misses += np.exp(error) > margin.factor(risk)
+            careless += np.exp(error) > counted.factor(risk)
+            margin, counted, count = margin.after([error]), counted._counted([error]), count + 1
+    assert misses <= risk * count + 3 * np.sqrt(risk * count)
+    assert careless > 1.3 * misses
+
+
+def test_care_goes_as_errors_stay_within() -> None:
+    margin = Margin.of([0.01] * 200)
+    missed = margin.after([0.5])
+    assert missed.care[4] == 39, "one step for each error within, at a risk of 2.5 %"
+    assert missed.factor(0.025) > margin.factor(0.025)
+    assert missed.after([0.0] * 39).care[4] == 0
+    for wrong in ([1] * 7, [151] * 8):
+        with pytest.raises(ValueError, match=r"^care must be 8 numbers up to 150"):
+            Margin.from_json([], 0.0, wrong)

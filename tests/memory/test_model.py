@@ -206,6 +206,21 @@ def test_the_pretrained_model_knows_ratios() -> None:
         prior.refined([(1, 1)], [1.0])
 
 
+def test_a_model_begins_with_one_peak_and_what_others_say_gives_way_to_the_next(tmp_path: Path) -> None:
+    begun = MemoryModel.pretrained().begun(8, 512, 8e9)
+    assert (begun.unit, begun.predict(8, 512)) == ("bytes", pytest.approx(8e9, rel=0.02))
+    flat = begun.refined([(8, 128), (12, 64)], [8e9, 12e9])
+    assert flat.predict(16, 32) > 1.3 * begun.predict(16, 32)
+    flat.save(tmp_path / "memory.json")
+    assert MemoryModel.load(tmp_path / "memory.json") == flat
+    for growth, why in (
+        ([-1, 1], "a rate of growth must be at least 0"),
+        ([1, 0], "a weight of growth must be positive"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            MemoryModel.from_json(begun.to_json() | {"growth": growth})
+
+
 def test_it_prints_what_it_knows() -> None:
     words = "MemoryModel(12 peaks, batches 1 to 32, lengths 16 to 256; at risk 2.5 % peaks are up to "
     assert repr(model_of(1e6, 0, 1e3, 0)).startswith(words)

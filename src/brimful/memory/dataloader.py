@@ -14,9 +14,10 @@ from torch.utils.data import DataLoader
 
 from brimful.core.errors import integer, logger, name_of
 from brimful.core.random import key, permutation
-from brimful.memory.device import StepPeaks
+from brimful.memory.device import ReportedPeaks, StepPeaks
 from brimful.memory.first_batch import FirstBatchSizes, cut_lazily
 from brimful.memory.model import MemoryModel
+from brimful.oom.exhaustion import of_all_guards
 from brimful.plan.cut import longest_first
 from brimful.plan.memory import PeakModel
 from brimful.plan.plan import IntArray
@@ -24,6 +25,12 @@ from brimful.plan.rounded import Rounding
 
 CHUNK: Final = 4_096
 """Texts that are tokenised at once where only their lengths are wanted."""
+
+WITHOUT_PEAKS: Final = (
+    "batches will hardly grow: torch finds no CUDA device, whose peaks would say how memory grows. Give peak_bytes=, if your "
+    "device reports peaks, or memory_model=, a file that `brimful memory probe` and `brimful memory fit` make"
+)
+_said: Final[list[str]] = []  # in this process
 
 _OURS: Final = ("padding", "truncation", "max_length", "return_tensors")
 _MEMBERS: Final = ("largest_batch", "predict", "num_lengths", "unit")
@@ -43,10 +50,11 @@ def build_dynamic_batch_dataloader(
     *,
     seed: int = 42,
     memory_model: PeakModel | str | os.PathLike[str] | None = None,
+    peak_bytes: Callable[[], float | None] | None = None,
     **tokenizer_kwargs: Any,
 ) -> DynamicBatchDataLoader:
     """Texts in batches, longest first. The first has `batch_size` texts, which is known to fit. Later ones have shorter texts,
-    and as many more of them as memory allows.
+    and as many more of them as memory allows. How many that is the loader learns from the peaks of the first batches.
 
     A batch is a dict of what the tokenizer gives (input_ids and attention_mask (B, L) int64, and every other key), padded to its
     longest text by the tokenizer's own id on its own side, and `texts`. Each text is in exactly one batch.
@@ -56,7 +64,7 @@ def build_dynamic_batch_dataloader(
         tokenizer: one of transformers, fast or slow, or a callable with the same arguments and results.
         batch_size: the samples of the first batch: so many of the longest texts must fit.
         max_input_token_length: longer texts are cut to this, in tokens. A warning and the loader's `truncated` say how many.
-        threshold: the share of full batches that may exceed .9 of the first one's peak.
+        threshold: the share of full batches that may exceed .95 of the first one's peak.
         shuffle: the order of the batches is drawn anew for each epoch, from `seed` and the epoch's number.
         num_workers: processes that tokenise and pad, as DataLoader's, begun as torch begins them: by fork on Linux before
             Python 3.14, for which a script needs no main guard.
@@ -64,8 +72,11 @@ def build_dynamic_batch_dataloader(
             other times `batch_size` and rounded down, whose bound is within; where none is, `batch_size`, or the smallest
             where that is less.
         seed: of that order.
-        memory_model: a `MemoryModel`, or the file that `brimful memory fit` wrote; None: `MemoryModel.pretrained()`, which
-            knows `generate` alone. One in bytes learns: see `DynamicBatchDataLoader`.
+        memory_model: a `MemoryModel`, or the file that `brimful memory fit` wrote. None: the peak of the first batch gives the
+            scale, and those of the next ones the growth; without peaks `MemoryModel.pretrained()` stays, which hardly grows
+            batches. See `DynamicBatchDataLoader`.
+        peak_bytes: gives the peak since it was last asked, in bytes (None where it is not known): for devices that torch has
+            no peaks of. It is asked before and after each batch. None: torch is asked, where it finds a CUDA device.
         tokenizer_kwargs: keywords that the tokenizer's call names, as add_special_tokens or pad_to_multiple_of.
     Raises:
         TypeError, ValueError: settings or texts that are none, a text without tokens, a tokenizer that cannot pad.
@@ -102,21 +113,28 @@ def build_dynamic_batch_dataloader(
     if len(order):
         collator.check(texts[order[-1]], int(padded[-1]))
     sizes = replace(sizes, longest=int(padded.max(initial=1)))
-    learns = hasattr(model, "refined") and model.unit == "bytes" and torch.cuda.is_available()
-    batches = DynamicBatches(order, padded, sizes, seed if shuffle else None, StepPeaks() if learns else None)
+    peaks = _peaks(model, peak_bytes)
+    if memory_model is None and peaks is None and not _said:
+        _said.append(WITHOUT_PEAKS)
+        logger.warning(WITHOUT_PEAKS)
+    batches = DynamicBatches(order, padded, sizes, seed if shuffle else None, peaks)
     return DynamicBatchDataLoader(texts, batches, collator, num_workers, truncated)
 
 
 class DynamicBatchDataLoader(DataLoader[Any]):
     """A DataLoader of dicts, from a list of texts: see `build_dynamic_batch_dataloader`.
 
-    It learns if its model is in bytes and takes new peaks (`refined`), and torch finds a CUDA device. It measures the peak
-    between two batches on the current device. When the second batch is asked for, the model learns this peak with the shape
-    of the first. A batch is cut by what is known when DataLoader asks for it: all peaks before, except those of the
-    2 x num_workers batches that are read ahead. Shuffled batches are all cut when an epoch begins. A measured peak of the
-    first batch takes the place of the predicted one. So the batches follow from the peaks alone, whatever the time; `len`
-    is not known then, and is a TypeError. After memory has run out once, nothing more is learnt, as the step may go on in
-    parts.
+    It learns if there are peaks (`peak_bytes`, or those of torch's current CUDA device) and its model takes them: the default, or
+    one in bytes with `refined`. It measures the peak between two batches. When the second batch is asked for, the model learns
+    this peak with the shape of the first. A batch is cut by what is known when DataLoader asks for it: all peaks before, except
+    those of the 2 x num_workers batches that are read ahead. Shuffled batches are all cut when an epoch begins. A measured peak
+    of the first batch takes the place of the predicted one. By default no batch has twice the first one's size before two peaks
+    are known, and later none has more than twice a size that two peaks confirm. So the batches follow from the peaks alone,
+    whatever the time; `len` is not known then, and is a TypeError.
+
+    If `oom_guard` or `oom_safe` runs a batch in parts because memory ran out, the model learns that its peak was above the first
+    one's. From a batch that they split beforehand it learns nothing. If anybody else catches an OutOfMemoryError of CUDA, nothing
+    more is learnt, as the step may go on in parts.
 
     Attributes:
         truncated: texts that were cut to max_input_token_length.
@@ -150,13 +168,17 @@ class DynamicBatchDataLoader(DataLoader[Any]):
         batches, peaks = super().__iter__(), self._batches.peaks
         return batches if peaks is None else self._watched(batches, peaks)
 
-    def _watched(self, batches: Iterator[Any], peaks: StepPeaks) -> Iterator[Any]:
+    def _watched(self, batches: Iterator[Any], peaks: StepPeaks | ReportedPeaks) -> Iterator[Any]:
         for batch in batches:
             rows, length = batch["input_ids"].shape
+            ooms, split = of_all_guards.ooms, of_all_guards.split
             peaks.begin()
             yield batch
-            peak = peaks.end()
-            if peak is not None:
+            ooms, split = of_all_guards.ooms - ooms, of_all_guards.split - split
+            peak = peaks.end(ooms)
+            if ooms:
+                self._batches.sizes = self._batches.sizes.exceeded(rows, length)
+            elif peak is not None and not split:
                 self._batches.sizes = self._batches.sizes.learnt(rows, length, peak)
 
 
@@ -168,14 +190,19 @@ class DynamicBatches:
         padded: the lengths that they are padded to, in that order, (n,).
         sizes: by which batches are cut; replaced as peaks are learnt.
         seed: of their order, which each iteration draws anew; None: longest first.
-        peaks: measures them; None: nothing is learnt.
+        peaks: tells them; None: nothing is learnt.
     """
 
     sizes: FirstBatchSizes
-    peaks: StepPeaks | None
+    peaks: StepPeaks | ReportedPeaks | None
 
     def __init__(
-        self, order: IntArray, padded: IntArray, sizes: FirstBatchSizes, seed: int | None, peaks: StepPeaks | None
+        self,
+        order: IntArray,
+        padded: IntArray,
+        sizes: FirstBatchSizes,
+        seed: int | None,
+        peaks: StepPeaks | ReportedPeaks | None,
     ) -> None:
         self.sizes, self.peaks = sizes, peaks
         self._order, self._padded, self._seed, self._epoch = order, padded, seed, 0
@@ -309,3 +336,13 @@ def _model(given: PeakModel | str | os.PathLike[str] | None) -> PeakModel:
     if missing := [name for name in _MEMBERS if not hasattr(given, name)]:
         raise TypeError(f"memory_model must have {missing[0]} (got {given!r}); a MemoryModel has")
     return given
+
+
+def _peaks(model: Any, peak_bytes: Callable[[], float | None] | None) -> StepPeaks | ReportedPeaks | None:
+    """What tells the peaks from which a model learns; None where nothing does, or it takes none."""
+    reported = None if peak_bytes is None else ReportedPeaks(peak_bytes)
+    if not hasattr(model, "refined") or (model.unit == "relative" and model.growth is None):
+        if reported is not None:
+            raise TypeError(f"peak_bytes is for a model that learns, in bytes and with refined (got {model!r})")
+        return None
+    return reported or (StepPeaks() if torch.cuda.is_available() else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from numpy.typing import ArrayLike
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from brimful.core.errors import positive
 from brimful.memory.peaks import Meter, Peaks, measured
 from brimful.oom.exhaustion import is_oom
 from brimful.plan.memory import Length
@@ -179,7 +181,8 @@ class StepPeaks:
     """The peak between two calls, on the current CUDA device: of a loop that works on a batch.
 
     What the model and all that other code holds takes is included, as for `probe`; the device's statistics of the peak are reset.
-    From the first time on that memory runs out nothing is measured: the step may have been run in parts, and go on to be.
+    From the first time on that memory runs out where no guard of brimful's catches it nothing is measured: the step may have been
+    run in parts, and go on to be.
 
     Price: 50 us a step; nothing is waited for, as the allocator counts what is given out, not what is computed.
     """
@@ -196,14 +199,41 @@ class StepPeaks:
             torch.cuda.reset_peak_memory_stats(device)
             self._before = device, torch.cuda.memory_allocated(device), self._ooms(device)
 
-    def end(self) -> float | None:
-        """After it: its peak in bytes; None where it took no memory, or ran out of it."""
+    def end(self, caught: int = 0) -> float | None:
+        """After it: its peak in bytes; None where it took no memory, or ran out of it more often than guards `caught`."""
         if self._before is None:
             return None
         device, held, ooms = self._before
-        self._exhausted |= self._ooms(device) > ooms
+        self._exhausted |= self._ooms(device) - ooms > 0 and not caught
         peak = torch.cuda.max_memory_allocated(device)
         return float(peak) if peak > held and not self._exhausted else None
 
     def _ooms(self, device: int) -> int:
         return int(torch.cuda.memory_stats(device).get("num_ooms", 0))
+
+
+@dataclass(frozen=True)
+class ReportedPeaks:
+    """The peak between two calls, as a function reports it: the one since it was last asked, in bytes; None: it does not know.
+
+    Example:
+        >>> peaks = ReportedPeaks(iter([5e6, 7e6]).__next__)
+        >>> peaks.begin()
+        >>> peaks.end()
+        7000000.0
+    """
+
+    peak_bytes: Callable[[], float | None]
+
+    def __post_init__(self) -> None:
+        if not callable(self.peak_bytes):
+            raise TypeError(f"peak_bytes must be a function that gives the peak in bytes (got {self.peak_bytes!r})")
+
+    def begin(self) -> None:
+        """Before a step: what was before is not its peak."""
+        self.peak_bytes()
+
+    def end(self, caught: int = 0) -> float | None:
+        """After it."""
+        peak = self.peak_bytes()
+        return None if peak is None else positive("what peak_bytes gives", peak)

@@ -15,7 +15,7 @@ from brimful.core.once import once, settings_of
 from brimful.plan.memory import PeakModel
 from brimful.plan.plan import IntArray
 
-SHARE: Final = 0.9
+SHARE: Final = 0.95
 """The share of the first batch's peak that later ones may take."""
 
 
@@ -24,15 +24,17 @@ class FirstBatchSizes:
     """The number of samples of a batch of each padded length, given a first batch of the longest ones, which fits.
 
     It is the largest of `steps` sizes, evenly from `start` to `end` times the first (rounded down), whose bound at this risk is
-    within .9 of the first batch's peak. Where none is, the first batch's size, which fits at any shorter length, or the
+    within .95 of the first batch's peak. Where none is, the first batch's size, which fits at any shorter length, or the
     smallest of the sizes where that is less.
 
     Args:
         model: of whatever unit, for one length a sample.
         batch_size: samples of the first batch.
         longest: the length that it is padded to, in tokens.
-        risk: the share of full batches that may exceed .9 of its peak.
-        peak: of the first batch, in the model's unit, where it was measured; None: the one that the model predicts.
+        risk: the share of full batches that may exceed .95 of its peak.
+        peak: of the first batch, in the model's unit, once it was measured; None: the one that the model predicts.
+        measured: the two largest sizes whose peaks a model was given that began with one (`MemoryModel.begun`): until there
+            are two, sizes stay below twice the first; then they are at most twice what two peaks confirm.
     Raises:
         TypeError, ValueError: settings that are none.
     Price: 40 us a length; `learnt` .3 ms.
@@ -51,6 +53,7 @@ class FirstBatchSizes:
     end: float = field(default=6.0, kw_only=True)
     steps: int = field(default=50, kw_only=True)
     peak: float | None = field(default=None, kw_only=True)
+    measured: tuple[int, int] = field(default=(0, 0), kw_only=True)
 
     def __post_init__(self) -> None:
         settle(self, "batch_size", 1, "text")
@@ -76,16 +79,31 @@ class FirstBatchSizes:
     def rows(self, length: int) -> int:
         """The size of a batch, but the first one, that is padded to this length."""
         fits = self.model.largest_batch(length, SHARE * self._first, risk=self.risk)
+        if getattr(self.model, "growth", None) is not None:
+            confirmed = self.measured[1]
+            fits = min(fits, max(2 * confirmed, self.batch_size) if confirmed else 2 * self.batch_size - 1)
         number = bisect_right(self.choices, fits)
         return self.choices[number - 1] if number else min(self.batch_size, self.choices[0])
 
     def learnt(self, batch: int, length: int, peak_bytes: float) -> FirstBatchSizes:
-        """The sizes that a model says which knows this peak too; that of a batch as the first one is the limit from now on."""
+        """The sizes by a model that knows this peak too. The first peak of a batch like the first is the limit from then on."""
+        model: Any = self.model
+        if model.unit == "relative":
+            model = model.begun(batch, length, peak_bytes)
+        else:
+            model = model.refined([(batch, length)], [peak_bytes])
         peak = self.peak
-        if (batch, length) == (self.batch_size, self.longest):
-            peak = max(peak_bytes, peak or 0.0)
-        refined = self.model.refined([(batch, length)], [peak_bytes])  # type: ignore[attr-defined]
-        return replace(self, model=refined, peak=peak)
+        if peak is None and (batch, length) == (self.batch_size, self.longest):
+            peak = peak_bytes
+        largest, other = sorted((batch, *self.measured))[:0:-1]
+        return replace(self, model=model, peak=peak, measured=(largest, other))
+
+    def exceeded(self, batch: int, length: int) -> FirstBatchSizes:
+        """The sizes after a batch that ran out of memory: its peak was above the first one's, and above what was predicted."""
+        if self.model.unit == "relative":
+            return self
+        least = max(self._first, self.model.predict(batch, length)) / SHARE
+        return replace(self.learnt(batch, length, least), peak=self.peak, measured=self.measured)
 
     @once
     def _first(self) -> float:

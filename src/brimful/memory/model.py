@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,8 +25,23 @@ Unit = Literal["bytes", "relative"]
 ENDLESS: Final = 1 << 40
 """A batch size that no limit stops."""
 
+SHORT: Final = 1 / 8
+"""Of the length of the first batch: where a model that has `begun` says loosely what shorter samples take."""
+
 _FORMAT: Final = "brimful memory model 1"
 _FOLDS: Final = 16  # in which peaks are left out in turn to see how far a fit without them is off
+
+
+class Growth(NamedTuple):
+    """How the growth of peaks differs from run to run: what one peak says of others, before more are known.
+
+    Args:
+        rate: a sample of L tokens takes 1 + rate x L, as runs do in the middle.
+        weight: what this counts as beside a measured peak: how far peaks are off their run, by how far runs are off each other.
+    """
+
+    rate: float
+    weight: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,6 +61,7 @@ class MemoryModel:
         lengths: (shortest, longest) of each length.
         batches: (smallest, largest).
         unit: "bytes"; or "relative", where only the ratio of two predictions means something.
+        growth: how runs differ, for a model that `begun` makes of one peak.
     Price: fit 5 ms for 8 peaks, .2 s for 10,000; `refined` .3 ms a peak; a prediction 30 us, a largest batch 70 us; JSON of
         1 kB, and 10 bytes for each half per cent in which there are errors.
     Source: the convex fit is Magnani and Boyd's (2009), the bound split conformal prediction (Vovk and others, 2005).
@@ -65,6 +81,7 @@ class MemoryModel:
     lengths: tuple[tuple[int, int], ...]
     batches: tuple[int, int]
     unit: Unit = field(default="bytes", kw_only=True)
+    growth: Growth | None = field(default=None, kw_only=True)
 
     @classmethod
     def fit(cls, shapes: ArrayLike, peak_bytes: ArrayLike) -> MemoryModel:
@@ -145,6 +162,16 @@ class MemoryModel:
         pieces = np.array(self.pieces)
         pieces[:, :, :-1] /= scale  # a row is divided by its peak
         return replace(self, pieces=tuple(map(_tuples, pieces)), unit="bytes")
+
+    def begun(self, batch: int, length: int, peak_bytes: float) -> MemoryModel:
+        """A model in bytes that knows this peak and, loosely, how others grow from it (`growth`): the peaks to come say how."""
+        assert self.growth is not None
+        sizes, lengths = np.array([1.0, 2, 1, 2]) * batch, np.array([[1.0], [1], [SHORT], [SHORT]]) * length
+        samples = 1 + self.growth.rate * lengths[:, 0]
+        peaks = positive("peak_bytes", peak_bytes) * sizes * samples / (batch * samples[0])
+        rows = terms(sizes, lengths)
+        known = triangle(rows[:1], peaks[:1], self.growth.weight * triangle(rows[1:], peaks[1:]))
+        return MemoryModel((_tuples(known),), Margin(), ((length, length),), (batch, 2 * batch), growth=self.growth)
 
     @property
     def num_lengths(self) -> int:
@@ -268,6 +295,8 @@ class MemoryModel:
             "pieces": [[list(row) for row in piece] for piece in self.pieces],
             "errors": [list(pair) for pair in self.margin.counts],
             "squared_errors": self.margin.squares,
+            **({"care": list(self.margin.care)} if self.margin.care else {}),
+            **({"growth": list(self.growth)} if self.growth else {}),
         }
 
     @classmethod
@@ -298,10 +327,11 @@ class MemoryModel:
         smallest, largest = saved["batches"]
         return cls(
             tuple(map(_tuples, pieces)),
-            Margin.from_json(saved["errors"], saved["squared_errors"]),
+            Margin.from_json(saved["errors"], saved["squared_errors"], saved.get("care", ())),
             lengths,
             (integer("a batch", smallest, 1), integer("a batch", largest, 1)),
             unit=saved["unit"],
+            growth=_growth(*saved["growth"]) if "growth" in saved else None,
         )
 
     def fingerprint(self) -> str:
@@ -386,6 +416,12 @@ def _errors(predicted: Floats, peaks: Floats) -> list[float]:
 
 def _ranges(lengths: Floats) -> tuple[tuple[int, int], ...]:
     return tuple(zip(lengths.min(axis=0).astype(int).tolist(), lengths.max(axis=0).astype(int).tolist()))
+
+
+def _growth(rate: Any, weight: Any) -> Growth:
+    if finite("a rate of growth", rate) < 0:
+        raise ValueError(f"a rate of growth must be at least 0 (got {rate})")
+    return Growth(float(rate), positive("a weight of growth", weight))
 
 
 def _share(risk: float) -> float:

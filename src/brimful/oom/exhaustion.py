@@ -74,6 +74,10 @@ class GuardStats:
     cloned_bytes: int = 0
 
 
+of_all_guards: Final = GuardStats()
+"""The counts `ooms` and `split` of all guards of this process: by them a loop that measures steps knows what a peak is of."""
+
+
 @dataclass
 class PartRunner:
     """Runs batches whole or, where they do not fit, in parts, and remembers the sizes that fit.
@@ -118,6 +122,7 @@ class PartRunner:
                     raise
                 release(error)
                 self.stats.ooms += 1
+                of_all_guards.ooms += 1
                 parts = ()
                 tried = -(-whole.size // count)
                 self.limits.learn(whole.unit, whole.widths, max(1, min(int(KEPT * tried), tried - 1)))
@@ -128,6 +133,7 @@ class PartRunner:
                 words = str(error).partition("\n")[0]
             else:
                 self.stats.split += len(parts) > 1
+                of_all_guards.split += len(parts) > 1
                 self.stats.parts += len(parts) if len(parts) > 1 else 0
                 return result
             free()
