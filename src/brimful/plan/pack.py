@@ -63,7 +63,7 @@ class Packed:
         limit, remedy = f"row_length={self.row_length:,}", "take longer rows"
         refuse_overlong(lengths, fits, max_length=self.row_length, limit=limit, remedy=remedy)
         order = longest_first(lengths)
-        rows = _best_fit(np.maximum(lengths[order], 1), self.row_length)
+        rows = best_fit(np.maximum(lengths[order], 1), self.row_length)
         sizes = np.bincount(rows)
         return Plan(
             batches=cut_at(order[ascending(rows)], np.cumsum(sizes) - sizes),
@@ -73,7 +73,7 @@ class Packed:
         )
 
 
-def _best_fit(lengths: IntArray, row_length: int) -> IntArray:
+def best_fit(lengths: IntArray, row_length: int) -> IntArray:
     """The row of each length, longest first.
 
     The row that took a sample has the least room for another of the same length, if it has any: so a row takes as many
