@@ -1,5 +1,6 @@
 """Which samples make up which batch, decided on integers alone: lengths in, sample numbers and shapes out."""
 
+from brimful.plan.balancing import balance, micro_batches
 from brimful.plan.buckets import (
     optimal_buckets,
     uniform_buckets,
@@ -28,11 +29,13 @@ __all__ = [
     "StaticShapes",
     "TokenBudget",
     "as_lengths",
+    "balance",
     "balanced_thresholds",
     "by_thresholds",
     "divided",
     "find_thresholds",
     "low_discrepancy_order",
+    "micro_batches",
     "optimal_buckets",
     "optimal_partition",
     "plan_with",

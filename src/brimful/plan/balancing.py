@@ -66,7 +66,7 @@ def balance(
         are exact: bisection over the greatest cost.
     Example:
         >>> [part.tolist() for part in balance([8, 7, 6, 5, 4], 2)]
-        [[0, 1], [2, 3, 4]]
+        [[2, 3, 4], [0, 1]]
         >>> [part.tolist() for part in balance([9, 2, 2, 2, 1], 2, max_tokens=8)]
         Traceback (most recent call last):
         brimful.plan.overlong.OverlongError: a sample of 9 tokens (sample 0) cannot fit max_tokens=8; ...
@@ -94,8 +94,8 @@ def micro_batches(
 ) -> list[list[IntArray]]:
     """Cuts the samples of an optimizer step into micro batches of at most `max_tokens` tokens, and deals these to the ranks.
 
-    There are as few micro batches as can be found. At each place the ranks' micro batches cost about the same, so that ranks which
-    wait for each other after each one wait little.
+    There are as few micro batches as can be found. At each place the ranks' micro batches cost about the same, so that ranks
+    that wait for each other after each one wait little.
 
     Args:
         lengths: tokens of each sample, (n,).
@@ -111,7 +111,7 @@ def micro_batches(
     Price: that of `balance`, for each number of micro batches that is tried; mostly one.
     Example:
         >>> [[part.tolist() for part in rank] for rank in micro_batches([6, 5, 4, 3, 2, 2], 8, num_ranks=3)]
-        [[[0, 5]], [[1, 3]], [[2, 4]]]
+        [[[0, 5]], [[1, 4]], [[2, 3]]]
     """
     lengths = one_length(lengths, "micro_batches")
     num_ranks = integer("num_ranks", num_ranks, 1, "rank")
@@ -127,7 +127,9 @@ def micro_batches(
     done = np.zeros(num_ranks)
     dearest = sorted(parts, key=lambda part: -float(costs[part].sum()))
     for start in range(0, len(dearest), num_ranks):
-        for rank, part in zip(np.argsort(done, kind="stable").tolist(), dearest[start : start + num_ranks], strict=False):
+        for rank, part in zip(
+            np.argsort(done, kind="stable").tolist(), dearest[start : start + num_ranks], strict=False
+        ):
             dealt[rank].append(part)
             done[rank] += costs[part].sum()
     return dealt
@@ -431,7 +433,9 @@ def _padded(work: _Work) -> list[IntArray] | None:
         return [order] * work.num_parts
     if work.equal_count:
         starts = np.arange(0, len(order), len(order) // work.num_parts)
-        kept = work.max_tokens is None or int(work.lengths[order[0]]) * (len(order) // work.num_parts) <= work.max_tokens
+        kept = (
+            work.max_tokens is None or int(work.lengths[order[0]]) * (len(order) // work.num_parts) <= work.max_tokens
+        )
         return cut_at(order, starts) if kept else None
     low, high = 0.0, float(costs[0]) * len(order)
     starts = _cut_padded(work, order, high)
