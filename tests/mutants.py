@@ -2254,8 +2254,8 @@ MUTANTS = [
     Mutant(
         "segments are numbered on from row to row",
         "tensors/packed.py",
-        "in_row = np.arange(len(rows)) - np.searchsorted(rows, rows)",
-        "in_row = np.arange(len(rows))",
+        "in_row = np.arange(len(rows_of)) - np.searchsorted(rows_of, rows_of)",
+        "in_row = np.arange(len(rows_of))",
         of("tensors/test_attention", "test_segments_are_numbered_in_each_row_for_convolutions_and_state_spaces"),
     ),
     Mutant(

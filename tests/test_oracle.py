@@ -34,7 +34,7 @@ FIRST: Final = int.from_bytes(os.urandom(4)) if SOAK else 0
 FIRST_TOKEN: Final = 10
 """Tokens from here on are in one place of one row alone; those below are padding, BOS and EOS."""
 OF_A_STEP: Final = ("weight", "is_filler", "ends_step", "num_items_in_batch", "num_items_on_rank")
-OF_A_PACK: Final = ("max_seqlen", "max_length_q", "max_length_k", "use_cache", "sample_numbers")
+OF_A_PACK: Final = ("max_seqlen", "max_length_q", "max_length_k", "use_cache", "sample_numbers", "seq_idx")
 
 
 # -- functions of a user's -----------------------------------------------------------------------------------------------
@@ -595,7 +595,10 @@ class Expected:
             )
             assert theirs["use_cache"] is False
             assert len(theirs["sample_numbers"]) == len(theirs["lengths"])
-            assert batch["cu_seqlens"].dtype == torch.int32
+            assert batch["cu_seqlens"].dtype == batch["seq_idx"].dtype == torch.int32
+            for numbers, ids in zip(theirs["seq_idx"], theirs["segment_ids"], strict=True):
+                known: dict[int, int] = {}  # segments of a row by number, from 0 on; what is padded is one of its own
+                assert numbers == [known.setdefault(one, len(known)) for one in ids]
             theirs = {name: value for name, value in theirs.items() if name not in OF_A_PACK}
             packs = [[self.by_key[key] for key in row] for row in keys]
             ours = oracle.packed(packs, said, said.rows // said.share)

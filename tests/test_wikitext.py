@@ -48,7 +48,7 @@ def test_the_tokens_are_those_of_the_tokenizer_alone() -> None:
 
 
 def test_a_stream_of_text_in_a_window_that_is_chosen_for_it() -> None:
-    assert padding(tokenized().batch_by_tokens(16_384)) <= 0.014
+    assert padding(tokenized().batch_by_tokens(16_384)) <= 0.036, "two short windows before the one of 1 %"
 
 
 def test_a_window_of_10_000(cached: bf.Dataset) -> None:

@@ -912,7 +912,7 @@ class Dataset:
         Args:
             size_or_policy: an int: in arrival order, or with a window sorted by length inside it. A policy plans windows.
             window: rows to plan over; "auto" (also None for a policy): as many as bring padding to about 1 %, of streams
-                256 MB at most; there an epoch begins with 1,024 rows, then twice as many, until it is so many. "steps": those of
+                256 MB at most; there an epoch begins with 1,024 rows, then 4,096, and so on. "steps": those of
                 two optimizer steps of `micro_batches`, so that each has samples of nearly all lengths, for losses of
                 samples; some 10 % padding.
             pad_to_multiple_of: round each padded length up; a policy's limits hold for the rounded shape.
@@ -1018,7 +1018,7 @@ class Dataset:
         Args:
             max_tokens: rows x padded length of a batch.
             window: rows to plan over; "auto": as many as bring padding to about 1 %, of streams 256 MB at most; there an epoch
-                begins with 1,024 rows, then twice as many, until it is so many. "steps": as for `batch`.
+                begins with 1,024 rows, then 4,096, and so on. "steps": as for `batch`.
             pad_to_multiple_of: round each padded length up.
             buckets: or pad each batch to the smallest of these lengths that holds it.
             overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a
@@ -1127,7 +1127,7 @@ class Dataset:
             row_length: tokens in a row.
             rows: rows in a batch, in every one: those that a window's last batch lacks are padding.
             window: samples to plan over; "auto": what fills 250 batches, where .2 to .5 % is wasted; of streams 256 MB at most,
-                and an epoch begins with what fills 100, then twice as many.
+                and an epoch begins with what fills 100.
             overlong: what becomes of a sample longer than a row: "raise", "truncate", "drop", or "split" (cut into pieces).
             the rest: as for `batch`.
         Shapes: `input_ids`, `labels`, `position_ids`, `segment_ids` (rows, row_length) int64; `cu_seqlens` (n + 1,) int32;

@@ -95,7 +95,7 @@ def _kept(batches: PlannedBatches, which: slice, follows: int) -> tuple[IntArray
     """The first label of some samples, or pieces, that is in their batches, and how many are."""
     if batches.pieces is not None:
         return batches.pieces.starts[which], batches.pieces.lengths[which]
-    kept = batches.sizes.reshape(len(batches.numbers), -1)[which, follows]
+    kept = batches.sizes[which] if batches.sizes.ndim == 1 else batches.sizes[which, follows]
     return np.broadcast_to(np.int64(0), len(kept)), kept
 
 

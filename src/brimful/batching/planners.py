@@ -168,7 +168,10 @@ class ByPacking(BatchPlanner):
 
     verb = "pack"
     packs = True
-    first_share = 0.4  # 100 of 250 batches: what the last of them lacks is padding
+
+    @property
+    def first_share(self) -> float:
+        return 0.4  # 100 of 250 batches: what the last of them lacks is padding
 
     @property
     def sizing(self) -> Policy:

@@ -84,10 +84,10 @@ class Buffered(Windowed):
 
     A size of 0 is resolved once, from the first 1,024 rows of the epoch in which the stream began, to what `policy` needs for
     1 % padding. The first batch need not wait for so many rows: the first window of each epoch has `first_share` of the size, at
-    least 1,024 rows, and each later one twice as many as the one before, up to the size. (Where the size is so many `batches`,
-    all windows have it.)
+    least 1,024 rows, and each later one four times as many as the one before, up to the size. (Where the size is so many
+    `batches`, all windows have it.)
 
-    `first`: the rows of the first window where a size is given; each later one has twice as many too. It is for batches in
+    `first`: the rows of the first window where a size is given; each later one has four times as many too. It is for batches in
     arrival order, which are the same in windows of any size.
 
     State: [epoch, rows' state before the block in which the window begins, rows of it that came before,
@@ -146,7 +146,7 @@ class Buffered(Windowed):
         first = self.first
         if not self.size and self.batches is None:
             first = max(AUTO_SAMPLE, ceil(self.first_share * size))
-        return min(size, first << min(number, 32)) if first else size
+        return min(size, first << min(2 * number, 32)) if first else size
 
     def _window(self, epoch: int, number: int, block: Block) -> PlanningWindow:
         rows = np.arange(block.num_rows)

@@ -31,10 +31,12 @@ class SplitMask:
     @once
     def valid(self) -> NDArray[np.bool_]:
         key = self.split.key
-        base = (
-            self.base.only([key]) if key is not None and len(self.base) and key in self.base.schema.names else self.base
-        )
-        return np.concatenate([np.zeros(0, dtype=bool), *map(self.split.valid, base.blocks())])
+        base = self.base if key is None or not len(self.base) else self.base.only([key])
+        try:
+            found = [*map(self.split.valid, base.blocks())]
+        except KeyError:  # there is no such column: with all of them the error says which there are
+            found = [*map(self.split.valid, self.base.blocks())]
+        return np.concatenate([np.zeros(0, dtype=bool), *found])
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class IsolationGuard:
 
     def __init__(self, isolation: str = "raise") -> None:
         one_of("isolation", isolation, "raise", "off")
-        self.on = isolation == "raise"
+        self.on: bool = isolation == "raise"
         self._segments: torch.Tensor | None = None
         self._handles: list[Any] = []
 

@@ -164,7 +164,14 @@ class MemoryModel:
         return replace(self, pieces=tuple(map(_tuples, pieces)), unit="bytes")
 
     def begun(self, batch: int, length: int, peak_bytes: float) -> MemoryModel:
-        """A model in bytes that knows this peak and, loosely, how others grow from it (`growth`): the peaks to come say how."""
+        """A model in bytes that knows this peak and, loosely, how others grow from it (`growth`): the peaks to come say how.
+
+        Example:
+            >>> model = MemoryModel.pretrained()
+            >>> begun = model.begun(8, 256, 2 * 10**9)
+            >>> begun.unit, begun.growth == model.growth, round(begun.predict(8, 256) / 1e9, 2)
+            ('bytes', True, 2.0)
+        """
         assert self.growth is not None
         sizes, lengths = np.array([1.0, 2, 1, 2]) * batch, np.array([[1.0], [1], [SHORT], [SHORT]]) * length
         samples = 1 + self.growth.rate * lengths[:, 0]

@@ -148,13 +148,13 @@ class _Work:
     @property
     def bound(self) -> float:
         """No way to deal has a dearest part that costs less."""
-        return max(self.costs.sum() / self.num_parts, self.costs.max(initial=0.0))
+        return max(float(self.costs.sum()) / self.num_parts, float(self.costs.max(initial=0.0)))
 
     def loads(self, part_of: IntArray) -> FloatArray:
-        return np.bincount(part_of, self.costs, self.num_parts)
+        return np.bincount(part_of, self.costs, self.num_parts).astype(np.float64, copy=False)
 
     def tokens(self, part_of: IntArray) -> FloatArray:
-        return np.bincount(part_of, self.lengths, self.num_parts)
+        return np.bincount(part_of, self.lengths, self.num_parts).astype(np.float64, copy=False)
 
     def keeps(self, part_of: IntArray) -> bool:
         """Whether no part has too many tokens."""
@@ -438,17 +438,17 @@ def _padded(work: _Work) -> list[IntArray] | None:
         )
         return cut_at(order, starts) if kept else None
     low, high = 0.0, float(costs[0]) * len(order)
-    starts = _cut_padded(work, order, high)
-    if len(starts) > work.num_parts:
+    best = _cut_padded(work, order, high)
+    if len(best) > work.num_parts:
         return None
     while low < (middle := (low + high) / 2) < high:
         found = _cut_padded(work, order, middle)
         if len(found) > work.num_parts:
             low = middle
         else:
-            starts = found
+            best = found
             high = float((np.diff([*found, len(order)]) * costs[found]).max())
-    parts = cut_at(order, np.array(starts))
+    parts = cut_at(order, np.array(best))
     return parts + [order[:0]] * (work.num_parts - len(parts))
 
 

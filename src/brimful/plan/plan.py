@@ -190,7 +190,7 @@ def as_lengths(lengths: ArrayLike) -> IntArray:
     if array.ndim not in (1, 2) or array.shape[1:] not in ((), (2,)):
         raise ValueError(f"lengths must have shape (n,) or (n, 2) (got {array.shape})")
     if array.size and array.dtype.kind not in "iu":
-        hint = "; dataset.lengths() gives those of a data set" if array.dtype == object else ""
+        hint = "; dataset.lengths() gives those of a data set" if isinstance(array.flat[0], dict) else ""
         raise ValueError(f"lengths must be integers (got {array.dtype}){hint}")
     array = array.astype(np.int64, copy=False)
     if array.size and array.min() < 0:
