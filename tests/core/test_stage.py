@@ -322,7 +322,7 @@ def test_what_is_no_state_is_refused(state: Any, message: str) -> None:
 def test_a_state_fits_where_a_number_is_not_finite_or_is_numpys(value: float) -> None:
     def batches(value: float = value) -> bf.Batches:
         rows = bf.from_sequence([{"input_ids": [1] * length, "score": [0.5] * length} for length in (1, 2, 3, 4)])
-        return rows.batch(2, window=2, pad_values={"score": value})
+        return rows.pad(4, {"input_ids": 0, "score": value}).batch(2, window=2)
 
     it = batches().iter()
     next(it)
@@ -330,8 +330,26 @@ def test_a_state_fits_where_a_number_is_not_finite_or_is_numpys(value: float) ->
     text = json.dumps(state, allow_nan=False)
     assert json.loads(text) == state
     assert len(list(batches().iter(json.loads(text)))) == 1
-    with pytest.raises(bf.StateError, match=r"pad_values\.score was "):
+    with pytest.raises(bf.StateError, match=r"values\.score was "):
         batches(9.0).iter(state)
+
+
+def test_settings_that_change_no_order_never_refuse_a_state() -> None:
+    rows = bf.from_sequence([{"input_ids": [1] * length} for length in (3, 1, 2, 4, 2, 3)])
+    for verb in ("batch", "pack"):
+        size = {"batch": 2, "pack": 4}[verb]
+
+        def batches(verb: str = verb, size: int = size, **settings: Any) -> bf.Batches:
+            return getattr(rows, verb)(size, window=6, shuffle_batches=False, **settings)
+
+        it = batches().iter()
+        next(it)
+        rest = [batch["lengths"].tolist() for batch in batches().iter(it.state_dict())]
+        other = batches(seed=7, balance_group=2, pad_values={"input_ids": 9}).iter(it.state_dict())
+        assert [batch["lengths"].tolist() for batch in other] == rest
+        shuffled = getattr(rows, verb)(size, window=6, seed=7).iter()
+        with pytest.raises(bf.StateError, match="seed was 7 when it was saved and is 8 here"):
+            getattr(rows, verb)(size, window=6, seed=8).iter(shuffled.state_dict())
 
 
 def test_a_word_of_allow_is_a_name_and_has_to_be_known(tmp_path: Path) -> None:

@@ -69,12 +69,10 @@ class Batched(Stage[Batch]):
         return self.planner.verb
 
     def settings(self) -> dict[str, Any]:
-        order = {
-            "drop_last": self.drop_last,
-            "shuffle_batches": self.shuffle_batches,
-            "balance_group": self.balance_group,
-        }
-        return {**self.planner.settings(), **order, "seed": self.seed}
+        order: dict[str, Any] = {"drop_last": self.drop_last, "shuffle_batches": self.shuffle_batches}
+        if self.shuffle_batches:
+            order |= {"balance_group": self.balance_group, "seed": self.seed}
+        return {**self.planner.settings(), **order}
 
     def stream(self, number: int, count: int) -> Batched:
         own = self.over(self.upstream.stream(number, count))

@@ -42,7 +42,7 @@ class FirstBatchSizes:
         >>> from brimful.memory import MemoryModel
         >>> sizes = FirstBatchSizes(MemoryModel.pretrained(), 16, 400, risk=0.05)
         >>> [sizes.rows(length) for length in (400, 200, 100, 20)]
-        [16, 17, 19, 20]
+        [16, 19, 20, 20]
     """
 
     model: PeakModel

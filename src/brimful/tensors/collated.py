@@ -56,7 +56,7 @@ class Collated(Stage[Any]):
         return self.layout
 
     def settings(self) -> dict[str, Any]:
-        return {"token_columns": described(self.rules.token_columns), "pad_values": described(self.rules.pad_values)}
+        return {"token_columns": described(self.rules.token_columns)}
 
     def rehearsed(self, batches: Callable[[Any], Stage[Any]]) -> Stage[Any]:
         return batches(self)
