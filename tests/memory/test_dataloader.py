@@ -506,7 +506,7 @@ def test_without_peaks_the_prior_stays_and_that_is_said_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(dataloader, "_said", [])
+    dataloader._say_without_peaks.cache_clear()
     texts = TEXTS[:100:7]
     build(texts, None, 8, 512, memory_model=MODEL)
     build(texts, None, 8, 512, peak_bytes=lambda: None)

@@ -14,7 +14,7 @@ from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import Ragged, array_of, ragged
 from brimful.core.errors import ORIGIN
 from brimful.core.once import once
-from brimful.index.index import Spans
+from brimful.index.index import RowSpans
 
 IntArray: TypeAlias = NDArray[np.int64]
 
@@ -43,7 +43,7 @@ class PlanningWindow:
     crc32: int = 0
     num_labels_at: Callable[[IntArray], IntArray] | None = None
     schema: Callable[[], pa.Schema] | None = None
-    spans_at: Callable[[IntArray], dict[str, Spans] | None] | None = None
+    spans_at: Callable[[IntArray], dict[str, RowSpans] | None] | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -84,7 +84,7 @@ class PlanningWindow:
         return self.block.take(array_of(self.rows[numbers]))
 
     @once
-    def spans(self) -> dict[str, Spans] | None:
+    def spans(self) -> dict[str, RowSpans] | None:
         """All columns of the samples, where these can be had sooner without `block`, which is not there yet."""
         return None if self.spans_at is None or self.located else self.spans_at(self.samples)
 

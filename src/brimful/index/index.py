@@ -27,7 +27,7 @@ class RowSet(NamedTuple):
     rows: Callable[[], NDArray[np.int64]]
 
 
-class Spans(NamedTuple):
+class RowSpans(NamedTuple):
     """Sample i of some samples has `values[starts[i] : starts[i] + counts[i]]`."""
 
     values: NDArray[Any]
@@ -61,7 +61,7 @@ class Index(ABC):
         Rows in memory are not copied. Other rows are fetched.
         """
 
-    def spans(self, numbers: NDArray[np.int64]) -> dict[str, Spans] | None:
+    def spans(self, numbers: NDArray[np.int64]) -> dict[str, RowSpans] | None:
         """All columns of the samples of these numbers, where that needs no block; None: `locate` gives them."""
         return None
 

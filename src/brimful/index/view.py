@@ -18,7 +18,7 @@ from brimful.blocks.choice import Choice
 from brimful.blocks.ragged import LABELS, MASK, REMEDIES, array_of, num_hidden, unmasked
 from brimful.core.errors import DataError
 from brimful.core.once import once
-from brimful.index.index import Index, RowSet, Spans
+from brimful.index.index import Index, RowSet, RowSpans
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class View(Index):
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         return self.source.locate(self.in_base(numbers))
 
-    def spans(self, numbers: NDArray[np.int64]) -> dict[str, Spans] | None:
+    def spans(self, numbers: NDArray[np.int64]) -> dict[str, RowSpans] | None:
         return self.source.spans(self.in_base(numbers))
 
     @property
@@ -129,7 +129,7 @@ class ChosenIndex(View):
         block, rows = self.source.locate(numbers)
         return self.choice.apply(block, self.kept), rows
 
-    def spans(self, numbers: NDArray[np.int64]) -> dict[str, Spans] | None:
+    def spans(self, numbers: NDArray[np.int64]) -> dict[str, RowSpans] | None:
         found = self.source.spans(numbers)
         return found and {name: found[old] for name, old in self.kept.items()}
 
@@ -174,7 +174,7 @@ class UnmaskedIndex(View):
             return block, rows
         return unmasked(block.take(array_of(rows)), self.columns), np.arange(len(rows))
 
-    def spans(self, numbers: NDArray[np.int64]) -> dict[str, Spans] | None:
+    def spans(self, numbers: NDArray[np.int64]) -> dict[str, RowSpans] | None:
         return self.base.spans(numbers) if self._masks is None else None
 
     @once

@@ -167,6 +167,11 @@ def _unwrapped(model: Any) -> Any:
     """The model in wrappers of torch and of PEFT."""
     while type(model).__name__ in WRAPPERS:
         model = getattr(model, "_orig_mod", None) or model.module
+    return base_model(model)
+
+
+def base_model(model: Any) -> Any:
+    """The model that PEFT's adapters are in."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

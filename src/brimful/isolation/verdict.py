@@ -24,7 +24,7 @@ SHORT_SEGMENTS: Final = ((13, 6, 8), (7, 11, 5))
 PADDING: Final = 7
 
 
-class Way(NamedTuple):
+class NamedCall(NamedTuple):
     """A call that may keep samples apart, in words and as inputs."""
 
     words: str
@@ -55,9 +55,9 @@ def segments(*, short: bool = False) -> torch.Tensor:
     return rows
 
 
-def ways(batch: Mapping[str, Any], config: Any, attn_implementation: str) -> Iterator[Way]:
+def ways(batch: Mapping[str, Any], config: Any, attn_implementation: str) -> Iterator[NamedCall]:
     """The calls to try, the plainest first."""
-    yield Way(AS_IT_IS, batch)
+    yield NamedCall(AS_IT_IS, batch)
     pad = getattr(config, "pad_token_id", None)
     for offset in (0, *([pad + 1] if isinstance(pad, int) else [])):
         for causal, apart in ((True, "positions"), (True, "mask"), (False, "mask")):
@@ -72,7 +72,7 @@ def ways(batch: Mapping[str, Any], config: Any, attn_implementation: str) -> Ite
                 made = padding_free(batch, **settings)
             except ValueError:
                 return
-            yield Way(f"model(**bf.attention.padding_free(batch, {named}))", made)
+            yield NamedCall(f"model(**bf.attention.padding_free(batch, {named}))", made)
 
 
 def verdict(model: nn.Module, batch: Mapping[str, Any], attn_implementation: str) -> Verdict:

@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +31,6 @@ WITHOUT_PEAKS: Final = (
     "batches will hardly grow: torch finds no CUDA device, whose peaks would say how memory grows. Give peak_bytes=, if your "
     "device reports peaks, or memory_model=, a file that `brimful memory probe` and `brimful memory fit` make"
 )
-_said: Final[list[str]] = []  # in this process
 
 _OURS: Final = ("padding", "truncation", "max_length", "return_tensors")
 _MEMBERS: Final = ("largest_batch", "predict", "num_lengths", "unit")
@@ -114,11 +114,16 @@ def build_dynamic_batch_dataloader(
         collator.check(texts[order[-1]], int(padded[-1]))
     sizes = replace(sizes, longest=int(padded.max(initial=1)))
     peaks = _peaks(model, peak_bytes)
-    if memory_model is None and peaks is None and not _said:
-        _said.append(WITHOUT_PEAKS)
-        logger.warning(WITHOUT_PEAKS)
+    if memory_model is None and peaks is None:
+        _say_without_peaks()
     batches = DynamicBatches(order, padded, sizes, seed if shuffle else None, peaks)
     return DynamicBatchDataLoader(texts, batches, collator, num_workers, truncated)
+
+
+@cache
+def _say_without_peaks() -> None:
+    """Once in a process."""
+    logger.warning(WITHOUT_PEAKS)
 
 
 class DynamicBatchDataLoader(DataLoader[Any]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -77,7 +77,8 @@ def balance(
         raise ValueError(
             f"equal_count=True: {len(lengths):,} samples cannot be shared out equally among {num_parts:,} parts; give a multiple"
         )
-    work = _Work(lengths, _costs(lengths, cost), num_parts, _cap(lengths, max_tokens), equal_count)
+    cap = None if max_tokens is None else _cap(lengths, max_tokens)
+    work = _Work(lengths, _costs(lengths, cost), num_parts, cap, equal_count)
     parts = _padded(work) if padded else _summed(work)
     if parts is None:
         _refuse(work, padded)
@@ -115,7 +116,7 @@ def micro_batches(
     """
     lengths = one_length(lengths, "micro_batches")
     num_ranks = integer("num_ranks", num_ranks, 1, "rank")
-    max_tokens = _cap(lengths, integer("max_tokens", max_tokens, 1, "token"))
+    max_tokens = _cap(lengths, max_tokens)
     costs = _costs(lengths, cost)
     step = num_ranks if same_count else 1
     fewest = max(-(-int(lengths.sum()) // max_tokens), int((2 * lengths > max_tokens).sum()), min(len(lengths), 1))
@@ -179,10 +180,8 @@ def _costs(lengths: IntArray, cost: SampleCost | None) -> FloatArray:
     return found[where]
 
 
-def _cap(lengths: IntArray, max_tokens: int | None) -> Any:
+def _cap(lengths: IntArray, max_tokens: int) -> int:
     """The most tokens of a part, which each sample alone must keep."""
-    if max_tokens is None:
-        return None
     cap = integer("max_tokens", max_tokens, 1, "token")
     refuse_overlong(lengths, lengths <= cap, max_length=cap, limit=f"max_tokens={cap:,}", remedy="raise the limit")
     return cap

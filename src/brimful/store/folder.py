@@ -16,7 +16,7 @@ from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import offsets_of, with_column
 from brimful.core.errors import ORIGIN, DataError, origins_of
 from brimful.core.once import once
-from brimful.index.index import Spans
+from brimful.index.index import RowSpans
 from brimful.store.manifest import JOURNAL, MANIFEST, Manifest, SideFile, StoredFile
 
 HEAD_BYTES: Final = 1024
@@ -130,7 +130,7 @@ class Folder(ABC):
             DataError: a file is missing, damaged, or has changed.
         """
 
-    def spans(self, columns: Sequence[str], rows: NDArray[np.int64]) -> dict[str, Spans] | None:
+    def spans(self, columns: Sequence[str], rows: NDArray[np.int64]) -> dict[str, RowSpans] | None:
         """See `Index.spans`."""
         return None
 

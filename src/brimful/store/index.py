@@ -18,7 +18,7 @@ from brimful.blocks.ragged import LABELS, REMEDIES
 from brimful.core.errors import ORIGIN, ORIGIN_TYPE, DataError, logger
 from brimful.core.once import once
 from brimful.encoding.encoder import Padding, StoredTokenizer
-from brimful.index.index import Ask, DataIndex, RowSet, Spans
+from brimful.index.index import Ask, DataIndex, RowSet, RowSpans
 from brimful.store.answers import kept_answers
 from brimful.store.folder import Folder
 from brimful.store.folders import folder_of, is_remote
@@ -169,7 +169,7 @@ class StoreIndex(DataIndex):
             return pa.RecordBatch.from_pylist([], self.schema.append(pa.field(ORIGIN, ORIGIN_TYPE))), numbers
         return self._prefetched.locate(numbers) if self._remote else self._fetched(numbers)
 
-    def spans(self, numbers: NDArray[np.int64]) -> dict[str, Spans] | None:
+    def spans(self, numbers: NDArray[np.int64]) -> dict[str, RowSpans] | None:
         return self._folder.spans(self._columns, numbers) if len(numbers) else None
 
     def _fetched(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:

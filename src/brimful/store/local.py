@@ -21,7 +21,7 @@ from brimful.blocks.ragged import concat, list_array, numpy_of, offsets_of, runs
 from brimful.core.distinct import distinct
 from brimful.core.errors import DataError
 from brimful.core.once import once
-from brimful.index.index import Spans
+from brimful.index.index import RowSpans
 from brimful.store.folder import Folder, Ranges, numpy_file
 from brimful.store.manifest import SideFile, sha256_of
 
@@ -83,7 +83,7 @@ class LocalFolder(Folder):
             self._check(name, ranges, np.array([expected]), offsets[-1:] - offsets[:1])
         return block.select(columns)
 
-    def spans(self, columns: Sequence[str], rows: NDArray[np.int64]) -> dict[str, Spans] | None:
+    def spans(self, columns: Sequence[str], rows: NDArray[np.int64]) -> dict[str, RowSpans] | None:
         """The values of list columns, copied without those of other rows. None where there are other columns, or where a file is
         not as the writer leaves it: then `block` reads it, or says what is wrong. Price: 100 ns a row and column."""
         if not all(name in self.list_columns and _are_numbers(self.schema.field(name).type) for name in columns):
@@ -95,7 +95,7 @@ class LocalFolder(Folder):
         for file in distinct(self.record_batches.file_of[batches]).tolist():
             self._file(self.manifest.files[file])
         changes = [0, *(np.flatnonzero(np.diff(batches)) + 1).tolist(), len(rows)]
-        parts: dict[str, list[Spans]] = {name: [] for name in columns}
+        parts: dict[str, list[RowSpans]] = {name: [] for name in columns}
         for group in self._in_groups(list(pairwise(changes))):
             own = slice(group[0][0], group[-1][1])
             for name in columns:
@@ -107,7 +107,7 @@ class LocalFolder(Folder):
         places[order] = np.arange(len(order))
         return {name: _joined(found, places) for name, found in parts.items()}
 
-    def _copied(self, name: str, rows: NDArray[np.int64], batches: NDArray[np.int64]) -> Spans | None:
+    def _copied(self, name: str, rows: NDArray[np.int64], batches: NDArray[np.int64]) -> RowSpans | None:
         """The values of ascending rows, in copies of all pieces of 64 bytes, as memory is aligned, that hold some. No such
         piece crosses the end of a page, so all that is read belongs to a file that is mapped."""
         kind = self.schema.field(name).type
@@ -134,7 +134,7 @@ class LocalFolder(Folder):
         whole = np.frombuffer(memory, np.int64).reshape(-1, PIECE_BYTES // 8)
         whole.take(runs(pieces, bounds), axis=0, out=out[:total], mode="clip")
         starts = (bounds[:-1] * PIECE_BYTES + (begins - low) % PIECE_BYTES) // dtype.itemsize
-        return Spans(out.reshape(-1).view(dtype), starts, counts)
+        return RowSpans(out.reshape(-1).view(dtype), starts, counts)
 
     def _buffers(self, name: str, batches: Sequence[int]) -> NDArray[np.int64] | None:
         """The addresses of some record batches' offsets and values, and of the ends of these, (n, 4). None where they are not in
@@ -276,12 +276,12 @@ def _are_numbers(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type))
 
 
-def _joined(parts: list[Spans], places: NDArray[np.int64]) -> Spans:
+def _joined(parts: list[RowSpans], places: NDArray[np.int64]) -> RowSpans:
     """Ascending rows in several parts as one, in another order."""
     shifts = offsets_of(np.array([len(part.values) for part in parts])).tolist()
     starts = np.concatenate([part.starts + shift for part, shift in zip(parts, shifts)])
     values = parts[0].values if len(parts) == 1 else np.concatenate([part.values for part in parts])
-    return Spans(values, starts[places], np.concatenate([part.counts for part in parts])[places])
+    return RowSpans(values, starts[places], np.concatenate([part.counts for part in parts])[places])
 
 
 class MappedFile:

@@ -84,9 +84,8 @@ class Collated(Stage[Any]):
 
         tally = TALLY.get()
         as_tensors = self.layout.as_tensors
-        known: WeakKeyDictionary[PlanningWindow, WindowColumns] = (
-            WeakKeyDictionary()
-        )  # of streams the windows at hand come in turn
+        # With streams the windows at hand come in turn.
+        known: WeakKeyDictionary[PlanningWindow, WindowColumns] = WeakKeyDictionary()
 
         def ready() -> Generator[Collating, None, None]:
             with running(self.upstream, at) as batches:

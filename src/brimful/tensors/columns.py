@@ -35,7 +35,7 @@ from brimful.blocks.ragged import (
 from brimful.blocks.texts import texts_in
 from brimful.core.errors import HIDDEN, DataError, where
 from brimful.core.once import once
-from brimful.index.index import Spans
+from brimful.index.index import RowSpans
 from brimful.tensors.layouts import BATCH_KEY, ColumnRules
 from brimful.tensors.structures import Unpadded
 
@@ -321,7 +321,7 @@ def _lists(window: PlanningWindow, field: pa.Field, rules: ColumnRules, follows:
     return ListColumn(name, values, starts, counts, follows, kind.made.type(fill), kind)
 
 
-def _spans(window: PlanningWindow, field: pa.Field) -> Spans:
+def _spans(window: PlanningWindow, field: pa.Field) -> RowSpans:
     """The lists of a column, in the block of the window."""
     name, block, rows = field.name, window.block, window.rows
     if _has_null(block.column(name)) or pa.types.is_boolean(field.type.value_type):  # what takes a copy: of these alone
@@ -329,7 +329,7 @@ def _spans(window: PlanningWindow, field: pa.Field) -> Spans:
         rows = np.arange(len(rows))
         _refuse_nulls(block, name)
     column = window.ragged(name) if block is window.block else ragged(block, name)
-    return Spans(column.values, *column.spans(rows))
+    return RowSpans(column.values, *column.spans(rows))
 
 
 def _unequal(

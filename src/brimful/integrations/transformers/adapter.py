@@ -35,13 +35,12 @@ from brimful.integrations.transformers.data import (
 from brimful.integrations.transformers.loss import Evaluation, num_labels, shares
 from brimful.integrations.transformers.settings import (
     accumulating,
-    base_model,
     keys_of,
     refuse_settings,
     shifts_labels,
     stand_in,
 )
-from brimful.isolation.guard import IsolationGuard
+from brimful.isolation.guard import IsolationGuard, base_model
 from brimful.loader import Loader
 
 

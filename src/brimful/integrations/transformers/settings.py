@@ -58,11 +58,6 @@ def accumulating(args: Any, batches: int | None) -> Any:
     return args
 
 
-def base_model(model: Any) -> Any:
-    """The model that PEFT's adapters are in."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def keys_of(model: Any, label_names: list[str]) -> frozenset[str]:
     """The keys of a batch that a model's forward takes."""
     parameters = inspect.signature(model.forward).parameters.values()
