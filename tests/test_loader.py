@@ -511,6 +511,10 @@ class Walked:
     def iter(self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0) -> Any:
         return self.batches.iter(state_dict, epoch=epoch)
 
+    @property
+    def stage(self) -> Any:
+        return self.batches.stage
+
     def __len__(self) -> int:
         return len(self.batches)
 
@@ -536,3 +540,25 @@ def test_states_are_made_when_they_are_asked_for_and_not_with_each_batch() -> No
         assert len(list(batches)) == 5
         assert walked.walks <= before + 1, "after a loop, where it went to"
         assert ahead.state_dict()["epoch"] == 1
+
+
+def test_loaders_and_iterators_say_what_they_are() -> None:
+    batches = bf.from_sequence([[1], [2], [3]]).batch(2)
+    loader = batches.loader(steps_per_epoch=3)
+    assert repr(loader) == "Loader(from_sequence > batch, epoch 0, steps_per_epoch=3)"
+    assert repr(bf.from_sequence(["a"]).loader()) == "Loader(from_sequence, epoch 0)"
+    around = "AsyncLoader(Loader(from_sequence > batch, epoch 0), cpu, buckets=(2, 4))"
+    assert repr(AsyncLoader(batches.loader(), "cpu", buckets=[4, 2])) == around
+    assert repr(AsyncLoader([{"x": 1}], "cpu")) == "AsyncLoader(list, cpu)"
+    it = batches.iter()
+    assert repr(it) == "ResumableIterator(from_sequence > batch, open, 0 samples taken)"
+    next(it)
+    it.close()
+    assert repr(it) == "ResumableIterator(from_sequence > batch, closed, 2 samples taken)"
+    it = batches.iter()
+    assert len([*it]) == 2
+    assert repr(it) == "ResumableIterator(from_sequence > batch, at its end, 3 samples taken)"
+    broken = batches.map(len).map(lambda number: number["x"]).iter()
+    with pytest.raises(Exception, match="subscriptable"):
+        next(broken)
+    assert repr(broken) == "ResumableIterator(from_sequence > batch > map > map, failed, 0 samples taken)"

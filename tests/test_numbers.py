@@ -93,6 +93,27 @@ SEEDS: dict[str, Call] = {
     "pack": lambda seed: DATA.pack(8, seed=seed),
     "BatchSampler": lambda seed: bf.BatchSampler(LENGTHS, bf.FixedSize(2), seed=seed),
 }
+SWITCHES: dict[str, tuple[str, Call]] = {
+    "batch": ("drop_last", lambda on: DATA.batch(2, drop_last=on)),
+    "pack": ("drop_last", lambda on: DATA.pack(8, drop_last=on)),
+    "keep_text": ("keep_text", lambda on: DATA.batch(2, keep_text=on)),
+    "causal_labels": ("shift", lambda on: DATA.causal_labels(shift=on)),
+    "chunk": ("drop_remainder", lambda on: DATA.chunk(2, drop_remainder=on)),
+    "pack_chunk": ("discard_long_samples", lambda on: DATA.pack_chunk(2, discard_long_samples=on)),
+    "tokenize": ("add_special_tokens", lambda on: DATA.tokenize(word_tokenizer(), add_special_tokens=on)),
+    "pad_on_device": ("pad_on_device", lambda on: BATCHES.to_device("cpu", pad_on_device=on)),
+    "to_device": ("static_buffers", lambda on: BATCHES.to_device("cpu", static_buffers=on)),
+    "AsyncLoader": ("static_buffers", lambda on: bf.AsyncLoader(BATCHES.loader(), "cpu", static_buffers=on)),
+    "from_sequence": ("shuffle", lambda on: bf.from_sequence(["a"], shuffle=on)),
+    "from_dataset": ("shuffle", lambda on: bf.from_dataset(["a"], shuffle=on)),
+    "from_files": ("shuffle_shards", lambda on: bf.from_files("none.jsonl", shuffle_shards=on)),
+    "repeat": ("repeat", lambda on: bf.from_sequence(["a"], repeat=on)),
+    "BatchSampler": ("shuffle", lambda on: bf.BatchSampler(LENGTHS, bf.FixedSize(2), shuffle=on)),
+    "drop_last of BatchSampler": ("drop_last", lambda on: bf.BatchSampler(LENGTHS, bf.FixedSize(2), drop_last=on)),
+    "padded": ("padded", lambda on: bf.balance(LENGTHS, 1, padded=on)),
+    "equal_count": ("equal_count", lambda on: bf.balance(LENGTHS, 1, equal_count=on)),
+    "same_count": ("same_count", lambda on: bf.micro_batches(LENGTHS, 8, same_count=on)),
+}
 SECONDS: dict[str, Call] = {
     "from_files": lambda seconds: bf.from_files("none.jsonl", timeout_seconds=seconds),
     "from_store": lambda seconds: bf.from_store("none", timeout_seconds=seconds),
@@ -154,6 +175,15 @@ def test_the_greatest_count_is_as_good_as_none() -> None:
     assert [len(batch["lengths"]) for batch in DATA.batch(MOST)] == [5]
     assert len(list(DATA.stride(MOST, 0))) == len(list(STREAM.stride(MOST, 0))) == 1
     assert bf.uniform_buckets(3, MOST) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("name", "call"), SWITCHES.values(), ids=SWITCHES)
+def test_a_switch_is_true_or_false_and_nothing_else(name: str, call: Call) -> None:
+    for on in (True, False):
+        call(on)
+    for wrong in (3, "yes", None, 1):
+        with pytest.raises(TypeError, match=rf"^{name} must be True or False \(got {wrong!r}\)"):
+            call(wrong)
 
 
 @pytest.mark.parametrize("call", SEEDS.values(), ids=SEEDS)

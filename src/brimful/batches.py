@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Typ
 
 from brimful.batching.batch import Batch, Uneven
 from brimful.batching.batched import Batched, ShuffleBatches, check_shuffle
-from brimful.batching.distributed import world_size_here
+from brimful.batching.distributed import check_group, world_size_here
 from brimful.batching.labels import LabelsFollow
 from brimful.batching.micro_batches import MicroBatches
 from brimful.batching.narrowed import Narrowed
@@ -25,7 +25,7 @@ from brimful.blocks.ragged import LABELS, SHIFTED, is_labels
 from brimful.blocks.texts import TokenizedText
 from brimful.core.above import GUARD
 from brimful.core.ahead import Ahead
-from brimful.core.errors import by_name, function, integer, logger, names_of, one_of, positive
+from brimful.core.errors import by_name, function, integer, logger, names_of, one_of, positive, truth
 from brimful.core.items import EnumerateItems, MapItems, TakeItems
 from brimful.core.iterator import ResumableIterator
 from brimful.core.once import once, settings_of
@@ -118,6 +118,9 @@ class Batches:
         self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0, allow: Collection[str] = ()
     ) -> ResumableIterator[Any]:
         """An iterator over the batches, from the start of an epoch or from a state; see `Dataset.iter`.
+
+        Args:
+            epoch: which epoch it begins with; a state says its own, and beside one this is an error.
 
         >>> import brimful as bf
         >>> batches = bf.from_sequence([[1], [2], [3]]).batch(1)
@@ -214,6 +217,7 @@ class Batches:
             raise ValueError(
                 "shard takes the data-parallel ranks from process_group or from mesh (got both); give one of them"
             )
+        check_group(process_group, mesh)
         ranks = process_group if mesh is None else mesh
         how = {"rank": rank, "world_size": world_size, "process_group": ranks, "uneven": uneven}
         return replace(self, stage=self.stage.sharded(**how, timeout_seconds=timeout_seconds))
@@ -380,6 +384,8 @@ class Batches:
         from brimful.tensors.copies import StaticBuffers, numbered
         from brimful.tensors.on_device import OnDevice
 
+        truth("pad_on_device", pad_on_device)
+        truth("static_buffers", static_buffers)
         sent = self._unpadded() if pad_on_device else self
         buffers = StaticBuffers() if static_buffers else None
         return replace(sent, stage=OnDevice(sent._endless, numbered(device), prefetch, buffers), repeats=False)
@@ -498,6 +504,7 @@ def batches_of(
     form: FormSettings,
 ) -> Batches:
     """Rows to batches: windows of them, each planned, each batch collated."""
+    truth("keep_text", form.keep_text)
     parts = 1 if order.micro_batches is None else integer("micro_batches", order.micro_batches, 1, "batch")
     planner = planner if parts == 1 else planner.divided(parts)
     shuffle = check_shuffle(order.shuffle_batches)

@@ -424,6 +424,7 @@ class Dataset:
         >>> list(pairs.tokenize(tokenizer, **both, remove_columns="source"))
         [{'target': 'c', 'input_ids': array([97, 98], dtype=int32), 'labels': array([99], dtype=int32)}]
         """
+        truth("add_special_tokens", add_special_tokens)
         columns, made = names_of("column", column), names_of("output_column", output_column)
         more, removed = names_of("extra_outputs", extra_outputs), names_of("remove_columns", remove_columns)
         pairs = len(columns) == 2 and len(made) == 1
@@ -616,6 +617,7 @@ class Dataset:
         >>> [sample["input_ids"].tolist() for sample in samples.pack_chunk(4)]
         [[0, 1, 2], [3, 4]]
         """
+        truth("discard_long_samples", discard_long_samples)
         return self._add(PackChunk(self.stage, _targets(target_columns), chunk_length, discard_long_samples))
 
     def pad(self, length: int, values: Mapping[str, int]) -> Dataset:

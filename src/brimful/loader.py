@@ -16,7 +16,7 @@ from brimful.core.background import KEEPER, Running
 from brimful.core.consumed import Consumed, Snapshot
 from brimful.core.errors import StateError, integer
 from brimful.core.iterator import ResumableIterator
-from brimful.core.stage import Stage
+from brimful.core.stage import Stage, shown
 from brimful.core.states import as_text, from_text, restored_elsewhere
 from brimful.core.stats import Stats
 
@@ -27,6 +27,9 @@ class Runs(Protocol):
     def iter(self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0) -> ResumableIterator[Any]: ...
 
     def __len__(self) -> int: ...
+
+    @property
+    def stage(self) -> Stage[Any]: ...
 
     @property
     def streams(self) -> int | None: ...
@@ -154,7 +157,7 @@ class Loader(IterableDataset[Any]):
             self._kept = Running.kept_by(self)
         before = KEEPER.set(self._kept)
         try:
-            return self.batches.iter(state, epoch=self.epoch)
+            return self.batches.iter(state, epoch=self.epoch if state is None else 0)
         finally:
             KEEPER.reset(before)
 
@@ -163,6 +166,10 @@ class Loader(IterableDataset[Any]):
 
     def __bool__(self) -> bool:
         return True
+
+    def __repr__(self) -> str:
+        steps = "" if self.steps_per_epoch is None else f", steps_per_epoch={self.steps_per_epoch:,}"
+        return f"Loader({shown(self.batches.stage)}, epoch {self.epoch:,}{steps})"
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy goes on where this one is, after what was used."""

@@ -116,6 +116,15 @@ def test_states_of_other_steps_are_not_joined(ranks_of: Any, folder: Path) -> No
         bf.merge_states([])
 
 
+@pytest.mark.parametrize("none", [{}, {"epoch": 3}, 3, None, "state", []])
+def test_what_is_no_state_is_not_joined(none: Any) -> None:
+    message = r"^state 0 is none: a state is what state_dict\(\) returns \(got "
+    with pytest.raises(bf.StateError, match=message):
+        bf.merge_states([none])
+    with pytest.raises(TypeError, match=r"^merge_states takes a list of the states of all ranks \(got dict\)$"):
+        bf.merge_states({"position": 3})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_interrupted_while_it_waits_for_another_to_begin_goes_on(
     ranks_of: Any, folder: Path, victim: int

@@ -500,3 +500,16 @@ def test_fillers_that_nothing_can_mark_are_refused_on_every_rank(streamed: bool,
     )
     assert counts(2, "pad") == [refused] * 2
     assert (counts(2, "drop"), counts(2, "wrap"), counts(1, "pad")) == ([4, 4], [5, 5], [9])
+
+
+def test_what_says_nothing_of_ranks_is_refused_at_once() -> None:
+    batches = bf.from_sequence([[1], [2]]).batch(1)
+    with pytest.raises(
+        TypeError, match=r"^mesh takes a device mesh of torch.distributed, such as mesh\['dp'\] \(got 3\)$"
+    ):
+        batches.shard(mesh=3)
+    with pytest.raises(
+        TypeError,
+        match=r"^process_group takes a group of torch.distributed that this rank is in, or a Store \(got -100\)$",
+    ):
+        batches.shard(process_group=-100)

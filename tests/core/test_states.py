@@ -108,6 +108,22 @@ def test_older_states_are_refused_by_name() -> None:
         data.iter({"version": 3, "header": {}, "position": [0, 1]})
 
 
+def test_a_state_beside_an_epoch_is_refused() -> None:
+    batches = bf.from_sequence(ROWS).batch(2)
+    state = batches.iter(epoch=3).state_dict()
+    with pytest.raises(
+        ValueError, match=r"^a state says its own epoch \(got epoch=3 beside one\); give one of the two$"
+    ):
+        batches.iter(state, epoch=3)
+
+
+@pytest.mark.parametrize("allow", [None, 3])
+def test_allow_takes_names(allow: Any) -> None:
+    message = rf"^allow takes names of settings, such as \{{'urls'\}} \(got {allow}\)$"
+    with pytest.raises(TypeError, match=message):
+        bf.from_sequence(ROWS).iter(allow=allow)
+
+
 @pytest.mark.parametrize("epoch", [-1, "x", None, 1.5])
 def test_a_loader_s_epoch_is_a_number(epoch: Any) -> None:
     loader = bf.from_sequence(ROWS).batch(2).loader()

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import brimful as bf
 from brimful.core.errors import StateError
-from brimful.memory import OomGuard, SimulatedOOM, oom_guard
+from brimful.memory import OomGuard, SimulatedOOM, oom_guard, oom_safe
 from brimful.oom.parts import divisible
 
 VOCABULARY, WIDTH = 11, 6
@@ -580,6 +580,13 @@ def test_what_a_guard_takes_is_checked_when_it_is_made() -> None:
         TypeError, match=r"parameters takes tensors \(got the module Linear\); say model.parameters\(\)"
     ):
         oom_guard(step, parameters=nn.Linear(1, 1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^parameters takes tensors, as model.parameters\(\) gives them \(got int\)$"):
+        oom_guard(step, parameters=3)  # type: ignore[arg-type]
+    for none in (None, 3):
+        with pytest.raises(TypeError, match=rf"^oom_guard needs a function \(got {none}\)$"):
+            oom_guard(none)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=rf"^oom_safe needs a function \(got {none}\)$"):
+            oom_safe(none)  # type: ignore[arg-type]
 
 
 def test_a_batch_by_whose_labels_nobody_can_tell_what_a_part_weighs_is_refused(

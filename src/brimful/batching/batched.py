@@ -17,7 +17,7 @@ from brimful.batching.sharded import Sharded
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import parts_of_windows
 from brimful.core import random
-from brimful.core.errors import count, settle
+from brimful.core.errors import count, settle, truth
 from brimful.core.once import once
 from brimful.core.repeat import Waiting
 from brimful.core.stage import Lane, Stage, State, place, running, runtime
@@ -61,6 +61,7 @@ class Batched(Stage[Batch]):
     labels_follow: LabelsFollow = runtime(LabelsFollow())
 
     def __post_init__(self) -> None:
+        truth("drop_last", self.drop_last)
         settle(self, "balance_group", 1, "batch")
         settle(self, "seed", None)
 

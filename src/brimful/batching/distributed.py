@@ -34,6 +34,20 @@ def resolve(rank: int | None = None, world_size: int | None = None, group: Any =
     return Rank(rank, world_size)
 
 
+def check_group(process_group: Any, mesh: Any) -> None:
+    """Refuses what says nothing of ranks.
+
+    Raises:
+        TypeError: naming the parameter.
+    """
+    if mesh is not None and not hasattr(mesh, "get_local_rank"):
+        raise TypeError(f"mesh takes a device mesh of torch.distributed, such as mesh['dp'] (got {mesh!r})")
+    if process_group is not None and not (hasattr(process_group, "size") or hasattr(process_group, "wait")):
+        raise TypeError(
+            f"process_group takes a group of torch.distributed that this rank is in, or a Store (got {process_group!r})"
+        )
+
+
 def world_size_here() -> int:
     """How many ranks there are, as far as torch.distributed, where it is in use, or the environment says; 1 otherwise."""
     dist = sys.modules.get("torch.distributed")

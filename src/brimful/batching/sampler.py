@@ -18,7 +18,7 @@ from brimful.batching.planners import ByPolicy
 from brimful.batching.sharded import Sharded
 from brimful.batching.windows import Planned, auto_rows
 from brimful.core.above import GUARD, ReadsAhead
-from brimful.core.errors import TALLY, DataError, StateError, Tally, integer, logger, one_of
+from brimful.core.errors import TALLY, DataError, StateError, Tally, integer, logger, one_of, truth
 from brimful.core.once import once
 from brimful.core.stage import VERSION, Stage, State, check_header, described, running
 from brimful.core.states import check_form, position_of, restored_elsewhere, sealed
@@ -118,17 +118,18 @@ class BatchSampler:
             raise ValueError(f"rank must be at least 0 and below world_size={world_size:,} (got {rank:,})")
         one_of("uneven", uneven, "wrap", "drop", "raise")
         one_of("overlong", overlong, *get_args(Overlong))
+        truth("shuffle", shuffle)
+        truth("drop_last", drop_last)
         in_order = isinstance(policy, FixedSize) and not policy.sort
         self.policy, self.rank, self.world_size, self.uneven = policy, rank, world_size, uneven
         self.drop_last: bool = drop_last or uneven == "drop"  # what Accelerate asks, which then shards the batches out
         self._samples = LengthIndex(as_lengths(lengths))
         self._window = window
         self._settings: dict[str, Any] = {
-            "shuffle": bool(shuffle),
+            "shuffle": shuffle,
             "overlong": overlong,
-            "drop_last": bool(drop_last),
-            "shuffle_batches": check_shuffle(bool(shuffle) if shuffle_batches is None else shuffle_batches)
-            and not in_order,
+            "drop_last": drop_last,
+            "shuffle_batches": check_shuffle(shuffle if shuffle_batches is None else shuffle_batches) and not in_order,
             "balance_group": integer("balance_group", balance_group, 1, "batch"),
             "seed": integer("seed", seed, None),
         }

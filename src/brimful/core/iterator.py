@@ -17,8 +17,8 @@ import numpy as np
 
 from brimful.core.ahead import AHEAD, HANDED_ON, Deferred
 from brimful.core.background import JOIN_SECONDS, KEEPER, RUN, Running, check_process, close_all, stop_all
-from brimful.core.errors import TALLY, BrokenError, StateError, Tally
-from brimful.core.stage import END, VERSION, Stage, State, allowed, check_header
+from brimful.core.errors import TALLY, BrokenError, StateError, Tally, counted
+from brimful.core.stage import END, VERSION, Stage, State, allowed, check_header, shown
 from brimful.core.states import check_form, position_of, sealed
 from brimful.core.stats import Stats
 
@@ -39,6 +39,8 @@ class ResumableIterator(Iterator[T], Generic[T]):
     def __init__(
         self, stage: Stage[T], state_dict: dict[str, Any] | None, allow: Collection[str], epoch: int = 0
     ) -> None:
+        if epoch and state_dict is not None:
+            raise ValueError(f"a state says its own epoch (got epoch={epoch:,} beside one); give one of the two")
         _keep_what_is_freed()
         self._process = os.getpid()
         different = allowed(allow)
@@ -125,6 +127,11 @@ class ResumableIterator(Iterator[T], Generic[T]):
     def over(self) -> bool:
         """Whether the last item has been taken, as far as its state says so."""
         return bool(self._state == END)
+
+    def __repr__(self) -> str:
+        ends = {"failed": self._error is not None, "at its end": self.over, "closed": self._closed}
+        stands = next((words for words, so in ends.items() if so), "open")
+        return f"ResumableIterator({shown(self._stage)}, {stands}, {counted(self.stats.samples, 'sample')} taken)"
 
     def close(self) -> None:
         """Ends the run: its threads and files are closed, and `state_dict` still answers.

@@ -406,8 +406,11 @@ def allowed(names: Collection[str]) -> frozenset[str]:
     """The names of settings that a user gave, one or several.
 
     Raises:
+        TypeError: for what are no names.
         ValueError: for one that is not known, with those that are.
     """
+    if not isinstance(names, Collection):
+        raise TypeError(f"allow takes names of settings, such as {{'urls'}} (got {names!r})")
     found = frozenset((names,) if isinstance(names, str) else names)
     for name in sorted(found - {*_ALLOWED}, key=str):
         raise ValueError(f"allow takes the names {', '.join(map(repr, _ALLOWED))} (got {name!r})")

@@ -21,19 +21,38 @@ def merge_states(states: Sequence[State]) -> State:
     Args:
         states: what `state_dict()` of an iterator, or of a loader, gave on each rank, in any order.
     Raises:
-        StateError: they were not saved after one step of one run; where they differ is named, with both values.
+        TypeError: one state that is in no list.
+        StateError: one of them is no state; or they were not saved after one step of one run: where they differ is named, with
+            both values.
     Example:
         >>> even = {"position": {"next": 4, "streams": {"0": [0, 2], "2": [0, 2]}}}
         >>> odd = {"position": {"next": 4, "streams": {"1": [0, 1], "3": "end"}}}
         >>> merge_states([even, odd])["position"]["streams"]
         {'0': [0, 2], '2': [0, 2], '1': [0, 1], '3': 'end'}
     """
+    if isinstance(states, str) or not isinstance(states, Sequence):
+        raise TypeError(f"merge_states takes a list of the states of all ranks (got {type(states).__name__})")
     if not states:
         raise ValueError("merge_states needs at least one state (got none)")
+    for number, state in enumerate(states):
+        if not _holds_a_place(state):
+            raise StateError(f"state {number} is none: a state is what state_dict() returns (got {state!r:.40})")
+    return joined(states)
+
+
+def joined(states: Sequence[State]) -> State:
+    """One of several, whatever they hold; see `merge_states`."""
     merged = states[0]
     for number, state in enumerate(states[1:], 1):
         merged = _merged(merged, state, "state", number)
     return json.loads(json.dumps(merged))
+
+
+def _holds_a_place(state: State) -> bool:
+    """Whether the state of an iterator or of a loader is in it somewhere."""
+    if isinstance(state, dict):
+        return "position" in state or is_text(state) or any(map(_holds_a_place, state.values()))
+    return isinstance(state, list) and any(map(_holds_a_place, state))
 
 
 def _merged(one: State, other: State, path: str, number: int) -> State:

@@ -12,9 +12,9 @@ import torch
 
 from brimful.core.above import GUARD
 from brimful.core.consumed import Consumed, Snapshot, snapshot_of
-from brimful.core.errors import by_name, one_of
+from brimful.core.errors import by_name, one_of, truth
 from brimful.core.iterator import ResumableIterator
-from brimful.core.stage import Stage, State
+from brimful.core.stage import State
 from brimful.core.stats import Stats
 from brimful.device.bucketed import PAD_VALUES, Bucketed, Overflow, ToBuckets
 from brimful.device.loaded import Loaded
@@ -90,6 +90,7 @@ class AsyncLoader:
         if buckets is not None and not (isinstance(buckets, Iterable) and len(buckets := list(buckets))):
             raise ValueError(f"buckets must be at least 1 length, in a list (got {buckets or 'none'})")
         one_of("pad_side", pad_side, "right", "left")
+        truth("static_buffers", static_buffers)
         if max_length is not None:
             buckets = uniform_buckets(max_length, num_buckets)
         values = PAD_VALUES if pad_value_dict is None else by_name("pad_value_dict", pad_value_dict, str(PAD_VALUES))
@@ -108,9 +109,7 @@ class AsyncLoader:
         loaded = Loaded(loader, passes_on=ours)
         buffers = StaticBuffers() if static_buffers else None
         self._loaded = loaded
-        self._stage: Stage[Any] = OnDevice(
-            Bucketed(loaded, to_buckets), numbered(device), prefetch, buffers, copies=not ours
-        )
+        self._stage = OnDevice(Bucketed(loaded, to_buckets), numbered(device), prefetch, buffers, copies=not ours)
         self._running: ResumableIterator[Any] | None = None  # also one that was left
         self._last: ResumableIterator[Any] | None = None
         self._consumed = Consumed()
@@ -149,6 +148,11 @@ class AsyncLoader:
 
     def __bool__(self) -> bool:
         return True
+
+    def __repr__(self) -> str:
+        of = repr(self.loader) if isinstance(self.loader, Loader | AsyncLoader) else type(self.loader).__name__
+        buckets = f", buckets={self.buckets}" if self.buckets else ""
+        return f"AsyncLoader({of}, {self._stage.device}{buckets})"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "loader" not in vars(self):

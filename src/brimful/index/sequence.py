@@ -17,7 +17,7 @@ from brimful.blocks.hashes import digest_of
 from brimful.blocks.ragged import concat, fingerprint, with_column
 from brimful.blocks.schema import first_rows, infer, samples_in
 from brimful.core import random
-from brimful.core.errors import ORIGIN, origins, settle
+from brimful.core.errors import ORIGIN, origins, settle, truth
 from brimful.core.once import once
 from brimful.core.stage import BLOCK_ROWS, Stage, place, running
 from brimful.index.index import Ask, BlockIndex, DataIndex, Index, RowSet
@@ -145,6 +145,7 @@ class FromSequence(Source):
 
     def __post_init__(self) -> None:
         settle(self, "seed", None)
+        truth("shuffle", self.shuffle)
 
     @property
     def draws(self) -> bool:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import StateError
-from brimful.core.states import merge_states
+from brimful.core.states import joined
 from brimful.device.async_loader import AsyncLoader, innermost, micro_batches_of
 from brimful.integrations.guard import check_shared_out
 from brimful.isolation.guard import IsolationGuard
@@ -285,7 +285,7 @@ class _Fit:
         ranks = [mine] * trainer.world_size
         dist.all_gather_object(ranks, mine)
         try:
-            return {"version": 1, "ranks": [merge_states(ranks)]}
+            return {"version": 1, "ranks": [joined(ranks)]}
         except StateError:
             return {"version": 1, "ranks": ranks}
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from brimful.core.errors import counted, name_of
+from brimful.core.errors import counted, function, name_of
 from brimful.oom.exhaustion import GuardedCall, PartRunner
 from brimful.oom.parts import divisible, joined
 
@@ -82,7 +82,7 @@ class OomSafe(GuardedCall):
     """A function of a batch that is run in parts where memory is too small: call it on a batch. Made by `oom_safe`."""
 
     def __init__(self, fn: Callable[[Any], Any], pad_value: float | None) -> None:
-        self._fn, self._pad_value = fn, pad_value
+        self._fn, self._pad_value = function("oom_safe", fn), pad_value
         self._runner = PartRunner()
 
     def __call__(self, batch: Any) -> Any:

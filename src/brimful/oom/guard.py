@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from brimful.core.errors import name_of, one_of
+from brimful.core.errors import function, name_of, one_of
 from brimful.oom.exhaustion import GuardedCall, PartRunner, Unfit
 from brimful.oom.parts import divisible, joined, mapped
 from brimful.oom.ranks import Distributed, agreed, reducing_modules, refuse_unsaid, unsynced
@@ -113,7 +113,7 @@ class OomGuard(GuardedCall):
             one_of("distributed", distributed, *get_args(Distributed))
         one_of("unfit", unfit, *get_args(Unfit))
         refuse_unsaid(distributed)
-        self._step = step
+        self._step = function("oom_guard", step)
         self._parameters = None if parameters is None else _tensors(parameters)
         self._distributed = distributed
         self._reducing: Sequence[torch.nn.Module] | None = None
@@ -271,7 +271,7 @@ def _tensors(parameters: Iterable[Tensor]) -> tuple[Tensor, ...]:
         raise TypeError(
             f"parameters takes tensors (got the module {type(parameters).__name__}); say model.parameters()"
         )
-    found = tuple(parameters)
+    found = tuple(parameters) if isinstance(parameters, Iterable) else (parameters,)
     for one in found:
         if not isinstance(one, Tensor):
             raise TypeError(f"parameters takes tensors, as model.parameters() gives them (got {type(one).__name__})")

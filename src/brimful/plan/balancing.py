@@ -10,7 +10,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.errors import integer
+from brimful.core.errors import integer, truth
 from brimful.plan.buckets import check_rising
 from brimful.plan.budget import AttentionCost
 from brimful.plan.cut import ascending, cut_at, longest_first
@@ -73,6 +73,8 @@ def balance(
     """
     lengths = one_length(lengths, "balance")
     num_parts = integer("num_parts", num_parts, 1, "part")
+    truth("padded", padded)
+    truth("equal_count", equal_count)
     if equal_count and len(lengths) % num_parts:
         raise ValueError(
             f"equal_count=True: {len(lengths):,} samples cannot be shared out equally among {num_parts:,} parts; give a multiple"
@@ -116,6 +118,7 @@ def micro_batches(
     """
     lengths = one_length(lengths, "micro_batches")
     num_ranks = integer("num_ranks", num_ranks, 1, "rank")
+    truth("same_count", same_count)
     max_tokens = _cap(lengths, max_tokens)
     costs = _costs(lengths, cost)
     step = num_ranks if same_count else 1

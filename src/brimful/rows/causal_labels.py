@@ -21,7 +21,7 @@ from brimful.blocks.ragged import (
     ragged,
     with_column,
 )
-from brimful.core.errors import DataError, where
+from brimful.core.errors import DataError, truth, where
 
 _MOST: Final = (1 << 31) - 1
 
@@ -34,6 +34,9 @@ class CausalLabels(Blockwise):
 
     target_column: str
     shift: bool
+
+    def __post_init__(self) -> None:
+        truth("shift", self.shift)
 
     def apply(self, block: Block) -> Block:
         name = SHIFTED if self.shift else LABELS

@@ -10,7 +10,7 @@ import pyarrow as pa
 from brimful.blocks.blocks import Block, with_origin
 from brimful.blocks.blockwise import Blockwise
 from brimful.blocks.ragged import cut_together, gather, list_array
-from brimful.core.errors import count, settle
+from brimful.core.errors import count, settle, truth
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Chunk(Blockwise):
 
     def __post_init__(self) -> None:
         settle(self, "chunk_length", 1, "token")
+        truth("drop_remainder", self.drop_remainder)
 
     def apply(self, block: Block) -> Block:
         columns = cut_together(block, self.target_columns, self.verb)

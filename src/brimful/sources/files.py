@@ -18,7 +18,7 @@ from brimful.blocks.ragged import EMPTY
 from brimful.blocks.schema import infer, named
 from brimful.core import random
 from brimful.core.background import Workers
-from brimful.core.errors import DataError, OnError, StateError, logger, settle
+from brimful.core.errors import DataError, OnError, StateError, logger, settle, truth
 from brimful.core.once import once
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, place, runtime, share
 from brimful.sources.called import FunctionFormat, ShardFunction
@@ -62,6 +62,7 @@ class FromFiles(Stage[Block]):
         settle(self, "n_active_shards", 1, "shard")
         settle(self, "n_standby_shards", 0, "shards")
         settle(self, "seed", None)
+        truth("shuffle_shards", self.shuffle_shards)
         if self.on_error not in get_args(OnError):
             raise ValueError(f"on_error must be one of {', '.join(get_args(OnError))} (got {self.on_error!r})")
         if isinstance(self.format, str) and self.format not in ("auto", *FORMATS):
