@@ -87,6 +87,12 @@ def test_what_is_wrong_is_a_line(corpus: Corpus, store: Path, tmp_path: Path) ->
     assert "--max-length cuts texts as they are tokenized: name a --tokenizer" in refusal(
         "head", corpus.urls, "--max-length", 3
     )
+    for path, names in ((store, "input_ids"), (corpus.urls, "text, other")):
+        missing = f"brimful: there is no column 'foo' in {path} (columns: {names})"
+        assert refusal("head", path, "--column", "foo") == missing
+    assert "has tokens already: --column names texts as they are tokenized" in (
+        refusal("head", store, "--column", "input_ids")
+    )
     assert "is a token store and" in refusal("head", store, tmp_path / "empty.jsonl")
     (store / "manifest.json").rename(store / "journal.jsonl")
     assert "is half-written: its writer is still at work, or was interrupted; the `brimful tokenize` that began it" in (

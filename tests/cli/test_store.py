@@ -131,6 +131,8 @@ def test_what_is_wrong_is_a_line(corpus: Corpus, tmp_path: Path) -> None:
     store = tmp_path / "store"
     words = ("tokenize", corpus.urls, "--tokenizer", corpus.tokenizer, "--output", store)
     assert "correct --column or --keep" in refusal(*words, "--keep", "prose")
+    assert not store.exists()
+    assert "name the folder of the store with --output" in refusal(*words[:-1], "")
     assert "`brimful tokenize` makes one" in refusal("verify", tmp_path / "none")
     (tmp_path / "mine.txt").touch()
     assert "holds no store" in refusal("tokenize", corpus.urls, "--tokenizer", corpus.tokenizer, "--output", tmp_path)

@@ -235,6 +235,27 @@ def test_an_error_or_ctrl_c_keeps_the_files_that_were_finished(tmp_path: Path) -
     assert len(rows_of(bf.from_store(tmp_path / "store"))) == 60
 
 
+def test_an_empty_path_is_not_the_folder_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = bf.from_sequence(["a"])
+    for make in (rows.to_store, rows.to_hf, bf.from_store):
+        with pytest.raises(ValueError, match=r"^path must name a folder \(got ''\); '.' is the one that"):
+            make("")
+    with pytest.raises(ValueError, match=r"^output must name a folder \(got ''\)"):
+        bf.map_batches_in_order(len, rows, 1, output="")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_an_error_before_the_first_file_leaves_nothing_behind(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    rows = bf.from_sequence([{"input_ids": [1]}]).map_blocks(lambda block: block.drop_columns("input_ids"))
+    for folder in (tmp_path / "new", mine):
+        with pytest.raises(bf.DataError, match="nothing to store in a row without columns"):
+            rows.to_store(folder, version="1")
+    assert [*tmp_path.rglob("*")] == [mine]
+
+
 def test_what_an_interrupted_writer_had_not_noted_is_written_anew(tmp_path: Path) -> None:
     with small(100, 500):
         with pytest.raises(KeyboardInterrupt):

@@ -44,7 +44,9 @@ def head(
             metavar="T",
         ),
     ] = None,
-    column: Annotated[str, typer.Option(help="The column of text, for --tokenizer.")] = "text",
+    column: Annotated[
+        str | None, typer.Option(help="The column of text, for --tokenizer.", show_default="text")
+    ] = None,
     format: FormatName = "auto",
     max_tokens: MaxTokens = 16_384,
     max_length: MaxLength = 0,
@@ -68,19 +70,23 @@ def head(
         found = rows.peek(n)
         if not found:
             raise ValueError(f"there are no rows in {', '.join(urls)}")
+        if column not in (None, *found[0]):
+            raise ValueError(f"there is no column {column!r} in {', '.join(urls)} (columns: {', '.join(found[0])})")
+        tokens_there = stored or TOKENS in found[0]
+        option = "--max-length cuts" if max_length else "--column names" if column else ""
+        if tokens_there and option:
+            raise ValueError(f"{', '.join(urls)} has tokens already: {option} texts as they are tokenized")
         _show_rows(console, found)
         encoder = None if tokenizer is None else encoder_for(tokenizer)
-        if stored or TOKENS in found[0]:
-            if max_length:
-                raise ValueError(f"{', '.join(urls)} has tokens already: --max-length cuts texts as they are tokenized")
+        if tokens_there:
             _show_batches(console, rows.batch_by_tokens(max_tokens), n, encoder)
-        elif tokenizer is None and column not in found[0]:
+        elif tokenizer is None and (column or "text") not in found[0]:
             console.print("--tokenizer T and --column C show batches of a column of text too", soft_wrap=True)
         elif tokenizer is None:
-            console.print(f"--tokenizer T shows batches of the column {column!r} too", soft_wrap=True)
+            console.print(f"--tokenizer T shows batches of the column {column or 'text'!r} too", soft_wrap=True)
         else:
-            texts = from_files(urls, format=format, columns=[column])
-            tokens = tokenized(texts, tokenizer, column, max_length)
+            texts = from_files(urls, format=format, columns=[column or "text"])
+            tokens = tokenized(texts, tokenizer, column or "text", max_length)
             _show_batches(console, tokens.batch_by_tokens(max_tokens), n, encoder)
             cut = figures()
             cut.add_row(*cut_figure(max_length))

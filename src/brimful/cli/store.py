@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated, Literal, cast
 
 import typer
@@ -35,7 +34,7 @@ def tokenize(
     urls: Urls,
     tokenizer: TokenizerName,
     output: Annotated[
-        Path | None, typer.Option(help="The folder of the store: new, empty, or a store begun.", metavar="PATH")
+        str | None, typer.Option(help="The folder of the store: new, empty, or a store begun.", metavar="PATH")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Estimate tokens, time and size from the first rows; write nothing.")
@@ -69,7 +68,7 @@ def tokenize(
     """
     with clear_errors(tokenize):
         require("--max-length", max_length, 0, "tokens")
-        if output is None and not dry_run:
+        if not (output or dry_run):
             raise ValueError("name the folder of the store with --output, or say --dry-run for an estimate")
         kept = tuple(dict.fromkeys(keep or ()))
         files = from_files(
@@ -80,7 +79,7 @@ def tokenize(
         )
         tokens = tokenized(files, tokenizer, column, max_length, engine)
         stage = tokens.select(("input_ids", *kept)).stage
-        if output is None or dry_run:
+        if not output or dry_run:
             with progress(None) as update:
                 found = estimate_of(files, stage, update)
             _show_estimate(found, max_length)
@@ -105,7 +104,7 @@ def tokenize(
             raise ValueError(f"nothing was read: there is no row in {', '.join(urls)}, and the store {output} is empty")
 
 
-def _show(manifest: Manifest, path: Path, max_length: int, seconds: float) -> None:
+def _show(manifest: Manifest, path: str, max_length: int, seconds: float) -> None:
     table = figures()
     tokens = sum(file.tokens["input_ids"] for file in manifest.files)
     table.add_row("rows", f"{manifest.rows:,}")

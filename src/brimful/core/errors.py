@@ -7,6 +7,7 @@ that any stage, however far down and in whichever process, can name the file and
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -180,6 +181,17 @@ def function(name: str, fn: _Fn) -> _Fn:
     if not callable(fn):
         raise TypeError(f"{name} needs a function (got {fn!r})")
     return fn
+
+
+def check_path(name: str, path: str | os.PathLike[str]) -> None:
+    """Refuses an empty path, which would be the folder that this process is in.
+
+    >>> check_path("path", "")
+    Traceback (most recent call last):
+    ValueError: path must name a folder (got ''); '.' is the one that this process is in
+    """
+    if not os.fspath(path):
+        raise ValueError(f"{name} must name a folder (got {path!r}); '.' is the one that this process is in")
 
 
 def by_name(name: str, value: Any, example: str) -> dict[str, Any]:

@@ -20,7 +20,17 @@ from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Block, Sample
 from brimful.blocks.hashes import digest_of
 from brimful.blocks.text_bytes import TextBytes, bytes_of
-from brimful.core.errors import DataError, StateError, check_version, finite, function, integer, name_of, one_of
+from brimful.core.errors import (
+    DataError,
+    StateError,
+    check_path,
+    check_version,
+    finite,
+    function,
+    integer,
+    name_of,
+    one_of,
+)
 from brimful.core.iterator import ResumableIterator
 from brimful.core.progress import shown as progress
 from brimful.core.stage import Stage, refuse_streams
@@ -197,6 +207,7 @@ def map_batches_in_order(
         "dtypes": dict(stage.rules.dtypes),
         "collate_fn": None if collate_fn is None else name_of(collate_fn),
     }
+    check_path("output", output)
     folder = ResultFolder(Path(output).expanduser(), settings)
     done = run.write(folder)
     crc = crc32(json.dumps([settings, done.digest, done.runs]).encode())

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from brimful.core.errors import DataError
+from brimful.core.errors import DataError, check_path
 from brimful.store.folder import Folder
 from brimful.store.local import LocalFolder
 from brimful.store.remote import RemoteFolder
@@ -25,6 +25,7 @@ def folder_of(
     path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, timeout_seconds: float = 60.0
 ) -> Folder:
     """The folder of a store, local or remote."""
+    check_path("path", path)
     name = os.fspath(path)
     if is_remote(name):
         return RemoteFolder(name, storage_options or {}, timeout_seconds)

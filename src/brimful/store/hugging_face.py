@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from brimful.blocks.blocks import Block, visible
 from brimful.blocks.ragged import array_of, concat, null_in
-from brimful.core.errors import DataError
+from brimful.core.errors import DataError, check_path
 from brimful.core.stage import Stage, running
 from brimful.store.types import conform, stored_schema
 
@@ -135,6 +135,7 @@ def _describe(dataset: Any, folder: Path) -> None:
 def _folder(path: str | os.PathLike[str] | None, datasets: Any) -> Path:
     if path is None:
         return Path(datasets.config.HF_DATASETS_CACHE, "brimful", uuid4().hex)
+    check_path("path", path)
     folder = Path(path).expanduser()
     if "://" in str(path) or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise ValueError(f"to_hf writes to a local folder that is new or empty (got {path})")
