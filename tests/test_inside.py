@@ -98,3 +98,21 @@ def test_a_notebook_gets_a_table() -> None:
         assert '<td style="text-align:left">id: int64, text: string</td>' in table
         assert "from_sequence" in table
     assert "&gt; batch" in bf.from_sequence(ROWS).batch(2)._repr_html_()
+
+
+def test_a_slice_is_shown_as_one() -> None:
+    data = bf.from_sequence(ROWS)
+    for part, words in ((data[:2], "[0:2]"), (data[1:], "[1:3]"), (data[::2], "[0:3:2]")):
+        assert repr(part).startswith(f"IndexedDataset(from_sequence > {words})\n")
+    verbs = [stage["verb"] for stage in data[:2].iter().state_dict()["header"]]
+    assert verbs == ["from_sequence", "take", "skip", "stride"]
+
+
+def test_a_mixture_says_which_data_set_lacks_a_column() -> None:
+    texts, tokens = bf.from_sequence(["a"]), bf.from_sequence([{"input_ids": [1], "text": "b"}])
+    ids = "input_ids: list of int64 (null in data set 0)"
+    for mixed in (texts + tokens, bf.interleave_datasets([texts, tokens])):
+        assert f"  columns: text: string, {ids}\n" in repr(mixed)
+        assert f"  columns: {ids}\n" in repr(mixed[:1].select("input_ids"))
+    assert "null in" not in repr(texts + tokens.select("text") + bf.from_sequence([]))
+    assert "null in" not in repr(bf.zip_datasets([texts, tokens.select("input_ids")]))

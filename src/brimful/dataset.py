@@ -1233,7 +1233,7 @@ class IndexedDataset(Dataset):
         first, last, step = number.indices(len(self))
         if step < 1:
             raise ValueError(f"a slice of a data set goes forward (got a step of {step})")
-        return self.take(last).skip(first).stride(step, 0)
+        return IndexedDataset(Slice.between(self._endless, first, last, step))
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Sample]:
         """Samples at once, for torch's DataLoader."""

@@ -321,6 +321,9 @@ def interleave_datasets(
 ) -> Dataset:
     """Samples of each in fixed proportions, in stratified order; indexed where all of them are.
 
+    Samples have the columns of all data sets. A column that a data set lacks is null in its samples: `select` the same columns
+    of each where that is not meant.
+
     Args:
         weights: one a data set, by default equal.
         stop: where one is due that has ended: "first" ends there; "all" goes on without it; "all_repeat" begins it again
@@ -400,6 +403,8 @@ def concat_datasets(datasets: Sequence[Dataset]) -> Dataset: ...
 
 def concat_datasets(datasets: Sequence[Dataset]) -> Dataset:
     """All samples of the first, then of the second, and so on; `a + b` for two. Indexed where all of them are.
+
+    Columns are as for `interleave_datasets`: null in the samples of a data set that lacks one.
 
     >>> import brimful as bf
     >>> [sample["text"] for sample in bf.from_sequence(["a"]) + bf.from_sequence(["b"])]

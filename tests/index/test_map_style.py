@@ -180,6 +180,22 @@ def test_indexed_methods_work_on_samples_for_a_collate_fn() -> None:
     assert first.lengths().tolist() == COUNTS
 
 
+def test_a_data_set_is_called_by_its_class_unless_another_one_is_in_use() -> None:
+    class Shorter(Pairs):
+        def __getitem__(self, number: int) -> Any:
+            raise OSError("gone")
+
+    def name(dataset: bf.IndexedDataset) -> str:
+        with pytest.raises(bf.StageError, match="gone") as caught:
+            next(dataset.iter())
+        return str(caught.value).partition("[")[0]
+
+    data = Shorter()
+    wrapped = [bf.from_dataset(data, collate_fn=numbers) for _ in range(3)]
+    assert [name(one) for one in wrapped] == ["Shorter"] * 3
+    assert name(bf.from_dataset(Shorter(), collate_fn=numbers)) == "Shorter 2"
+
+
 def test_random_augmentation_for_a_collate_fn_is_keyed_by_the_batch() -> None:
     def batches(max_workers: int = 0) -> bf.Batches:
         kind: Any = "process" if max_workers else "thread"

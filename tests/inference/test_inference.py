@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import random
 import signal
 import time
 from collections import UserDict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -206,6 +208,28 @@ def test_where_all_results_are_there_no_model_is_made(tmp_path: Path) -> None:
     for _ in range(3):
         assert bare(map_batches_in_order(Model, TEXTS, 4, output=tmp_path / "out")) == [text.upper() for text in TEXTS]
     assert made == [1]
+
+
+def test_results_in_a_folder_that_nobody_may_write_to_are_read() -> None:
+    with TemporaryDirectory() as place:
+        folder, user = Path(place, "out"), os.geteuid()
+
+        def run() -> list[Any]:
+            return bare(map_batches_in_order(spelled, TEXTS, 4, output=folder, window=30))
+
+        run()
+        (folder / "_writer.lock").unlink(missing_ok=True)
+        folder.chmod(0o555)
+        Path(place).chmod(0o555)
+        os.seteuid(65_534 if user == 0 else user)  # root may write anywhere
+        try:
+            assert run() == [text.upper() for text in TEXTS]
+            with pytest.raises(PermissionError):
+                map_batches_in_order(spelled, TEXTS, 4, output=folder.with_name("other"))
+        finally:
+            os.seteuid(user)
+            Path(place).chmod(0o755)
+            folder.chmod(0o755)
 
 
 def test_a_rerun_over_other_data_or_settings_is_refused_with_both_sides(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.core.errors import HIDDEN, ORIGIN, ORIGIN_TYPE, where
+from brimful.store.folders import verify_store
 from brimful.store.index import StoreIndex
 from tests.effort import examples
 from tests.store.stores import blocks_of, rows_of, small, store_of
@@ -247,3 +248,23 @@ def test_rows_that_follow_one_another_are_not_copied(tmp_path: Path) -> None:
     values = block.column("input_ids").values.buffers()[1]
     assert memory.address <= values.address < memory.address + memory.size
     assert rows.tolist() == list(range(800))
+
+
+def test_a_store_without_a_row_keeps_the_columns_that_are_known(tmp_path: Path) -> None:
+    rows = bf.from_sequence([{"input_ids": [1], "text": "a"}])
+    stream = rows.stream().filter(lambda sample: False)
+    for number, empty in enumerate((stream, rows.filter(lambda sample: False), rows.take(0))):
+        store = empty.to_store(tmp_path / str(number), version="1")
+        for found in (store, bf.from_store(f"file://{tmp_path}/{number}")):
+            assert "columns: input_ids: list of int64, text: string\n  rows: 0" in repr(found)
+            assert "columns: text: string" in repr(found.select("text"))
+            assert (list(found), found.lengths().tolist(), list(found.pack(8))) == ([], [], [])
+        assert verify_store(tmp_path / str(number)) == []
+        with pytest.raises(
+            ValueError, match=r"there is no column 'labels' in the store .* \(columns: input_ids, text\)"
+        ):
+            bf.from_store(tmp_path / str(number), columns=["labels"])
+    tokens = stream.tokenize(words(9), remove_columns="text").to_store(tmp_path / "tokens", version="1")
+    assert "input_ids: list of uint8" in repr(tokens)
+    unknown = rows.filter_map(lambda sample: None).to_store(tmp_path / "unknown", version="1")
+    assert "columns: none" in repr(unknown)

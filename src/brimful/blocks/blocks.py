@@ -78,11 +78,15 @@ def _values(array: pa.Array) -> list[Any]:
     first = bounds[0]
     inner = array.values[first : bounds[-1]]
     if array.null_count or inner.null_count:  # a row must not depend on what its neighbours lack
-        dtype = numpy_of(inner.drop_null()).dtype
+        dtype = _wide(numpy_of(inner.drop_null()).dtype)
         return [row if row is None or None in row else np.array(row, dtype=dtype) for row in array.to_pylist()]
     flat = numpy_of(inner)
-    values = flat.astype(_WIDE.get(flat.dtype.name, flat.dtype))  # a copy, which the caller may change
+    values = flat.astype(_wide(flat.dtype))  # a copy, which the caller may change
     return [values[start - first : end - first] for start, end in pairwise(bounds)]
+
+
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(_WIDE.get(dtype.name, dtype))
 
 
 def as_sample(row: Any) -> Sample:

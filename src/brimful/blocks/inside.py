@@ -57,7 +57,21 @@ def _columns(stage: Stage[Any]) -> str:
         return f"not known: {error}"
     if schema is None:
         return UNREAD
-    return ", ".join(f"{field.name}: {_kind(field.type)}" for field in schema) or "none"
+    lacking = _lacking(stage)
+    return ", ".join(f"{field.name}: {_kind(field.type)}{lacking.get(field.name, '')}" for field in schema) or "none"
+
+
+def _lacking(stage: Stage[Any]) -> dict[str, str]:
+    """Of the columns that some of the data sets of a mixture lack: which ones."""
+    while len(stage.below) == 1:
+        stage = stage.below[0]
+    schemas = [one.known_columns() for one in stage.below] if stage.fills_nulls else []
+    known = [(number, schema.names) for number, schema in enumerate(schemas) if schema]
+    found = {}
+    for name in dict.fromkeys(name for _, names in known for name in names):
+        if without := [str(number) for number, names in known if name not in names]:
+            found[name] = f" (null in data set {', '.join(without)})"
+    return found
 
 
 def _kind(kind: pa.DataType) -> str:

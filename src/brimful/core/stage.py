@@ -58,6 +58,9 @@ class Stage(ABC, Generic[T_co]):
     """Whether what becomes of a row depends on that row alone, not on those beside it or on how many came before: it may then
     be worked out anywhere. Rows keep their order, and where they came from."""
 
+    fills_nulls: ClassVar[bool] = False
+    """Whether it joins data sets, of which each has null where it lacks a column of another."""
+
     holds_shards: ClassVar[bool] = False
     """Whether it is a source of shards, each of which may be read anywhere."""
 

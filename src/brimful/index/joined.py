@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,8 @@ from brimful.index.indexed import Indexed
 @dataclass(frozen=True)
 class Joined(Indexed):
     """Abstract: samples of several data sets. One index has the rows of all of them."""
+
+    fills_nulls: ClassVar[bool] = True
 
     upstreams: tuple[Indexed, ...]
 

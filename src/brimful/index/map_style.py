@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
+from weakref import WeakSet
 from zlib import crc32
 
 import numpy as np
@@ -58,6 +58,10 @@ class Originals:
                     f"{verb} cannot join samples for collate_fn={name_of(self.collate_fn)} (from_dataset) with {theirs}: one "
                     "function makes each batch. Give all of them the same collate_fn, or none"
                 )
+            if any(found.datasets.get(name, one) is not one for name, one in other.datasets.items()):
+                raise ValueError(
+                    f"{verb} cannot tell data sets of one name apart ({', '.join(other.datasets)}); wrap them anew"
+                )
             found = replace(found, datasets={**found.datasets, **other.datasets})
         return found
 
@@ -84,6 +88,10 @@ class MapStyleIndex(DataIndex):
     given: NDArray[np.int64] | None = None
     length_of: Callable[[Any], int] | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.collate_fn is not None:
+            _IN_USE.add(self)
 
     @property
     def one_by_one(self) -> bool:
@@ -254,15 +262,17 @@ def sample_at(dataset: Any, name: str, number: int) -> Any:
         raise StageError(f"{name}[{number}] failed ({SAMPLE} {number:,}): {type(error).__name__}: {error}") from error
 
 
-_NAMES: Final[Counter[str]] = Counter()
+_IN_USE: Final[WeakSet[MapStyleIndex]] = WeakSet()
 
 
 def new_name(dataset: Any) -> str:
-    """A name for a data set whose samples are handed on as they are, by its class: no other one has it in this process. It tells
-    the data sets of a mixture apart."""
+    """A name for a data set whose samples are handed on as they are, by its class, which tells the data sets of a mixture apart:
+    no other one that is in use has it."""
     kind = type(dataset).__name__
-    _NAMES[kind] += 1
-    return kind if _NAMES[kind] == 1 else f"{kind} {_NAMES[kind]}"
+    taken = {one.name for one in [*_IN_USE] if one.dataset is not dataset}
+    return next(
+        name for name in (kind, *(f"{kind} {number}" for number in range(2, len(taken) + 2))) if name not in taken
+    )
 
 
 def checked_lengths(lengths: Any, count: int) -> NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ class Slice(Reordered):
     Args:
         method: what the user wrote.
         parameters: what the user gave it.
+        words: what is shown for it; None: the method.
     Price: nothing for what `skip` leaves out; up to 100 ns for each sample that `stride` passes over.
     """
 
@@ -28,6 +29,14 @@ class Slice(Reordered):
     first: int
     last: int | None
     step: int
+    words: str | None = field(default=None, compare=False)
+
+    @classmethod
+    def between(cls, upstream: Indexed, first: int, last: int, step: int) -> Slice:
+        """The samples of `dataset[first:last:step]`, shown as that."""
+        words = f"[{first}:{last}]" if step == 1 else f"[{first}:{last}:{step}]"
+        taken = replace(cls.take(upstream, last), words="")
+        return replace(cls.stride(replace(cls.skip(taken, first), words=""), step, 0), words=words)
 
     @classmethod
     def take(cls, upstream: Indexed, n: int) -> Slice:
@@ -50,6 +59,10 @@ class Slice(Reordered):
     @property
     def verb(self) -> str:
         return self.method
+
+    @property
+    def label(self) -> str:
+        return self.method if self.words is None else self.words
 
     def settings(self) -> dict[str, int]:
         return self.parameters

@@ -109,7 +109,7 @@ class ChosenIndex(View):
     @once
     def kept(self) -> dict[str, str]:
         """The name of each column in `base`, by its name here."""
-        return self.choice.of(self.base.schema.names, "of indexed data") if len(self.base) else {}
+        return self.choice.of(self.base.schema.names, "of indexed data") if len(self.base) or self.base.schema else {}
 
     @once
     def source(self) -> Index:

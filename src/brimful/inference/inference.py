@@ -259,12 +259,13 @@ class _InferenceRun:
     def write(self, folder: ResultFolder) -> WindowsDone:
         """Writes the windows that are not there yet. Gives all of them."""
         with folder:
-            done = folder.done()
-            with _begun(self.stage, folder, done) as batches:
-                done = done or WindowsDone(0, batches.state_dict(), 0)
+            found = folder.done()
+            with _begun(self.stage, folder, found) as batches:
+                done = found or WindowsDone(0, batches.state_dict(), 0)
                 if done.windows:
                     _check_last(folder, done, batches)
-                folder.save(done)
+                if found is None:
+                    folder.save(done)
                 before = batches.state_dict()
                 with self._windows(batches, sum(done.rows())) as windows:
                     for number, (window, results, after) in enumerate(windows, done.windows):

@@ -108,6 +108,9 @@ class ResultFolder:
             raise RuntimeError(
                 f"{self.path} is being written by another run; wait for its end, or name another folder"
             ) from None
+        except OSError:
+            if not (self.path / JOURNAL).exists():  # else it is read, and nobody can write here
+                raise
         return self
 
     def __exit__(self, *error: object) -> None:

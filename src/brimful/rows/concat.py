@@ -24,6 +24,7 @@ class Concat(Typed):
 
     verb = "concat_datasets"
     flat: ClassVar[bool] = True
+    fills_nulls: ClassVar[bool] = True
 
     upstreams: tuple[Stage[Block], ...]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,7 @@ class Interleave(Typed):
     """
 
     verb = "interleave_datasets"
+    fills_nulls: ClassVar[bool] = True
 
     upstreams: tuple[Stage[Block], ...]
     weights: tuple[float, ...]

@@ -178,7 +178,7 @@ class Folder(ABC):
 
     @once
     def schema(self) -> pa.Schema:
-        """All columns; none of a store without a row."""
+        """All columns; none of a store without a row of which the chain did not say them."""
         return self.first_schema() if self.manifest.files else pa.schema([])
 
     @once

@@ -92,7 +92,7 @@ class StoreIndex(DataIndex):
 
     @once
     def schema(self) -> pa.Schema:
-        """The columns of the rows, without the origin; none for a store without a row.
+        """The columns of the rows, without the origin; see `Folder.schema`.
 
         Price: maps a local file; reads the first kilobyte of a remote one, and `places.npy`.
         """

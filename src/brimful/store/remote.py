@@ -53,7 +53,8 @@ class RemoteFolder(Folder):
 
     def first_schema(self) -> pa.Schema:
         """The schema, which stands in a file before its first record batch."""
-        head = self._part(self._files[0], MAGIC_BYTES, int(self._places.message[0]))
+        begins, whole = self._places.message, self.manifest.files[0].bytes
+        head = self._part(self._files[0], MAGIC_BYTES, int(begins[0]) if len(begins) else whole)
         return pa.ipc.read_schema(pa.py_buffer(head))
 
     def numbers(self, side: SideFile) -> NDArray[Any]:

@@ -112,6 +112,8 @@ class _Writer:
         self._journal = Journal.of(folder, pipeline)
         self._schema: pa.Schema | None = None
         self._part: PartFile | None = None
+        self._known = stage.known_columns
+        self._seen = pa.schema([])  # of the last block without a row
         self._held: list[Block] = []  # rows that are in no record batch yet
         self._held_bytes = 0
         self._report, self._began = report, monotonic()
@@ -153,6 +155,7 @@ class _Writer:
                     self._add(block.slice(done))
                     before = after
             self._flush()
+            self._keep_columns()
             self._end_file(END)
         finally:
             TALLY.reset(counting)
@@ -177,6 +180,7 @@ class _Writer:
     def _add(self, block: Block) -> None:
         self._journal.touch()
         if not block.num_rows:
+            self._seen = visible(block).schema
             self._tell(0)  # a chain that leaves out rows is seen to run
             return
         rows = visible(block)
@@ -209,6 +213,15 @@ class _Writer:
         step = -(-rows.num_rows // max(1, _bytes_of(rows) // BATCH_BYTES))
         for first in range(0, rows.num_rows, step):
             self._part.write(rows.slice(first, step))
+
+    def _keep_columns(self) -> None:
+        """Begins a file without a row where there is none, as far as the chain says which columns it would have."""
+        if self._part is not None or self._journal.files:
+            return
+        schema = self._seen if self._seen.names else self._known()
+        if schema:
+            self._schema = stored_schema(pa.RecordBatch.from_pylist([], schema), self._num_ids)
+            self._part = PartFile(self._folder / "00000.arrow", self._schema)
 
     def _end_file(self, after: State, skip: int = 0, *, least_bytes: int = 0) -> None:
         """Ends the file at work if it is long enough. `after`: a state of the chain, `skip` rows before the end of the file."""
