@@ -66,9 +66,22 @@ def trainer_class(base: type[Trainer], *, isolation: str = "raise") -> Any:
     State: that of `Batches.loader()`, as JSON.
     Source: transformers 5 (trainer.py), whose methods it wraps.
     Example:
-        >>> from transformers import Trainer
-        >>> trainer_class(Trainer) is trainer_class(Trainer)
-        True
+        >>> import tempfile
+        >>> from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+        >>> import brimful as bf
+        >>> samples = bf.from_sequence([[number % 9] * (2 + number % 7) for number in range(24)])
+        >>> batches = samples.causal_labels().pack(16)
+        >>> small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+        >>> config = LlamaConfig(vocab_size=9, **small)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     args = TrainingArguments(folder, max_steps=4, save_steps=2, use_cpu=True, disable_tqdm=True, report_to="none")
+        ...     for checkpoint in (None, f"{folder}/checkpoint-2"):
+        ...         trainer = trainer_class(Trainer)(LlamaForCausalLM(config), args, train_dataset=batches)
+        ...         trainer.train(checkpoint).global_step
+        {'train_runtime': ...}
+        4
+        {'train_runtime': ...}
+        4
     """
     if not (isinstance(base, type) and issubclass(base, Trainer)):
         raise TypeError(f"trainer_class takes transformers' Trainer or a class made of it (got {base!r})")
