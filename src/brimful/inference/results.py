@@ -9,6 +9,7 @@ in .part. (What begins with an underscore, readers of Parquet folders pass over.
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ from brimful.core.whole import part_of, settle, write_whole
 JOURNAL: Final = "_progress.json"
 LOCK: Final = "_writer.lock"
 VERSION: Final = 2
+_READ_ONLY: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""What a lock fails with in a folder that nobody here may write to: results that are all there are read without one."""
 RESULT: Final = "result"
 """The column of results that are no dicts, in Parquet."""
 BARE: Final = b"brimful.bare"
@@ -108,8 +111,8 @@ class ResultFolder:
             raise RuntimeError(
                 f"{self.path} is being written by another run; wait for its end, or name another folder"
             ) from None
-        except OSError:
-            if not (self.path / JOURNAL).exists():  # else it is read, and nobody can write here
+        except OSError as error:
+            if error.errno not in _READ_ONLY or not (self.path / JOURNAL).exists():
                 raise
         return self
 

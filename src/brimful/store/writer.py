@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -87,7 +88,8 @@ def write_store(
                     if not writer.finished:  # there is nothing to go on with
                         _clear(folder)
                         if new:
-                            folder.rmdir()
+                            with suppress(OSError):  # another writer has begun
+                                folder.rmdir()
                     raise
             _clear(folder)
     manifest = LocalFolder(str(folder)).manifest
