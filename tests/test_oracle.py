@@ -27,7 +27,7 @@ from tests import oracle
 from tests.effort import SOAK, times
 from tests.oracle import NO_LABEL, TOKEN_COLUMNS, Batching, Row, Rows, TooLongError
 
-PIPELINES: Final = times(2_000, 20_000)
+PIPELINES: Final = times(1_000, 20_000)
 PARTS: Final = 20
 FIRST: Final = int.from_bytes(os.urandom(4)) if SOAK else 0
 """The first pipeline's number; in the soak another one each time."""
