@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Many a test starts Python: our sources are compiled once, and not by each, whatever the machine says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test ray mutants soak isolation lint types format count bench clean
+.PHONY: help demo test ray mutants soak isolation dist compat lint types format count bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*  ## /\1|/p' Makefile | awk -F'|' '{ printf "make %-10s%s\n", $$1, $$2 }'
@@ -33,6 +33,21 @@ soak: $(VENV)/.dev  ## the tests for hours: new examples each time, 1,000 of eac
 
 isolation: $(VENV)/.dev  ## which models of transformers keep samples apart: writes docs/isolation.md; minutes
 	$(BIN)/python benchmarks/isolation.py $(ARGS)
+
+dist:  ## wheel and sdist, checked, and the demo from the wheel in an empty environment; publishes nothing
+	rm -rf dist build/dist && $(PYTHON) -m venv build/dist/tools && $(PYTHON) -m venv build/dist/empty
+	build/dist/tools/bin/pip install -qq build twine
+	build/dist/tools/bin/python -m build --outdir dist .
+	build/dist/tools/bin/twine check --strict dist/*
+	build/dist/empty/bin/pip install -qq $(TORCH)
+	build/dist/empty/bin/pip install -qq dist/*.whl
+	cd build/dist && empty/bin/brimful demo
+
+compat:  ## tests of all that needs no extras, at the lowest versions that pyproject.toml allows (`make test` takes the newest)
+	rm -rf build/lowest && $(PYTHON) -m venv build/lowest
+	build/lowest/bin/pip install -qq $(TORCH)
+	build/lowest/bin/pip install -qq -e . $$($(PYTHON) -m tests.lowest) hypothesis pytest pytest-timeout pytest-xdist psutil
+	build/lowest/bin/python -m pytest $(SPREAD) -m "not mutant and not ray" $(ARGS) $$($(PYTHON) -m tests.lowest --tests)
 
 lint: $(VENV)/.dev  ## rules and format, changing nothing
 	$(BIN)/ruff check

@@ -162,6 +162,18 @@ def column_of(block: pa.RecordBatch, column: str, *, remedy: str = "") -> pa.Arr
     return block.column(index)
 
 
+DTYPES: Final = {
+    pa.from_numpy_dtype(name): np.dtype(name)
+    for name in (
+        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+        "float16",
+        "float32",
+        "float64",
+    )
+}
+"""What numpy calls numbers of Arrow. (`to_pandas_dtype` says it too, and needs pandas before pyarrow 21.)"""
+
+
 def numpy_of(values: pa.Array) -> NDArray[Any]:
     """Values without a null as a numpy array; numbers without a copy. Values of the type null become int64.
 
@@ -171,7 +183,7 @@ def numpy_of(values: pa.Array) -> NDArray[Any]:
         bits = np.frombuffer(values.buffers()[1] or b"", np.uint8)
         return np.unpackbits(bits, count=values.offset + len(values), bitorder="little")[values.offset :].view(np.bool_)
     if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
-        dtype, memory = np.dtype(values.type.to_pandas_dtype()), values.buffers()[1]
+        dtype, memory = DTYPES[values.type], values.buffers()[1]
         if memory is None or not len(values):
             return np.zeros(0, dtype)
         return np.frombuffer(memory, dtype, len(values), values.offset * dtype.itemsize)

@@ -1,0 +1,30 @@
+"""Prints what `make compat` installs: each dependency of pyproject.toml at its lowest version, torch aside. With `--tests`, prints
+what it runs: the tests that import no extra."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+EXTRAS: Final = re.compile(
+    r"\b(accelerate|cbor2|datasets|gcsfs|gigatoken|lightning|moto|pandas|polars|ray|s3fs|tiktoken|transformers|trl|torchdata)\b"
+)
+
+
+def pins() -> list[str]:
+    """Such as `numpy==2` for `numpy>=2`."""
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    return [one.replace(">=", "==") for one in asked if not one.startswith("torch")]
+
+
+def tests() -> list[str]:
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [str(one.relative_to(ROOT)) for one in files if not EXTRAS.search(one.read_text())]
+
+
+if __name__ == "__main__":
+    print(*(tests() if "--tests" in sys.argv else pins()))
