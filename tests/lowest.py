@@ -1,5 +1,7 @@
-"""Prints what `make compat` installs: each dependency of pyproject.toml at its lowest version, torch aside. With `--tests`, prints
-what it runs: the tests that import no extra."""
+"""Prints what `make compat` installs: each dependency of pyproject.toml at its lowest version, torch aside.
+
+With `--tests`, prints what it runs: the tests that import no extra.
+"""
 
 from __future__ import annotations
 
