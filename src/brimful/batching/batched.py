@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal, TypeVar, get_args
@@ -138,11 +139,12 @@ class Batched(Stage[Batch]):
             waiting.got(len(order))
             return parts(planned.part(order), done)
 
-        for part, state in parts_of_windows(self.upstream, at[:3], of_window):
-            if self.balance_cost is None or state == END:
-                yield part, state
-            else:
-                yield part, [*state, before if state[1] else after]
+        with closing(parts_of_windows(self.upstream, at[:3], of_window)) as found:
+            for part, state in found:
+                if self.balance_cost is None or state == END:
+                    yield part, state
+                else:
+                    yield part, [*state, before if state[1] else after]
 
     def _order(
         self, batches: PlannedBatches, window: PlanningWindow, key: int, before: int, *, last: bool, first: bool
