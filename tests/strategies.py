@@ -66,7 +66,7 @@ from brimful.index.train_valid_split import SplitMask
 from brimful.index.train_valid_split import TrainValidSplit as IndexTrainValidSplit
 from brimful.index.zip import Zip as IndexZip
 from brimful.memory import MemoryModel
-from brimful.plan import CostBudget, FixedSize, MemoryBudget, Packed, Policy, StaticShapes, TokenBudget
+from brimful.plan import AttentionCost, CostBudget, FixedSize, MemoryBudget, Packed, Policy, StaticShapes, TokenBudget
 from brimful.rows.add_bos_eos import AddBosEos
 from brimful.rows.causal_labels import CausalLabels
 from brimful.rows.chat import Chat
@@ -577,10 +577,11 @@ policies: SearchStrategy[Policy] = st.one_of(
         order=st.sampled_from(["longest_first", "hardest_first"]),
     ),
 )
+balance_costs = st.sampled_from([None, AttentionCost(quadratic=1 / 4)])
 planners = st.one_of(
     st.builds(
         ByPacking,
-        st.builds(Packed, st.integers(1, 8)),
+        st.builds(Packed, st.integers(1, 8), balance_costs),
         st.integers(1, 3),
         st.sampled_from(["truncate", "drop", "split"]),
         st.booleans(),
@@ -750,6 +751,7 @@ BATCHES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # windows to b
         drop_last=st.booleans(),
         shuffle_batches=st.sampled_from([True, False, "stratified"]),
         balance_group=st.integers(1, 3),
+        balance_cost=balance_costs,
         seed=seeds,
     ),
 }

@@ -118,6 +118,7 @@ MADE: Final[dict[str, Callable[[], bf.Dataset | bf.Batches]]] = {
     ),
     "batch_by": lambda: ROWS.batch_by(4, length),
     "pack": lambda: ROWS.pack(16, rows=2, overlong="truncate", micro_batches=2).enumerate(),
+    "pack by cost": lambda: ROWS.pack(16, balance_group=2, balance_cost=bf.AttentionCost(quadratic=0.25)),
     "batches after methods": lambda: ROWS.batch(4).shard(0, 2).map(same).prefetch(2).take(2),
 }
 

@@ -33,6 +33,7 @@ from brimful.core.repeat import Repeat
 from brimful.core.stage import Stage, check_depth, running
 from brimful.encoding.encoder import Padding, paddings
 from brimful.index.indexed import Indexed
+from brimful.plan.budget import SampleCost
 from brimful.tensors.collated import Collated
 from brimful.tensors.layouts import CollateFnLayout, ColumnRules, Layout, PackedLayout, layout_named
 
@@ -480,6 +481,7 @@ class OrderSettings(NamedTuple):
     micro_batches: int | None
     balance_group: int
     seed: int
+    balance_cost: SampleCost | None = None
 
 
 class FormSettings(NamedTuple):
@@ -508,8 +510,16 @@ def batches_of(
     parts = 1 if order.micro_batches is None else integer("micro_batches", order.micro_batches, 1, "batch")
     planner = planner if parts == 1 else planner.divided(parts)
     shuffle = check_shuffle(order.shuffle_batches)
+    if order.balance_cost is not None:
+        function("balance_cost", order.balance_cost)
+        if planner.in_order:
+            raise ValueError(
+                "balance_cost puts batches in another order, and these keep the order of arrival: give window= too, or leave "
+                "balance_cost out"
+            )
     shuffle = False if planner.in_order else shuffle
-    shuffle = "stratified" if parts > 1 and shuffle is True else shuffle
+    if shuffle is True and (parts > 1 or (order.balance_cost is not None and stage.streams is not None)):
+        shuffle = "stratified"
     known = paddings(stage.tokenizers())
     texts = stage.texts()
     rules = replace(_rules(known, columns, planner.packs), left_out=() if form.keep_text else texts)
@@ -531,7 +541,14 @@ def batches_of(
         windows = Planned(cast(Indexed, stage), rows, rules.length_columns, required, *sizing, unmasked, text)
     follow = LabelsFollow(rules.follows(LABELS), rules.follows(SHIFTED))
     planned: Stage[Batch] = Batched(
-        windows, planner, order.drop_last, shuffle, order.balance_group, order.seed, labels_follow=follow
+        windows,
+        planner,
+        order.drop_last,
+        shuffle,
+        order.balance_group,
+        order.seed,
+        order.balance_cost,
+        labels_follow=follow,
     )
     if stage.streams is not None:
         planned = RoundRobin(planned, stage.streams)

@@ -42,6 +42,7 @@ from brimful.index.slice import Slice
 from brimful.index.train_valid_split import SplitMask
 from brimful.index.train_valid_split import TrainValidSplit as IndexTrainValidSplit
 from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
+from brimful.plan.budget import SampleCost
 from brimful.plan.rounded import Rounding
 from brimful.ray.spread import spread
 from brimful.rows.add_bos_eos import AddBosEos
@@ -904,6 +905,7 @@ class Dataset:
         shuffle_batches: ShuffleBatches = True,
         micro_batches: int | None = 1,
         balance_group: int = 1,
+        balance_cost: SampleCost | None = None,
         seed: int = 42,
         collate_fn: Callable[[list[Sample]], Any] | None = None,
         max_workers: int = 0,
@@ -960,6 +962,10 @@ class Dataset:
                 gradients: docs/trainers.md.
             balance_group: keep so many batches of like cost next to each other when they are shuffled; the world size: equal work
                 on all ranks.
+            balance_cost: what a sample costs, as for `bf.balance`: groups are then of batches that cost the same, not only of
+                neighbours in the plan, and each group is one step of the ranks, in every window. With `micro_batches` the sums
+                of a step's batches are even, too. A function must give the same each time, and on every rank. Of streams,
+                `shuffle_batches=True` means "stratified".
             seed: of that order.
             collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of a layout.
                 What it draws at random (from Python's, numpy's and torch's generators, or some of its own) is keyed by the
@@ -986,7 +992,7 @@ class Dataset:
             raise TypeError(f"batch takes a number of samples or a policy (got {size_or_policy!r})")
         planner = ByPolicy(policy, overlong, _rounding(pad_to_multiple_of, buckets))
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
-        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed)
+        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text)
         return batches_of(self.stage, self.repeats, planner, rows, columns, order, form)
 
@@ -1010,6 +1016,7 @@ class Dataset:
         shuffle_batches: ShuffleBatches = True,
         micro_batches: int | None = 1,
         balance_group: int = 1,
+        balance_cost: SampleCost | None = None,
         seed: int = 42,
         collate_fn: Callable[[list[Sample]], Any] | None = None,
         max_workers: int = 0,
@@ -1038,7 +1045,7 @@ class Dataset:
         one_of("overlong", overlong, *get_args(Overlong))
         policy = TokenBudget(max_tokens, pad_to_multiple_of=pad_to_multiple_of, buckets=buckets)
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
-        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed)
+        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text)
         return batches_of(self.stage, self.repeats, ByPolicy(policy, overlong), window, columns, order, form)
 
@@ -1064,6 +1071,7 @@ class Dataset:
         shuffle_batches: ShuffleBatches = True,
         micro_batches: int | None = 1,
         balance_group: int = 1,
+        balance_cost: SampleCost | None = None,
         seed: int = 42,
         collate_fn: Callable[[list[Sample]], Any] | None = None,
         max_workers: int = 0,
@@ -1097,7 +1105,7 @@ class Dataset:
         size = batch_size if callable(batch_size) else integer("batch_size", batch_size, 1, "sample")
         planner = ByKey(size, key, boundary_key, overlong, _rounding(pad_to_multiple_of, buckets))
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
-        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed)
+        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings(layout, num_groups, pad_side, collate_fn, max_workers, executor_type, keep_text)
         return batches_of(self.stage, self.repeats, planner, window, columns, order, form)
 
@@ -1117,6 +1125,7 @@ class Dataset:
         shuffle_batches: ShuffleBatches = True,
         micro_batches: int | None = 1,
         balance_group: int = 1,
+        balance_cost: SampleCost | None = None,
         seed: int = 42,
         collate_fn: Callable[[list[Sample]], Any] | None = None,
         max_workers: int = 0,
@@ -1131,6 +1140,8 @@ class Dataset:
             window: samples to plan over; "auto": what fills 250 batches, where .2 to .5 % is wasted; of streams 256 MB at most,
                 and an epoch begins with what fills 100.
             overlong: what becomes of a sample longer than a row: "raise", "truncate", "drop", or "split" (cut into pieces).
+            balance_cost: rows of equal tokens differ in work, since attention costs the square of each sample. With it, samples
+                are packed into rows, and rows dealt to batches, of like cost, with at most a thousandth more rows.
             the rest: as for `batch`.
         Shapes: `input_ids`, `labels`, `position_ids`, `segment_ids` (rows, row_length) int64; `cu_seqlens` (n + 1,) int32;
             `max_seqlen` int. Labels are not shifted: models do it; the first one of each sample is -100. A model must look
@@ -1139,7 +1150,7 @@ class Dataset:
             like see both ways, and need `bf.attention.padding_free(batch, causal=False)`. See
             `brimful.tensors.packed.packed`.
         Price: where there is an `attention_mask`, it is read for the lengths, about 5 ns a token; of indexed data on every
-            rank.
+            rank. With `balance_cost` 1 to 12 us a sample.
         Source: best-fit decreasing in a window; no bin stays open from one to the next.
 
         >>> import brimful as bf
@@ -1148,9 +1159,10 @@ class Dataset:
         [[1, 2, 3, 6]]
         """
         one_of("overlong", overlong, "raise", "truncate", "drop", "split")
-        planner = ByPacking(Packed(row_length), integer("rows", rows, 1, "row"), overlong, bool(shuffle_batches))
+        policy, rows = Packed(row_length, balance_cost), integer("rows", rows, 1, "row")
+        planner = ByPacking(policy, rows, overlong, bool(shuffle_batches))
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)
-        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed)
+        order = OrderSettings(drop_last, shuffle_batches, micro_batches, balance_group, seed, balance_cost)
         form = FormSettings("packed", None, None, collate_fn, max_workers, executor_type, keep_text)
         return batches_of(self.stage, self.repeats, planner, window, columns, order, form)
 

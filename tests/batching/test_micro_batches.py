@@ -42,6 +42,9 @@ def unknown() -> bf.Dataset:
 MAKES: dict[str, Callable[[bf.Dataset], bf.Batches]] = {
     "budget": lambda data: data.batch_by_tokens(1024, micro_batches=4, window=200, balance_group=2),
     "packed": lambda data: data.pack(200, rows=4, micro_batches=4, window=200),
+    "even packed": lambda data: data.pack(
+        200, rows=4, micro_batches=4, window=200, balance_group=2, balance_cost=bf.AttentionCost(quadratic=1 / 10)
+    ),
     "static": lambda data: data.batch(bf.StaticShapes([10, 50, 200], 1024), micro_batches=4, window=200),
     "fixed": lambda data: data.batch(32, micro_batches=4),
 }

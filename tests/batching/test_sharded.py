@@ -30,6 +30,8 @@ from tests.store.stores import small
 from tests.worlds import WORLDS, plans_by_step, taken_by_worlds
 
 Numbers = tuple[int, ...]
+COST = bf.AttentionCost(quadratic=1 / 10)
+WAYS = ["budget", "groups", "buckets", "packs", "even budget", "even packs", "arrival"]
 
 
 def dataset(count: int, seed: int = 0) -> bf.Dataset:
@@ -45,6 +47,8 @@ def ways(count: int) -> dict[str, bf.Batches]:
         "groups": data.batch_by_tokens(120, window=50, balance_group=2),
         "buckets": data.batch(bf.StaticShapes([10, 30, 60], 120), window=64),
         "packs": data.pack(64, rows=2, window=40),
+        "even budget": data.batch_by_tokens(120, window=50, balance_group=4, balance_cost=COST),
+        "even packs": data.pack(64, rows=2, window=40, balance_group=4, balance_cost=COST),
         "arrival": data.batch(7),
     }
 
@@ -53,7 +57,7 @@ def rows(batch: Batch) -> Numbers:
     return tuple(batch.window.samples[batch.numbers].tolist())
 
 
-@pytest.mark.parametrize("way", ["budget", "groups", "buckets", "packs", "arrival"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_the_global_order_is_that_of_one_process(way: str, world_size: int) -> None:
     batches = ways(300)[way]
@@ -69,7 +73,7 @@ def test_the_global_order_is_that_of_one_process(way: str, world_size: int) -> N
 @examples(30)
 @given(
     count=st.integers(1, 120),
-    way=st.sampled_from(["budget", "groups", "buckets", "packs", "arrival"]),
+    way=st.sampled_from(WAYS),
     worlds=st.lists(st.sampled_from(WORLDS), min_size=1, max_size=4),
     data=st.data(),
 )

@@ -12,6 +12,9 @@ from brimful.batching.window import IntArray, PlanningWindow
 from brimful.blocks.ragged import offsets_of, runs
 from brimful.core import random
 from brimful.core.once import once
+from brimful.plan.balancing import part_sums
+from brimful.plan.budget import SampleCost, sample_costs
+from brimful.plan.plan import widths
 
 Uneven = Literal["pad", "drop", "wrap", "raise"]
 """The rule for a step that has too few batches for all ranks: a filler, no step, the epoch's first ones again, an error."""
@@ -135,6 +138,13 @@ class PlannedBatches:
         """The samples that begin in each batch."""
         begins = np.ones(len(self.numbers), np.int64) if self.pieces is None else self.pieces.starts == 0
         return _numbers(self.sums(begins))
+
+    def costs(self, cost: SampleCost) -> NDArray[np.float64]:
+        """What each batch costs, float64 (len,): its slots, padded as they are; of packed rows the sum over its pieces."""
+        if self.pieces is None:
+            return self.padded_sizes * sample_costs(widths(self.padded_lengths), cost)
+        batch_of = np.repeat(np.arange(len(self)), np.diff(self.bounds))
+        return part_sums(batch_of, sample_costs(self.pieces.lengths, cost), len(self))
 
     def sums(self, counts: NDArray[Any]) -> IntArray:
         """What each batch has of something that was counted for each sample, or piece."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal, TypeVar, get_args
@@ -20,8 +21,10 @@ from brimful.core import random
 from brimful.core.errors import count, settle, truth
 from brimful.core.once import once
 from brimful.core.repeat import Waiting
-from brimful.core.stage import Lane, Stage, State, place, running, runtime
+from brimful.core.stage import END, Lane, Stage, State, described, place, running, runtime
 from brimful.plan import low_discrepancy_order
+from brimful.plan.balancing import in_turns
+from brimful.plan.budget import SampleCost
 
 T = TypeVar("T")
 
@@ -45,8 +48,9 @@ class Batched(Stage[Batch]):
 
     `shuffle_batches` is True for a random order, "stratified" for one of which every stretch covers short and long batches
     alike. `balance_group` > 1 keeps aligned groups of that many neighbours in cost together, so that the ranks of one step do
-    equal work; of streams, which ranks share out, a stratified order has neighbours of so many streams. State: see
-    `parts_of_windows`, in batches.
+    equal work; of streams, which ranks share out, a stratified order has neighbours of so many streams. Where `balance_cost` says
+    what a sample costs, the groups are aligned in the whole epoch. State: see `parts_of_windows`, in batches; with a
+    `balance_cost` also the batches before the window, modulo `balance_group`.
     """
 
     verb = ""
@@ -57,6 +61,7 @@ class Batched(Stage[Batch]):
     shuffle_batches: ShuffleBatches
     balance_group: int
     seed: int
+    balance_cost: SampleCost | None = None
     lane: Lane | None = runtime(None)
     labels_follow: LabelsFollow = runtime(LabelsFollow())
 
@@ -73,6 +78,8 @@ class Batched(Stage[Batch]):
         order: dict[str, Any] = {"drop_last": self.drop_last, "shuffle_batches": self.shuffle_batches}
         if self.shuffle_batches:
             order |= {"balance_group": self.balance_group, "seed": self.seed}
+        if self.balance_cost is not None:
+            order |= {"balance_group": self.balance_group, "balance_cost": described(self.balance_cost)}
         return {**self.planner.settings(), **order}
 
     def stream(self, number: int, count: int) -> Batched:
@@ -106,7 +113,7 @@ class Batched(Stage[Batch]):
         return None if windows is None else replace(self, upstream=windows)
 
     def start(self, epoch: int) -> State:
-        return [self.upstream.start(epoch), 0, 0]
+        return [self.upstream.start(epoch), 0, 0, *([] if self.balance_cost is None else [0])]
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
         def batches(planned: PlannedBatches, done: int) -> Iterator[tuple[Batch, int]]:
@@ -122,51 +129,71 @@ class Batched(Stage[Batch]):
         """The parts that `parts` makes of the batches of each window, which are in their order; see `parts_of_windows`."""
         here = place(self)
         waiting = Waiting()
+        before = after = at[3] if self.balance_cost is not None else 0
 
         def of_window(window: PlanningWindow, done: int, last: bool) -> Iterator[tuple[T, int]]:
+            nonlocal before, after
             key = random.key(self.seed, here, window.epoch, window.number)
             planned = self.planner.batches(window, key, first=not done)
-            order = self._order(planned, window, key, last=last, first=not done)
+            order = self._order(planned, window, key, after, last=last, first=not done)
+            before, after = after, (after + len(order)) % self.balance_group
             waiting.got(len(order))
             return parts(planned.part(order), done)
 
-        yield from parts_of_windows(self.upstream, at, of_window)
+        with closing(parts_of_windows(self.upstream, at[:3], of_window)) as found:
+            for part, state in found:
+                if self.balance_cost is None or state == END:
+                    yield part, state
+                else:
+                    yield part, [*state, before if state[1] else after]
 
     def _order(
-        self, batches: PlannedBatches, window: PlanningWindow, key: int, *, last: bool, first: bool
+        self, batches: PlannedBatches, window: PlanningWindow, key: int, before: int, *, last: bool, first: bool
     ) -> NDArray[np.int64]:
         """The order of a plan's batches, without the incomplete ones where they are not wanted."""
+        complete = self.planner.complete(batches, last) if self.drop_last else np.ones(len(batches), dtype=bool)
+        if first and not complete.all():
+            incomplete = batches.part(np.flatnonzero(~complete))
+            left_out = sum(incomplete.num_samples)
+            count("dropped", left_out, f"drop_last: {left_out:,} samples of a window are in no batch that is complete")
+            count("dropped_tokens", sum(incomplete.num_tokens))
+        if self.balance_cost is None:
+            shuffled = self._shuffled(len(batches), window, key)
+            kept: NDArray[np.int64] = shuffled[complete[shuffled]]
+            return kept
+        kept = np.flatnonzero(complete)
+        return kept[self._balanced(batches.costs(self.balance_cost)[kept], window, key, before)]
+
+    def _shuffled(self, count: int, window: PlanningWindow, key: int) -> NDArray[np.int64]:
+        """An order in which neighbours stay together."""
+        size = self.balance_group
+        if self.shuffle_batches == "stratified" and self.lane is not None:
+            shared = random.key(self.lane.seed, place(self), window.epoch, window.number)
+            steps = max(1, self.lane.lanes // size)
+            return low_discrepancy_order(count, shared, first=self.lane.number // size, step=steps, own_key=key)
+        order = (self._turns(-(-count // size), key)[:, None] * size + np.arange(size)).ravel()
+        return order[order < count]
+
+    def _balanced(self, costs: NDArray[np.float64], window: PlanningWindow, key: int, before: int) -> NDArray[np.int64]:
+        """An order in which groups cost the same and are aligned in the epoch. Ranks that take turns come to equal sums, too.
+
+        What is in no whole group is of middling cost, and so is what it meets of the windows on both sides.
+        """
+        dearest = np.argsort(-costs, kind="stable")
+        if self.lane is not None:
+            return dearest[self._shuffled(len(costs), window, key)]
+        size = self.balance_group
+        head = min(-before % size, len(costs))
+        rest = head + (len(costs) - head) % size
+        middle = (len(costs) - rest) // size // 2 * size
+        begin, end = np.split(dearest[middle : middle + rest], [head])
+        groups = np.delete(dearest, np.s_[middle : middle + rest]).reshape(-1, size)
+        groups = groups[self._turns(len(groups), key)]
+        placed = np.empty_like(groups)
+        np.put_along_axis(placed, in_turns(costs[groups].ravel(), size).reshape(groups.shape), groups, axis=1)
+        return np.concatenate([begin, placed.ravel(), end])
+
+    def _turns(self, num_groups: int, key: int) -> NDArray[np.int64]:
         if self.shuffle_batches == "stratified":
-            order = self._stratified(len(batches), window, key)
-        elif self.shuffle_batches:
-            order = _in_groups(
-                random.permutation(-(-len(batches) // self.balance_group), key), self.balance_group, len(batches)
-            )
-        else:
-            order = np.arange(len(batches))
-        if self.drop_last:
-            complete = self.planner.complete(batches, last)
-            order = order[complete[order]]
-            if first and not complete.all():
-                incomplete = batches.part(np.flatnonzero(~complete))
-                left_out = sum(incomplete.num_samples)
-                count(
-                    "dropped", left_out, f"drop_last: {left_out:,} samples of a window are in no batch that is complete"
-                )
-                count("dropped_tokens", sum(incomplete.num_tokens))
-        return order
-
-    def _stratified(self, count: int, window: PlanningWindow, key: int) -> NDArray[np.int64]:
-        if self.lane is None:
-            return _in_groups(low_discrepancy_order(-(-count // self.balance_group), key), self.balance_group, count)
-        shared = random.key(self.lane.seed, place(self), window.epoch, window.number)
-        steps = max(1, self.lane.lanes // self.balance_group)
-        return low_discrepancy_order(
-            count, shared, first=self.lane.number // self.balance_group, step=steps, own_key=key
-        )
-
-
-def _in_groups(groups: NDArray[np.int64], size: int, count: int) -> NDArray[np.int64]:
-    """Groups of so many numbers, below `count`, in the order given."""
-    order = (groups[:, None] * size + np.arange(size)).ravel()
-    return order[order < count]
+            return low_discrepancy_order(num_groups, key)
+        return random.permutation(num_groups, key) if self.shuffle_batches else np.arange(num_groups)

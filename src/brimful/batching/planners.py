@@ -28,7 +28,8 @@ from brimful.plan import (
     plan_with,
     split_long,
 )
-from brimful.plan.budget import share
+from brimful.plan.balancing import in_turns, part_sums
+from brimful.plan.budget import sample_costs, share
 from brimful.plan.rounded import Rounded, Rounding
 
 PACKED_BATCHES: Final = 250
@@ -156,7 +157,8 @@ class ByPolicy(BatchPlanner):
 @dataclass(frozen=True)
 class ByPacking(BatchPlanner):
     """Rows filled by best fit, `num_rows` of them a batch, in a random order where `shuffle` says so: as planned, rows of
-    few long samples come before rows of many short ones. The last rows of a window's last batch may be empty."""
+    few long samples come before rows of many short ones. If the policy knows what a sample costs, rows are dealt to batches of
+    equal cost. The last rows of a window's last batch may be empty."""
 
     policy: Packed
     num_rows: int
@@ -175,7 +177,7 @@ class ByPacking(BatchPlanner):
 
     @property
     def sizing(self) -> Policy:
-        return self.policy
+        return replace(self.policy, cost=None)
 
     def rows_of(self, batches: int | None) -> int:
         return (batches or PACKED_BATCHES) * self.num_rows
@@ -196,6 +198,8 @@ class ByPacking(BatchPlanner):
             lengths = np.minimum(window.lengths, row_length)
             numbers, starts = np.arange(len(window)), np.zeros(len(window), dtype=np.int64)
         order = random.permutation(len(plan), key) if self.shuffle else np.arange(len(plan))
+        if self.policy.cost is not None:
+            order = self._even(plan, sample_costs(lengths, self.policy.cost), order)
         pieces, ends = _flat([plan.batches[row] for row in order.tolist()])
         count = -(-len(order) // self.num_rows)
         bounds = ends[np.minimum(np.arange(count + 1) * self.num_rows, len(order))]
@@ -203,6 +207,15 @@ class ByPacking(BatchPlanner):
         lie = PackedPieces(starts[pieces], lengths[pieces], rows)
         shape = np.full(count, row_length), np.full(count, self.num_rows)
         return PlannedBatches(window, numbers[pieces], bounds, *shape, lie, static=True, key=key)
+
+    def _even(self, plan: Plan, costs: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows in an order in which each `num_rows` of them cost the same; a last, smaller batch has the cheapest."""
+        members, ends = _flat(plan.batches)
+        row_costs = part_sums(np.repeat(np.arange(len(plan)), np.diff(ends)), costs[members], len(plan))
+        order = order[np.argsort(-row_costs[order], kind="stable")]
+        count = len(order) // self.num_rows
+        full, rest = np.split(order, [count * self.num_rows])
+        return np.concatenate([full[np.argsort(in_turns(row_costs[full], max(count, 1)), kind="stable")], rest])
 
     def divided(self, parts: int) -> ByPacking:
         return replace(self, num_rows=share(self.num_rows, parts, "rows", even=True))

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.core.errors import integer, truth
 from brimful.plan.buckets import check_rising
-from brimful.plan.budget import AttentionCost
+from brimful.plan.budget import SampleCost, sample_costs
 from brimful.plan.cut import ascending, cut_at, longest_first
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.pack import best_fit
 from brimful.plan.plan import IntArray, one_length
 
 FloatArray = NDArray[np.float64]
-SampleCost = AttentionCost | Callable[[int], float]
 
 _SETTLED = 1.0002
 """Times the lower bound: nobody waits for less."""
@@ -80,7 +79,7 @@ def balance(
             f"equal_count=True: {len(lengths):,} samples cannot be shared out equally among {num_parts:,} parts; give a multiple"
         )
     cap = None if max_tokens is None else _cap(lengths, max_tokens)
-    work = _Work(lengths, _costs(lengths, cost), num_parts, cap, equal_count)
+    work = _Work(lengths, sample_costs(lengths, cost), num_parts, cap, equal_count)
     parts = _padded(work) if padded else _summed(work)
     if parts is None:
         _refuse(work, padded)
@@ -120,23 +119,38 @@ def micro_batches(
     num_ranks = integer("num_ranks", num_ranks, 1, "rank")
     truth("same_count", same_count)
     max_tokens = _cap(lengths, max_tokens)
-    costs = _costs(lengths, cost)
+    costs = sample_costs(lengths, cost)
     step = num_ranks if same_count else 1
     fewest = max(-(-int(lengths.sum()) // max_tokens), int((2 * lengths > max_tokens).sum()), min(len(lengths), 1))
     number, parts = -(-fewest // step) * step, None
     while parts is None:
         parts = _summed(_Work(lengths, costs, max(number, 1), max_tokens))
         number += step
-    dealt: list[list[IntArray]] = [[] for _ in range(num_ranks)]
-    done = np.zeros(num_ranks)
-    dearest = sorted(parts, key=lambda part: -float(costs[part].sum()))
-    for start in range(0, len(dearest), num_ranks):
-        for rank, part in zip(
-            np.argsort(done, kind="stable").tolist(), dearest[start : start + num_ranks], strict=False
-        ):
-            dealt[rank].append(part)
-            done[rank] += costs[part].sum()
-    return dealt
+    costs_of = np.array([costs[part].sum() for part in parts])
+    dearest = np.argsort(-costs_of, kind="stable")
+    rank_of = in_turns(costs_of[dearest], num_ranks)
+    return [[parts[part] for part in dearest[rank_of == rank].tolist()] for rank in range(num_ranks)]
+
+
+def in_turns(costs: FloatArray, num_parts: int) -> IntArray:
+    """The part of each item, (n,): of each `num_parts` that follow one another, dearest first, the dearest goes to the part that
+    has cost least so far.
+
+    >>> in_turns(np.array([9.0, 5.0, 8.0, 1.0, 2.0]), 2).tolist()
+    [0, 1, 1, 0, 0]
+    """
+    part_of = np.empty(len(costs), np.int64)
+    done = np.zeros(num_parts)
+    for start in range(0, len(costs), num_parts):
+        turn = slice(start, start + num_parts)
+        part_of[turn] = parts = np.argsort(done, kind="stable")[: len(costs[turn])]
+        done[parts] += costs[turn]
+    return part_of
+
+
+def part_sums(part_of: IntArray, values: NDArray[Any], num_parts: int) -> FloatArray:
+    """What the items of each part come to, (num_parts,). One after another, so that all machines find the same."""
+    return np.bincount(part_of, values, num_parts).astype(np.float64, copy=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,10 +169,10 @@ class _Work:
         return max(float(self.costs.sum()) / self.num_parts, float(self.costs.max(initial=0.0)))
 
     def loads(self, part_of: IntArray) -> FloatArray:
-        return np.bincount(part_of, self.costs, self.num_parts).astype(np.float64, copy=False)
+        return part_sums(part_of, self.costs, self.num_parts)
 
     def tokens(self, part_of: IntArray) -> FloatArray:
-        return np.bincount(part_of, self.lengths, self.num_parts).astype(np.float64, copy=False)
+        return part_sums(part_of, self.lengths, self.num_parts)
 
     def keeps(self, part_of: IntArray) -> bool:
         """Whether no part has too many tokens."""
@@ -168,19 +182,6 @@ class _Work:
         order = longest_first(self.lengths)
         sizes = np.bincount(part_of, minlength=self.num_parts)
         return cut_at(order[ascending(part_of[order])], np.cumsum(sizes) - sizes)
-
-
-def _costs(lengths: IntArray, cost: SampleCost | None) -> FloatArray:
-    if cost is None:
-        return lengths.astype(np.float64)
-    values, where = np.unique(lengths, return_inverse=True)
-    if isinstance(cost, AttentionCost):
-        return np.asarray(cost(1, values), np.float64)[where]  # type: ignore[arg-type]  # arithmetic alone
-    found = np.array([cost(value) for value in values.tolist()], np.float64)
-    if len(wrong := np.flatnonzero(~((found >= 0) & np.isfinite(found)))):
-        at = int(wrong[0])
-        raise ValueError(f"cost must be finite and not negative (cost({values[at]:,}) is {found[at]})")
-    return found[where]
 
 
 def _cap(lengths: IntArray, max_tokens: int) -> int:

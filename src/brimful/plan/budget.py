@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from brimful.core.errors import finite, one_of, settle
 from brimful.plan.buckets import as_buckets
@@ -264,6 +264,30 @@ class AttentionCost:
 
     def __call__(self, batch_size: int, padded_length: int) -> float:
         return batch_size * padded_length * (self.linear + self.quadratic * padded_length)
+
+
+SampleCost = AttentionCost | Callable[[int], float]
+
+
+def sample_costs(lengths: IntArray, cost: SampleCost | None) -> NDArray[np.float64]:
+    """What samples of these lengths cost, (n,); by default their lengths. A function is called once for each distinct length.
+
+    Raises:
+        ValueError: a function gives a cost that is negative or not finite.
+
+    >>> sample_costs(np.array([10, 20, 10]), AttentionCost(quadratic=1 / 10)).tolist()
+    [20.0, 60.0, 20.0]
+    """
+    if cost is None:
+        return lengths.astype(np.float64)
+    values, where = np.unique(lengths, return_inverse=True)
+    if isinstance(cost, AttentionCost):
+        return np.asarray(cost(1, values), np.float64)[where]  # type: ignore[arg-type]  # arithmetic alone
+    found = np.array([cost(value) for value in values.tolist()], np.float64)
+    if len(wrong := np.flatnonzero(~((found >= 0) & np.isfinite(found)))):
+        at = int(wrong[0])
+        raise ValueError(f"cost must be finite and not negative (cost({values[at]:,}) is {found[at]})")
+    return found[where]
 
 
 @dataclass(frozen=True)
