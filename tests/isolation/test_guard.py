@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import random
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -17,7 +20,9 @@ from transformers import Trainer, TrainingArguments
 import brimful as bf
 from brimful.integrations.accelerate import prepare
 from brimful.integrations.transformers import trainer_class
-from brimful.isolation.guard import structure
+from brimful.isolation.call import Call
+from brimful.isolation.guard import refuse_leaks, structure
+from brimful.testing import assert_isolated
 from tests.isolation.toys import toy
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of trainers of other projects
@@ -182,3 +187,18 @@ def test_what_is_known_of_a_type_is_known_of_its_kind_of_configuration_alone() -
     assert structure(transformers.LlamaConfig()) != structure(
         transformers.LlamaConfig(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0})
     )
+
+
+def test_a_model_that_takes_use_cache_among_other_keywords_is_given_it() -> None:
+    config = transformers.GraniteMoeConfig(**SMALL, num_local_experts=2, num_experts_per_tok=1)
+    assert_isolated(transformers.GraniteMoeForCausalLM(config), next(iter(packed())))
+
+
+def test_the_generators_and_the_model_are_as_before() -> None:
+    for make in (opt, llama):
+        model, batch = make().train(), next(iter(packed()))
+        before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index, union-attr]
+        with contextlib.suppress(ValueError):
+            refuse_leaks(model, Call(batch, batch["segment_ids"]))
+        assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before  # type: ignore[index, union-attr]
+        assert all(one.training and not one._forward_pre_hooks for one in model.modules())
