@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -47,13 +47,14 @@ class Call:
     Args:
         inputs: by name.
         segments: (R, L) int64: the number of each slot's sample in its row, from 1; 0: padding.
-        whole: the model takes all of them as one argument, a batch.
-        packed: several samples lie in a row.
+        whole: the model takes all of them as its first argument, a batch.
+        others: its other arguments then.
     """
 
     inputs: Mapping[str, Any]
     segments: Tensor
     whole: bool = False
+    others: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -61,6 +62,7 @@ class Call:
 
     @property
     def packed(self) -> bool:
+        """Whether several samples lie in a row."""
         return bool((self.segments.amax(1) > 1).any())
 
     @property
@@ -78,7 +80,7 @@ class Call:
         return tokens_of(self.inputs)
 
     def run(self, model: torch.nn.Module) -> Any:
-        return model(dict(self.inputs)) if self.whole else model(**self.inputs)
+        return model(dict(self.inputs), **self.others) if self.whole else model(**self.inputs)
 
     def with_(self, **inputs: Any) -> Call:
         return replace(self, inputs={**self.inputs, **inputs})

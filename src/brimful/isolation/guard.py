@@ -60,7 +60,7 @@ class IsolationGuard:
     def _called(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or not self.on or self._segments is None:
             return
-        if self.check(model, named(model, args, kwargs), self._segments):
+        if self.check(model, by_name(model, args, kwargs), self._segments):
             self.leave()
 
     def check(self, model: nn.Module, inputs: Mapping[str, Any], found: torch.Tensor | None) -> bool:
@@ -71,12 +71,22 @@ class IsolationGuard:
         """
         if not self.on or found is None or not any(True for _ in model.children()):
             return False
-        shape = tuple(found.shape)
-        if not any(isinstance(one, torch.Tensor) and tuple(one.shape[:2]) == shape for one in inputs.values()):
+        call = next(_calls(inputs, found), None)
+        if call is None:
             return False
+        refuse_leaks(model, call)
         self.on = False
-        refuse_leaks(model, Call(inputs, found))
         return True
+
+
+def _calls(inputs: Mapping[str, Any], segments: torch.Tensor) -> Iterator[Call]:
+    """What a model is called with, where tensors of a batch are among its arguments or in one of them."""
+    for name, one in ((None, inputs), *inputs.items()):
+        if isinstance(one, Mapping) and any(
+            isinstance(value, torch.Tensor) and value.shape[:2] == segments.shape for value in one.values()
+        ):
+            others = {other: value for other, value in inputs.items() if other != name}
+            yield Call(one, segments) if name is None else Call(one, segments, whole=True, others=others)
 
 
 def packed_segments(batch: Mapping[str, Any]) -> torch.Tensor | None:
@@ -90,9 +100,9 @@ def packed_segments(batch: Mapping[str, Any]) -> torch.Tensor | None:
     return found if bool((found.amax(1) > 1).any()) else None
 
 
-def named(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def by_name(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by name."""
-    names = list(inspect.signature(model.forward).parameters)
+    names = list(inspect.signature(unwrapped(model).forward).parameters)
     return dict(zip(names, args)) | dict(kwargs)
 
 
@@ -282,6 +292,11 @@ def refuse_leaks_of_step(step: Callable[[Any], Any], batch: Mapping[str, Any]) -
     for module, inputs in calls:
         if guard.check(module, inputs, call.segments):
             return
+    if any(True for module, _ in calls for _ in module.children()):
+        logger.warning(
+            "the step calls no module with the batch or its tensors as arguments, so nobody knows whether samples see each "
+            "other: say bf.testing.assert_isolated(model)"
+        )
 
 
 def outermost_calls(run: Callable[[], Any]) -> list[tuple[nn.Module, dict[str, Any]]]:
@@ -295,7 +310,7 @@ def outermost_calls(run: Callable[[], Any]) -> list[tuple[nn.Module, dict[str, A
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         depth[0] -= 1
         if depth[0] == 0:
-            calls.append((module, named(module, args, kwargs)))
+            calls.append((module, by_name(module, args, kwargs)))
 
     hooks = nn.modules.module
     handles = [hooks.register_module_forward_pre_hook(before)]
