@@ -227,7 +227,7 @@ def page(results: list[Tried]) -> str:
         for one in made
     )
     everything = {name for _, name in architectures()}
-    missing = {one.name: one.where or "no kernel runs" for one in results if one not in made}
+    missing = {one.name: one.where.rpartition("can be made: ")[2].strip() for one in results if one not in made}
     missing |= dict.fromkeys(everything - {one.name for one in results}, "not tried")
     return HEAD.format(
         version=transformers.__version__,
@@ -243,7 +243,7 @@ def page(results: list[Tried]) -> str:
 BEST: Final = {
     AS: "keep samples apart as they are, `model(**batch)`;",
     "by a call": "keep them apart by `model(**bf.attention.padding_free(batch, ...))` with the words of the table;",
-    REFUSED: "refuse a packed batch by themselves, as they lack a kernel that takes boundaries;",
+    REFUSED: "raise an error for a packed batch by themselves, most for want of a kernel that takes boundaries;",
     LEAKS: "let samples see each other: give them padded batches.",
 }
 
