@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import tempfile
 import warnings
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -24,18 +26,20 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, Trainer, TrainingArguments
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 
-from brimful.isolation.call import call_of, packed_batch
+import brimful as bf
+from brimful.integrations.transformers import trainer_class
+from brimful.isolation.call import call_of, packed_batch, padded_batch, vocabulary_of
 from brimful.isolation.guard import TABLE, structure
 from brimful.isolation.probe import examine
 from brimful.isolation.small import small_instance
-from brimful.isolation.verdict import AS_IT_IS, KERNELS, LEAST_VOCABULARY, segments, verdict
+from brimful.isolation.verdict import AS_IT_IS, KERNELS, LEAST_VOCABULARY, Verdict, segments, verdict
 
 ROOT: Final = Path(__file__).parents[1]
 AS: Final = "as it is"
@@ -43,6 +47,21 @@ LEAKS: Final = "leaks"
 REFUSED: Final = "refused"
 NONE: Final = "-"
 """No small model of it runs with this kernel."""
+LACKING: Final[dict[str, dict[str, Any]]] = {
+    "CohereCompassForCausalLM": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}},
+    },
+    **{f"{name}ForCausalLM": {"head_dim": 128} for name in ("HunYuanDenseV1", "HunYuanMoEV1", "Ministral")},
+    **{f"XmodFor{task}LM": {"default_language": "en_XX"} for task in ("Causal", "Masked")},
+    **{f"Reformer{task}": {"axial_pos_embds": False} for task in ("ModelWithLMHead", "ForMaskedLM")},
+    "Dots1ForCausalLM": {"n_shared_experts": 1, "n_routed_experts": 8},
+    "EsmForMaskedLM": {"vocab_size": 128, "pad_token_id": 1},
+    "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention"] * 16},
+    "NemotronForCausalLM": {"num_key_value_heads": 8},
+}
+"""Settings without which a type's configuration makes no model."""
+LIMIT_SECONDS: Final = 120
+"""CPU time of one architecture; most take 1 to 7 s."""
 
 
 class Tried(NamedTuple):
@@ -52,6 +71,7 @@ class Tried(NamedTuple):
         kernels: of each kernel a word: as it is, the settings of `padding_free`, refused, leaks, or "-".
         where: where samples of a batch as it is meet; what the model says, where it refuses it; why there is none.
         padded: what comes of padded batches.
+        silent: the kernels by which samples meet and `trainer_class` trains without an error.
         structure: of the configuration that was tried, as the guard knows it.
     """
 
@@ -61,6 +81,7 @@ class Tried(NamedTuple):
     where: str
     kind: str
     padded: str
+    silent: list[str]
     structure: int
 
 
@@ -81,9 +102,31 @@ def config_for(kind: str, name: str) -> Any:
     wanted = getattr(transformers, name).config_class
     if wanted is not None and not isinstance(config, wanted):
         config = next((one for one in vars(config).values() if isinstance(one, wanted)), config)
+    if name in LACKING:
+        config = type(config)(**LACKING[name])
     if hasattr(config, "is_decoder") and MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind) == name:
         config.is_decoder = True
     return config
+
+
+class _TooLong(BaseException):
+    """An architecture took longer than its limit."""
+
+
+def _stop(*_: Any) -> None:
+    raise _TooLong
+
+
+def tried_in_time(kind: str, name: str) -> Tried:
+    """What came of an architecture, or that it took too long."""
+    signal.signal(signal.SIGPROF, _stop)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT_SECONDS)
+    try:
+        return tried(kind, name)
+    except _TooLong:
+        return Tried(kind, name, dict.fromkeys(KERNELS, NONE), f"more than {LIMIT_SECONDS} s", "", NONE, [], 0)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def tried(kind: str, name: str) -> Tried:
@@ -91,48 +134,69 @@ def tried(kind: str, name: str) -> Tried:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    kernels: dict[str, str] = dict.fromkeys(KERNELS, NONE)
-    where = of = padded = ""
+    kernels, where, padded, kind_of_leak, problem = dict.fromkeys(KERNELS, NONE), "", NONE, "", ""
+    silent: list[str] = []
     try:
         config = config_for(kind, name)
     except Exception as error:
-        return Tried(kind, name, kernels, _said(error), "", NONE, 0)
+        return Tried(kind, name, kernels, _said(error), "", NONE, [], 0)
     for kernel in KERNELS:
         torch.manual_seed(0)
         try:
             model = small_instance(getattr(transformers, name), config, kernel)
+            words = min(LEAST_VOCABULARY, vocabulary_of(model))
+            padded = of_padded(model, words) if padded == NONE else padded
+            if not sees_itself(model, words):
+                raise ValueError("on this machine no token sees another of its own sample")
         except Exception as error:
-            where = where or _said(error)
+            problem = _said(error) if "attention implementation" not in str(error) else problem
             continue
-        padded = padded or of_padded(model)
-        if padded not in ("", "isolated") and "Error" in padded:
-            where, padded = padded, ""
-            continue
-        found = verdict(model, packed_batch(segments(), LEAST_VOCABULARY), kernel)
+        found = verdict(model, packed_batch(segments(), words), kernel)
+        kernels[kernel] = word(found, kernel)
         if found.leak is not None:
-            where, of = f"{found.leak.layer} ({found.leak.module})", found.leak.kind
-        elif found.refused and not of:
+            where, kind_of_leak = f"{found.leak.layer} ({found.leak.module})".lstrip(), found.leak.kind
+            silent += [kernel] if trains(model) else []
+        elif found.refused and not kind_of_leak:
             where = found.refused.replace("\n", " ")[:160]
-        settings = found.way.partition("padding_free(batch, ")[2].partition(f", attn_implementation={kernel!r}")
-        if found.way == AS_IT_IS:
-            kernels[kernel] = AS
-        elif found.way:
-            kernels[kernel] = (settings[0] + settings[2]).removesuffix("))")
-        else:
-            kernels[kernel] = LEAKS if found.leak is not None else REFUSED
-    where = "" if {*kernels.values()} <= {AS, NONE} and AS in kernels.values() else where
-    return Tried(kind, name, kernels, where, of, padded or NONE, structure(config))
+    where = "" if {*kernels.values()} <= {AS, NONE} and AS in kernels.values() else where or problem
+    return Tried(kind, name, kernels, where, kind_of_leak, padded, silent, structure(config))
 
 
-def of_padded(model: torch.nn.Module) -> str:
-    """What comes of a padded batch: "isolated", the kind of leak, or an error."""
-    mask = (torch.arange(131) < torch.tensor([37, 9, 131, 60])[:, None]).long()
-    batch = {"input_ids": torch.randint(5, LEAST_VOCABULARY, mask.shape), "attention_mask": mask, "use_cache": False}
-    try:
-        leak = examine(model, call_of(model, batch), LEAST_VOCABULARY).leak
-    except Exception as error:
-        return _said(error)
+def word(found: Verdict, kernel: str) -> str:
+    """What stands in the table for a verdict."""
+    if found.way == AS_IT_IS:
+        return AS
+    if not found.way:
+        return LEAKS if found.leak is not None else REFUSED
+    settings = found.way.partition("padding_free(batch, ")[2]
+    return settings.replace(f", attn_implementation={kernel!r}", "").removesuffix("))")
+
+
+def of_padded(model: torch.nn.Module, words: int) -> str:
+    """What comes of a padded batch: "isolated", or the kind of leak."""
+    leak = examine(model, call_of(model, padded_batch(segments(), words)), words).leak
     return "isolated" if leak is None else f"{leak.test}: {leak.kind}"
+
+
+def sees_itself(model: torch.nn.Module, words: int) -> bool:
+    """Whether one half of a text sees the other, without which nothing that is found says anything (MRA, on a CPU)."""
+    ids = torch.randint(5, words, (1, 48))
+    halves = torch.arange(48)[None] // 24 + 1
+    batch = {"input_ids": ids, "labels": ids, "segment_ids": halves, "use_cache": False}
+    leak = examine(model, call_of(model, batch), words, locate=False).leak
+    return leak is not None and leak.test == "changed"
+
+
+def trains(model: torch.nn.Module) -> bool:
+    """Whether `trainer_class` trains a model on packed rows without an error."""
+    data = bf.from_sequence([{"input_ids": [6 + n] * (3 + n)} for n in range(8)]).pack(48)
+    quiet: dict[str, Any] = {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            trainer_class(Trainer)(model, TrainingArguments(folder, max_steps=1, **quiet), train_dataset=data).train()
+        except Exception:
+            return False
+    return True
 
 
 def _said(error: Exception) -> str:
@@ -141,6 +205,8 @@ def _said(error: Exception) -> str:
 
 def write(results: list[Tried]) -> None:
     """docs/isolation.md, and the table that the guard answers from: types that every kernel keeps apart as they are."""
+    if silent := [f"{one.name} ({', '.join(one.silent)})" for one in results if one.silent]:
+        raise SystemExit(f"samples see each other, and trainer_class trains without an error: {'; '.join(silent)}")
     results = sorted(results, key=lambda one: one.name.lower())
     known = {
         one.name: {"structure": one.structure, "kernels": [kernel for kernel in KERNELS if one.kernels[kernel] == AS]}
@@ -160,23 +226,24 @@ def page(results: list[Tried]) -> str:
         [one.name, *(one.kernels[kernel] for kernel in KERNELS), one.where.replace("|", "/"), one.padded]
         for one in made
     )
-    rows = [f"| {' | '.join(row)} |" for row in cells]
-    everything = sorted({name for _, name in architectures()} | {one.name for one in results}, key=str.lower)
-    missing = ", ".join(name for name in everything if name not in {one.name for one in made})
+    everything = {name for _, name in architectures()}
+    missing = {one.name: one.where.rpartition("can be made: ")[2].strip() for one in results if one not in made}
+    missing |= dict.fromkeys(everything - {one.name for one in results}, "not tried")
     return HEAD.format(
         version=transformers.__version__,
         made=len(made),
-        of=len(everything),
+        of=len(everything | {one.name for one in results}),
         counts="\n".join(f"- {counts[name]} {words}" for name, words in BEST.items()),
-        rows="\n".join(rows),
-        missing=missing,
+        leaking=sum(one.kind != "" for one in made),
+        rows="\n".join(f"| {' | '.join(row)} |" for row in cells),
+        missing="\n".join(f"- {name}: {missing[name]}" for name in sorted(missing, key=str.lower)),
     )
 
 
 BEST: Final = {
     AS: "keep samples apart as they are, `model(**batch)`;",
     "by a call": "keep them apart by `model(**bf.attention.padding_free(batch, ...))` with the words of the table;",
-    REFUSED: "refuse a packed batch by themselves, as they lack a kernel that takes boundaries;",
+    REFUSED: "raise an error for a packed batch by themselves, most for want of a kernel that takes boundaries;",
     LEAKS: "let samples see each other: give them padded batches.",
 }
 
@@ -198,8 +265,11 @@ Of {of} architectures {made} were tried:
 
 {counts}
 
-Each architecture counts for its best kernel. A model may differ if it has other settings than its type's default, another
-kernel, or code of your own. Test yours, by the call that your step makes:
+Each architecture counts for its best kernel. In {leaking} of them samples of `model(**batch)` see each other by at least one
+kernel. Each of these was also given packed rows by `trainer_class`, which raised an error.
+
+FlexAttention runs uncompiled here. No kernels for convolutions and state spaces are installed. A model may differ if it has other
+settings than its type's default, another kernel, or code of your own. Test yours, by the call that your step makes:
 
 ```py
 bf.testing.assert_isolated(model)  # model(**batch)
@@ -224,7 +294,9 @@ The words of the table:
 |---|---|---|---|---|---|
 {rows}
 
-Not tried, or no small one could be made and run: {missing}.
+No small one could be made and run of these:
+
+{missing}
 """
 
 
@@ -242,7 +314,7 @@ if __name__ == "__main__":
         results = [Tried(**json.loads(line)) for line in given.results.read_text("utf-8").splitlines()]
     missing = [one for one in wanted if one[1] not in {done.name for done in results}]
     with ProcessPoolExecutor(given.jobs, get_context("fork")) as pool:
-        for future in as_completed([pool.submit(tried, *one) for one in missing]):
+        for future in as_completed([pool.submit(tried_in_time, *one) for one in missing]):
             results.append(one := future.result())
             print(f"{one.name:<40} {', '.join(one.kernels.values())}", flush=True)
             if given.results is not None:

@@ -2273,6 +2273,13 @@ MUTANTS = [
         of("isolation/test_probe", "test_a_planted_leak_is_found_at_its_layer[attention-decoder]"),
     ),
     Mutant(
+        "a leak is an error the first time alone",
+        "isolation/guard.py",
+        "        refuse_leaks(model, call)\n        self.on = False\n",
+        "        self.on = False\n        refuse_leaks(model, call)\n",
+        of("isolation/test_guard", "test_a_trainer_refuses_what_leaks_and_takes_what_is_mended"),
+    ),
+    Mutant(
         "a model stays in eval mode after it was looked at",
         "isolation/probe.py",
         "holder.update(before)",

@@ -245,12 +245,13 @@ def assert_isolated(model: Any, batch: Mapping[str, Any] | None = None, attn_imp
         model: a module that takes the batch by the names of its forward, or as one argument, and gives tensors with a value for
             each token.
         batch: one that `pack` or `batch` made, or what your step makes of it and gives to the model, as by
-            `bf.attention.padding_free`; a few short samples of it are tried. None: random tokens, packed, and then padded.
+            `bf.attention.padding_free`; a few short samples of it are tried. None: random tokens, packed, and then
+            padded where the model takes such a batch.
         attn_implementation: of a transformers model the kernel to try; None: its own.
     Raises:
         AssertionError: names the first layer at which samples meet, by what, and the call that would keep them apart.
         ValueError: the model gives nothing for each token; nobody knows how many ids it has words for (give a batch); it does not
-            run with this kernel.
+            run with this kernel; its forward wants more than the batch has; its parameters are on the meta device.
     Price: some ten runs on 300 tokens, and a copy of the parameters in float64, of at most 50 million. Larger models, and those
         that do not run in float64, are tried in their own type, with a tolerance of 1e-6 of the output's size, 5e-2 in half
         precision; 1e-3 of it between a sample in its row and alone.

@@ -1,7 +1,8 @@
-"""Twelve architectures of transformers, one at least of each kind of leak; `make isolation` tries all."""
+"""Twelve architectures of transformers, one at least of each kind of leak, and the table of all, which `make isolation` makes."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,9 @@ from transformers import Trainer, TrainingArguments
 import brimful as bf
 from brimful.integrations.transformers import trainer_class
 from brimful.isolation.call import packed_batch
+from brimful.isolation.guard import TABLE
 from brimful.isolation.small import small_instance
-from brimful.isolation.verdict import AS_IT_IS, LEAST_VOCABULARY, segments, verdict
+from brimful.isolation.verdict import AS_IT_IS, KERNELS, LEAST_VOCABULARY, segments, verdict
 
 MASK = "keep_apart='mask'"
 BOTH_WAYS = "causal=False"
@@ -70,3 +72,18 @@ def test_what_is_known_of_an_architecture(name: str, tmp_path: Path, caplog: pyt
             with pytest.raises(ValueError, match="samples see each other" if leak != "refused" else "packed sequences"):
                 trainer.train()
     assert not [one for one in caplog.records if one.name == "brimful"] or leak == "refused"
+
+
+def test_the_guard_takes_no_leaking_architecture_of_the_table_for_an_isolated_one() -> None:
+    isolated = json.loads(TABLE.read_text("utf-8"))["isolated"]
+    page = (Path(__file__).parents[2] / "docs" / "isolation.md").read_text("utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:5]] for line in page.splitlines() if line.startswith("| ")]
+    words = {name: dict(zip(KERNELS, found)) for name, *found in rows[1:]}
+    for name, known in isolated.items():
+        assert known["kernels"] == [kernel for kernel in KERNELS if words[name][kernel] == "as it is"]
+    for name, found in words.items():
+        if {*found.values()} - {"as it is", "refused", "-"}:  # it leaks by some kernel, so each model of it is tried
+            assert name not in isolated
+    for name, (leak, way) in SAMPLE.items():
+        assert (name in isolated) == (way == AS_IT_IS)
+        assert leak in ("", "refused") or not {"as it is", "refused"} & {*words[name].values()}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import random
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -17,8 +20,10 @@ from transformers import Trainer, TrainingArguments
 import brimful as bf
 from brimful.integrations.accelerate import prepare
 from brimful.integrations.transformers import trainer_class
-from brimful.isolation.guard import structure
-from tests.isolation.toys import toy
+from brimful.isolation.call import Call
+from brimful.isolation.guard import refuse_leaks, structure
+from brimful.testing import assert_isolated
+from tests.isolation.toys import Adapted, toy
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of trainers of other projects
 SMALL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -68,8 +73,9 @@ def test_a_trainer_refuses_what_leaks_and_takes_what_is_mended(tmp_path: Path) -
         if message is None:
             trainer.train()
             continue
-        with pytest.raises(ValueError, match=message):
-            trainer.train()
+        for _ in range(2):
+            with pytest.raises(ValueError, match=message):
+                trainer.train()
         with pytest.raises(ValueError, match=message):
             trainer_class(Trainer)(model, arguments(tmp_path), eval_dataset=data).evaluate()
     trainer_class(Trainer, isolation="off")(opt(), arguments(tmp_path), train_dataset=packed()).train()
@@ -153,6 +159,36 @@ def test_a_model_that_is_not_of_transformers_is_tried_itself(caplog: pytest.LogC
     assert not caplog.records
 
 
+class WithFlag(nn.Module):
+    """Takes the whole batch, and more."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, batch: Any, flag: bool) -> Any:
+        return self.inner(batch["input_ids"], position_ids=batch["position_ids"], use_cache=not flag)
+
+
+@pytest.mark.parametrize("written", ["of an adapted model", "with a flag", "by names"])
+def test_a_call_is_checked_however_it_is_written(written: str, caplog: pytest.LogCaptureFixture) -> None:
+    for make, error in (
+        (opt, pytest.raises(ValueError, match="samples see each other")),
+        (llama, contextlib.nullcontext()),
+    ):
+        wrapped: nn.Module = Adapted(make()) if written == "of an adapted model" else WithFlag(make())
+        model, loader = prepare(Accelerator(cpu=True), wrapped, packed().loader())
+        batch = next(iter(loader))
+        with error:
+            if isinstance(wrapped, Adapted):
+                model(batch["input_ids"], None, position_ids=batch["position_ids"], use_cache=False)
+            elif written == "by names":
+                model(flag=True, batch=batch)
+            else:
+                model(batch, True)
+    assert not caplog.records
+
+
 def test_where_nobody_can_say_it_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     def picky(batch: Any) -> None:
         assert batch["input_ids"].shape == (1, 32)
@@ -168,9 +204,11 @@ def test_where_nobody_can_say_it_is_a_warning(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.WARNING, "brimful"):
         bf.warm_up(picky, packed())
         bf.warm_up(lambda batch: Huge()(batch["input_ids"]), packed())
-    first, second = (record.getMessage() for record in caplog.records)
+        bf.warm_up(lambda batch: Huge()((batch["input_ids"],)), packed())
+    first, second, third = (record.getMessage() for record in caplog.records)
     assert re.search(r"the step does not take a short batch \(AssertionError", first)
     assert re.search(r"nobody knows whether Huge keeps the samples of a packed row apart", second)
+    assert re.search(r"calls no module with the batch or its tensors as arguments, so nobody knows", third)
 
 
 def test_what_is_known_of_a_type_is_known_of_its_kind_of_configuration_alone() -> None:
@@ -182,3 +220,18 @@ def test_what_is_known_of_a_type_is_known_of_its_kind_of_configuration_alone() -
     assert structure(transformers.LlamaConfig()) != structure(
         transformers.LlamaConfig(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0})
     )
+
+
+def test_a_model_that_takes_use_cache_among_other_keywords_is_given_it() -> None:
+    config = transformers.GraniteMoeConfig(**SMALL, num_local_experts=2, num_experts_per_tok=1)
+    assert_isolated(transformers.GraniteMoeForCausalLM(config), next(iter(packed())))
+
+
+def test_the_generators_and_the_model_are_as_before() -> None:
+    for make in (opt, llama):
+        model, batch = make().train(), next(iter(packed()))
+        before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index, union-attr]
+        with contextlib.suppress(ValueError):
+            refuse_leaks(model, Call(batch, batch["segment_ids"]))
+        assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before  # type: ignore[index, union-attr]
+        assert all(one.training and not one._forward_pre_hooks for one in model.modules())

@@ -79,12 +79,12 @@ class Block(nn.Module):
 
 
 class Toy(nn.Module):
-    """A language model of three layers: a "decoder", an "encoder", or a "hybrid" that takes the batch as one argument."""
+    """A language model: a "decoder", an "encoder", or a "hybrid" that takes the batch as one argument."""
 
-    def __init__(self, kind: str = "decoder", leak: str = "") -> None:
+    def __init__(self, kind: str = "decoder", leak: str = "", depth: int = 3) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(PLACES, WIDTH)
-        self.blocks = nn.ModuleList(Block(kind, leak if number == 1 else "") for number in range(3))
+        self.blocks = nn.ModuleList(Block(kind, leak if number == 1 else "") for number in range(depth))
         self.head = nn.Linear(WIDTH, WORDS)
         self.leak = leak
 
@@ -104,8 +104,20 @@ class OfBatches(Toy):
         return super().forward(batch["input_ids"], batch["position_ids"], batch["segment_ids"])["logits"]
 
 
-def toy(kind: str, leak: str = "") -> nn.Module:
+def toy(kind: str, leak: str = "", depth: int = 3) -> nn.Module:
     """One of them, with the same weights each time."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return OfBatches(kind, leak) if kind == "hybrid" else Toy(kind, leak)
+        return OfBatches(kind, leak, depth) if kind == "hybrid" else Toy(kind, leak, depth)
+
+
+class Adapted(nn.Module):
+    """As PEFT's: what the model inside takes is nowhere in its own signature."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+        self.get_base_model = lambda: self.inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs)

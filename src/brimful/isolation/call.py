@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -13,26 +13,24 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 Tensor = torch.Tensor
 
 BOUNDS: Final = (
-    "cu_seqlens",
-    "cu_seq_lens_q",
-    "cu_seq_lens_k",
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-    "cu_seq_lens",
-    "cu_seqlen",
+    *("cu_seqlens", "cu_seq_lens", "cu_seqlen"),
+    *("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens_q", "cu_seqlens_k"),
 )
-LONGEST: Final = ("max_seqlen", "max_length_q", "max_length_k", "max_seqlen_q", "max_seqlen_k")
 PER_SAMPLE: Final = ("lengths", "sample_numbers")
-NATURAL: Final = (
-    "input_ids",
-    "inputs_embeds",
-    "labels",
-    "shift_labels",
-    "token_type_ids",
-    "use_cache",
-    "decoder_input_ids",
-)
+NATURAL: Final = {
+    *("input_ids", "inputs_embeds", "decoder_input_ids"),
+    *("labels", "shift_labels", "token_type_ids", "use_cache"),
+}
 """What a transformers model is called with for one text by itself: positions and masks are its own matter then."""
+FROM_PACKED: Final = frozenset(
+    {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "shift_labels", "use_cache"}
+)
+"""What models of transformers take of a packed batch beside the named parameters of forward."""
+WRAPPERS: Final = (
+    *("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"),
+    *("DeepSpeedEngine", "OptimizedModule"),
+)
+_BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class Sample(NamedTuple):
@@ -49,13 +47,14 @@ class Call:
     Args:
         inputs: by name.
         segments: (R, L) int64: the number of each slot's sample in its row, from 1; 0: padding.
-        whole: the model takes all of them as one argument, a batch.
-        packed: several samples lie in a row.
+        whole: the model takes all of them as its first argument, a batch.
+        others: its other arguments then.
     """
 
     inputs: Mapping[str, Any]
     segments: Tensor
     whole: bool = False
+    others: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -63,6 +62,7 @@ class Call:
 
     @property
     def packed(self) -> bool:
+        """Whether several samples lie in a row."""
         return bool((self.segments.amax(1) > 1).any())
 
     @property
@@ -71,7 +71,7 @@ class Call:
         return [
             Sample(row, (ids == number).nonzero().flatten())
             for row, ids in enumerate(self.segments)
-            for number in range(1, int(ids.max()) + 1)
+            for number in _numbers(ids)
         ]
 
     @property
@@ -80,7 +80,7 @@ class Call:
         return tokens_of(self.inputs)
 
     def run(self, model: torch.nn.Module) -> Any:
-        return model(dict(self.inputs)) if self.whole else model(**self.inputs)
+        return model(dict(self.inputs), **self.others) if self.whole else model(**self.inputs)
 
     def with_(self, **inputs: Any) -> Call:
         return replace(self, inputs={**self.inputs, **inputs})
@@ -113,26 +113,75 @@ class Call:
         """The same kind of call with the first tokens of some samples of the row that has most of them."""
         row = int(self.segments.amax(1).argmax())
         ids = self.segments[row]
-        numbers = range(0, min(most_samples, int(ids.max())) + 1)
-        slots = [(ids == number).nonzero().flatten()[:most_tokens] for number in (*numbers[1:], 0)]
+        numbers = *_numbers(ids)[:most_samples], 0
+        slots = [(ids == number).nonzero().flatten()[:most_tokens] for number in numbers]
         return self.of(row, torch.cat(slots))
+
+
+def _numbers(ids: Tensor) -> list[int]:
+    """Those of the samples in a row."""
+    found: list[int] = torch.unique(ids[ids > 0]).tolist()
+    return found
 
 
 def call_of(model: torch.nn.Module, batch: Mapping[str, Any]) -> Call:
     """How a model is called with a batch: by the names that its forward takes, or by the batch as it is.
 
     Raises:
-        ValueError: nothing in the batch is a value for each token.
+        ValueError: nothing in the batch is a value for each token; or the model wants more than the batch has.
     """
-    segments = segments_of(batch)
     parameters = inspect.signature(model.forward).parameters.values()
-    named = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    named = {one.name for one in parameters if one.kind in _BY_NAME}
     if any(one.kind is one.VAR_KEYWORD for one in parameters):
-        named |= {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "shift_labels"}
+        named |= set(batch) if not named else FROM_PACKED
     taken = {name: one for name, one in batch.items() if name in named}
-    if not taken and sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters) >= 1:
-        return Call(batch, segments, whole=True)
-    return Call(taken, segments)
+    missing = sorted(required(model) - batch.keys())
+    if missing and (taken or len(missing) > 1):
+        raise ValueError(
+            f"{type(model).__name__}.forward wants {', '.join(missing)}, and the batch has {', '.join(map(str, batch))}; give a "
+            "batch that has them: assert_isolated(model, batch)"
+        )
+    return Call(taken or batch, segments_of(batch), whole=not taken)
+
+
+def required(model: torch.nn.Module) -> set[str]:
+    """The names that a model's forward wants."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return {one.name for one in parameters if one.kind in _BY_NAME and one.default is one.empty}
+
+
+def unwrapped(model: Any) -> Any:
+    """The model in wrappers of torch and of PEFT."""
+    while type(model).__name__ in WRAPPERS:
+        model = getattr(model, "_orig_mod", None) or model.module
+    return base_model(model)
+
+
+def base_model(model: Any) -> Any:
+    """The model that PEFT's adapters are in."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def vocabulary_of(model: torch.nn.Module, batch: Mapping[str, Any] | None = None) -> int:
+    """How many ids a model has words for.
+
+    Raises:
+        ValueError: nobody knows.
+    """
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if isinstance(size := getattr(config, "vocab_size", None), int):
+        return size
+    if batch is not None:
+        tokens = batch[tokens_of(batch)]
+        return 2 if tokens.is_floating_point() else max(2, int(tokens.max()) + 1)
+    words = next((one for one in model.modules() if isinstance(one, torch.nn.Embedding)), None)
+    if words is None:
+        raise ValueError(
+            f"nobody knows how many ids {type(model).__name__} has words for: it has neither config.vocab_size nor an Embedding. "
+            "Give a batch: assert_isolated(model, batch)"
+        )
+    return int(words.num_embeddings)
 
 
 def tokens_of(batch: Mapping[str, Any]) -> str:
@@ -155,6 +204,8 @@ def segments_of(batch: Mapping[str, Any]) -> Tensor:
     """Which slot of a batch is whose, as `segment_ids`: by those, the boundaries, the mask or the positions."""
     tokens: Tensor = batch[tokens_of(batch)]
     shape = tuple(tokens.shape[:2])
+    if not tokens.numel():
+        raise ValueError(f"this batch {shape} has no tokens; give one that has some")
     if isinstance(given := batch.get("segment_ids"), Tensor):
         return given.cpu().to(torch.int64)
     if isinstance(given := batch.get("seq_idx"), Tensor):
@@ -237,10 +288,3 @@ def padded_batch(segments: Tensor, vocabulary: int) -> dict[str, Any]:
     ids = torch.randint(min(5, vocabulary // 2), vocabulary, mask.shape) * mask
     labels = ids.masked_fill(mask == 0, -100)
     return {"input_ids": ids, "attention_mask": mask, "labels": labels, "lengths": lengths, "use_cache": False}
-
-
-def required(model: torch.nn.Module) -> set[str]:
-    """The names that a model's forward wants."""
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(model.forward).parameters.values()
-    return {one.name for one in parameters if one.kind in kinds and one.default is one.empty}

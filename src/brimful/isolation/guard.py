@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +16,8 @@ import torch.distributed as dist
 from torch import nn
 
 from brimful.core.errors import logger, one_of
-from brimful.isolation.call import Call, packed_batch, segments_of
+from brimful.core.random import seeded
+from brimful.isolation.call import Call, packed_batch, segments_of, unwrapped, vocabulary_of
 from brimful.isolation.probe import Leak, examine
 from brimful.isolation.small import POSITIONS, small_instance
 from brimful.isolation.verdict import AS_IT_IS, KERNELS, LEAST_VOCABULARY, segments, verdict
@@ -23,7 +25,6 @@ from brimful.isolation.verdict import AS_IT_IS, KERNELS, LEAST_VOCABULARY, segme
 TABLE: Final = Path(__file__).with_name("table.json")
 MOST_PARAMETERS: Final = 100_000_000
 """A model up to this size may be tried itself."""
-WRAPPERS: Final = ("DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine", "OptimizedModule")
 
 
 class IsolationGuard:
@@ -59,7 +60,7 @@ class IsolationGuard:
     def _called(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or not self.on or self._segments is None:
             return
-        if self.check(model, named(model, args, kwargs), self._segments):
+        if self.check(model, by_name(model, args, kwargs), self._segments):
             self.leave()
 
     def check(self, model: nn.Module, inputs: Mapping[str, Any], found: torch.Tensor | None) -> bool:
@@ -70,12 +71,22 @@ class IsolationGuard:
         """
         if not self.on or found is None or not any(True for _ in model.children()):
             return False
-        shape = tuple(found.shape)
-        if not any(isinstance(one, torch.Tensor) and tuple(one.shape[:2]) == shape for one in inputs.values()):
+        call = next(_calls(inputs, found), None)
+        if call is None:
             return False
+        refuse_leaks(model, call)
         self.on = False
-        refuse_leaks(model, Call(inputs, found))
         return True
+
+
+def _calls(inputs: Mapping[str, Any], segments: torch.Tensor) -> Iterator[Call]:
+    """What a model is called with, where tensors of a batch are among its arguments or in one of them."""
+    for name, one in ((None, inputs), *inputs.items()):
+        if isinstance(one, Mapping) and any(
+            isinstance(value, torch.Tensor) and value.shape[:2] == segments.shape for value in one.values()
+        ):
+            others = {other: value for other, value in inputs.items() if other != name}
+            yield Call(one, segments) if name is None else Call(one, segments, whole=True, others=others)
 
 
 def packed_segments(batch: Mapping[str, Any]) -> torch.Tensor | None:
@@ -89,9 +100,9 @@ def packed_segments(batch: Mapping[str, Any]) -> torch.Tensor | None:
     return found if bool((found.amax(1) > 1).any()) else None
 
 
-def named(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def by_name(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by name."""
-    names = list(inspect.signature(model.forward).parameters)
+    names = list(inspect.signature(unwrapped(model).forward).parameters)
     return dict(zip(names, args)) | dict(kwargs)
 
 
@@ -101,40 +112,56 @@ def refuse_leaks(model: nn.Module, call: Call) -> None:
     Raises:
         ValueError: with the name of the model, of the layer, and with the remedy.
     """
-    base = _unwrapped(model)
+    base = unwrapped(model)
     kernel = str(getattr(getattr(base, "config", None), "_attn_implementation", None) or "eager")
     if _is_known(base, call, kernel):
         return
     problem = ""
-    if hasattr(getattr(base, "config", None), "model_type") and not _patched(base):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+    with seeded(0, []):
+        for make in _to_try(model, base):
             try:
-                small = small_instance(type(base), base.config, kernel, _device(base))
-                vocabulary = _words_of(small)
-                leak = examine(small, _for_a_small_one(call.short(), vocabulary), vocabulary).leak
-            except Exception as error:  # whatever a model says to sizes and kernels
-                problem = f"{type(error).__name__}: {error}"
-            else:
-                if leak is not None:
-                    raise ValueError(_words(type(base).__name__, leak, _remedy(small, base, kernel)))
+                tried, short = make(base, call.short(), kernel)
+                leak = examine(tried, short, vocabulary_of(tried, short.inputs)).leak
+            except Exception as error:  # whatever a model says to sizes, kernels and a short batch
+                problem = f" ({type(error).__name__}: {str(error)[:200]})"
+                continue
+            if leak is None:
                 return
-    size = sum(one.numel() for one in base.parameters())
-    if base is model and size <= MOST_PARAMETERS and not (dist.is_initialized() and dist.get_world_size() > 1):
-        try:
-            leak = examine(base, call.short(), _vocabulary(base, call)).leak
-        except Exception as error:  # whatever a model says to a short batch
-            problem = f"{type(error).__name__}: {error}"
-        else:
-            if leak is not None:
-                raise ValueError(_words(type(base).__name__, leak, ""))
-            return
+            remedy = _remedy(tried, base, kernel) if tried is not base else ""
+            raise ValueError(_words(type(base).__name__, leak, remedy))
     logger.warning(
         "nobody knows whether %s keeps the samples of a packed row apart%s: say bf.testing.assert_isolated(model) where it is "
         'small and on one process, or isolation="off"',
         type(base).__name__,
-        f" ({problem[:200]})" if problem else "",
+        problem,
     )
+
+
+def _to_try(model: nn.Module, base: Any) -> Iterator[Callable[[Any, Call, str], tuple[Any, Call]]]:
+    """Ways to a model that is tried: a small one of the same configuration, or the model itself."""
+    if hasattr(getattr(base, "config", None), "model_type") and not _patched(base):
+        yield _small_one
+    size = sum(one.numel() for one in base.parameters())
+    alone = not (dist.is_initialized() and dist.get_world_size() > 1)
+    if base is model and size <= MOST_PARAMETERS and alone:
+        yield lambda base, call, kernel: (base, call)
+
+
+def _small_one(base: Any, call: Call, kernel: str) -> tuple[Any, Call]:
+    """A small model, and a call with ids and positions that it has."""
+    small = small_instance(type(base), base.config, kernel, _device(base))
+    words = _fewest_words(small)
+    changed: dict[str, Any] = {}
+    for name, one in call.inputs.items():
+        if not isinstance(one, torch.Tensor) or one.is_floating_point():
+            continue
+        if name in ("input_ids", "decoder_input_ids"):
+            changed[name] = torch.where(one < 5, one, 5 + one % (words - 5))
+        elif name in ("labels", "shift_labels"):
+            changed[name] = torch.where(one < 0, one, one % words)
+        elif name == "position_ids":
+            changed[name] = one % POSITIONS
+    return small, call.with_(**changed)
 
 
 def _words(name: str, leak: Leak, remedy: str) -> str:
@@ -147,7 +174,7 @@ def _words(name: str, leak: Leak, remedy: str) -> str:
 
 def _remedy(small: nn.Module, base: Any, kernel: str) -> str:
     """The call, or the kernel, by which samples are kept apart."""
-    batch = packed_batch(segments(), _words_of(small))
+    batch = packed_batch(segments(), _fewest_words(small))
     way = verdict(small, batch, kernel).way
     if way and way != AS_IT_IS:
         call = way.removeprefix("model(**").removesuffix(")")
@@ -161,18 +188,6 @@ def _remedy(small: nn.Module, base: Any, kernel: str) -> str:
             if verdict(again, batch, other).way == AS_IT_IS:
                 return f"Its samples are kept apart if it is loaded with attn_implementation={other!r}. Or: "
     return ""
-
-
-def _unwrapped(model: Any) -> Any:
-    """The model in wrappers of torch and of PEFT."""
-    while type(model).__name__ in WRAPPERS:
-        model = getattr(model, "_orig_mod", None) or model.module
-    return base_model(model)
-
-
-def base_model(model: Any) -> Any:
-    """The model that PEFT's adapters are in."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _patched(model: nn.Module) -> bool:
@@ -189,29 +204,8 @@ def _device(model: nn.Module) -> torch.device:
     return torch.device("cpu") if found.type in ("meta", "mps") else found
 
 
-def _vocabulary(model: nn.Module, call: Call) -> int:
-    tokens = call.inputs[call.tokens]
-    return 2 if tokens.is_floating_point() else max(2, int(tokens.max()) + 1)
-
-
-def _words_of(small: Any) -> int:
-    config = small.config.get_text_config() if hasattr(small.config, "get_text_config") else small.config
-    return min(LEAST_VOCABULARY, int(getattr(config, "vocab_size", LEAST_VOCABULARY)))
-
-
-def _for_a_small_one(call: Call, vocabulary: int) -> Call:
-    """A call with ids and positions that a small model has."""
-    changed: dict[str, Any] = {}
-    for name, one in call.inputs.items():
-        if not isinstance(one, torch.Tensor) or one.is_floating_point() or one.dtype == torch.bool:
-            continue
-        if name in ("input_ids", "decoder_input_ids"):
-            changed[name] = torch.where(one < 5, one, 5 + one % (vocabulary - 5))
-        elif name in ("labels", "shift_labels"):
-            changed[name] = torch.where(one < 0, one, one % vocabulary)
-        elif name == "position_ids":
-            changed[name] = one % POSITIONS
-    return call.with_(**changed)
+def _fewest_words(small: Any) -> int:
+    return min(LEAST_VOCABULARY, vocabulary_of(small))
 
 
 # -- what is known
@@ -240,20 +234,10 @@ def _is_known(model: Any, call: Call, kernel: str) -> bool:
     return tuple(positions.shape) == call.shape and bool(((positions.cpu() == 0) == begins).all())
 
 
-_NO_MATTER: Final = (
-    *(
-        "_token_id",
-        "_token_ids",
-        "_token_index",
-        "_act",
-        "activation",
-        "activation_function",
-        "id2label",
-        "label2id",
-        "dtype",
-    ),
-    *("architectures", "transformers_version", "use_cache", "tie_word_embeddings", "name_or_path", "problem_type"),
-    *("pretraining_tp", "return_dict", "output_hidden_states", "output_attentions", "initializer_range", "torchscript"),
+_NO_MATTER: Final = re.compile(
+    r"(^_.*|_token_(ids?|index)|_act|activation(_function)?|id2label|label2id|dtype|architectures|transformers_version|use_cache"
+    r"|tie_word_embeddings|name_or_path|problem_type|pretraining_tp|return_dict|output_hidden_states|output_attentions"
+    r"|initializer_range|torchscript)$"
 )
 
 
@@ -265,7 +249,7 @@ def structure(config: Any) -> int:
 def _choices(values: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in values.items():
-        if str(name).startswith("_") or str(name).endswith(_NO_MATTER):
+        if _NO_MATTER.search(str(name)):
             continue
         if hasattr(value, "model_type") and hasattr(value, "to_dict"):
             value = vars(value)
@@ -308,6 +292,11 @@ def refuse_leaks_of_step(step: Callable[[Any], Any], batch: Mapping[str, Any]) -
     for module, inputs in calls:
         if guard.check(module, inputs, call.segments):
             return
+    if any(True for module, _ in calls for _ in module.children()):
+        logger.warning(
+            "the step calls no module with the batch or its tensors as arguments, so nobody knows whether samples see each "
+            "other: say bf.testing.assert_isolated(model)"
+        )
 
 
 def outermost_calls(run: Callable[[], Any]) -> list[tuple[nn.Module, dict[str, Any]]]:
@@ -321,7 +310,7 @@ def outermost_calls(run: Callable[[], Any]) -> list[tuple[nn.Module, dict[str, A
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         depth[0] -= 1
         if depth[0] == 0:
-            calls.append((module, named(module, args, kwargs)))
+            calls.append((module, by_name(module, args, kwargs)))
 
     hooks = nn.modules.module
     handles = [hooks.register_module_forward_pre_hook(before)]

@@ -7,9 +7,10 @@ a few numbers a slot are kept; the first one that is other where nothing was cha
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -65,7 +66,7 @@ class Examined(NamedTuple):
     tolerance: float
 
 
-def examine(model: nn.Module, call: Call, vocabulary: int, seed: int = 0) -> Examined:
+def examine(model: nn.Module, call: Call, vocabulary: int, *, locate: bool = True) -> Examined:
     """Where, if anywhere, samples of a call meet in a model, or real tokens and padding.
 
     Neither the model, nor its mode, nor any generator changes. In float64 where the model is small and computes in it, else in
@@ -73,37 +74,44 @@ def examine(model: nn.Module, call: Call, vocabulary: int, seed: int = 0) -> Exa
 
     Args:
         vocabulary: ids of tokens that may be put in are below it.
+        locate: look for the layer; else a leak is that of the model itself.
     Raises:
-        ValueError: the model gives nothing for each token.
+        ValueError: the model gives nothing for each token, or NaN; its parameters are on the meta device.
     """
     size = sum(one.numel() for one in model.parameters())
     kinds = {one.device.type for one in model.parameters()}
+    if "meta" in kinds:
+        raise ValueError(
+            f"{type(model).__name__} has parameters on the meta device, so nothing can be computed; load them first"
+        )
     if size <= MOST_WIDENED and kinds <= {"cpu", "cuda"}:
         try:
-            return _examined(model, call, vocabulary, seed, torch.float64)
+            return _examined(model, call, vocabulary, torch.float64, locate)
         except (RuntimeError, NotImplementedError, TypeError):  # a kernel, or a layer, that knows no float64
             pass
-    return _examined(model, call, vocabulary, seed, None)
+    return _examined(model, call, vocabulary, None, locate)
 
 
-def _examined(model: nn.Module, call: Call, vocabulary: int, seed: int, wide: torch.dtype | None) -> Examined:
+def _examined(model: nn.Module, call: Call, vocabulary: int, wide: torch.dtype | None, locate: bool) -> Examined:
     device = next((one.device for one in model.parameters()), torch.device("cpu"))
     own = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
     dtype = own if wide is None else wide
     exact, close = (EXACT, CLOSE) if dtype.itemsize > 2 else (COARSE, COARSE)
-    with undisturbed(model, seed):
+    with undisturbed(model):
         _fill(model, wide)
         call = _as_wide(call.to(device), wide)
-        base = _Trace.of(model, call, seed)
+        base = _run(model, call)
         if any(bool(one.nan[call.segments > 0].any()) for one in base.outputs):
             raise ValueError(
                 f"{type(model).__name__} gives NaN for real tokens, so that nobody can say whether samples see each other"
             )
-        for test, other, kept, others, most in _comparisons(model, call, vocabulary, exact, close):
-            difference = base.differs(_Trace.of(model, other, seed), kept, others)
-            if difference > most:
-                first, second = (_Trace.of(model, one, seed, named=True) for one in (call, other))
-                return Examined(_named(first, second, kept, others, most, test, difference), dtype, most)
+        for compared in _comparisons(model, call, vocabulary, exact, close):
+            pairs = zip(base.outputs, _run(model, compared.call).outputs)
+            difference = max(compared.difference(one, two) for one, two in pairs)
+            if difference > compared.most:
+                layer, kind = _where(model, call, compared) if locate else ("", "unknown")
+                module = type(model.get_submodule(layer)).__name__
+                return Examined(Leak(layer, module, kind, compared.test, difference), dtype, compared.most)
     return Examined(None, dtype, exact)
 
 
@@ -115,6 +123,13 @@ class _Comparison(NamedTuple):
     kept: Tensor
     others: Tensor
     most: float
+
+    def difference(self, one: _Seen, two: _Seen) -> float:
+        """The greatest one at these slots of a tensor in two runs, as a share of its size."""
+        first, second = one.values[self.kept], two.values[self.others]
+        if not len(first) or first.shape != second.shape:
+            return 0.0
+        return float((first - second).abs().max()) / max(float(first.abs().mean()), 1e-12)
 
 
 def _comparisons(model: nn.Module, call: Call, vocabulary: int, exact: float, close: float) -> Iterator[_Comparison]:
@@ -162,73 +177,62 @@ class _Seen(NamedTuple):
     square: bool
 
 
-class _Trace:
-    """What went through each module in one run."""
+class _Trace(NamedTuple):
+    """What a run gave, and what went through each module."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.events: dict[_Event, list[_Seen]] = {}
-        self.outputs: list[_Seen] = []
-        self.modules = {module: name for name, module in model.named_modules()}
-
-    @staticmethod
-    def of(model: nn.Module, call: Call, seed: int, *, named: bool = False) -> _Trace:
-        """Runs a model; `named`: looks into each of its modules."""
-        trace = _Trace(model)
-        shape, stack = call.shape, [""]
-        counts: dict[tuple[str, str], int] = {}
-
-        def note(name: str, place: str, values: Any) -> None:
-            number = counts[name, place] = counts.get((name, place), -1) + 1
-            inside = stack[-1] if place == "in" else name
-            trace.events[_Event(name, place, number, inside)] = _seen_in(values, shape)
-
-        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-            name = trace.modules[module]
-            note(name, "in", (args, kwargs))
-            stack.append(name)
-
-        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            stack.pop()
-            note(trace.modules[module], "out", output)
-
-        with ExitStack() as hooks:
-            hooks.enter_context(seeded(seed, []))
-            for module in trace.modules if named else ():
-                for handle in (
-                    module.register_forward_pre_hook(before, with_kwargs=True),
-                    module.register_forward_hook(after, with_kwargs=True),
-                ):
-                    hooks.callback(handle.remove)
-            output = call.run(model)
-        trace.outputs = _seen_in(_results(output), shape)
-        if not trace.outputs:
-            raise ValueError(
-                f"{type(model).__name__} gives nothing for each token of a batch {shape}, so that nobody can say whether samples "
-                "see each other; give the part of it that does"
-            )
-        return trace
-
-    def differs(self, other: _Trace, kept: Tensor, others: Tensor) -> float:
-        """The greatest difference of the outputs at some slots of one run and of another, as a share of their size."""
-        return max(_difference(one, two, kept, others) for one, two in zip(self.outputs, other.outputs))
+    outputs: list[_Seen]
+    events: dict[_Event, list[_Seen]]
 
 
-def _named(
-    base: _Trace, again: _Trace, kept: Tensor, others: Tensor, most: float, test: str, difference: float
-) -> Leak:
-    """The module at which two runs part."""
-    names = {name: module for module, name in base.modules.items()}
+def _run(model: nn.Module, call: Call, names: Mapping[nn.Module, str] | None = None) -> _Trace:
+    """Runs a model, and looks into the modules that are named."""
+    trace, shape, stack = _Trace([], {}), call.shape, [""]
+    counts: Counter[tuple[str, str]] = Counter()
+    names = names or {}
+
+    def note(name: str, place: str, values: Any) -> None:
+        event = _Event(name, place, counts[name, place], stack[-1])
+        counts[name, place] += 1
+        trace.events[event] = _seen_in(values, shape)
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        note(names[module], "in", (args, kwargs))
+        stack.append(names[module])
+
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        note(names[module], "out", output)
+        stack.pop()
+
+    with ExitStack() as hooks:
+        hooks.enter_context(seeded(0, []))
+        for module in names:
+            hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+        trace.outputs.extend(_seen_in(_results(call.run(model)), shape))
+    if not trace.outputs:
+        raise ValueError(
+            f"{type(model).__name__} gives nothing for each token of a batch {shape}, so that nobody can say whether samples "
+            "see each other; give the part of it that does"
+        )
+    return trace
+
+
+def _where(model: nn.Module, call: Call, compared: _Comparison) -> tuple[str, str]:
+    """The name of the module at which two runs part, and what samples meet by there."""
+    modules = dict(model.named_modules())
+    names = {module: name for name, module in modules.items()}
+    base, again = (_run(model, one, names).events for one in (call, compared.call))
+    alone = compared.test == "alone"
     layer = ""
-    for event, seen in base.events.items():
-        found = again.events.get(event, [])
-        if len(found) != len(seen) or (test == "alone" and _turns(names[event.name])):
+    for event, seen in base.items():
+        found = again.get(event, [])
+        if len(found) != len(seen) or (alone and _turns(modules[event.name])):
             continue
-        pairs = [(one, two) for one, two in zip(seen, found) if test != "alone" or not (one.square or two.square)]
-        if any(_difference(one, two, kept, others) > most for one, two in pairs):
-            layer = event.name if test == "alone" and isinstance(names[event.name], nn.Embedding) else event.inside
+        pairs = [(one, two) for one, two in zip(seen, found) if not (alone and (one.square or two.square))]
+        if any(compared.difference(one, two) > compared.most for one, two in pairs):
+            layer = event.name if alone and isinstance(modules[event.name], nn.Embedding) else event.inside
             break
-    module = names[layer]
-    return Leak(layer, type(module).__name__, _kind(layer, module, test), test, difference)
+    return layer, _kind(layer, modules[layer], compared.test)
 
 
 def _turns(module: nn.Module) -> bool:
@@ -278,8 +282,8 @@ def _seen_in(values: Any, shape: tuple[int, int], depth: int = 0) -> list[_Seen]
     if isinstance(values, Tensor):
         seen = _seen(values, shape)
         return [] if seen is None else [seen]
-    if isinstance(values, Mapping):
-        values = list(values.values())
+    if isinstance(values, Mapping) or is_dataclass(values):
+        values = list(values.values() if isinstance(values, Mapping) else vars(values).values())
     if isinstance(values, list | tuple) and depth < 4:
         return [seen for one in values for seen in _seen_in(one, shape, depth + 1)]
     return []
@@ -311,16 +315,6 @@ def _seen(value: Tensor, shape: tuple[int, int]) -> _Seen | None:
     some = flat[..., :: -(-flat.shape[-1] // FEATURES)].to(torch.float64)
     kept = torch.cat((some, total), -1).expand(rows, -1, -1).cpu()
     return _Seen(kept, nan, square)
-
-
-def _difference(one: _Seen, two: _Seen, kept: Tensor, others: Tensor) -> float:
-    if one.values.shape[-1] != two.values.shape[-1]:
-        return 0.0
-    first, second = one.values[kept], two.values[others]
-    if not len(first):
-        return 0.0
-    size = max(float(first.abs().mean()), 1e-12)
-    return float((first - second).abs().max()) / size
 
 
 # -- the call
@@ -356,18 +350,17 @@ def _as_wide(call: Call, wide: torch.dtype | None) -> Call:
 
 
 @contextmanager
-def undisturbed(model: nn.Module, seed: int) -> Iterator[None]:
+def undisturbed(model: nn.Module) -> Iterator[None]:
     """Within, a model may be run in eval mode, and its parameters and buffers be put in others' place; afterwards all of it is as
     it was: modes, buffers, attributes, caches, and the generators of Python, numpy and torch."""
-    modules = list(model.modules())
-    attributes = [(vars(module), dict(vars(module))) for module in modules]
-    inner: list[tuple[Any, Any]] = [
-        (one, one.copy()) for module in modules for one in vars(module).values() if isinstance(one, dict | list | set)
-    ]
-    buffers = [(one, one.detach().clone()) for one in model.buffers() if one is not None]
+    attributes = [(vars(module), dict(vars(module))) for module in model.modules()]
+    containers: dict[int, tuple[Any, Any]] = {}
+    tensors: dict[int, tuple[Tensor, Tensor]] = {}
+    for holder, _ in attributes:
+        _keep(holder.values(), containers, tensors)
     devices = {one.device.index for one in model.parameters() if one.device.type == "cuda"}
     with ExitStack() as stack:
-        stack.enter_context(seeded(seed, []))
+        stack.enter_context(seeded(0, []))
         stack.enter_context(torch.random.fork_rng(devices=[device for device in devices if device is not None]))
         stack.enter_context(torch.no_grad())
         stack.enter_context(warnings.catch_warnings())
@@ -382,11 +375,22 @@ def undisturbed(model: nn.Module, seed: int) -> Iterator[None]:
             for holder, before in attributes:
                 holder.clear()
                 holder.update(before)
-            for held, copied in inner:
+            for held, copied in containers.values():
                 held.clear()
-                held.extend(copied) if isinstance(held, list) else held.update(copied)
-            for buffer, content in buffers:
-                buffer.copy_(content)
+                held.update(copied) if isinstance(held, dict | set) else held.extend(copied)
+            for tensor, content in tensors.values():
+                if tensor.layout != torch.strided or 0 not in tensor.stride() or not torch.equal(tensor, content):
+                    tensor.copy_(content)
+
+
+def _keep(values: Iterable[Any], containers: dict[int, Any], tensors: dict[int, Any]) -> None:
+    """Copies of all containers and tensors among some values, and in them; not of parameters, which are never written to."""
+    for one in values:
+        if isinstance(one, Tensor) and not isinstance(one, nn.Parameter):
+            tensors[id(one)] = one, one.detach().clone()
+        elif isinstance(one, dict | list | set | deque) and id(one) not in containers:
+            containers[id(one)] = one, one.copy()
+            _keep(one.values() if isinstance(one, dict) else one, containers, tensors)
 
 
 def _fill(model: nn.Module, wide: torch.dtype | None) -> None:

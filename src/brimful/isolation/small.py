@@ -14,36 +14,19 @@ VOCABULARY: Final = 128
 POSITIONS: Final = 512
 MOST_LAYERS: Final = 8
 MOST_PARAMETERS: Final = 50_000_000
+WIDTH_OF_A_HEAD: Final = 64
+"""Where a configuration names no heads."""
 
-_LAYERS: Final = (
-    *(
-        "num_hidden_layers",
-        "n_layer",
-        "n_layers",
-        "num_layers",
-        "encoder_layers",
-        "decoder_layers",
-        "num_blocks",
-        "depth",
-    ),
-    *("num_encoder_layers", "num_decoder_layers", "num_entity_layers"),
-)
-_WIDTHS: Final = (
-    "hidden_size",
-    "d_model",
-    "n_embd",
-    "emb_dim",
-    "embed_dim",
-    "dim",
-    "attention_hidden_size",
-    "lru_width",
+_LAYERS: Final = re.compile(r"^((num_)?((hidden|encoder|decoder|entity)_)?layers|n_layers?|num_blocks|depth)$")
+_WIDTHS: Final = re.compile(
+    r"^(d_model|n_embd|emb_dim|embed(ding)?_dim|dim|lru_width)$|hidden_size(_global)?$|mamba_d_ssm$|word_embed_proj_dim$"
+    r"|d_inner$"
 )
 _ATTENTION_HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads")
 _HEADS: Final = re.compile(
-    r"(num|n|encoder|decoder|swa|attention|num_(en|de)coder)_(attention_)?heads?$|(num|n)_(key_value|kv|mamba)_heads$"
-    r"|n_head_kv$|swa_num_(attention|key_value)_heads$|mamba_(n|num)_heads$|(en|de)coder_attention_heads$|mamba_n?groups$"
+    r"(num|n|encoder|decoder|swa|attention|num_(en|de)coder)_(attention_)?heads?(_per_layer)?$"
+    r"|(num|n)_(key_value|kv|mamba)_heads$|n_head_kv$|swa_num_key_value_heads$|mamba_num_heads$|mamba_n?groups$"
 )
-_AS_WIDE: Final = re.compile(r"mamba_d_ssm$|(out_)?hidden_size(_global)?$|word_embed_proj_dim$|d_inner$")
 _LEAST: Final = (  # the first that fits; what is below it stays
     (re.compile(r"vocab_size|vocab_offset|(_|^)vocab$"), VOCABULARY),
     (re.compile(r"(position_embeddings|positions|max_seq_len|model_max_length|n_ctx|context_length)$"), POSITIONS),
@@ -66,7 +49,7 @@ def small_config(config: Any, num_heads: int = 2) -> Any:
     Widths and numbers of heads are divided alike and sizes within a head stay, so that they still go together.
     """
     small = copy.deepcopy(config)
-    for part in _parts(small):
+    for part in parts_of(small):
         _shrink(part, num_heads)
     return small
 
@@ -97,10 +80,11 @@ def small_instance(
                 model = kind(small).eval()
             _widen(model)
             model.to(device)
-            with torch.no_grad():
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
                 ids = torch.arange(5, 13, device=device)[None]
                 more: dict[str, Any] = {"labels": ids} if getattr(small, "is_encoder_decoder", False) else {}
-                if "use_cache" in inspect.signature(kind.forward).parameters:
+                parameters = inspect.signature(kind.forward).parameters
+                if "use_cache" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
                     more["use_cache"] = False
                 model(input_ids=ids, **more)  # whether its sizes go together
             return model
@@ -117,12 +101,14 @@ def _widen(model: torch.nn.Module) -> None:
                 weight.normal_(0, weight[0].numel() ** -0.5)
 
 
-def _parts(config: Any) -> Iterator[Any]:
-    """A configuration and those inside of it."""
+def parts_of(config: Any) -> Iterator[Any]:
+    """A configuration, if it is one, and those inside of it."""
+    if config is None:
+        return
     yield config
     for value in list(vars(config).values()):
         if hasattr(value, "model_type") and hasattr(value, "to_dict"):
-            yield from _parts(value)
+            yield from parts_of(value)
 
 
 def _shrink(config: Any, num_heads: int) -> None:
@@ -131,37 +117,49 @@ def _shrink(config: Any, num_heads: int) -> None:
         if name not in values and isinstance(value := getattr(config, name, None), int):
             values[config.attribute_map.get(name, name)] = value
     counts = {name: value for name, value in values.items() if _count(value)}
+    width = counts.get("hidden_size", 0)
     found = [value for name, value in counts.items() if name in _ATTENTION_HEADS]
     found += [value for name, value in counts.items() if _HEADS.search(name) and "kv" not in name]
-    heads = max(found[0], num_heads) if found else num_heads
+    heads = max(*found[:1], num_heads, 0 if found else width // WIDTH_OF_A_HEAD)
     new: dict[str, Any] = {}
     for name, value in counts.items():
-        least = next((least for pattern, least in _LEAST if pattern.search(name)), None)
-        if name in _WIDTHS or _AS_WIDE.search(name):
-            new[name] = value * num_heads // heads if value * num_heads % heads == 0 else value
+        if _WIDTHS.search(name) or (name == "embedding_size" and value == width):
+            new[name] = _narrowed(value, heads, num_heads)
         elif _HEADS.search(name):
             new[name] = max(1, value * num_heads // heads)
-        elif least is not None:
+        elif (least := _least(name)) is not None:
             new[name] = min(value, least)
         elif re.search(r"(token_id|_index|_idx)$", name) and value >= VOCABULARY:
             new[name] = VOCABULARY - 1 - len(new) % 16
     for name, value in values.items():
         if value is None and re.search(r"(experts|experts_per_tok|moe_intermediate_size)$", name):
-            new[name] = next(least for pattern, least in _LEAST if pattern.search(name))
-    new |= _fewer_layers(values, counts)
-    for name, value in values.items():
-        if name.endswith("token_id") and isinstance(value, list):
+            new[name] = _least(name)
+        elif isinstance(value, list) and name.endswith("token_id"):
             new[name] = [min(one, VOCABULARY - 1) for one in value]
+        elif isinstance(value, list) and value and all(map(_count, value)) and name.endswith("intermediate_size"):
+            values[name] = [min(one, 64) for one in value]
+        elif isinstance(value, list) and value and all(map(_count, value)) and _HEADS.search(name):
+            values[name] = [max(1, one * num_heads // heads) for one in value]
+    new |= _fewer_layers(values, counts)
     for name, value in new.items():
         vars(config)[name] = value
         if name not in values:
             setattr(config, name, value)
 
 
+def _narrowed(width: int, heads: int, num_heads: int) -> int:
+    """So wide as to leave a head its width, or a whole number near it."""
+    return width * num_heads // heads if width * num_heads % heads == 0 else num_heads * max(8, width // heads // 8 * 8)
+
+
+def _least(name: str) -> int | None:
+    return next((least for pattern, least in _LEAST if pattern.search(name)), None)
+
+
 def _fewer_layers(values: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]:
     """Numbers of layers, and what lists say of each, for the first layer of each type."""
     new: dict[str, Any] = {}
-    for count in {counts[name] for name in _LAYERS if name in counts}:
+    for count in {value for name, value in counts.items() if _LAYERS.search(name)}:
         lists = {name: one for name, one in values.items() if isinstance(one, list | tuple) and one}
         entries = {name: one for name, one in lists.items() if len(one) == count > 1}
         numbers = {
@@ -175,7 +173,7 @@ def _fewer_layers(values: dict[str, Any], counts: dict[str, int]) -> dict[str, A
             for at in range(count)
         ]
         chosen = sorted({types.index(one) for one in types} | set(range(min(cycle, count))))[:MOST_LAYERS]
-        new |= {name: len(chosen) for name in _LAYERS if counts.get(name) == count}
+        new |= {name: len(chosen) for name, value in counts.items() if value == count and _LAYERS.search(name)}
         new |= {name: type(one)(one[at] for at in chosen) for name, one in entries.items()}
         new |= {name: [chosen.index(at) for at in one if at in chosen] for name, one in numbers.items()}
     return new

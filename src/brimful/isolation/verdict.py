@@ -80,14 +80,13 @@ def verdict(model: nn.Module, batch: Mapping[str, Any], attn_implementation: str
     leak, refused = None, ""
     vocabulary = int(batch["input_ids"].max()) + 1
     for way in ways(batch, getattr(model, "config", None), attn_implementation):
+        plain = way.words == AS_IT_IS
         try:
-            found = examine(model, call_of(model, way.batch), vocabulary).leak
+            found = examine(model, call_of(model, way.batch), vocabulary, locate=plain).leak
         except Exception as error:  # whatever a model says to keys that it does not know
-            if way.words == AS_IT_IS:
-                refused = f"{type(error).__name__}: {error}"
+            refused = f"{type(error).__name__}: {error}" if plain else refused
             continue
         if found is None:
             return Verdict(way.words, leak, refused)
-        if way.words == AS_IT_IS:
-            leak = found
+        leak = found if plain else leak
     return Verdict("", leak, refused)

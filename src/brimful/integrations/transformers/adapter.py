@@ -40,7 +40,8 @@ from brimful.integrations.transformers.settings import (
     shifts_labels,
     stand_in,
 )
-from brimful.isolation.guard import IsolationGuard, base_model
+from brimful.isolation.call import base_model
+from brimful.isolation.guard import IsolationGuard
 from brimful.loader import Loader
 
 

@@ -11,11 +11,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import logger
+from brimful.isolation.call import FROM_PACKED
 
-FROM_PACKED: Final = frozenset(
-    {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "shift_labels"}
-)
-"""What models take beside the named parameters of forward."""
 NO_EFFECT: Final[dict[str, int | str]] = {
     "dataloader_num_workers": 0,
     "dataloader_drop_last": False,
