@@ -2,8 +2,8 @@
 
     python benchmarks/before_after.py [runs]
 
-The text is WikiText-2 from ../shared/data (or $BRIMFUL_TEST_DATA), the tokenizer that of bert-base-cased. Each run is one epoch in a
-fresh process, and the loops take turns. Then each loop goes on behind the middle of its epoch, as after a kill: the DataLoader
+The text is WikiText-2 from ../shared/data (or $BRIMFUL_TEST_DATA), tokenized as for bert-base-cased. Each run is one epoch in
+a fresh process, and the loops take turns. Then each loop goes on behind the middle of its epoch, as after a kill. The DataLoader
 makes the first half again and throws it away, as Trainer and Accelerate do (`skip_first_batches`).
 """
 
@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -55,12 +56,12 @@ def run(loop: str) -> dict[str, Any]:
         batches = dataloader(files, tokenizer, 2 if "workers" in loop else 0)
         next(iter(batches))  # the cache of load_dataset is written
     masks, states = [], []
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), sum(os.times()[:4])
     with batches.iter() if loop == "brimful" else _Plain(batches) as it:
         for batch in it:
             masks.append((int(batch["attention_mask"].sum()), batch["attention_mask"].numel()))
             states.append(it.state_dict() if loop == "brimful" else None)
-    seconds = time.perf_counter() - began
+    seconds, busy = time.perf_counter() - began, sum(os.times()[:4]) - busy
     real, slots = (sum(column) for column in zip(*masks))
     half = len(masks) // 2
     began = time.perf_counter()
@@ -69,6 +70,7 @@ def run(loop: str) -> dict[str, Any]:
             next(it)
     return {
         "speed": real / seconds / 1e6,
+        "busy": busy / real * 1e9,
         "padding": 1 - real / slots,
         "batches": len(masks),
         "resumed": time.perf_counter() - began,
@@ -97,14 +99,21 @@ def main() -> None:
     seen: dict[str, list[dict[str, Any]]] = {loop: [] for loop in LOOPS}
     for _ in range(runs):
         for loop, figures in seen.items():
-            done = subprocess.run([sys.executable, __file__, "--run", loop], check=True, stdout=subprocess.PIPE)
+            command = [sys.executable, __file__, "--run", loop]
+            with tempfile.TemporaryDirectory() as cache:
+                environment = {**os.environ, "HF_DATASETS_CACHE": cache, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
             figures.append(json.loads(done.stdout))
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians of {runs} runs in turn, each a fresh process")
+    print(
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians of {runs} runs in turn, each a fresh process"
+    )
     for loop, figures in seen.items():
-        speed, padding, resumed = (median(one[key] for one in figures) for key in ("speed", "padding", "resumed"))
+        keys = ("speed", "busy", "padding", "resumed")
+        speed, busy, padding, resumed = (median(one[key] for one in figures) for key in keys)
         speeds = [round(one["speed"], 2) for one in figures]
         print(
-            f"{loop:22} {speed:5.2f} M tokens/s {speeds}, {padding:.1%} padding, {figures[0]['batches']} batches; "
+            f"{loop:22} {speed:5.2f} M tokens/s {speeds}, {busy:,.0f} ns of processors a token, {padding:.1%} padding, "
+            f"{figures[0]['batches']} batches; "
             f"first new batch after a kill {resumed:.2f} s, state {figures[0]['state']} bytes"
         )
 
