@@ -36,13 +36,14 @@ def blocks(page: str, language: str) -> Iterator[Snippet]:
 
 
 def commands(program: str) -> list[Snippet]:
-    """The lines `$ program ...` of the console blocks, each as what follows the program's name."""
+    """The commands `$ program ...` and `... && program ...` of the console blocks, each as what follows the program's name."""
     return [
-        Snippet(page, number, line.removeprefix(f"$ {program}").strip())
-        for page in ("README.md", "CONTRIBUTING.md")
+        Snippet(page, number, one.removeprefix(program).strip())
+        for page in ("README.md", "CONTRIBUTING.md", "docs/command-line.md")
         for _, first, text in blocks(page, "console")
         for number, line in enumerate(text.splitlines(), first)
-        if line.startswith(f"$ {program}")
+        for one in line.removeprefix("$ ").split(" && ")
+        if one.split()[:1] == [program]
     ]
 
 
@@ -55,7 +56,9 @@ def commands(program: str) -> list[Snippet]:
         "docs/convergence.md",
         "docs/data.md",
         "docs/device.md",
+        "docs/grouping.md",
         "docs/memory.md",
+        "docs/packing.md",
         "docs/trainers.md",
         pytest.param(
             "docs/ray.md",
@@ -95,3 +98,11 @@ def test_make_targets_exist(command: Snippet) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = re.findall(r"^([a-z]+):", makefile, re.MULTILINE)
     assert {word for word in command.text.split() if "=" not in word} <= set(targets)
+
+
+def test_the_rooms_of_the_picture_are_folders() -> None:
+    (picture,) = blocks("docs/how-it-works.md", "text")
+    named = set(re.findall(r"(?<=\s)([a-z]+)/(?=\s)", picture.text))
+    package = ROOT / "src" / "brimful"
+    assert {"sources", "rows", "index", "store", "batching", "plan", "tensors"} <= named
+    assert named <= {folder.name for folder in package.iterdir() if folder.is_dir()}
