@@ -219,7 +219,7 @@ def _segments(pieces: PackedPieces, num_rows: int, row_length: int) -> _Segments
     ids = np.arange(len(filled)) - np.searchsorted(rows, rows) + 1
     tails = np.flatnonzero(totals < row_length)
     firsts = np.concatenate((begins, tails * row_length + totals[tails]))
-    order = np.argsort(firsts)
+    order = np.argsort(firsts, kind="stable")  # two ascending runs are merged
     none = np.zeros(len(tails), np.int64)
     return _Segments(
         np.append(firsts[order], num_rows * row_length),
