@@ -17,7 +17,7 @@ from brimful.tensors.layouts import put
 
 SEQLEN_STEP: Final = 128
 """`max_seqlen` is rounded up to a multiple of it: each new value may compile a kernel anew."""
-SLOTS: Final = 1 << 16
+SLOTS: Final = 1 << 17
 """So many are made at once, of several batches: small arrays take as long as the calls that make them."""
 SEQ_IDX: Final = ColumnType(torch.int32, np.dtype(np.int32), None)
 
