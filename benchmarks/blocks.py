@@ -32,7 +32,7 @@ from brimful.rows.unbatch import Unbatch
 
 ROWS = 4096
 TOKENS = 100
-RUNS = 5
+RUNS = 3
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def seconds(stage: Stage[Any]) -> float:
 
 def microseconds(make: Callable[[bf.Dataset], Stage[Any]], rows: int) -> float:
     """A block of so many rows."""
-    count = 2000 if rows == 1 else 20
+    count = 500 if rows == 1 else 10
     took = []
     for _ in range(RUNS):
         data = blocks(count, rows)
@@ -180,14 +180,14 @@ def first_batch(make: Callable[[], bf.Batches]) -> float:
 
 def main() -> None:
     logging.disable()
-    print(f"{platform.machine()}, {os.cpu_count()} cores; medians of {RUNS} runs (chains: 3)")
+    print(f"{platform.machine()}, {os.cpu_count()} cores; medians of {RUNS} runs")
     if not sys.argv[1:]:
         print(f"{'microseconds a block of':<40}{'1 row':>12}{f'{ROWS:,} rows':>12}")
         for name, stage in STAGES.items():
             print(f"{name:<40}" + "".join(f"{microseconds(stage, rows):>12,.0f}" for rows in (1, ROWS)), flush=True)
     print("seconds to a first batch of")
     for name in sys.argv[1:] or CHAINS:
-        took = statistics.median(first_batch(CHAINS[name]) for _ in range(3))
+        took = statistics.median(first_batch(CHAINS[name]) for _ in range(RUNS))
         print(f"{name:<52}{took:>12.2f}", flush=True)
 
 

@@ -3,21 +3,21 @@
     python benchmarks/store.py [millions of samples]
 
 Lengths are those of WikiText-103 with a BERT tokenizer (mean 104, at most 512), tokens are uint16. The stores are written to
-a temporary folder and lie in the system's page cache when they are read.
+a temporary folder and lie in the system's page cache when they are read. infinibatch is compared where it can be imported.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -33,13 +33,14 @@ from brimful.store import writer
 
 MAX_TOKENS = 16_384
 SORTED = 10_000
-"""The window of loops over infinibatch, in samples."""
+"""The window, in samples, of what sorts by itself."""
 PACKED_ROWS, ROW_LENGTH = 8, 512
 STEPS = 12
 RUNS = 5
 FRESH = """
 import sys, time
 import torch, brimful as bf
+import brimful.batches, brimful.store.index, brimful.store.local, brimful.tensors.explained, brimful.tensors.padded
 
 began = time.perf_counter()
 it = bf.from_store(sys.argv[1], shuffle=True).batch_by_tokens(int(sys.argv[2])).iter()
@@ -103,28 +104,33 @@ class WithNumpy:
             torch.from_numpy(filled.astype(np.int64))
         return time.process_time() - began
 
-    def like_infinibatch(self) -> float:
-        """An epoch as loops over infinibatch have it: an iterator of samples in a random order, a window of 10,000 of them sorted
-        by Python, batches cut by their padded size and shuffled, and a collate function in numpy."""
+    def infinibatch(self) -> tuple[int, float]:
+        """As many samples as an epoch has, by infinibatch's own iterators as in its tutorial: from chunks (here in memory),
+        shuffled in a buffer, sorted in windows of 10,000, as many to a batch as fit padded, and collated by numpy."""
+        from infinibatch.datasets import chunked_dataset_iterator
+        from infinibatch.iterators import BucketedReadaheadBatchIterator, MapIterator
+
+        def samples(first: int) -> Iterator[np.ndarray[Any, Any]]:
+            bounds = self.offsets[first : first + SORTED + 1].tolist()
+            return (self.values[begin:end] for begin, end in pairwise(bounds))
+
+        def collate(batch: list[np.ndarray[Any, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
+            ids = np.zeros((len(batch), len(batch[0])), dtype=np.int64)
+            mask = np.zeros_like(ids)
+            for place, sample in enumerate(batch):
+                ids[place, : len(sample)] = sample
+                mask[place, : len(sample)] = 1
+            return torch.from_numpy(ids), torch.from_numpy(mask)
+
+        left = count = len(self.offsets) - 1
         began = time.process_time()
-        draw = random.Random(0)
-        order = np.random.default_rng(0).permutation(len(self.offsets) - 1).tolist()
-        samples = (self.values[self.offsets[row] : self.offsets[row + 1]] for row in order)
-        while window := sorted(islice(samples, SORTED), key=len, reverse=True):
-            batches: list[list[Any]] = [[]]
-            for sample in window:
-                if batches[-1] and (len(batches[-1]) + 1) * len(batches[-1][0]) > MAX_TOKENS:
-                    batches.append([])
-                batches[-1].append(sample)
-            draw.shuffle(batches)
-            for batch in batches:
-                ids = np.zeros((len(batch), len(batch[0])), dtype=np.int64)
-                mask = np.zeros_like(ids)
-                for place, sample in enumerate(batch):
-                    ids[place, : len(sample)] = sample
-                    mask[place, : len(sample)] = 1
-                torch.from_numpy(ids), torch.from_numpy(mask)
-        return time.process_time() - began
+        shuffled = chunked_dataset_iterator([*range(0, count, SORTED)], samples, buffer_size=10 * SORTED, seed=0)
+        batches = MapIterator(
+            BucketedReadaheadBatchIterator(shuffled, SORTED, len, lambda longest: MAX_TOKENS // len(longest)), collate
+        )
+        while left > 0:
+            left -= len(next(batches)[0])
+        return int(self.offsets[-1]), time.process_time() - began
 
 
 def memcpy(tokens: int) -> float:
@@ -182,7 +188,7 @@ def compare(store: Path, data: bf.IndexedDataset) -> None:
     ways: dict[str, Callable[[], tuple[int, float]]] = {
         "window of 10,000": partial(epoch, data.batch_by_tokens(MAX_TOKENS, window=SORTED)),
         "... numpy, by hand": lambda: (tokens, by_hand.epoch()),
-        "... infinibatch": lambda: (tokens, by_hand.like_infinibatch()),
+        "... infinibatch": by_hand.infinibatch,
         "automatic window": partial(epoch, auto),
         "... numpy by hand": lambda: (tokens, by_hand_auto.epoch()),
         "memcpy": lambda: (tokens, memcpy(tokens)),
@@ -191,6 +197,9 @@ def compare(store: Path, data: bf.IndexedDataset) -> None:
         "4,096 tokens": partial(epoch, small),
         "pack(512, rows=8)": partial(epoch, packed),
     }
+    if find_spec("infinibatch") is None:
+        print("infinibatch is absent: clone github.com/microsoft/infinibatch and name the folder in PYTHONPATH")
+        del ways["... infinibatch"]
     speeds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(RUNS):
         for name, way in ways.items():
@@ -207,6 +216,8 @@ def compare(store: Path, data: bf.IndexedDataset) -> None:
         ("pack(512, rows=8)", "4,096 tokens", 0.7),
         ("a rank of 8", "automatic window", 0.6),
     ):
+        if other not in speeds:
+            continue
         pairs = [first / second for first, second in zip(speeds[one], speeds[other], strict=True)]
         best = max(speeds[one]) / max(speeds[other])
         print(f"  {one:20} to {other.removeprefix('... '):20} {best:.2f} {median(pairs):.2f} (at least {least})")

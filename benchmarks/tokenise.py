@@ -159,7 +159,8 @@ def main() -> None:
                 seen = [{one: child(tokenizer, one, *corpus) for one in ("limit", *engines)} for _ in range(runs)]
                 alone, busy = (statistics.median(run["limit"][key] for run in seen) for key in ("speed", "busy"))
                 print(
-                    f"{name}, {words}: encode_batch_fast alone {alone:.2f} M tokens/s, {busy:,.0f} ns of processors a token"
+                    f"{name}, {words}: encode_batch_fast alone {alone:.2f} M tokens/s, {busy:,.0f} ns of processors a token",
+                    flush=True,
                 )
                 for engine in engines:
                     speed, own, first, resumed = (
@@ -171,7 +172,8 @@ def main() -> None:
                     print(
                         f"    {seen[0][engine]['engine']:10} {speed:6.2f} M tokens/s, {ratio:5.1f} times; "
                         f"{own:,.0f} ns, {less:.1f} times less; "
-                        f"first batch {first:.2f} s, of a resume {resumed:.2f} s"
+                        f"first batch {first:.2f} s, of a resume {resumed:.2f} s",
+                        flush=True,
                     )
 
 

@@ -1173,8 +1173,8 @@ MUTANTS = [
     Mutant(
         "the last shifted label of a piece is that of another one's token",
         "tensors/packed.py",
-        "segments.bounds[1:] - 1",
-        "segments.bounds[:0]",
+        "made[SHIFTED][0][starts + sizes - 1]",
+        "made[SHIFTED][0][starts[:0]]",
         of("rows/test_causal_labels", "test_a_sample_that_is_cut_has_as_many_shifted_labels_as_are_counted[True]"),
     ),
     Mutant(
@@ -1208,7 +1208,7 @@ MUTANTS = [
     Mutant(
         "packed rows are trained on all tokens beside shifted labels that are not packed",
         "tensors/packed.py",
-        "if SHIFTED in names and SHIFTED not in out:",
+        "if SHIFTED in names and SHIFTED not in made:",
         "if False:",
         of("blocks/test_unmasked", "test_shifted_labels_that_are_not_packed_with_the_tokens_are_refused"),
     ),
@@ -1222,8 +1222,8 @@ MUTANTS = [
     Mutant(
         "labels that packing makes of tokens wrap around",
         "tensors/columns.py",
-        "        kind.check(name, values)\n        return kind.tensor(values)",
-        "        return kind.tensor(values)",
+        "        kind.check(name, values)\n        return kind\n",
+        "        return kind\n",
         of("tensors/test_collate", "test_what_packing_makes_is_held_by_its_type_or_is_an_error"),
     ),
     Mutant(

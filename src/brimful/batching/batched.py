@@ -116,7 +116,8 @@ class Batched(Stage[Batch]):
         return [self.upstream.start(epoch), 0, 0, *([] if self.balance_cost is None else [0])]
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
-        def batches(planned: PlannedBatches, done: int) -> Iterator[tuple[Batch, int]]:
+        def batches(plan: PlannedBatches, order: NDArray[np.int64], done: int) -> Iterator[tuple[Batch, int]]:
+            planned = plan.part(order)
             for number in range(done, len(planned)):
                 last = number + 1 == len(planned)
                 yield planned.batch(number, last), 0 if last else number + 1
@@ -124,9 +125,9 @@ class Batched(Stage[Batch]):
         yield from self.parts(at, batches)
 
     def parts(
-        self, at: State, parts: Callable[[PlannedBatches, int], Iterator[tuple[T, int]]]
+        self, at: State, parts: Callable[[PlannedBatches, NDArray[np.int64], int], Iterator[tuple[T, int]]]
     ) -> Generator[tuple[T, State], None, None]:
-        """The parts that `parts` makes of the batches of each window, which are in their order; see `parts_of_windows`."""
+        """The parts that `parts` makes of the batches of each window and their order; see `parts_of_windows`."""
         here = place(self)
         waiting = Waiting()
         before = after = at[3] if self.balance_cost is not None else 0
@@ -138,7 +139,7 @@ class Batched(Stage[Batch]):
             order = self._order(planned, window, key, after, last=last, first=not done)
             before, after = after, (after + len(order)) % self.balance_group
             waiting.got(len(order))
-            return parts(planned.part(order), done)
+            return parts(planned, order, done)
 
         with closing(parts_of_windows(self.upstream, at[:3], of_window)) as found:
             for part, state in found:

@@ -8,6 +8,7 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from brimful.batching.batch import Batch, NumLabels, PlannedBatches, Uneven, apart, filler
 from brimful.batching.distributed import resolve
@@ -53,16 +54,16 @@ class Sharded(Stage[Batch]):
             )
         step = _Step(rank, world_size)
 
-        def steps(planned: PlannedBatches, done: int) -> Iterator[tuple[Batch, int]]:
+        def steps(planned: PlannedBatches, order: NDArray[np.int64], done: int) -> Iterator[tuple[Batch, int]]:
             """The rank's batch of each step that ends among the batches of a window; of a step that goes on, it is kept."""
-            labels, count = counted(planned, self.labels_follow), len(planned)
-            mine = np.arange(done + (rank - step.taken) % world_size, count, world_size)
-            own = planned.part(mine)
+            known, count = counted(planned, self.labels_follow), len(order)
+            labels = [known[place] for place in order.tolist()]
+            own = planned.part(order[done + (rank - step.taken) % world_size :: world_size])
             own = own.apart() if world_size > 1 else own
             batches = map(own.batch, range(len(own)))
             while done < count:
                 before, end = step.taken, min(done + world_size - step.taken, count)
-                step.add(labels[done:end], planned.batch(end - 1))
+                step.add(labels[done:end], planned.batch(int(order[end - 1])))
                 if before <= rank < step.taken:
                     step.own = next(batches)
                 done = end

@@ -73,8 +73,12 @@ def permutation(count: int, key: int) -> NDArray[np.int64]:
     if count < 2:
         return np.arange(count)
     low = np.uint64((1 << count.bit_length()) - 1)
-    numbered = (hashes(key, count) & ~low) | np.arange(count, dtype=np.uint64)
-    return (np.sort(numbered) & low).astype(np.int64)
+    numbered = hashes(key, count)
+    numbered &= ~low
+    numbered |= np.arange(count, dtype=np.uint64)
+    numbered.sort()
+    numbered &= low
+    return numbered.view(np.int64)
 
 
 def generator(key: int) -> np.random.Generator:

@@ -77,7 +77,8 @@ class Order:
             last = number == self._num_windows - 1
             places = np.arange(number * WINDOW_RUNS, self._num_runs if last else (number + 1) * WINDOW_RUNS)
             rows = (self._runs(places)[:, None] * RUN_ROWS - self._shift + np.arange(RUN_ROWS)).ravel()
-            rows = rows[(rows >= 0) & (rows < self.count)]
+            if rows.min() < 0 or rows.max() >= self.count:
+                rows = rows[(rows >= 0) & (rows < self.count)]
             self._kept[number] = rows[random.permutation(len(rows), random.key(self._key, 1, number))]
         return self._kept[number]
 

@@ -96,7 +96,7 @@ def best_fit(lengths: IntArray, row_length: int, opened: Sequence[int] = ()) -> 
     """The row of each length, longest first; `opened`: the room left in rows that there are already.
 
     The row that took a sample has the least room for another of the same length, if it has any: so a row takes as many
-    of them at once as it holds.
+    of them at once as it holds, and so do all rows with the same room.
     """
     rows_with: dict[int, list[int]] = {}
     for row, room in enumerate(opened):
@@ -109,24 +109,25 @@ def best_fit(lengths: IntArray, row_length: int, opened: Sequence[int] = ()) -> 
     for length, count in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True):
         while count:
             at = bisect_left(rooms, length)
-            if at == len(rooms):
-                row, room = num_rows, row_length
-                num_rows += 1
-            else:
-                room = rooms[at]
-                rows = rows_with[room]
-                row = rows.pop()
-                if not rows:
-                    del rooms[at], rows_with[room]
+            room = rooms[at] if at < len(rooms) else row_length
             take = min(count, room // length)
-            count -= take
-            chosen.append(row)
-            takes.append(take)
+            if at == len(rooms):
+                rows = list(range(num_rows, num_rows + count // take))
+                num_rows += len(rows)
+            else:
+                alike = rows_with[room]
+                rows = alike[-(count // take) :][::-1]
+                del alike[-len(rows) :]
+                if not alike:
+                    del rooms[at], rows_with[room]
+            count -= take * len(rows)
+            chosen += rows
+            takes += [take] * len(rows)
             if room := room - take * length:
                 if room in rows_with:
-                    rows_with[room].append(row)
+                    rows_with[room] += rows
                 else:
-                    rows_with[room] = [row]
+                    rows_with[room] = rows
                     insort(rooms, room)
     return np.repeat(np.array(chosen, dtype=np.int64), takes)
 

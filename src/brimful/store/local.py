@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from ctypes import CDLL, c_size_t, c_void_p
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -92,14 +91,16 @@ class LocalFolder(Folder):
         order = np.argsort(rows)  # rows that lie together share pages
         rows = rows[order]
         batches = np.searchsorted(self.record_batches.starts, rows, side="right") - 1
+        firsts = np.flatnonzero(np.diff(batches, prepend=-1))
+        batches, sizes = batches[firsts], np.diff(firsts, append=len(rows))
         for file in distinct(self.record_batches.file_of[batches]).tolist():
             self._file(self.manifest.files[file])
-        changes = [0, *(np.flatnonzero(np.diff(batches)) + 1).tolist(), len(rows)]
         parts: dict[str, list[RowSpans]] = {name: [] for name in columns}
-        for group in self._in_groups(list(pairwise(changes))):
-            own = slice(group[0][0], group[-1][1])
+        for group in self._in_groups(range(len(batches))):
+            own = slice(group[0], group[-1] + 1)
+            here = rows[firsts[group[0]] : firsts[group[-1]] + sizes[group[-1]]]
             for name in columns:
-                part = self._copied(name, rows[own], batches[own])
+                part = self._copied(name, here, batches[own], sizes[own])
                 if part is None:
                     return None
                 parts[name].append(part)
@@ -107,33 +108,40 @@ class LocalFolder(Folder):
         places[order] = np.arange(len(order))
         return {name: _joined(found, places) for name, found in parts.items()}
 
-    def _copied(self, name: str, rows: NDArray[np.int64], batches: NDArray[np.int64]) -> RowSpans | None:
-        """The values of ascending rows, in copies of all pieces of 64 bytes, as memory is aligned, that hold some. No such
-        piece crosses the end of a page, so all that is read belongs to a file that is mapped."""
+    def _copied(
+        self, name: str, rows: NDArray[np.int64], batches: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> RowSpans | None:
+        """The values of ascending rows, `sizes` of them in each record batch, in copies of all pieces of 64 bytes, as memory is
+        aligned, that hold some. No such piece crosses the end of a page, so all that is read belongs to a file that is mapped."""
         kind = self.schema.field(name).type
         dtype, wide = DTYPES[kind.value_type], pa.types.is_large_list(kind)
-        known = self._buffers(name, distinct(batches).tolist())
+        known = self._buffers(name, batches.tolist())
         if known is None:
             return None
         low = int(known[:, :2].min()) // PIECE_BYTES * PIECE_BYTES
         high = int(known[:, 2:].max())
         memory = pa.foreign_buffer(low, -(-(high - low) // PIECE_BYTES) * PIECE_BYTES)
-        offsets_at, values_at, _, values_end = self._places[name][batches].T
+        offsets_at, values_at, _, values_end = (known - low).T
         offsets = np.frombuffer(memory, np.int64 if wide else np.int32)
-        at = (offsets_at - low) // offsets.itemsize + rows - self.record_batches.starts[batches]
-        begins, ends = offsets[at].astype(np.int64), offsets[at + 1].astype(np.int64)
-        counts = ends - begins
-        begins, ends = (values_at + each * dtype.itemsize for each in (begins, ends))
-        if (counts != self.lengths(name)[rows]).any() or (begins < values_at).any() or (ends > values_end).any():
+        at = rows + np.repeat(offsets_at // offsets.itemsize - self.record_batches.starts[batches], sizes)
+        firsts, lasts = offsets[at].astype(np.int64, copy=False), offsets[at + 1].astype(np.int64, copy=False)
+        counts, base = lasts - firsts, np.repeat(values_at, sizes)
+        begins, ends = base + firsts * dtype.itemsize, base + lasts * dtype.itemsize
+        if (
+            (counts != self.lengths(name)[rows]).any()
+            or (firsts < 0).any()
+            or (ends > np.repeat(values_end, sizes)).any()
+        ):
             return None
-        pieces = (begins - low) // PIECE_BYTES
-        bounds = offsets_of(np.where(counts > 0, -(-(ends - low) // PIECE_BYTES) - pieces, 0))
+        pieces = begins // PIECE_BYTES
+        bounds = offsets_of(np.where(counts > 0, -(-ends // PIECE_BYTES) - pieces, 0))
         total, longest = int(bounds[-1]), -(-int(counts.max()) * dtype.itemsize // PIECE_BYTES)
         # after each row are as many values as any row has: `pad` copies the rows of a batch as if they were equally long
-        out = np.zeros((total + longest, PIECE_BYTES // 8), np.int64)
+        out = np.empty((total + longest, PIECE_BYTES // 8), np.int64)
+        out[total:] = 0
         whole = np.frombuffer(memory, np.int64).reshape(-1, PIECE_BYTES // 8)
         whole.take(runs(pieces, bounds), axis=0, out=out[:total], mode="clip")
-        starts = (bounds[:-1] * PIECE_BYTES + (begins - low) % PIECE_BYTES) // dtype.itemsize
+        starts = (bounds[:-1] * PIECE_BYTES + begins % PIECE_BYTES) // dtype.itemsize
         return RowSpans(out.reshape(-1).view(dtype), starts, counts)
 
     def _buffers(self, name: str, batches: Sequence[int]) -> NDArray[np.int64] | None:

@@ -81,6 +81,7 @@ class Collated(Stage[Any]):
 
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
         from brimful.tensors.columns import ListColumn, columns_of
+        from brimful.tensors.explained import remember
 
         tally = TALLY.get()
         as_tensors = self.layout.as_tensors
@@ -108,13 +109,12 @@ class Collated(Stage[Any]):
 
         with closing(ready()) as batches, closing(self.layout.items(batches)) as items:
             for item, (batch, columns, after) in items:
-                yield then(item, partial(self._finished, batch, columns, tally)), after
+                yield then(item, partial(self._finished, batch, columns, tally, remember)), after
 
-    def _finished(self, batch: Batch, columns: WindowColumns, tally: Tally | None, item: Any) -> Any:
+    def _finished(
+        self, batch: Batch, columns: WindowColumns, tally: Tally | None, remember: Callable[..., None], item: Any
+    ) -> Any:
         """An item as it is handed on, counted."""
-        from brimful.tensors.explained import remember
-        from brimful.tensors.loss import weighed
-
         if batch.may_fill and not isinstance(item, MutableMapping):
             raise TypeError(
                 f"collate_fn returned a {type(item).__name__}, and shard(uneven='pad') marks a filler in a dict. Return "
@@ -122,6 +122,8 @@ class Collated(Stage[Any]):
             )
         remember(item, batch, columns)
         if batch.weight is not None:
+            from brimful.tensors.loss import weighed
+
             items = {"num_items_in_batch": batch.num_labels, "num_items_on_rank": batch.num_labels_here}
             counts = {name: self._num_items(labels, columns) for name, labels in items.items()}
             item = weighed(item, batch.weight, batch.ends_step, columns, counts)

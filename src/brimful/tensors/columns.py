@@ -148,14 +148,14 @@ class ListColumn:
         self.type.check(self.name, values)
         return self.type.tensor(values), offsets
 
-    def spread(self, index: IntArray, gap: NDArray[np.bool_]) -> torch.Tensor:
-        """The values at `index`; padding where there is a gap."""
+    def spread(self, index: IntArray, gaps: IntArray) -> NDArray[Any]:
+        """The values at `index`, and padding in the gaps, in a type that just holds them."""
         found = self.values.take(index, mode="clip") if len(self.values) else np.zeros(index.shape, self.values.dtype)
         if self.type.limits:
-            self.type.check(self.name, found[~gap])
-        values = found.astype(self.type.made, copy=False)
-        np.copyto(values, self.fill, where=gap)
-        return self.type.tensor(values)
+            self.type.check(self.name, np.delete(found, gaps))
+        values = found.astype(held_in(found.dtype, self.fill, self.type.made), copy=False)
+        values[gaps] = self.fill
+        return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,12 +210,16 @@ class WindowColumns:
 
     def made(self, name: str, values: NDArray[Any]) -> torch.Tensor:
         """What is made of the plan, not of a column, in the type that the user wants it in."""
+        return self.type_of(name, values).tensor(values)
+
+    def type_of(self, name: str, values: NDArray[Any]) -> ColumnType:
+        """The type that the user wants it in, which holds these values."""
         kind = self._types.get((name, values.dtype))
         if kind is None:
             kind = _type_of(name, values.dtype, self.fill(name), self.rules.dtypes)
             self._types[name, values.dtype] = kind
         kind.check(name, values)
-        return kind.tensor(values)
+        return kind
 
     def rows(self, batch: Batch) -> Block:
         """The real samples of a batch, cut as planned, with their origins, for a user's function. Price: about 5 ns a token."""
@@ -437,6 +441,12 @@ def _is_number(kind: pa.DataType) -> bool:
 def fill_of(name: str, pad_values: Mapping[str, float]) -> float:
     """What padding of a column holds: where neither the user nor the tokenizer says it, 0, and -100 in labels."""
     return pad_values.get(name, NOT_TRAINED_ON if is_labels(name) else 0)
+
+
+def held_in(source: np.dtype[Any], fill: float, made: np.dtype[Any]) -> np.dtype[Any]:
+    """The type in which values lie until they become `made`: their own, or the next one that holds the padding too."""
+    wide: np.dtype[Any] = holding(source, int(fill)) if source.kind in "iu" and made.kind in "iu" else made
+    return wide
 
 
 def _type_of(name: str, source: np.dtype[Any], fill: float, dtypes: Mapping[str, str]) -> ColumnType:

@@ -118,7 +118,7 @@ _PLANNED: Final[WeakKeyDictionary[PlannedBatches, _Planned]] = WeakKeyDictionary
 
 def remember(item: Any, batch: Batch, columns: WindowColumns) -> None:
     """Remembers what a batch was made of, to be looked up when somebody asks; what is kept goes with its tensors."""
-    if not isinstance(item, Mapping):
+    if not isinstance(item, dict | Mapping):  # a dict is known sooner
         return
     plan = batch.plan
     planned = _PLANNED.get(plan)

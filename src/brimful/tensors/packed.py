@@ -10,15 +10,16 @@ import torch
 from numpy.typing import NDArray
 
 from brimful.batching.batch import Batch, PackedPieces, PlannedBatches
-from brimful.blocks.ragged import LABELS, MASK, SHIFTED
+from brimful.blocks.ragged import LABELS, MASK, SHIFTED, offsets_of, runs
 from brimful.core.errors import DataError
-from brimful.tensors.columns import ListColumn, WindowColumns
+from brimful.tensors.columns import ColumnType, ListColumn, WindowColumns, held_in
 from brimful.tensors.layouts import put
 
 SEQLEN_STEP: Final = 128
 """`max_seqlen` is rounded up to a multiple of it: each new value may compile a kernel anew."""
-SLOTS: Final = 1 << 16
+SLOTS: Final = 1 << 17
 """So many are made at once, of several batches: small arrays take as long as the calls that make them."""
+SEQ_IDX: Final = ColumnType(torch.int32, np.dtype(np.int32), None)
 
 
 def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
@@ -49,30 +50,28 @@ def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
     >>> batch["labels"].tolist(), batch["cu_seqlens"].tolist(), batch["sample_numbers"].tolist()
     ([[-100, 8, 9, -100, 6, -100]], [0, 3, 5, 6], [1, 0])
     """
-    numbers, plan = batch.numbers, batch.plan
-    together = _TOGETHER.get(plan)
-    if together is None or not 0 <= batch.place - together.first < len(together.longest):
-        together = _TOGETHER[plan] = _together(plan, batch.place, columns)
-    at, rows = batch.place - together.first, batch.padded_size
-    own = slice(at * rows, (at + 1) * rows)
+    numbers, rows = batch.numbers, _rows_of(batch.plan, columns)
+    together = rows.together(batch.place)
+    at = batch.place - together.first
     out: dict[str, Any] = {}
     for column in columns.all:
-        if column.name in together.tensors:
-            out[column.name] = together.tensors[column.name][own].clone()
+        if column.name in together.made:
+            out[column.name] = together.tensor(column.name, at)
         elif not isinstance(column, ListColumn):
             out[column.name] = column.of(numbers)
         elif column.name != MASK:
             counts = column.counts[numbers]
             out[column.name] = column.padded(numbers, counts, max(1, int(counts.max())), left=False)
     if LABELS not in out:
-        out[LABELS] = together.tensors[LABELS][own].clone()
-    ends, longest = together.bounds[together.cuts[at] : together.cuts[at + 1] + 1], together.longest[at]
+        out[LABELS] = together.tensor(LABELS, at)
+    own, longest = slice(rows.cuts[batch.place], rows.cuts[batch.place + 1] + 1), rows.longest[batch.place]
+    ends = rows.segments.bounds[own]
     bounds = torch.from_numpy((ends - ends[0]).astype(np.int32))
     put(
         out,
-        position_ids=together.positions[own].clone(),
-        segment_ids=together.segment_ids[own].clone(),
-        seq_idx=together.seq_idx[own].clone(),
+        position_ids=together.tensor("position_ids", at),
+        segment_ids=together.tensor("segment_ids", at),
+        seq_idx=together.tensor("seq_idx", at),
         cu_seqlens=bounds,
         max_seqlen=longest,
         cu_seq_lens_q=bounds,
@@ -87,74 +86,114 @@ def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
 
 
 class _Together(NamedTuple):
-    """Batches of a plan that are made at once, one below the other; each is handed on as a copy, with memory of its own.
+    """Batches that are made at once, one below the other, in types that just hold what is in them; each is handed on as a copy.
 
     Args:
         first: the place of the first one.
-        tensors: what goes with the tokens, by column, and `labels`.
-        bounds: the first slot of each segment, and the end; those of batch i are `bounds[cuts[i] : cuts[i + 1] + 1]`.
-        longest: `max_seqlen` of each batch.
+        rows: of each.
+        made: what has a value for each slot, by name, with the type of its tensors.
     """
 
     first: int
-    tensors: dict[str, torch.Tensor]
-    positions: torch.Tensor
-    segment_ids: torch.Tensor
-    seq_idx: torch.Tensor
-    bounds: NDArray[np.int64]
-    cuts: list[int]
-    longest: list[int]
+    rows: int
+    made: dict[str, tuple[NDArray[Any], ColumnType]]
+
+    def tensor(self, name: str, at: int) -> torch.Tensor:
+        values, kind = self.made[name]
+        return kind.tensor(values[at * self.rows : (at + 1) * self.rows].astype(kind.made))
 
 
-_TOGETHER: Final[WeakKeyDictionary[PlannedBatches, _Together]] = WeakKeyDictionary()
-"""The latest ones of each plan."""
+class _PackedRows:
+    """The segments of all batches of a plan, looked up once, and the slots of the latest of them.
+
+    Those of batch i are `segments.bounds[cuts[i] : cuts[i + 1] + 1]`; `longest`: `max_seqlen` of each batch. What counts within a
+    row is held in 16 bits where that does.
+    """
+
+    def __init__(self, plan: PlannedBatches, columns: WindowColumns) -> None:
+        (self._rows, self._length), count, pieces = plan.shapes[0], len(plan), plan.pieces
+        assert pieces is not None
+        owners = np.repeat(np.arange(count), np.diff(plan.bounds))
+        pieces = pieces._replace(rows=pieces.rows + owners * self._rows)
+        self.columns, self._count = columns, count
+        slots = min(self._at_once, count) * self._rows * self._length
+        self.segments = segments = _segments(pieces, count * self._rows, self._length)
+        self._sizes = np.diff(segments.bounds)
+        cuts = np.searchsorted(segments.bounds, np.arange(count + 1) * self._rows * self._length)
+        most = np.maximum.reduceat(self._sizes, cuts[:-1])
+        self.cuts: list[int] = cuts.tolist()
+        self.longest: list[int] = np.minimum(-(-most // SEQLEN_STEP) * SEQLEN_STEP, self._length).tolist()
+        rows_of = segments.bounds[:-1] // self._length
+        in_row = np.arange(len(rows_of)) - np.searchsorted(rows_of, rows_of)
+        small = np.int16 if self._length <= np.iinfo(np.int16).max else np.int32
+        begins = segments.bounds[:-1] % self._length
+        self._begins, self._in_row, self._ids = (each.astype(small) for each in (begins, in_row, segments.ids))
+        self._columns_of_slots = np.tile(np.arange(self._length, dtype=small), slots // self._length)
+        tokenwise = (one for one in columns.all if isinstance(one, ListColumn) and one.follows is not None)
+        self._tokenwise = {
+            one: (one.starts[plan.numbers] + pieces.starts)[segments.pieces] - segments.bounds[:-1]
+            for one in tokenwise
+            if one.name != MASK
+        }
+        self._slots = np.arange(slots)
+        self._latest: _Together | None = None
+
+    def together(self, place: int) -> _Together:
+        """The batch at a place, among those that are made with it."""
+        if self._latest is None or not self._latest.first <= place < self._latest.first + self._at_once:
+            self._latest = self._made(place)
+        return self._latest
+
+    @property
+    def _at_once(self) -> int:
+        return max(1, SLOTS // (self._rows * self._length))
+
+    def _made(self, first: int) -> _Together:
+        columns, last = self.columns, min(first + self._at_once, self._count)
+        shape = (last - first) * self._rows, self._length
+        own = slice(self.cuts[first], self.cuts[last])
+        before = first * self._rows * self._length
+        sizes, starts, ids = self._sizes[own], self.segments.bounds[own] - before, self._ids[own]
+        slots = shape[0] * shape[1]
+        tails = np.flatnonzero(ids == 0)
+        gaps = runs(starts[tails], offsets_of(sizes[tails]))
+        made: dict[str, tuple[NDArray[Any], ColumnType]] = {}
+        for column, sources in self._tokenwise.items():
+            index = np.repeat(sources[own] + before, sizes)
+            index += self._slots[:slots]
+            made[column.name] = column.spread(index, gaps), column.type
+        names = [column.name for column in columns.all]
+        if SHIFTED in names and SHIFTED not in made:
+            raise DataError(
+                f"there is a column {SHIFTED!r}, which token_columns={list(columns.rules.token_columns or ())} does not name, so "
+                "a packed batch would have all of its tokens as labels. Name it there, or drop it"
+            )
+        if SHIFTED in made:
+            made[SHIFTED][0][starts + sizes - 1] = columns.fill(SHIFTED)
+        ignored = columns.fill(LABELS)
+        if LABELS not in names:
+            tokens = np.roll(made[SHIFTED][0], 1) if SHIFTED in made else made[columns.given[0]][0]
+            labels = tokens.astype(held_in(tokens.dtype, ignored, np.dtype(np.int64)))
+            labels[gaps] = ignored
+            made[LABELS] = labels, columns.type_of(LABELS, labels)
+        if LABELS in made:
+            made[LABELS][0][starts] = ignored
+        positions = self._columns_of_slots[:slots] - np.repeat(self._begins[own], sizes)
+        segment = {"position_ids": positions, "segment_ids": np.repeat(ids, sizes)}
+        made |= {name: (values, columns.type_of(name, values)) for name, values in segment.items()}
+        made["seq_idx"] = np.repeat(self._in_row[own], sizes), SEQ_IDX
+        in_rows = {name: (values.reshape(shape), kind) for name, (values, kind) in made.items()}
+        return _Together(first, self._rows, in_rows)
 
 
-def _together(plan: PlannedBatches, first: int, columns: WindowColumns) -> _Together:
-    rows, length = plan.shapes[first]
-    count = min(max(1, SLOTS // (rows * length)), len(plan) - first)
-    span = slice(plan.ends[first], plan.ends[first + count])
-    assert plan.pieces is not None
-    pieces = PackedPieces(*(field[span] for field in plan.pieces))
-    owners = np.repeat(np.arange(count), np.diff(plan.bounds[first : first + count + 1]))
-    pieces = pieces._replace(rows=pieces.rows + owners * rows)
-    shape = count * rows, length
-    segments = _segments(pieces, *shape)
-    sizes = np.diff(segments.bounds)
-    slots = np.arange(shape[0] * shape[1])
-    places = slots - np.repeat(segments.bounds[:-1], sizes)
-    segment_ids = np.repeat(segments.ids, sizes).reshape(shape)
-    gap = segment_ids == 0
-    tokenwise = [column for column in columns.all if isinstance(column, ListColumn) and column.follows is not None]
-    out: dict[str, torch.Tensor] = {}
-    for column in tokenwise:
-        if column.name != MASK:
-            sources = (column.starts[plan.numbers[span]] + pieces.starts)[segments.pieces] - segments.bounds[:-1]
-            out[column.name] = column.spread((slots + np.repeat(sources, sizes)).reshape(shape), gap)
-    names = [column.name for column in columns.all]
-    ignored = columns.fill(LABELS)
-    if SHIFTED in names and SHIFTED not in out:
-        raise DataError(
-            f"there is a column {SHIFTED!r}, which token_columns={list(columns.rules.token_columns or ())} does not name, so a "
-            "packed batch would have all of its tokens as labels. Name it there, or drop it"
-        )
-    if SHIFTED in out:
-        out[SHIFTED].view(-1)[torch.from_numpy(segments.bounds[1:] - 1)] = columns.fill(SHIFTED)
-    if LABELS not in names:
-        tokens = out[SHIFTED].view(-1).roll(1).view(shape) if SHIFTED in out else out[columns.given[0]]
-        labels = tokens.to(torch.int64, copy=True).masked_fill_(torch.from_numpy(gap), int(ignored))
-        out[LABELS] = columns.made(LABELS, labels.numpy())
-    if LABELS in out:
-        out[LABELS].view(-1)[torch.from_numpy(segments.bounds[:-1])] = ignored
-    cuts = np.searchsorted(segments.bounds, np.arange(count + 1) * rows * length)
-    most = np.maximum.reduceat(sizes, cuts[:-1])
-    longest = np.minimum(-(-most // SEQLEN_STEP) * SEQLEN_STEP, length)
-    positions = columns.made("position_ids", places.reshape(shape))
-    rows_of = segments.bounds[:-1] // length
-    in_row = np.arange(len(rows_of)) - np.searchsorted(rows_of, rows_of)
-    seq_idx = torch.from_numpy(np.repeat(in_row.astype(np.int32), sizes).reshape(shape))
-    made = positions, columns.made("segment_ids", segment_ids), seq_idx
-    return _Together(first, out, *made, segments.bounds, cuts.tolist(), longest.tolist())
+_ROWS: Final[WeakKeyDictionary[PlannedBatches, _PackedRows]] = WeakKeyDictionary()
+
+
+def _rows_of(plan: PlannedBatches, columns: WindowColumns) -> _PackedRows:
+    found = _ROWS.get(plan)
+    if found is None or found.columns is not columns:
+        found = _ROWS[plan] = _PackedRows(plan, columns)
+    return found
 
 
 class _Segments(NamedTuple):
@@ -180,7 +219,7 @@ def _segments(pieces: PackedPieces, num_rows: int, row_length: int) -> _Segments
     ids = np.arange(len(filled)) - np.searchsorted(rows, rows) + 1
     tails = np.flatnonzero(totals < row_length)
     firsts = np.concatenate((begins, tails * row_length + totals[tails]))
-    order = np.argsort(firsts)
+    order = np.argsort(firsts, kind="stable")  # two ascending runs are merged
     none = np.zeros(len(tails), np.int64)
     return _Segments(
         np.append(firsts[order], num_rows * row_length),

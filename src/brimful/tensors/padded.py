@@ -34,12 +34,12 @@ def padded(
     >>> batch["attention_mask"].tolist()
     [[True, True, True], [False, False, True]]
     """
-    real = len(batch)
-    if batch.padded_size > real:
-        copies = np.zeros(batch.padded_size - real, np.int64)
-        batch = batch.of(np.concatenate((np.arange(real), copies)), batch.padded_size)
-    numbers, sizes = batch.numbers, columns.sizes(batch)
-    widths, shortest = batch.widths, batch.plan.shortest[batch.place]
+    numbers = batch.numbers
+    real, (size, *widths) = len(numbers), batch.plan.shapes[batch.place]
+    if size > real:
+        batch = batch.of(np.concatenate((np.arange(real), np.zeros(size - real, np.int64))), size)
+        numbers = batch.numbers
+    sizes, shortest = columns.sizes(batch), batch.plan.shortest[batch.place]
     places = [gaps(own, width, left, shortest if own is sizes[0] else None) for own, width in zip(sizes, widths)]
     out: dict[str, Any] = {}
     for column in columns.all:
