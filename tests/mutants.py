@@ -1450,13 +1450,13 @@ MUTANTS = [
         of("batching/test_rendezvous_runs", "test_ranks_at_different_places_are_told_so"),
     ),
     Mutant(
-        "later batches take all of the first one's peak",
+        "later batches are expected to take all of the first one's peak",
         "memory/first_batch.py",
-        "self.model.largest_batch(length, SHARE * self._first, risk=self.risk)",
-        "self.model.largest_batch(length, self._first, risk=self.risk)",
+        "bisect_right(self.choices, SHARE * self._first,",
+        "bisect_right(self.choices, self._first,",
         of(
             "memory/test_first_batch",
-            "test_a_batch_has_the_largest_size_whose_bound_is_within_a_twentieth_of_the_first_peak",
+            "test_a_batch_has_the_largest_size_whose_bound_is_within_the_first_peak_and_whose_peak_is_a_twentieth_below",
         ),
     ),
     Mutant(

@@ -64,7 +64,7 @@ def build_dynamic_batch_dataloader(
         tokenizer: one of transformers, fast or slow, or a callable with the same arguments and results.
         batch_size: the samples of the first batch: so many of the longest texts must fit.
         max_input_token_length: longer texts are cut to this, in tokens. A warning and the loader's `truncated` say how many.
-        threshold: the share of full batches that may exceed .95 of the first one's peak.
+        threshold: the share of full batches that may exceed the first one's peak.
         shuffle: the order of the batches is drawn anew for each epoch, from `seed` and the epoch's number.
         num_workers: processes that tokenise and pad, as DataLoader's, begun as torch begins them: by fork on Linux before
             Python 3.14, for which a script needs no main guard.
