@@ -29,17 +29,29 @@ MODELS = {
     start=st.sampled_from([0.3, 1.0, 1.7]),
     more=st.floats(0, 9),
     steps=st.integers(1, 60),
+    measured=st.booleans(),
 )
 def test_a_batch_has_the_largest_size_whose_bound_is_within_the_first_peak_and_whose_peak_is_a_twentieth_below(
-    unit: str, batch_size: int, longest: int, share: float, risk: float, start: float, more: float, steps: int
+    unit: str,
+    batch_size: int,
+    longest: int,
+    share: float,
+    risk: float,
+    start: float,
+    more: float,
+    steps: int,
+    measured: bool,
 ) -> None:
     model, length = MODELS[unit], max(1, int(share * longest))
-    sizes = FirstBatchSizes(model, batch_size, longest, risk=risk, start=start, end=start + more, steps=steps)
+    limit = model.predict(batch_size, longest)
+    peak = limit if measured else None
+    sizes = FirstBatchSizes(
+        model, batch_size, longest, risk=risk, start=start, end=start + more, steps=steps, peak=peak
+    )
     choices = [max(1, int(start * batch_size + 1e-9))]
     if steps > 1:
         choices = [max(1, int((start + more * n / (steps - 1)) * batch_size + 1e-9)) for n in range(steps)]
-    limit = model.predict(batch_size, longest)
-    bounded = [size for size in choices if model.bound(size, length, risk=risk) <= limit]
+    bounded = [size for size in choices if model.bound(size, length, risk=risk) <= (1 if measured else 0.95) * limit]
     within = [size for size in bounded if model.predict(size, length) <= 0.95 * limit]
     assert sizes.rows(length) == max(within, default=min(batch_size, choices[0]))
     assert sizes.rows(length) >= sizes.rows(longest)

@@ -24,8 +24,9 @@ class FirstBatchSizes:
     """The number of samples of a batch of each padded length, given a first batch of the longest ones, which fits.
 
     It is the largest of `steps` sizes, evenly from `start` to `end` times the first (rounded down), whose bound at this risk is
-    within the first batch's peak, and whose predicted peak is within .95 of it. Where none is, the first batch's size, which
-    fits at any shorter length, or the smallest of the sizes where that is less.
+    within the first batch's peak, and whose predicted peak is within .95 of it; if the first batch's peak is itself predicted,
+    both are within .95 of it. Where none is, the first batch's size, which fits at any shorter length, or the smallest of the
+    sizes where that is less.
 
     Args:
         model: of whatever unit, for one length a sample.
@@ -42,7 +43,7 @@ class FirstBatchSizes:
         >>> from brimful.memory import MemoryModel
         >>> sizes = FirstBatchSizes(MemoryModel.pretrained(), 16, 400, risk=0.05)
         >>> [sizes.rows(length) for length in (400, 200, 100, 20)]
-        [16, 20, 20, 22]
+        [16, 19, 20, 20]
     """
 
     model: PeakModel
@@ -78,7 +79,8 @@ class FirstBatchSizes:
 
     def rows(self, length: int) -> int:
         """The size of a batch, but the first one, that is padded to this length."""
-        fits = self.model.largest_batch(length, self._first, risk=self.risk)
+        limit = self._first if self.peak is not None else SHARE * self._first
+        fits = self.model.largest_batch(length, limit, risk=self.risk)
         if getattr(self.model, "growth", None) is not None:
             confirmed = self.measured[1]
             fits = min(fits, max(2 * confirmed, self.batch_size) if confirmed else 2 * self.batch_size - 1)
