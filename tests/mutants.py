@@ -1488,6 +1488,13 @@ MUTANTS = [
         of("memory/test_dataloader", "test_where_a_batch_is_split_beforehand_its_peak_is_not_that_of_its_shape"),
     ),
     Mutant(
+        "a loader learns nothing from a batch that ran out of memory",
+        "memory/dataloader.py",
+        "self._batches.sizes = self._batches.sizes.exceeded(rows, length)",
+        "pass",
+        of("memory/test_dataloader", "test_a_batch_that_ran_out_of_memory_is_split_and_the_model_learns_from_it"),
+    ),
+    Mutant(
         "one peak is enough to double",
         "memory/first_batch.py",
         "else 2 * self.batch_size - 1)",
