@@ -1488,6 +1488,13 @@ MUTANTS = [
         of("memory/test_dataloader", "test_where_a_batch_is_split_beforehand_its_peak_is_not_that_of_its_shape"),
     ),
     Mutant(
+        "samples are taken to be as small as a line through the longer ones says",
+        "memory/first_batch.py",
+        "length = max(length, model.lengths[0][0])",
+        "pass",
+        of("memory/test_first_batch", "test_one_peak_gives_the_scale_and_sizes_grow_slowly_at_first"),
+    ),
+    Mutant(
         "a loader learns nothing from a batch that ran out of memory",
         "memory/dataloader.py",
         "self._batches.sizes = self._batches.sizes.exceeded(rows, length)",

@@ -80,9 +80,10 @@ def test_a_measured_first_batch_is_the_limit_from_then_on() -> None:
 def test_one_peak_gives_the_scale_and_sizes_grow_slowly_at_first() -> None:
     prior = MODELS["relative"]
     sizes = FirstBatchSizes(prior, 8, 512, risk=0.4, end=20, steps=400)
+    assert replace(sizes, longest=4000).rows(16) == 15, "below twice the first"
     first = sizes.learnt(8, 512, 8e9)
     assert first.model.predict(8, 512) == pytest.approx(8e9, rel=0.02)
-    assert first.rows(16) == 15, "below twice the first"
+    assert first.rows(16) == 8, "no peak of shorter samples is known"
     second = first.learnt(14, 16, 1e9)
     assert second.measured == (14, 8)
     assert second.rows(16) == 16, "one peak of 14 confirms nothing"

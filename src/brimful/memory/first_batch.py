@@ -35,7 +35,8 @@ class FirstBatchSizes:
         risk: the share of full batches that may exceed its peak.
         peak: of the first batch, in the model's unit, once it was measured; None: the one that the model predicts.
         measured: the two largest sizes whose peaks a model was given that began with one (`MemoryModel.begun`): until there
-            are two, sizes stay below twice the first; then they are at most twice what two peaks confirm.
+            are two, sizes stay below twice the first; then they are at most twice what two peaks confirm. Such a model is not
+            asked about shorter samples than it has seen: they get the size of the shortest.
     Raises:
         TypeError, ValueError: settings that are none.
     Price: .2 ms a length; `learnt` .3 ms.
@@ -79,13 +80,17 @@ class FirstBatchSizes:
 
     def rows(self, length: int) -> int:
         """The size of a batch, but the first one, that is padded to this length."""
+        model: Any = self.model
+        begun = getattr(model, "growth", None) is not None
+        if begun:
+            length = max(length, model.lengths[0][0])
         limit = self._first if self.peak is not None else SHARE * self._first
-        fits = self.model.largest_batch(length, limit, risk=self.risk)
-        if getattr(self.model, "growth", None) is not None:
+        fits = model.largest_batch(length, limit, risk=self.risk)
+        if begun:
             confirmed = self.measured[1]
             fits = min(fits, max(2 * confirmed, self.batch_size) if confirmed else 2 * self.batch_size - 1)
         number = bisect_right(self.choices, fits)
-        number = bisect_right(self.choices, SHARE * self._first, hi=number, key=lambda n: self.model.predict(n, length))
+        number = bisect_right(self.choices, SHARE * self._first, hi=number, key=lambda n: model.predict(n, length))
         return self.choices[number - 1] if number else min(self.batch_size, self.choices[0])
 
     def learnt(self, batch: int, length: int, peak_bytes: float) -> FirstBatchSizes:
