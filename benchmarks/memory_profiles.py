@@ -13,13 +13,15 @@ uses min(peak / bound, 1) of it. Two ways to know the bound:
 Then the batches that `build_dynamic_batch_dataloader` makes of a run's texts, as long as the batches were padded to in which they
 were. "prior": nothing is measured. "probed": by a model of eight probes, which learns from each batch. "default": one peak is
 known, and each batch is learnt from; how runs differ is what the other runs say. "8 ahead": the same, as four workers read ahead.
-The limit is the first batch's peak, of which .95 are aimed at. Counted are the batches above the limit, and of those larger than
+The limit is the first batch's peak. Counted are the batches above the limit, and of those larger than
 the first the ones above it and above .95 of it. (Others have the first one's size and shorter texts, and are above it where a
 model generates without end for these.) The peak of a shape that a run does not have is a fit to all its peaks, times how far that
 is off the batch in which the first of its texts was.
 
-Last, short texts like those of the tests of the dynabatch package: synthetic, at most 134 tokens. Their peaks are a fit to each
-run, each off by as much as the run's batch at the same place is off the fit.
+Last, short texts, as long as the news sentences in the tests of the dynabatch package: half of them have fewer than 27 tokens,
+and none more than 134. Their peaks are a fit to each run, each off by as much as the run's batch at the same place is.
+"filled": each batch is the largest whose peak is within the first one's, which is known beforehand; no loader can make larger
+ones at no risk.
 
 `--write` fits the prior to all runs, and writes what `MemoryModel.pretrained()` is. `--shipped` judges the loader by that one,
 which is honest for runs alone that it does not know.
@@ -29,8 +31,10 @@ from __future__ import annotations
 
 import argparse
 import os
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from math import log, sqrt
 from pathlib import Path
 from typing import NamedTuple
@@ -51,13 +55,13 @@ NUM_PROBES = 8
 # A sample's share by length, 1 + linear L + quadratic L^2, as the prior may have it: what uses most of the limits is taken.
 SHARES = [(a, b) for a in (0, 3e-4, 5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3, 3e-3, 4e-3, 6e-3) for b in (0, 1e-6, 3e-6, 1e-5)]
 AHEAD = 8  # batches that four workers read ahead
-SHORT_TEXTS, SHORT_BATCH = 2_000, 16
+SHORT_TEXTS, SHORT_BATCH, SHORT_RISKS = 5_000, 16, (0.025, 0.1, 0.5)
 ERRORS_A_RUN = 100  # as which each run counts, however long
 
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """One run, in its order: shapes (n, 2) and peaks (n,) in bytes."""
 
@@ -105,34 +109,47 @@ class Built(NamedTuple):
     samples: Floats
 
 
+@cache
+def truth(run: Run) -> tuple[MemoryModel, Floats]:
+    """A fit to all peaks of a run, and how far each is off it: a factor."""
+    fitted = MemoryModel.fit(run.shapes, run.peaks)
+    return fitted, run.peaks / np.array([fitted.predict(*shape) for shape in run.shapes.tolist()])
+
+
 def built(run: Run, model: MemoryModel, learns: bool, risk: float, ahead: int = 0) -> Built:
     """What the loader makes of a run's texts with this model, where so many batches are read ahead."""
     order = np.argsort(-run.shapes[:, 1], kind="stable")
     owners = np.repeat(order, run.shapes[order, 0])
-    truth = MemoryModel.fit(run.shapes, run.peaks)
-    off = run.peaks / np.array([truth.predict(*shape) for shape in run.shapes.tolist()])
-    return cut(run.shapes[owners, 1], truth, off[owners], model, int(run.shapes[order[0], 0]), learns, risk, ahead)
+    fitted, off = truth(run)
+    sizes = FirstBatchSizes(model, int(run.shapes[order[0], 0]), int(run.shapes[order[0], 1]), risk=risk)
+    return cut(run.shapes[owners, 1], fitted, off[owners], sizes, learns, ahead)
 
 
 def cut(
-    padded: NDArray[np.int64],
-    truth: MemoryModel,
-    off: Floats,
-    model: MemoryModel,
-    batch_size: int,
-    learns: bool,
-    risk: float,
-    ahead: int = 0,
+    padded: NDArray[np.int64], fitted: MemoryModel, off: Floats, sizes: FirstBatchSizes, learns: bool, ahead: int = 0
 ) -> Built:
-    """What the loader makes of texts, longest first, with peaks off the truth by as much as its first text says."""
-    known = [FirstBatchSizes(model, batch_size, int(padded[0]), risk=risk)]
+    """What the loader makes of texts, longest first, with peaks off the fit by as much as its first text says."""
+    known = [sizes]
     found: list[tuple[float, int]] = []
     shapes: list[tuple[int, int]] = []
     for part in cut_lazily(padded, lambda: known[-1]):
         shapes.append((part.stop - part.start, int(padded[part.start])))
-        found.append((truth.predict(*shapes[-1]) * float(off[part.start]), shapes[-1][0]))
+        found.append((fitted.predict(*shapes[-1]) * float(off[part.start]), shapes[-1][0]))
         if learns and len(found) > ahead:
             known.append(known[-1].learnt(*shapes[-1 - ahead], found[-1 - ahead][0]))
+    return Built(*((np.array(found)[1:-1] / found[0]).T))
+
+
+def filled(padded: NDArray[np.int64], fitted: MemoryModel, off: Floats, sizes: FirstBatchSizes) -> Built:
+    """The largest batches whose peaks are within the first one's, where each peak is known beforehand."""
+    limit = fitted.predict(sizes.batch_size, int(padded[0])) * float(off[0])
+    found, start = [(limit, sizes.batch_size)], sizes.batch_size
+    while start < len(padded):
+        length, times = int(padded[start]), float(off[start])
+        number = bisect_right(sizes.choices, limit, key=lambda rows: fitted.predict(rows, length) * times)
+        rows = sizes.choices[max(number, 1) - 1]
+        found.append((fitted.predict(rows, length) * times, rows))
+        start += rows
     return Built(*((np.array(found)[1:-1] / found[0]).T))
 
 
@@ -145,6 +162,7 @@ class Grown(NamedTuple):
     spread: float
 
 
+@cache
 def grown(run: Run) -> Grown:
     """Least squares: a sample takes a constant and so much by the token, neither below zero."""
     batch, length = run.shapes.T.astype(np.float64)
@@ -243,38 +261,36 @@ def prior_with(share: tuple[float, float], runs: list[Run]) -> MemoryModel:
     return replace(model, margin=Margin.of(known.tolist()), unit="relative", growth=differs)
 
 
-def judged_loader(runs: list[Run], way: str, shipped: bool = False) -> list[dict[float, Built]]:
-    """For each run, by risk, the batches of the loader; `shipped`: by the prior that comes with the library."""
-    if way == "probed":
-        probes = [spread_shapes(run.shapes, count=NUM_PROBES) for run in runs]
-        chosen = [MemoryModel.fit(run.shapes[rows], run.peaks[rows]) for run, rows in zip(runs, probes)]
-    elif shipped:
-        chosen = [MemoryModel.pretrained()] * len(runs)
-    elif way == "prior":
-        chosen = [prior_with(share, [runs[n] for n in np.flatnonzero(others)]) for others, share, _, _ in splits(runs)]
-    else:
-        known = [grown(run) for run in runs]
-        left = [[one for one, other in zip(known, runs) if other is not run and not other.alike(run)] for run in runs]
-        chosen = [replace(MemoryModel.pretrained(), growth=growth(others)[0]) for others in left]
-    ahead = AHEAD if way == "8 ahead" else 0
-    return [
-        {risk: built(run, model, way != "prior", risk, ahead) for risk in RISKS} for run, model in zip(runs, chosen)
-    ]
+def priors(runs: list[Run]) -> list[MemoryModel]:
+    """For each run, the prior of the runs that have other batches."""
+    return [prior_with(share, [runs[n] for n in np.flatnonzero(others)]) for others, share, _, _ in splits(runs)]
 
 
-def judged_short(runs: list[Run]) -> list[dict[float, Built]]:
-    """For each run, by risk, the batches of short texts."""
-    random = np.random.default_rng(0)
-    padded = -np.sort(-random.integers(4, 135, SHORT_TEXTS))
-    found = []
-    for run in runs:
-        truth = MemoryModel.fit(run.shapes, run.peaks)
-        off = run.peaks / np.array([truth.predict(*shape) for shape in run.shapes.tolist()])
-        known = growth([grown(other) for other in runs if other is not run and not other.alike(run)])[0]
-        model = replace(MemoryModel.pretrained(), growth=known)
-        drawn = off[np.arange(len(padded)) * len(off) // len(padded)]
-        found.append({risk: cut(padded, truth, drawn, model, SHORT_BATCH, True, risk) for risk in RISKS})
-    return found
+def probed_models(runs: list[Run]) -> list[MemoryModel]:
+    """For each run, a model of eight probes."""
+    probes = [spread_shapes(run.shapes, count=NUM_PROBES) for run in runs]
+    return [MemoryModel.fit(run.shapes[rows], run.peaks[rows]) for run, rows in zip(runs, probes)]
+
+
+def judged_loader(
+    runs: list[Run], models: list[MemoryModel], learns: bool = True, ahead: int = 0
+) -> list[dict[float, Built]]:
+    """For each run, by risk, the batches of the loader that begins with this model."""
+    return [{risk: built(run, model, learns, risk, ahead) for risk in RISKS} for run, model in zip(runs, models)]
+
+
+def judged_short(runs: list[Run], models: list[MemoryModel]) -> tuple[list[dict[float, Built]], list[Built]]:
+    """For each run the batches of short texts: by risk, and filled."""
+    drawn = np.exp(np.random.default_rng(0).normal(log(27), 0.46, SHORT_TEXTS))
+    padded = -np.sort(-drawn.astype(np.int64).clip(4, 134))
+    learnt, full = [], []
+    for run, model in zip(runs, models):
+        fitted, off = truth(run)
+        times = off[np.arange(len(padded)) * len(off) // len(padded)]
+        sizes = FirstBatchSizes(model, SHORT_BATCH, int(padded[0]))
+        learnt.append({risk: cut(padded, fitted, times, replace(sizes, risk=risk), True) for risk in SHORT_RISKS})
+        full.append(filled(padded, fitted, times, sizes))
+    return learnt, full
 
 
 def interval(misses: int, count: int) -> tuple[float, float]:
@@ -351,17 +367,22 @@ def main() -> None:
         f"\n{'batches of the loader':<24}{'runs':>5}{'batches':>8}{'risk':>8}{'exceeded':>10}{'95 %':>18}"
         f"{'larger: > 1':>12}{'95 %':>18}{'> .95':>8}{'used':>8}{'samples x':>10}{'by run':>8}{'x':>7}"
     )
-    for way in ("probed", "prior", "default", "8 ahead"):
-        loaded = judged_loader(runs, way, options.shipped)
+    models = [MemoryModel.pretrained()] * len(runs) if options.shipped else priors(runs)
+    ways = {
+        "probed": judged_loader(runs, probed_models(runs)),
+        "prior": judged_loader(runs, models, learns=False),
+        "default": judged_loader(runs, models),
+        "8 ahead": judged_loader(runs, models, ahead=AHEAD),
+    }
+    for way, loaded in ways.items():
         for name, families in groups.items():
             for risk in RISKS:
                 kept = [one for one, run in zip(loaded, runs) if run.family in families]
                 print(loader_line(f"{way}, {name}", kept, risk))
-    short = judged_short(runs)
-    for name, families in groups.items():
-        kept = [one for one, run in zip(short, runs) if run.family in families]
-        for risk in RISKS:
-            print(loader_line(f"short texts, {name}", kept, risk))
+    short, full = judged_short(runs, models)
+    for risk in SHORT_RISKS:
+        print(loader_line("default, short texts", short, risk))
+    print(loader_line("filled, short texts", [{0.0: one} for one in full], 0.0))
     known, off = growth([grown(run) for run in runs])
     quantiles = ", ".join(f"{one:+.0%}" for one in np.expm1(np.quantile(off, (0.1, 0.25, 0.5, 0.75, 0.9))))
     print(

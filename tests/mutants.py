@@ -1478,13 +1478,13 @@ MUTANTS = [
         of("batching/test_rendezvous_runs", "test_ranks_at_different_places_are_told_so"),
     ),
     Mutant(
-        "later batches take all of the first one's peak",
+        "later batches are expected to take all of the first one's peak",
         "memory/first_batch.py",
-        "self.model.largest_batch(length, SHARE * self._first, risk=self.risk)",
-        "self.model.largest_batch(length, self._first, risk=self.risk)",
+        "bisect_right(self.choices, SHARE * self._first,",
+        "bisect_right(self.choices, self._first,",
         of(
             "memory/test_first_batch",
-            "test_a_batch_has_the_largest_size_whose_bound_is_within_a_twentieth_of_the_first_peak",
+            "test_a_batch_has_the_largest_size_whose_bound_is_within_the_first_peak_and_whose_peak_is_a_twentieth_below",
         ),
     ),
     Mutant(
@@ -1514,6 +1514,20 @@ MUTANTS = [
         "elif peak is not None and not split:",
         "elif peak is not None:",
         of("memory/test_dataloader", "test_where_a_batch_is_split_beforehand_its_peak_is_not_that_of_its_shape"),
+    ),
+    Mutant(
+        "samples are taken to be as small as a line through the longer ones says",
+        "memory/first_batch.py",
+        "length = max(length, model.lengths[0][0])",
+        "pass",
+        of("memory/test_first_batch", "test_one_peak_gives_the_scale_and_sizes_grow_slowly_at_first"),
+    ),
+    Mutant(
+        "a loader learns nothing from a batch that ran out of memory",
+        "memory/dataloader.py",
+        "self._batches.sizes = self._batches.sizes.exceeded(rows, length)",
+        "pass",
+        of("memory/test_dataloader", "test_a_batch_that_ran_out_of_memory_is_split_and_the_model_learns_from_it"),
     ),
     Mutant(
         "one peak is enough to double",

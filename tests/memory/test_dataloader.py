@@ -468,14 +468,19 @@ def test_a_batch_that_ran_out_of_memory_is_split_and_the_model_learns_from_it() 
     for number, batch in enumerate(loader):
         if number == 12:
             known, device.holds = loader.memory_model, 0.7 * 32 * (400 + 20 * 64)
+        before = guard.stats.ooms
         guard(batch)
         seen += batch["texts"]
-        ooms.append(guard.stats.ooms)
+        ooms += [(number, len(batch["texts"]))] * (guard.stats.ooms - before)
         if number == 13:
             assert loader.memory_model.predict(32, 64) > known.predict(32, 64)
     assert sorted(seen) == sorted(LONG)
-    assert ooms[11] == 0 < ooms[-1] <= 8, "smaller ones come after"
-    assert guard.stats.split < len(ooms) / 2
+    assert ooms[0] == (12, 32)
+    assert sum(rows == 32 for _, rows in ooms) <= 4, (
+        "one for each tenth of length, until the first one's size fits again"
+    )
+    assert sum(rows > 32 for _, rows in ooms) <= 2, "smaller ones come after"
+    assert guard.stats.split < number / 2
 
 
 def test_where_a_batch_is_split_beforehand_its_peak_is_not_that_of_its_shape() -> None:

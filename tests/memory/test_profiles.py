@@ -5,7 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.memory_profiles import DATA, RISKS, Run, interval, judged_loader, judged_prior, prior, probed, read_runs
+from benchmarks.memory_profiles import (
+    DATA,
+    RISKS,
+    Run,
+    interval,
+    judged_loader,
+    judged_prior,
+    prior,
+    priors,
+    probed,
+    probed_models,
+    read_runs,
+)
 from brimful.memory import MemoryModel
 
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no peaks at {DATA}; set BRIMFUL_TEST_DATA")
@@ -36,7 +48,8 @@ def test_the_prior_uses_more_than_others_on_runs_that_it_does_not_know(runs: lis
 
 def test_batches_that_grow_from_the_first_one_keep_to_its_peak_and_use_most_of_it(runs: list[Run]) -> None:
     """Of translation; every sixteenth run here, all of them in benchmarks/memory_profiles.py."""
-    judged = judged_loader([run for run in runs if run.family != "alma"][::16], "probed")
+    chosen = [run for run in runs if run.family != "alma"][::16]
+    judged = judged_loader(chosen, probed_models(chosen))
     for risk in RISKS:
         peaks, samples = (np.concatenate(parts) for parts in zip(*(one[risk] for one in judged)))
         larger = peaks[samples > 1]
@@ -44,6 +57,19 @@ def test_batches_that_grow_from_the_first_one_keep_to_its_peak_and_use_most_of_i
         assert interval(int((larger > 1).sum()), len(larger))[0] <= risk
         assert np.minimum(peaks, 1).mean() > 0.7
         assert samples.mean() > 1.3
+
+
+def test_by_default_batches_grow_within_the_first_peak_on_runs_that_the_prior_does_not_know(runs: list[Run]) -> None:
+    """Runs of few batches here, ALMA's among them, all of them in benchmarks/memory_profiles.py."""
+    chosen = [run for run in runs if len(run.peaks) < 60]
+    peaks, samples = (
+        np.concatenate(parts) for parts in zip(*(one[0.025] for one in judged_loader(chosen, priors(chosen))))
+    )
+    larger = peaks[samples > 1]
+    assert len(larger) > 300
+    assert interval(int((larger > 1).sum()), len(larger))[0] <= 0.025
+    assert np.minimum(peaks, 1).mean() > 0.75
+    assert samples.mean() > 1.4
 
 
 def test_the_prior_that_comes_with_the_library_is_the_one_of_all_runs(runs: list[Run]) -> None:

@@ -64,7 +64,7 @@ def build_dynamic_batch_dataloader(
         tokenizer: one of transformers, fast or slow, or a callable with the same arguments and results.
         batch_size: the samples of the first batch: so many of the longest texts must fit.
         max_input_token_length: longer texts are cut to this, in tokens. A warning and the loader's `truncated` say how many.
-        threshold: the share of full batches that may exceed .95 of the first one's peak.
+        threshold: the share of full batches that may exceed the first one's peak.
         shuffle: the order of the batches is drawn anew for each epoch, from `seed` and the epoch's number.
         num_workers: processes that tokenise and pad, as DataLoader's, begun as torch begins them: by fork on Linux before
             Python 3.14, for which a script needs no main guard.
@@ -134,8 +134,9 @@ class DynamicBatchDataLoader(DataLoader[Any]):
     this peak with the shape of the first. A batch is cut by what is known when DataLoader asks for it: all peaks before, except
     those of the 2 x num_workers batches that are read ahead. Shuffled batches are all cut when an epoch begins. A measured peak
     of the first batch takes the place of the predicted one. By default no batch has twice the first one's size before two peaks
-    are known, and later none has more than twice a size that two peaks confirm. So the batches follow from the peaks alone,
-    whatever the time; `len` is not known then, and is a TypeError.
+    are known, and later none has more than twice a size that two peaks confirm. Texts shorter than those whose peaks are known
+    get the batch size of the shortest of these. So the batches follow from the peaks alone, whatever the time; `len` is not
+    known then, and is a TypeError.
 
     If `oom_guard` or `oom_safe` runs a batch in parts because memory ran out, the model learns that its peak was above the first
     one's. From a batch that they split beforehand it learns nothing. If anybody else catches an OutOfMemoryError of CUDA, nothing
