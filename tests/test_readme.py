@@ -60,6 +60,8 @@ def commands(program: str) -> list[Snippet]:
         "docs/memory.md",
         "docs/packing.md",
         "docs/trainers.md",
+        *sorted(f"docs/{file.parent.name}/{file.name}" for file in (ROOT / "docs").glob("*-to/*.md")),
+        *sorted(f"docs/{file.parent.name}/{file.name}" for file in (ROOT / "docs").glob("migration/*.md")),
         pytest.param(
             "docs/ray.md",
             marks=[pytest.mark.ray, pytest.mark.skipif(not find_spec("ray"), reason="Ray is not installed")],

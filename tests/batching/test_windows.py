@@ -142,3 +142,18 @@ def test_resume_is_exact_at_every_window() -> None:
 def test_a_size_below_none_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^window must be at least 0 rows \(got -1\)$"):
         Buffered(streamed([1]).stage, -1)
+
+
+@pytest.mark.parametrize("rows", [bf.from_sequence, bf.from_iterable])
+@pytest.mark.parametrize("sizes", [[(10, 10)] * 10 + [(10, 70)], [(10, 70)]], ids=["one pair", "all pairs"])
+def test_an_automatic_window_is_judged_without_the_pairs_that_are_too_long(rows: Any, sizes: Any) -> None:
+    pairs = rows([{"input_ids": [1] * source, "labels": [2] * target} for source, target in sizes])
+
+    def lengths(overlong: str) -> list[Any]:
+        batches = pairs.batch_by_tokens(60, length_column=("input_ids", "labels"), overlong=overlong)
+        return sorted(tuple(pair) for batch in batches for pair in batch["lengths"].tolist())
+
+    assert lengths("drop") == sizes[:-1]
+    assert lengths("alone") == sizes
+    with pytest.raises(bf.DataError, match=rf"10 \+ 70 tokens \(\w+, row {len(sizes) - 1}\) cannot fit max_tokens=60"):
+        lengths("raise")

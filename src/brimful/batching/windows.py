@@ -30,6 +30,7 @@ from brimful.index.indexed import Indexed
 from brimful.index.repeat import Repeat
 from brimful.index.view import ChosenIndex, UnmaskedIndex
 from brimful.plan import Policy, window_rows
+from brimful.plan.overlong import unplaceable
 from brimful.plan.window import rest_rows, window_ends
 
 T = TypeVar("T")
@@ -75,6 +76,10 @@ def auto_rows(policy: Policy, lengths: NDArray[np.int64], batches: int | None = 
     """How many rows a window needs for 1 % padding under `policy`, or for so many batches, judged by some lengths."""
     if policy.max_length is not None and lengths.ndim == 1:
         lengths = np.minimum(lengths, policy.max_length)
+    elif len(fitting := np.delete(lengths, unplaceable(policy, lengths), axis=0)) < len(lengths):
+        if not len(fitting):
+            return len(lengths)
+        lengths = fitting
     return window_rows(policy, lengths, batches=batches)
 
 

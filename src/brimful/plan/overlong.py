@@ -121,7 +121,7 @@ def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") 
     counts = {"truncated": 0, "dropped": 0, "alone": 0, "dropped_tokens": 0}
     if overlong == "raise":
         return policy.plan(lengths), counts
-    too_long = _too_long(policy, lengths)
+    too_long = unplaceable(policy, lengths)
     if overlong == "truncate":
         if lengths.ndim == 2:
             raise ValueError("overlong='truncate' takes one length a sample; for pairs choose raise, drop or alone")
@@ -165,7 +165,7 @@ def split_long(lengths: ArrayLike, max_length: int) -> Pieces:
     return Pieces(samples, starts, np.minimum(lengths[samples] - starts, max_length))
 
 
-def _too_long(policy: Policy, lengths: IntArray) -> IntArray:
+def unplaceable(policy: Policy, lengths: IntArray) -> IntArray:
     """Numbers of the samples that `policy` cannot place; for pairs only the policy itself can say."""
     if lengths.ndim == 1:
         longest = policy.max_length
