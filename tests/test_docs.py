@@ -74,7 +74,7 @@ def test_the_navigation_and_the_index_for_agents_have_each_page() -> None:
     config = tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]["plugins"]["llmstxt"]
     entries = [entry for section in config["sections"].values() for entry in section]
     listed = [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
-    navigation = re.findall(r"(\S+\.md|\S+/\*)$", (DOCS / ".nav.yml").read_text("utf-8"), re.MULTILINE)
+    navigation = re.findall(r"([\w/*-]+(?:\.md|/\*))'?$", (DOCS / ".nav.yml").read_text("utf-8"), re.MULTILINE)
     for page in PAGES:
-        assert any(Path(page).match(one) for one in listed), page
-        assert any(Path(page).match(one) for one in navigation), page
+        assert any(Path("/", page).match(f"/{one}") for one in listed), f"zensical.toml has no line on {page}"
+        assert any(Path("/", page).match(f"/{one}") for one in navigation), f".nav.yml has no line on {page}"
