@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Many a test starts Python: our sources are compiled once, and not by each, whatever the machine says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test ray mutants soak isolation dist compat lint types format count bench clean
+.PHONY: help demo test ray mutants soak isolation docs dist compat lint types format count bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*  ## /\1|/p' Makefile | awk -F'|' '{ printf "make %-10s%s\n", $$1, $$2 }'
@@ -33,6 +33,10 @@ soak: $(VENV)/.dev  ## the tests for hours: new examples each time, 1,000 of eac
 
 isolation: $(VENV)/.dev  ## which models of transformers keep samples apart: writes docs/isolation.md; minutes
 	$(BIN)/python benchmarks/isolation.py $(ARGS)
+
+docs: $(VENV)/.docs  ## the site, in site/: a warning, or a link or an anchor that leads nowhere, is an error
+	$(BIN)/python -m doctest tools/docstrings.py
+	$(BIN)/zensical build --clean --strict
 
 dist:  ## wheel and sdist, checked, and the demo from the wheel in an empty environment; publishes nothing
 	rm -rf dist build/dist && $(PYTHON) -m venv build/dist/tools && $(PYTHON) -m venv build/dist/empty
@@ -67,7 +71,7 @@ bench: $(VENV)/.dev  ## every benchmark, each beside the limit that it runs agai
 	@for file in $(filter-out benchmarks/isolation.py,$(wildcard benchmarks/[!_]*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean:  ## remove the environment and the caches
-	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist site
 
 $(VENV)/.core: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("brimful needs Python >= 3.11; give PYTHON=..." if sys.version_info < (3, 11) else 0)'
@@ -79,4 +83,8 @@ $(VENV)/.core: pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.core
 	@$(BIN)/pip install -qq -e '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.core
+	@$(BIN)/pip install -qq -e '.[docs]'
 	@touch $@

@@ -1,4 +1,4 @@
-"""What README, CONTRIBUTING and the pages of docs that have code show is true.
+"""What README, CONTRIBUTING and the pages of docs show is true.
 
 Their ```python blocks run in order, in one namespace and an empty working folder; one that stands in an HTML comment
 runs too, unseen by the reader: the place for set-up. Commands in ```console blocks exist, with the options given.
@@ -16,6 +16,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")),
+]
+MARKS = {
+    "docs/ray.md": [pytest.mark.ray, pytest.mark.skipif(not find_spec("ray"), reason="Ray is not installed")],
+}
 
 
 class Snippet(NamedTuple):
@@ -39,7 +47,7 @@ def commands(program: str) -> list[Snippet]:
     """The commands `$ program ...` and `... && program ...` of the console blocks, each as what follows the program's name."""
     return [
         Snippet(page, number, one.removeprefix(program).strip())
-        for page in ("README.md", "CONTRIBUTING.md", "docs/command-line.md")
+        for page in PAGES
         for _, first, text in blocks(page, "console")
         for number, line in enumerate(text.splitlines(), first)
         for one in line.removeprefix("$ ").split(" && ")
@@ -50,23 +58,7 @@ def commands(program: str) -> list[Snippet]:
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated:UserWarning")  # which torchdata calls
 @pytest.mark.parametrize(
     "page",
-    [
-        "README.md",
-        "CONTRIBUTING.md",
-        "docs/convergence.md",
-        "docs/data.md",
-        "docs/device.md",
-        "docs/grouping.md",
-        "docs/memory.md",
-        "docs/packing.md",
-        "docs/trainers.md",
-        *sorted(f"docs/{file.parent.name}/{file.name}" for file in (ROOT / "docs").glob("*-to/*.md")),
-        *sorted(f"docs/{file.parent.name}/{file.name}" for file in (ROOT / "docs").glob("migration/*.md")),
-        pytest.param(
-            "docs/ray.md",
-            marks=[pytest.mark.ray, pytest.mark.skipif(not find_spec("ray"), reason="Ray is not installed")],
-        ),
-    ],
+    [pytest.param(page, marks=MARKS.get(page, ())) for page in PAGES if any(blocks(page, "python"))],
 )
 def test_code_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

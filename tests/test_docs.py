@@ -1,0 +1,79 @@
+"""The site has every public name and every page, its pictures have words, and its sentences are short and begin plainly."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.prose import ROOT, docstrings, faults, pages, sentences
+from tests.surface import public
+
+DOCS: Final = ROOT / "docs"
+PAGES: Final = {name.removeprefix("docs/"): text for name, text in pages().items() if name.startswith("docs/")}
+STILL_TO_MEND: Final = {
+    "README.md": 3,
+    "docs/decisions.md": 258,
+    "docs/figures.md": 26,
+    "docs/isolation.md": 2,
+}
+"""Sentences that are too long or begin as none should, at most: these numbers only shrink. Other pages have none."""
+DOCSTRINGS_STILL_TO_MEND: Final = 160
+FENCES: Final = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+LINK: Final = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+
+
+@pytest.mark.parametrize("page", pages())
+def test_sentences_of_a_page_are_short_and_begin_plainly(page: str) -> None:
+    found = faults(pages()[page])
+    assert len(found) <= STILL_TO_MEND.get(page, 0), "\n".join(found)
+
+
+def test_sentences_of_docstrings_are_short_and_begin_plainly() -> None:
+    found = {name: wrong for name, text in docstrings().items() if (wrong := faults(text))}
+    assert sum(map(len, found.values())) <= DOCSTRINGS_STILL_TO_MEND, found
+
+
+def test_sentences_are_told_apart() -> None:
+    text = (
+        "# A title\n\nOne `a. b`, and [two](x.md). *Three!*\n\n- four\n  more\n- five\n\n| six | seven |\n|---|---|\n\n"
+    )
+    code = "```python\nnot = this\n```\n\n<!-- nor this. -->\n\n>>> nor + that\n1\n"
+    expected = ["A title", "One `code`, and two.", "*Three!*", "four more", "five", "six", "seven"]
+    assert [one for one in sentences(text + code) if one] == expected
+    assert faults("Of these two are left. Often. *What is it?* That is it. " + "word " * 26) == [
+        "Of these two are left.",
+        "*What is it?",
+        "word " * 25 + "word",
+    ]
+
+
+def test_the_reference_has_each_public_name() -> None:
+    found = [name for text in PAGES.values() for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)]
+    assert len(found) == len(set(found))
+    expected = {re.sub(r"^bf\.", "brimful.", name) for name, _ in public()}
+    returned = {"brimful.core.iterator.ResumableIterator", "brimful.loader.Loader", "brimful.core.stats.Stats"}
+    assert set(found) == expected | returned
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pictures_have_words_and_links_stay_on_the_site(page: str) -> None:
+    for is_picture, words, target in LINK.findall(FENCES.sub("", PAGES[page])):
+        assert words or not is_picture, f"{target} has no alternative text"
+        if not re.match(r"\w+:|#", target):
+            path = (DOCS / page).parent.joinpath(target.split("#")[0]).resolve()
+            assert path.is_relative_to(DOCS), f"{target} is not a part of the site"
+            assert path.is_file(), f"{target} is not there"
+
+
+def test_the_navigation_and_the_index_for_agents_have_each_page() -> None:
+    config = tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]["plugins"]["llmstxt"]
+    entries = [entry for section in config["sections"].values() for entry in section]
+    listed = [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
+    navigation = re.findall(r"([\w/*-]+(?:\.md|/\*))'?$", (DOCS / ".nav.yml").read_text("utf-8"), re.MULTILINE)
+    for page in PAGES:
+        assert any(Path("/", page).match(f"/{one}") for one in listed), f"zensical.toml has no line on {page}"
+        assert any(Path("/", page).match(f"/{one}") for one in navigation), f".nav.yml has no line on {page}"
