@@ -17,7 +17,7 @@ from typing import Any, Final
 import brimful as bf
 
 GOLDEN: Final = Path(__file__).parent / "surface.txt"
-INTEGRATIONS: Final = ("accelerate", "lightning", "transformers")
+INTEGRATIONS: Final = ("accelerate", "lightning", "rl", "transformers")
 OF_PYTHON: Final = frozenset(
     ["__getitem__", "__len__", "__iter__", "__next__", "__call__", "__add__", "__contains__", "__enter__", "__exit__"]
 )
