@@ -135,6 +135,12 @@ def test_table_says_what_the_document_says_in_80_columns(lengths: Path) -> None:
             ]
             for line in lines
         ), policy
+        name = (
+            f"{policy['name']} {window and f'(auto: {window})' if policy['window_auto'] else window and f'({window})'}"
+        )
+        shares = [one[by] for one in policy["waiting"] for by in ("tokens", "work", "balanced")]
+        shown = ["-" if share is None else f"{share * 100:.1f}" for share in shares]
+        assert [*name.split(), *shown] in [line.split() for line in lines], name
     codes = {f"  {advice['code']}" for advice in found["advice"]}
     assert codes <= set(lines)
     assert max(len(line) for line in lines if line not in codes) <= 80
@@ -257,6 +263,17 @@ def test_page_in_a_browser(lengths: Path, tmp_path: Path) -> None:
             "[...document.querySelectorAll('#steps tbody tr')].map(r => [...r.querySelectorAll('data')].map(d => +d.value))"
         )
         assert steps == [[*policy["between"].values()] for policy in found["policies"]]
+        waits = page.value(
+            "[...document.querySelectorAll('#waiting tbody tr')].map(r => [...r.querySelectorAll('data')].map(d => d.value))"
+        )
+        assert waits == [
+            [
+                "" if one[by] is None else str(one[by])
+                for one in policy["waiting"]
+                for by in ("tokens", "work", "balanced")
+            ]
+            for policy in found["policies"]
+        ]
         bars = page.value("[...document.querySelectorAll('.bar data')].map(d => +d.value)")
         panels = page.value("[...document.querySelectorAll('figure data')].map(d => +d.value)")
         assert bars == panels == [policy["padding"] for policy in found["policies"]]

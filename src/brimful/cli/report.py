@@ -19,8 +19,8 @@ from brimful.console import note, progress, stdout, thousands
 from brimful.core.errors import require
 from brimful.report import Lengths, Report, Settings, compare, count_tokens, read_lengths, to_html, to_json
 from brimful.report.lengths import SUFFIXES
-from brimful.report.statistics import BATCHES_A_STEP
-from brimful.report.words import notes, over_budget, spread_of, summary, window_of
+from brimful.report.statistics import BATCHES_A_STEP, RANKS
+from brimful.report.words import notes, over_budget, share_of, spread_of, summary, window_of
 from brimful.sources.urls import Shards
 
 
@@ -149,6 +149,8 @@ def show(console: Console, report: Report) -> None:
     console.print()
     console.print(_between(report))
     console.print()
+    console.print(_waiting(report))
+    console.print()
     for name, text in notes(report).items():
         note = Table.grid(padding=(0, 1))
         note.add_column(width=12, style="dim")
@@ -171,5 +173,21 @@ def _between(report: Report) -> Table:
         window = window_of(outcome, report)
         table.add_row(
             f"{outcome.name} {window and f'({window})'}", *(f"{share * 100:.1f} %" for share in outcome.between)
+        )
+    return table
+
+
+def _waiting(report: Report) -> Table:
+    """The share of their time that ranks wait, of each policy and number of ranks."""
+    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=0)
+    table.add_column("ranks\n% of their time that they wait, by", vertical="bottom", no_wrap=True, min_width=36)
+    for ranks in RANKS:
+        for name in ("tokens", "work", "even"):
+            table.add_column(f"{ranks}\n{name}", justify="right", vertical="bottom", no_wrap=True, min_width=6)
+    for outcome in report.outcomes:
+        window = window_of(outcome, report)
+        shares = (share for one in outcome.waiting for share in (one.tokens, one.work, one.balanced))
+        table.add_row(
+            f"{outcome.name} {window and f'({window})'}", *(share_of(share).removesuffix(" %") for share in shares)
         )
     return table

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from brimful.batches import Batches
+from brimful.batching.batch import PlannedBatches
+from brimful.batching.batched import Batched
 from brimful.batching.windows import auto_rows
 from brimful.core.errors import require
 from brimful.dataset import Dataset
@@ -23,7 +28,18 @@ from brimful.plan import (
     uniform_buckets,
 )
 from brimful.report.lengths import dataset_of
-from brimful.report.statistics import BATCHES_A_STEP, FEW, Between, IntArray, binned, edges_of, quantile
+from brimful.report.statistics import (
+    BATCHES_A_STEP,
+    FEW,
+    RANKS,
+    FloatArray,
+    IntArray,
+    between,
+    binned,
+    edges_of,
+    quantile,
+    waiting,
+)
 
 RECOMPILE_LIMIT: Final = 8
 """Shapes that torch.compile(dynamic=False) compiles of one function before it falls back to eager: torch's
@@ -93,6 +109,23 @@ class Spread(NamedTuple):
     counts: tuple[int, ...]
 
 
+class Waiting(NamedTuple):
+    """The share of their time that ranks wait for the slowest of each step; None where the epoch has no whole step.
+
+    Args:
+        ranks: how many there are.
+        tokens: if a batch takes as long as it has slots.
+        work: if it takes as long as its arithmetic.
+        balanced: that with `balance_group` the ranks, and `balance_cost` the arithmetic; None for batches in order of arrival,
+            which cannot be balanced.
+    """
+
+    ranks: int
+    tokens: float | None
+    work: float | None
+    balanced: float | None
+
+
 class Outcome(NamedTuple):
     """The batches that one policy makes of the lengths.
 
@@ -100,7 +133,7 @@ class Outcome(NamedTuple):
     `tokens_per_batch` are real ones. `work` is the arithmetic of an epoch, in tokens; `cost` is `work` relative to the
     least of all policies. `slots_at` and `tokens_at` are the slots and real tokens of the batches of each padded length,
     in the bins of `Report.edges`. `between` is how much of the variance of lengths lies between optimizer steps of 1, 2, 4 and 8
-    batches, as `report.statistics.Between` says.
+    batches, as `report.statistics.between` says. `waiting` is for 8 and 64 ranks.
     """
 
     name: str
@@ -116,6 +149,7 @@ class Outcome(NamedTuple):
     slots_at: tuple[int, ...]
     tokens_at: tuple[int, ...]
     between: tuple[float, ...]
+    waiting: tuple[Waiting, ...]
 
     @property
     def too_many_shapes(self) -> bool:
@@ -152,11 +186,12 @@ class Report:
 
 
 class _Way(NamedTuple):
-    """A way to make batches: its name, the code that does it, the batches, what chose the window, what it is advised for."""
+    """A way to make batches: its name, the code that does it, the function that makes them with further settings, what chose the
+    window, what it is advised for."""
 
     name: str
     code: str
-    batches: Batches
+    make: Callable[..., Batches]
     window: int | None = None
     auto: Policy | None = None
     role: str = ""
@@ -189,9 +224,7 @@ def compare(lengths: ArrayLike, settings: Settings | None = None, *, source: str
     values = np.minimum(values, settings.max_tokens if settings.max_length is None else settings.max_length)
     longest = int(values.max())
     edges = edges_of(values, max(longest, settings.row_length or 1))
-    ways = _ways(
-        values, settings
-    )  # in an order that does not matter but to `between`: the one that several a step have
+    ways = _ways(values, settings)
     outcomes = [_outcome(way, values, edges, settings.hidden_size) for way in ways]
     least = min(outcome.work for outcome in outcomes)
     outcomes = [outcome._replace(cost=outcome.work / least) for outcome in outcomes]
@@ -224,20 +257,20 @@ def _ways(lengths: IntArray, settings: Settings) -> list[_Way]:
         _Way(
             f"random, {size:,} a batch",
             f"bf.from_sequence(samples, shuffle=True).batch({size})",
-            dataset_of(lengths, shuffle=True).batch(size),
+            partial(dataset_of(lengths, shuffle=True).batch, size),
             role="random",
         ),
         _Way(
             f"sorted, {size:,} a batch",
             f"dataset.batch({size}, window=10_000)",
-            data.batch(size, window=10_000, shuffle_batches="stratified"),
+            partial(data.batch, size, window=10_000),
             10_000,
         ),
         *(
             _Way(
                 "token budget",
                 f"dataset.batch_by_tokens({most:_}, window={window:_})",
-                data.batch_by_tokens(most, window=window, shuffle_batches="stratified"),
+                partial(data.batch_by_tokens, most, window=window),
                 window,
             )
             for window in (1_000, 10_000)
@@ -245,21 +278,21 @@ def _ways(lengths: IntArray, settings: Settings) -> list[_Way]:
         _Way(
             "token budget",
             f"dataset.batch_by_tokens({most:_})",
-            data.batch_by_tokens(most, shuffle_batches="stratified"),
+            partial(data.batch_by_tokens, most),
             auto=TokenBudget(most),
             role="budget",
         ),
         _Way(
             f"steps of {STEP} batches",
             f'dataset.batch_by_tokens({STEP * most:_}, micro_batches={STEP}, window="steps")',
-            data.batch_by_tokens(STEP * most, micro_batches=STEP, window="steps"),
+            partial(data.batch_by_tokens, STEP * most, micro_batches=STEP, window="steps"),
             auto_rows(TokenBudget(most), lengths, 2 * STEP),
             role="steps",
         ),
         _Way(
             "least padding",
             f'dataset.batch(bf.TokenBudget({most:_}, planner="least_padding", step_cost={STEP_COST}))',
-            data.batch(fewest_slots, shuffle_batches="stratified"),
+            partial(data.batch, fewest_slots),
             auto=fewest_slots,
         ),
         *(
@@ -278,52 +311,91 @@ def _static(data: Dataset, buckets: list[int], max_tokens: int, kind: str, role:
     policy = StaticShapes(buckets, max_tokens)
     name = f"{len(buckets)} {kind} bucket{'s' if len(buckets) > 1 else ''}"
     code = f"dataset.batch(bf.StaticShapes({buckets}, {max_tokens:_}))"
-    return _Way(name, code, data.batch(policy, shuffle_batches="stratified"), auto=policy, role=role)
+    make = partial(data.batch, policy)
+    return _Way(name, code, make, auto=policy, role=role)
 
 
 def _packed(data: Dataset, row_length: int, rows: int, longest: int) -> _Way:
     name = f"packed rows of {row_length:,}"
     if longest <= row_length:
         code = f"dataset.pack({row_length:_}, rows={rows:_})"
-        batches = data.pack(row_length, rows=rows)
+        make = partial(data.pack, row_length, rows=rows)
     else:
         code = f'dataset.pack({row_length:_}, rows={rows:_}, overlong="split")'
-        batches = data.pack(row_length, rows=rows, overlong="split")
-    return _Way(name, code, batches, auto=Packed(row_length), role="packed")
+        make = partial(data.pack, row_length, rows=rows, overlong="split")
+    return _Way(name, code, make, auto=Packed(row_length), role="packed")
+
+
+class _Epoch(NamedTuple):
+    """The batches of an epoch, in order: rows, padded lengths, real tokens, sums of squared and of cubed lengths, and the
+    arithmetic of each, (n,)."""
+
+    sizes: IntArray
+    padded: IntArray
+    tokens: IntArray
+    squares: FloatArray
+    cubes: FloatArray
+    work: FloatArray
+
+    @property
+    def slots(self) -> IntArray:
+        return self.sizes * self.padded
+
+
+def _epoch(batches: Batches, cost: AttentionCost) -> _Epoch:
+    """Plans an epoch, as the loader does. No batch is made."""
+    stage = batches.stage.planned
+    assert isinstance(stage, Batched)
+
+    def in_order(planned: PlannedBatches, order: IntArray, _: int) -> Iterator[tuple[PlannedBatches, int]]:
+        yield planned.part(order), 0
+
+    with closing(stage.parts(stage.start(0), in_order)) as windows:
+        found = [_sums(window, cost) for window, _ in windows if len(window)]
+    return _Epoch(*map(np.concatenate, zip(*found, strict=True)))
+
+
+def _sums(batches: PlannedBatches, cost: AttentionCost) -> _Epoch:
+    sizes, padded = batches.padded_sizes, batches.padded_lengths
+    lengths = batches.sizes.astype(np.float64)
+    squares, cubes = (np.add.reduceat(lengths**power, batches.bounds[:-1]) for power in (2, 3))
+    pairs = sizes * padded**2 if batches.pieces is None else squares  # attention stays within the pieces
+    work = cost.linear * sizes * padded + cost.quadratic * pairs
+    return _Epoch(sizes, padded, np.array(batches.num_tokens), squares, cubes, work)
 
 
 def _outcome(way: _Way, lengths: IntArray, edges: IntArray, hidden_size: int) -> Outcome:
-    """Plans an epoch, as the loader does, and adds up."""
+    """Plans epochs, and adds up."""
     cost = AttentionCost(quadratic=1 / (6 * hidden_size))
-    work = 0.0
-    shapes = []
-    between = Between()
-    for batch in way.batches.plans():
-        assert isinstance(batch.padded_length, int)
-        between.add(batch)
-        shapes.append((batch.padded_size, batch.padded_length, int(batch.lengths.sum())))
-        work += cost(batch.padded_size, batch.padded_length)
-        if batch.pieces is not None:  # attention stays within the pieces
-            squares = float(np.square(batch.lengths, dtype=np.float64).sum())
-            work += cost.quadratic * (squares - batch.padded_size * batch.padded_length**2)
-    sizes, padded, tokens = np.array(shapes, dtype=np.int64).T
-    slots = sizes * padded
+    batches = way.make()
+    epoch = _epoch(batches, cost)
+    stratified = _epoch(way.make(shuffle_batches="stratified"), cost)  # the order that several a step have
     window = way.window if way.auto is None else auto_rows(way.auto, lengths)
     return Outcome(
         name=way.name,
         code=way.code,
         window=None if window is None else min(window, len(lengths)),
         auto=way.auto is not None,
-        padding=float(1 - tokens.sum() / slots.sum()),
-        batches=len(shapes),
-        shapes=len({shape[:2] for shape in shapes}),
-        tokens_per_batch=float(tokens.mean()),
-        work=work,
+        padding=float(1 - epoch.tokens.sum() / epoch.slots.sum()),
+        batches=len(epoch.sizes),
+        shapes=len({*zip(epoch.sizes.tolist(), epoch.padded.tolist(), strict=True)}),
+        tokens_per_batch=float(epoch.tokens.mean()),
+        work=float(epoch.work.sum()),
         cost=1.0,
-        slots_at=binned(padded, slots, edges),
-        tokens_at=binned(padded, tokens, edges),
-        between=between.shares(),
+        slots_at=binned(epoch.padded, epoch.slots, edges),
+        tokens_at=binned(epoch.padded, epoch.tokens, edges),
+        between=between(stratified.tokens.astype(np.float64), stratified.squares, stratified.cubes),
+        waiting=tuple(_waiting(way, epoch, cost, ranks, batches.micro_batches or 1) for ranks in RANKS),
     )
+
+
+def _waiting(way: _Way, epoch: _Epoch, cost: AttentionCost, ranks: int, micro_batches: int) -> Waiting:
+    balanced = None
+    if way.role != "random" and len(epoch.sizes) >= ranks * micro_batches:
+        even = _epoch(way.make(balance_group=ranks, balance_cost=cost), cost)
+        balanced = waiting(even.work, ranks, micro_batches)
+    tokens = waiting(epoch.slots.astype(np.float64), ranks, micro_batches)
+    return Waiting(ranks, tokens, waiting(epoch.work, ranks, micro_batches), balanced)
 
 
 # -- advice --------------------------------------------------------------------------------------------------------------

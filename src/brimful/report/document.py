@@ -9,8 +9,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from brimful import __version__
 from brimful.report.compare import RECOMPILE_LIMIT, Outcome, Report, percent
-from brimful.report.statistics import BATCHES_A_STEP
-from brimful.report.words import duration, notes, over_budget, spread_of, summary, window_of
+from brimful.report.statistics import BATCHES_A_STEP, RANKS
+from brimful.report.words import duration, notes, over_budget, share_of, spread_of, summary, window_of
 
 TAGS = ("recommended", "to compile", "to pack", "to train")
 
@@ -31,7 +31,9 @@ def to_json(report: Report) -> dict[str, Any]:
             tokens_per_batch, real ones, mean; work, arithmetic of an epoch, counted in tokens; cost, that relative to the
             least; compile_seconds, for all shapes; slots_at and tokens_at, slots and real tokens of the batches whose
             padded length is in each bin; between, how much of the variance of lengths lies between optimizer steps of so many
-            batches ("1", "2", "4", "8"), a share.
+            batches ("1", "2", "4", "8"), a share; waiting, a list for 8 and 64 ranks: ranks, and the share of their time that
+            they wait for the slowest of each step, by tokens, by work, and balanced, by work with balance_group and
+            balance_cost (null without a whole step; balanced, also in order of arrival).
         advice: a list, the first for everybody; in each: sentence; code; policy, the place in `policies` (0 is the first).
     """
     settings = report.settings
@@ -57,6 +59,7 @@ def _policy(outcome: Outcome, compile_seconds: float) -> dict[str, Any]:
         "slots_at": list(outcome.slots_at),
         "tokens_at": list(outcome.tokens_at),
         "between": dict(zip(map(str, BATCHES_A_STEP), outcome.between)),
+        "waiting": [one._asdict() for one in outcome.waiting],
     }
 
 
@@ -72,7 +75,9 @@ def to_html(report: Report) -> str:
     for advice, tag in zip(report.advice, TAGS):
         tags.setdefault(advice.policy, tag)
     page = Environment(loader=PackageLoader("brimful.report", ""), autoescape=True, undefined=StrictUndefined)
-    page.globals |= {each.__name__: each for each in (duration, notes, over_budget, percent, summary, window_of)}
+    page.globals |= {
+        each.__name__: each for each in (duration, notes, over_budget, percent, share_of, summary, window_of)
+    }
     shares = [count / report.lengths.samples for count in report.lengths.counts]
     return page.get_template("page.html").render(
         report=report,
@@ -84,6 +89,7 @@ def to_html(report: Report) -> str:
         chosen=report.outcomes[first.policy],
         most_padding=max(1e-9, *(outcome.padding for outcome in report.outcomes)),
         BATCHES_A_STEP=BATCHES_A_STEP,
+        RANKS=RANKS,
         spread=spread_of(report),
         shares=shares,
         lines=_lines(max(shares)),

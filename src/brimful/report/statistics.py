@@ -1,5 +1,5 @@
-"""Statistics of lengths: bins for drawings, and the difference between optimizer steps. That difference is the price of batches
-of one length; several batches a step make it smaller."""
+"""Statistics of lengths and batches: bins for drawings, the difference between optimizer steps, and the time that ranks wait. The
+difference is the price of batches of one length; several batches a step make it smaller."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.batching.batch import Batch
-
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BATCHES_A_STEP: Final = (1, 2, 4, 8)
 FEW: Final = 0.25
 """Share of the variance between steps that costs nothing measurable: four batches a step in a random order have as much, and
 reach the loss of random ones (docs/convergence.md)."""
+RANKS: Final = (8, 64)
+"""Data-parallel ranks that take a batch each in a step, or several."""
 
 
 def edges_of(lengths: IntArray, longest: int, most: int = 32) -> IntArray:
@@ -37,41 +37,43 @@ def quantile(lengths: IntArray, share: float) -> int:
     return int(np.quantile(lengths, share, method="inverted_cdf"))
 
 
-class Between:
-    """Takes the batches of an epoch, in order, and says how much of the variance of lengths lies between steps.
+def between(tokens: FloatArray, squares: FloatArray, cubes: FloatArray) -> tuple[float, ...]:
+    """How much of the variance of lengths lies between steps of 1, 2, 4 and 8 batches that follow one another.
 
     Lengths are those of the samples that tokens are in, and the variance is over tokens, of which a loss is the mean: the
     variance of the mean lengths of steps, weighted by their tokens, divided by that of all tokens.
-    """
 
-    def __init__(self) -> None:
-        self._moments: list[tuple[float, float]] = []  # tokens of each batch, and the sum of their lengths
-        self._squares = 0.0
-
-    def add(self, batch: Batch) -> None:
-        lengths = batch.lengths.astype(np.float64)
-        self._moments.append((lengths.sum(), np.square(lengths).sum()))
-        self._squares += (lengths**3).sum()
-
-    def shares(self) -> tuple[float, ...]:
-        """The shares for steps of 1, 2, 4 and 8 batches that follow one another.
-
-        >>> import brimful as bf
-        >>> between = Between()
-        >>> for batch in bf.from_sequence([{"input_ids": [0] * length} for length in (1, 1, 3, 3)]).batch(2).plans():
-        ...     between.add(batch)
-        >>> between.shares()
+    Args:
+        tokens, squares, cubes: of each batch, the sums of its samples' lengths, and of their squares and cubes, (n,).
+    Example:
+        >>> between(np.array([2.0, 6.0]), np.array([2.0, 18.0]), np.array([2.0, 54.0]))
         (1.0, 0.0, 0.0, 0.0)
-        """
-        tokens, sums = np.array(self._moments).T
-        mean = sums.sum() / max(tokens.sum(), 1)
-        variance = self._squares - sums.sum() * mean
-        if variance <= 1e-9 * self._squares:
-            return (0.0,) * len(BATCHES_A_STEP)
-        return tuple(float(self._share(tokens, sums, mean, number) / variance) for number in BATCHES_A_STEP)
+    """
+    mean = squares.sum() / max(tokens.sum(), 1)
+    variance = cubes.sum() - squares.sum() * mean
+    if variance <= 1e-9 * cubes.sum():
+        return (0.0,) * len(BATCHES_A_STEP)
+    return tuple(float(_between(tokens, squares, mean, number) / variance) for number in BATCHES_A_STEP)
 
-    def _share(self, tokens: FloatArray, sums: FloatArray, mean: float, number: int) -> float:
-        starts = np.arange(0, len(tokens), number)
-        size, total = np.add.reduceat(tokens, starts), np.add.reduceat(sums, starts)
-        some = size > 0
-        return float((np.square(total[some] / size[some] - mean) * size[some]).sum())
+
+def _between(tokens: FloatArray, squares: FloatArray, mean: float, number: int) -> float:
+    starts = np.arange(0, len(tokens), number)
+    size, total = np.add.reduceat(tokens, starts), np.add.reduceat(squares, starts)
+    some = size > 0
+    return float((np.square(total[some] / size[some] - mean) * size[some]).sum())
+
+
+def waiting(costs: FloatArray, ranks: int, micro_batches: int = 1) -> float | None:
+    """The share of their time that ranks wait for the slowest of each step; None without a whole step.
+
+    Args:
+        costs: the time of each batch, in any unit, in the order of the epoch, which the ranks take in turns, (n,).
+        ranks: how many take a batch each.
+        micro_batches: batches of a rank before it waits.
+    Example:
+        >>> waiting(np.array([1.0, 3.0, 2.0, 2.0, 9.0]), 2), waiting(np.array([1.0]), 2)
+        (0.2, None)
+    """
+    whole = len(costs) // (ranks * micro_batches) * ranks * micro_batches
+    steps = costs[:whole].reshape(-1, micro_batches, ranks).sum(axis=1)
+    return float(1 - steps.mean(axis=1).sum() / steps.max(axis=1).sum()) if whole else None

@@ -25,6 +25,15 @@ def window_of(outcome: Outcome, report: Report) -> str:
     return f"auto: {size}" if outcome.auto else size
 
 
+def share_of(share: float | None) -> str:
+    """A share for a table, "-" where there is none.
+
+    >>> share_of(0.123), share_of(None)
+    ('12.3 %', '-')
+    """
+    return "-" if share is None else f"{share * 100:.1f} %"
+
+
 def summary(report: Report) -> str:
     """The number of samples and tokens, and their source."""
     spread = report.lengths
@@ -77,6 +86,11 @@ def notes(report: Report) -> dict[str, str]:
             "how much of the variance of lengths lies between optimizer steps of 1, 2, 4 or 8 such batches: of random "
             "ones next to nothing. Steps of one length slow training down (docs/convergence.md); micro_batches= deals a "
             "step to several."
+        ),
+        "ranks": (
+            "for the slowest of each step. tokens: a batch takes as long as it has tokens, padding included. work: as long as "
+            "its arithmetic, as in cost. even: work again, with balance_group=8 (or 64) and "
+            f"balance_cost=bf.AttentionCost(quadratic=1 / (6 * {settings.hidden_size}))."
         ),
         "shapes": (
             f"* more than {RECOMPILE_LIMIT}: torch.compile(dynamic=False) gives up there (recompile_limit) and runs "
