@@ -2359,6 +2359,27 @@ MUTANTS = [
         "left = None",
         of("integrations/test_lightning", "test_an_epoch_that_was_left_does_not_begin_again"),
     ),
+    Mutant(
+        "micro batches of rollouts exceed the limit of tokens where work is more equal then",
+        "integrations/rl.py",
+        "parts = balance(lengths, number, cost=WORK, max_tokens=cap)",
+        "parts = balance(lengths, number, cost=WORK)",
+        of("integrations/test_rl", "test_the_limit_is_kept_where_work_would_be_more_equal_without"),
+    ),
+    Mutant(
+        "ranks cut rollouts into different numbers of micro batches",
+        "integrations/rl.py",
+        "dist.all_gather_object(ranks, ranks[0], group=dp_group)",
+        "",
+        of("integrations/test_rl", "test_ranks_get_the_same_number_of_micro_batches"),
+    ),
+    Mutant(
+        "ranks are said to wait as if each step had one batch of theirs",
+        "report/statistics.py",
+        "steps = costs[:whole].reshape(-1, micro_batches, ranks).sum(axis=1)",
+        "steps = costs[:whole].reshape(-1, ranks)",
+        of("test_report", "test_ranks_wait_as_long_as_the_slowest_takes_more_than_they_do"),
+    ),
 ]
 
 

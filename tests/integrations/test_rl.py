@@ -92,6 +92,15 @@ def test_micro_batches_keep_the_limit_and_are_the_fewest(lengths: list[int]) -> 
     assert all(greatest(lengths, way) > 30 for way in fewer)
 
 
+def test_the_limit_is_kept_where_work_would_be_more_equal_without() -> None:
+    lengths = [20_000] + [1_000] * 30
+    apart = [[0], list(range(1, 31))]
+    found = cut(lengths, 26_000)
+    assert sorted(sum(lengths[sample] for sample in part) for part in found) == [24_000, 26_000]
+    costs = [work(length) for length in lengths]
+    assert greatest(costs, apart) < greatest(costs, found)
+
+
 def test_the_number_of_micro_batches_is_as_asked_for() -> None:
     assert len(cut(LENGTHS, 100)) == 2
     assert len(cut(LENGTHS, 100, min_num_micro_batch=5)) == 5

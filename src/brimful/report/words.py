@@ -88,8 +88,8 @@ def notes(report: Report) -> dict[str, str]:
             "step to several."
         ),
         "ranks": (
-            "for the slowest of each step. tokens: a batch takes as long as it has tokens, padding included. work: as long as "
-            "its arithmetic, as in cost. even: work again, with balance_group=8 (or 64) and "
+            "they wait for the slowest of each step. tokens: a batch takes as long as it has tokens, padding included. work: as "
+            "long as its arithmetic, as in cost. even: work again, with balance_group=8 (or 64) and "
             f"balance_cost=bf.AttentionCost(quadratic=1 / (6 * {settings.hidden_size}))."
         ),
         "shapes": (
