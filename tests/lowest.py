@@ -13,7 +13,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 EXTRAS: Final = re.compile(
-    r"\b(accelerate|cbor2|datasets|gcsfs|gigatoken|lightning|moto|pandas|polars|ray|s3fs|tiktoken|transformers|trl|torchdata)\b"
+    r"\b(accelerate|datasets|to_hf|gcsfs|gigatoken|lightning|moto|pandas|polars|ray|s3fs|trl|torchdata)\b"
 )
 
 

@@ -107,7 +107,7 @@ def last_state(stage: Stage[Any]) -> Any:
 
 
 @given(make=st.one_of(draw.rows(), draw.windows(), draw.batches()), epochs=epochs, rows=st.integers(1, 5), size=sizes)
-@examples(80)
+@examples(50)
 def test_law_of_random_chains(make: draw.Make, epochs: tuple[int, ...], rows: int, size: int) -> None:
     with draw.small(rows, size):
         assert_exact_resume(make, epochs=epochs, max_items=25, max_resumes=6)

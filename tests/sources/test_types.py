@@ -76,3 +76,22 @@ def test_runs_are_read_beside_a_value_that_does_not_fit(tmp_path: Path) -> None:
     url = write_table(tmp_path / "a.arrow", pa.table(columns), 3)
     data = bf.from_files(url, schema={"runs": pa.string(), "id": pa.int8()}, on_error="skip")
     assert list(data) == [{"runs": "x", "id": 1}, {"runs": "y", "id": 3}]
+
+
+WITHOUT_PANDAS = """
+import sys
+class Absent:
+    def find_spec(self, name, *rest):
+        if name.partition(".")[0] == "pandas":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+import pyarrow as pa, brimful as bf
+rows = pa.table({"span": pa.array([pa.MonthDayNano([1, 2, 3])]), "spans": pa.array([[pa.MonthDayNano([1, 2, 3])]])})
+(row,) = bf.from_sequence(rows)
+assert row["span"] == row["spans"][0] == pa.MonthDayNano([1, 2, 3]), row
+"""
+
+
+def test_months_and_days_are_read_where_pandas_is_not_installed() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_PANDAS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-300:]

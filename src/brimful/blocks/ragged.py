@@ -187,6 +187,8 @@ def numpy_of(values: pa.Array) -> NDArray[Any]:
         if memory is None or not len(values):
             return np.zeros(0, dtype)
         return np.frombuffer(memory, dtype, len(values), values.offset * dtype.itemsize)
+    if pa.types.is_interval(values.type):  # pyarrow ends the process in `to_numpy` where pandas is not installed
+        return np.fromiter(values.to_pylist(), dtype=object, count=len(values))
     typed = values.cast(pa.int64()) if pa.types.is_null(values.type) else values
     result: NDArray[Any] = typed.to_numpy(zero_copy_only=False)
     return result

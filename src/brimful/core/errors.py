@@ -117,7 +117,7 @@ def integer(name: str, value: Any, least: int | None = 0, unit: str = "", most: 
     TypeError: n must be an integer (got 2.5)
     """
     try:
-        number = None if isinstance(value, bool) else index(value)
+        number = None if isinstance(value, bool | np.bool_) else index(value)
     except TypeError:
         number = None
     if number is None:
