@@ -1977,8 +1977,8 @@ MUTANTS = [
     Mutant(
         "integers stay numpy's",
         "core/errors.py",
-        "isinstance(value, bool) else index(value)",
-        "isinstance(value, bool) else index(value) and value",
+        "isinstance(value, bool | np.bool_) else index(value)",
+        "isinstance(value, bool | np.bool_) else index(value) and value",
         of("test_numbers", "test_integers_of_few_bits_do_not_wrap_around"),
     ),
     Mutant(
