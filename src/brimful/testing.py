@@ -251,7 +251,8 @@ def assert_isolated(model: Any, batch: Mapping[str, Any] | None = None, attn_imp
     Raises:
         AssertionError: names the first layer at which samples meet, by what, and the call that would keep them apart.
         ValueError: the model gives nothing for each token; nobody knows how many ids it has words for (give a batch); it does not
-            run with this kernel; its forward wants more than the batch has; its parameters are on the meta device.
+            run with this kernel; its forward wants more than the batch has; its parameters are on the meta device; torch.jit
+            compiled it.
     Price: some ten runs on 300 tokens, and a copy of the parameters in float64, of at most 50 million. Larger models, and those
         that do not run in float64, are tried in their own type, with a tolerance of 1e-6 of the output's size, 5e-2 in half
         precision; 1e-3 of it between a sample in its row and alone.

@@ -129,6 +129,12 @@ def test_each_sample_is_there_once(lengths: list[int], make: str, group: int, wi
     assert sorted(number for batch in found for number in batch) == list(range(len(lengths)))
 
 
+@pytest.mark.parametrize("cost", [None, COST])
+def test_a_group_of_more_batches_than_there_are_takes_no_memory(cost: Any) -> None:
+    batches = data(20).batch_by_tokens(512, window=10, balance_group=1 << 45, balance_cost=cost)
+    assert sum(len(batch) for batch in batches.plans()) == 20
+
+
 def test_pairs_cost_what_both_lengths_together_do() -> None:
     draw = np.random.default_rng(0)
     rows = [{"input_ids": [0] * a, "labels": [0] * b} for a, b in draw.integers(1, 60, (800, 2)).tolist()]

@@ -18,6 +18,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 import brimful as bf
 from brimful.isolation.call import packed_batch
+from brimful.isolation.guard import IsolationGuard
 from brimful.isolation.verdict import segments
 from brimful.testing import assert_isolated, isolation_report
 from tests.effort import times
@@ -300,6 +301,10 @@ def test_what_cannot_be_tried_is_said() -> None:
         def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
             return self.words(input_ids).mean((0, 1))
 
+    class Overflows(Pools):
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return self.words(input_ids).cumsum(1) / 0
+
     with pytest.raises(ValueError, match=r"Pools gives nothing for each token of a batch \(2, \d+\)"):
         assert_isolated(Pools())
     with pytest.raises(
@@ -312,12 +317,26 @@ def test_what_cannot_be_tried_is_said() -> None:
         assert_isolated(toy("decoder"), {"input_ids": torch.ones(1, 4, dtype=torch.int64)})
     with pytest.raises(ValueError, match=r"this batch \(1, 0\) has no tokens"):
         assert_isolated(toy("decoder"), dict.fromkeys(("input_ids", "position_ids", "segment_ids"), torch.ones(1, 0)))
+    with pytest.raises(ValueError, match="Overflows gives NaN, or nothing finite, for real tokens"):
+        assert_isolated(Overflows())
+    with pytest.raises(TypeError, match=r"the model must be a torch.nn.Module \(got function\)"):
+        assert_isolated(batch_of)
     with pytest.raises(ValueError, match="nobody knows how many ids Linear has words for"):
         assert_isolated(nn.Linear(1, 1))
     with pytest.raises(ValueError, match="attn_implementation is for models of transformers"):
         assert_isolated(toy("decoder"), attn_implementation="eager")
     with pytest.raises(ValueError, match="this batch has no tokens to change"):
         assert_isolated(toy("decoder"), {"lengths": torch.ones(1)})
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_of_torch_jit_is_left_as_it_is() -> None:
+    model = torch.jit.script(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4)))
+    IsolationGuard().watch(model)
+    with pytest.raises(ValueError, match=r"was compiled by torch\.jit; give the model as it was before"):
+        assert_isolated(model, {"input": torch.arange(9).view(1, 9)})
+    assert model.training
+    assert {one.dtype for one in model.parameters()} == {torch.float32}
 
 
 def test_random_batches_are_laid_out_as_pack_does() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,6 +133,18 @@ def test_a_sample_over_the_limit_is_named() -> None:
         bf.balance([6, 6, 6], 2, max_tokens=8)
     with pytest.raises(ValueError, match=re.escape("cost must be finite and not negative (cost(3) is nan)")):
         bf.balance([3, 4], 2, cost=lambda length: float("nan") if length == 3 else 1.0)
+
+
+@pytest.mark.parametrize("cost", [bf.AttentionCost(quadratic=1e308), lambda length: 1e308])
+def test_a_cost_that_is_infinite_in_a_sum_is_refused(cost: Any) -> None:
+    for call in (lambda: bf.balance([3, 4], 2, cost=cost), lambda: bf.micro_batches([3, 4], 8, cost=cost)):
+        with pytest.raises(ValueError, match=r"\(cost\(3\) is .*\), also in a sum of 2 samples"):
+            call()
+
+
+def test_a_cost_of_several_numbers_is_refused() -> None:
+    with pytest.raises(TypeError, match=re.escape("cost must give a number for a length (cost(3) is [3.])")):
+        bf.Packed(8, cost=lambda length: np.array([length])).plan([3, 4])  # type: ignore[arg-type, return-value]
 
 
 @given(

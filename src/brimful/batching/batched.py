@@ -172,7 +172,7 @@ class Batched(Stage[Batch]):
             shared = random.key(self.lane.seed, place(self), window.epoch, window.number)
             steps = max(1, self.lane.lanes // size)
             return low_discrepancy_order(count, shared, first=self.lane.number // size, step=steps, own_key=key)
-        order = (self._turns(-(-count // size), key)[:, None] * size + np.arange(size)).ravel()
+        order = (self._turns(-(-count // size), key)[:, None] * size + np.arange(min(size, count))).ravel()
         return order[order < count]
 
     def _balanced(self, costs: NDArray[np.float64], window: PlanningWindow, key: int, before: int) -> NDArray[np.int64]:

@@ -49,6 +49,8 @@ class IsolationGuard:
     def watch(self, *models: nn.Module) -> None:
         """Checks the first call of one of these with a packed batch."""
         for model in models if self.on else ():
+            if isinstance(model, torch.jit.ScriptModule):
+                continue  # it takes no hooks
             self._handles.append(model.register_forward_pre_hook(self._called, with_kwargs=True))
 
     def leave(self) -> None:

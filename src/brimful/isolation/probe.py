@@ -76,7 +76,8 @@ def examine(model: nn.Module, call: Call, vocabulary: int, *, locate: bool = Tru
         vocabulary: ids of tokens that may be put in are below it.
         locate: look for the layer; else a leak is that of the model itself.
     Raises:
-        ValueError: the model gives nothing for each token, or NaN; its parameters are on the meta device.
+        ValueError: the model gives nothing for each token, or nothing finite; its parameters are on the meta device; it was
+            compiled by torch.jit.
     """
     size = sum(one.numel() for one in model.parameters())
     kinds = {one.device.type for one in model.parameters()}
@@ -84,6 +85,8 @@ def examine(model: nn.Module, call: Call, vocabulary: int, *, locate: bool = Tru
         raise ValueError(
             f"{type(model).__name__} has parameters on the meta device, so nothing can be computed; load them first"
         )
+    if any(isinstance(one, torch.jit.ScriptModule) for one in model.modules()):
+        raise ValueError(f"{type(model).__name__} was compiled by torch.jit; give the model as it was before")
     if size <= MOST_WIDENED and kinds <= {"cpu", "cuda"}:
         try:
             return _examined(model, call, vocabulary, torch.float64, locate)
@@ -103,7 +106,8 @@ def _examined(model: nn.Module, call: Call, vocabulary: int, wide: torch.dtype |
         base = _run(model, call)
         if any(bool(one.nan[call.segments > 0].any()) for one in base.outputs):
             raise ValueError(
-                f"{type(model).__name__} gives NaN for real tokens, so that nobody can say whether samples see each other"
+                f"{type(model).__name__} gives NaN, or nothing finite, for real tokens, so that nobody can say whether "
+                "samples see each other"
             )
         for compared in _comparisons(model, call, vocabulary, exact, close):
             pairs = zip(base.outputs, _run(model, compared.call).outputs)
@@ -170,7 +174,8 @@ class _Event(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """A few numbers of each slot of a tensor (R, L, n), where it has NaN, and whether it has keys beside slots."""
+    """A few numbers of each slot of a tensor (R, L, n), where it has NaN or only infinities, and whether it has keys beside
+    slots."""
 
     values: Tensor
     nan: Tensor
@@ -307,7 +312,7 @@ def _seen(value: Tensor, shape: tuple[int, int]) -> _Seen | None:
     flat = value.detach().reshape(value.shape[0], length, -1)
     if not flat.shape[-1]:
         return None
-    nan = torch.isnan(flat).any(-1).expand(rows, -1).cpu()
+    nan = (torch.isnan(flat).any(-1) | torch.isinf(flat).all(-1)).expand(rows, -1).cpu()
     if flat.is_floating_point():
         flat = torch.nan_to_num(flat, 0, 0, 0)
     weights = torch.cos(torch.arange(flat.shape[-1], device=flat.device, dtype=torch.float64))

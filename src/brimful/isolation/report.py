@@ -20,6 +20,8 @@ def report(
 ) -> tuple[dict[str, Leak | None], str, str, float]:
     """The leaks by the name of the batch, the remedy, the type that was computed in, and the tolerance."""
     model = unwrapped(model)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model must be a torch.nn.Module (got {type(model).__name__})")
     config = getattr(model, "config", None)
     of_transformers = hasattr(config, "model_type")
     kernel = _kernel(model, attn_implementation) if attn_implementation is not None else nullcontext()

@@ -140,7 +140,7 @@ def in_turns(costs: FloatArray, num_parts: int) -> IntArray:
     [0, 1, 1, 0, 0]
     """
     part_of = np.empty(len(costs), np.int64)
-    done = np.zeros(num_parts)
+    done = np.zeros(min(num_parts, len(costs)))
     for start in range(0, len(costs), num_parts):
         turn = slice(start, start + num_parts)
         part_of[turn] = parts = np.argsort(done, kind="stable")[: len(costs[turn])]

@@ -273,7 +273,8 @@ def sample_costs(lengths: IntArray, cost: SampleCost | None) -> NDArray[np.float
     """What samples of these lengths cost, (n,); by default their lengths. A function is called once for each distinct length.
 
     Raises:
-        ValueError: a function gives a cost that is negative or not finite.
+        ValueError: a cost is negative, or not finite where all samples have it.
+        TypeError: a function gives several numbers.
 
     >>> sample_costs(np.array([10, 20, 10]), AttentionCost(quadratic=1 / 10)).tolist()
     [20.0, 60.0, 20.0]
@@ -281,12 +282,19 @@ def sample_costs(lengths: IntArray, cost: SampleCost | None) -> NDArray[np.float
     if cost is None:
         return lengths.astype(np.float64)
     values, where = np.unique(lengths, return_inverse=True)
-    if isinstance(cost, AttentionCost):
-        return np.asarray(cost(1, values), np.float64)[where]  # type: ignore[arg-type]  # arithmetic alone
-    found = np.array([cost(value) for value in values.tolist()], np.float64)
-    if len(wrong := np.flatnonzero(~((found >= 0) & np.isfinite(found)))):
-        at = int(wrong[0])
-        raise ValueError(f"cost must be finite and not negative (cost({values[at]:,}) is {found[at]})")
+    with np.errstate(over="ignore"):
+        if isinstance(cost, AttentionCost):
+            found = np.asarray(cost(1, values), np.float64)  # type: ignore[arg-type]  # arithmetic alone
+        else:
+            found = np.array([cost(value) for value in values.tolist()], np.float64)
+        if found.shape != values.shape:
+            raise TypeError(f"cost must give a number for a length (cost({values[0]:,}) is {found[0]})")
+        wrong = np.flatnonzero(~((found >= 0) & np.isfinite(found * len(lengths))))
+    if len(wrong):
+        value, given = int(values[wrong[0]]), found[wrong[0]]
+        raise ValueError(
+            f"cost must be finite and not negative (cost({value:,}) is {given}), also in a sum of {len(lengths):,} samples"
+        )
     return found[where]
 
 
