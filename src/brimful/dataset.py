@@ -427,8 +427,8 @@ class Dataset:
                 tokenizer.
         `.stats` counts the effect of `max_length`: texts under `truncated`, tokens under `dropped_tokens`. It cannot
         count this for a callable.
-        Price: the time of the tokenizer. The word cache takes a tenth to a fifth of that, and gigatoken less. The cache
-            holds 10^6 words in 200 MB. Up to 3 max_workers blocks (4,096 rows or 1 MB each) are held.
+        Price: the time of the tokenizer. The word cache takes a tenth to a fifth of that, and gigatoken less. The
+            cache keeps about 50 MB of words. Up to 3 max_workers blocks (4,096 rows or 1 MB each) are held.
 
         >>> import brimful as bf
         >>> def tokenizer(texts): return [list(text.encode()) for text in texts]
@@ -978,9 +978,9 @@ class Dataset:
                 any k batches in a row cover short and long samples alike (see `plan.low_discrepancy_order`). This holds
                 in each stream of from_files(streams=n). It holds over all streams as long as their windows keep pace.
             micro_batches: how many batches on each rank make one optimizer step. The loop adds up their gradients. With
-                1 or None, the loop may add up the gradients of as many batches as it likes. With k > 1, the limit of a
-                policy (samples, tokens, cost, rows) is the limit of a step, and is divided among its k batches. The memory
-                of a MemoryBudget, and the limit of your own policy or function, still hold for each batch.
+                1 or None, the loop may add up the gradients of as many batches as it likes. With k batches, the limit of a
+                policy (samples, tokens, cost, rows) counts for a step, and is divided among its batches. The memory of a
+                MemoryBudget, and the limit of your own policy or function, still hold for each batch.
                 `shuffle_batches=True` means "stratified", so that a step has samples of all lengths. Each batch carries
                 `weight`, `is_filler` and `ends_step` (bool: the optimizer steps after this batch). If there are labels, a
                 batch also carries `num_items_in_batch`: the labels of its whole step on all ranks. `bf.token_mean` divides
