@@ -158,8 +158,8 @@ class Batches:
         if steps % (number := self.micro_batches or 1):
             whole = steps - steps % number
             raise ValueError(
-                f"steps_per_epoch={steps:,} batches are no whole optimizer steps of {number:,} (micro_batches={number}), and "
-                f"trainers end one with an epoch: say {f'{whole:,} or ' if whole else ''}{whole + number:,}"
+                f"steps_per_epoch={steps:,} batches is not a multiple of micro_batches={number}. Trainers end an optimizer step "
+                f"with an epoch: give {f'{whole:,} or ' if whole else ''}{whole + number:,}"
             )
         return Loader(replace(self, repeats=True), steps_per_epoch=steps)
 
@@ -251,8 +251,8 @@ class Batches:
 
     def __getitem__(self, number: Any) -> NoReturn:
         raise TypeError(
-            "batches cannot be had by number: loop over them; a DataLoader takes batches.loader() with batch_size=None, or the "
-            f"samples with batch_sampler=bf.BatchSampler(lengths, policy). {GUARD.FOR_TRAINER}"
+            "batches have no numbers: loop over them. A DataLoader takes batches.loader() with batch_size=None, or the samples "
+            f"with batch_sampler=bf.BatchSampler(lengths, policy). {GUARD.FOR_TRAINER}"
         )
 
     if not TYPE_CHECKING:  # else any attribute would pass for one that is there
@@ -404,8 +404,8 @@ class Batches:
         """Batches whose lists are padded by what comes next."""
         if (stage := self.stage.unpadded()) is None:
             raise ValueError(
-                "pad_on_device pads brimful's own padded batches as they arrive, so nothing may come between: no collate_fn, "
-                "other layout or pack, and map, take, enumerate and prefetch after to_device"
+                "pad_on_device needs brimful's own padded batches. Leave out collate_fn, other layouts and pack, and call map, "
+                "take, enumerate and prefetch after to_device"
             )
         return replace(self, stage=stage)
 
@@ -468,8 +468,8 @@ class Batches:
 def _say_unsharded(world_size: int) -> None:
     """Once in a process: that each rank reads the same is seldom meant, and nothing else would show it."""
     logger.warning(
-        "there are %d ranks, and these batches are not shared out: each rank gets all of them. Say .shard(), or .shard(0, 1) "
-        "if that is meant",
+        "there are %d ranks, and each rank gets all of these batches. Call .shard() to divide them, or .shard(0, 1) if this is "
+        "meant",
         world_size,
     )
 
@@ -527,8 +527,8 @@ def batches_of(
         function("balance_cost", order.balance_cost)
         if planner.in_order:
             raise ValueError(
-                "balance_cost puts batches in another order, and these keep the order of arrival: give window= too, or leave "
-                "balance_cost out"
+                "balance_cost changes the order of batches, but without window= they keep the order of arrival. Give window=, or "
+                "leave balance_cost out"
             )
     shuffle = False if planner.in_order else shuffle
     if shuffle is True and (parts > 1 or (order.balance_cost is not None and stage.streams is not None)):
@@ -578,13 +578,13 @@ def _check_whole(planner: BatchPlanner) -> None:
     """Refuses to look into samples that are handed to a collate_fn as they are, or to cut them."""
     if planner.asks_samples:
         raise ValueError(
-            f"{planner.verb} calls functions of rows, and from_dataset(collate_fn=...) hands its samples on as they are: give "
+            f"{planner.verb} calls functions of rows, but from_dataset(collate_fn=...) hands on its samples unchanged. Give "
             "from_dataset lengths=, a function of a sample, and batch by a policy"
         )
     if planner.overlong in ("truncate", "split"):
         raise ValueError(
-            f"overlong={planner.overlong!r} cuts samples, and from_dataset(collate_fn=...) hands them on as they are; choose "
-            "'drop' or 'alone', or cut them in the data set's __getitem__ and give their lengths after that"
+            f"overlong={planner.overlong!r} cuts samples, but from_dataset(collate_fn=...) hands them on unchanged. Choose "
+            "'drop' or 'alone'. Or cut them in the data set's __getitem__, and give the new lengths"
         )
 
 
@@ -614,10 +614,10 @@ def _layout(
     if collate_fn is not None:
         if form.layout not in ("padded", "packed") or form.num_groups is not None:
             given = f"layout={form.layout!r}" if form.layout != "padded" else f"num_groups={form.num_groups}"
-            raise ValueError(f"collate_fn makes the batch, which leaves nothing for {given} to do; give one of the two")
+            raise ValueError(f"collate_fn makes the batch, so {given} has no effect. Give one of the two")
         return CollateFnLayout(function("collate_fn", collate_fn), parallel, originals, left_out)
     if parallel != Parallel(prefetch_factor=1):
-        raise ValueError("max_workers and executor_type are for a collate_fn, of which there is none; see prefetch")
+        raise ValueError("max_workers and executor_type need a collate_fn. To make batches ahead of use, call prefetch")
     if form.layout == "packed":
         return PackedLayout()
     if form.layout == "grouped" and form.pad_side == "left":
@@ -631,7 +631,7 @@ def _layout(
 def _say_right() -> None:
     """Once in a process."""
     logger.warning(
-        "layout='grouped' pads on the right, though the tokenizer pads on the left; give pad_side='right' if that is meant, or "
+        "layout='grouped' pads on the right, but the tokenizer pads on the left. Give pad_side='right' if this is meant, or "
         "choose layout='padded'"
     )
 

@@ -97,7 +97,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         check_depth(self.stage)
-        truth("repeat", self.repeats, "True repeats the data without end; for some epochs, loop over loader() as often")
+        truth("repeat", self.repeats, "True repeats the data without end; for n epochs, loop over loader() n times")
         _ = self.stage.originals  # which a stage that works on rows refuses
 
     def __iter__(self) -> Iterator[Sample]:
@@ -155,8 +155,8 @@ class Dataset:
     def __getitem__(self, number: Any) -> Any:
         _check_number(number)
         raise TypeError(
-            f"the samples of this data set cannot be had by number: it is {self.kind}; cache() keeps "
-            "it in memory, to_store(path) on disk"
+            f"this data set cannot give a sample by its number: it is {self.kind}. Call cache() to keep it in memory, or "
+            "to_store(path) to keep it on disk"
         )
 
     def __add__(self, other: Dataset) -> Dataset:
@@ -443,15 +443,14 @@ class Dataset:
         pairs = len(columns) == 2 and len(made) == 1
         if not columns or (len(columns) != len(made) and not pairs):
             raise ValueError(
-                f"tokenize makes an output of each column, or one of two columns (got column={columns} and output_column={made})"
+                f"tokenize makes one output for each column, or one for two columns "
+                f"(got column={columns} and output_column={made})"
             )
         if more and len(made) > 1:
-            raise ValueError(
-                "tokenize: extra_outputs= would be those of several columns; tokenize the columns one by one"
-            )
+            raise ValueError("tokenize: extra_outputs= works for one column only. Tokenize the columns one by one")
         names_of("tokenize", (*made, *more))
         if kept := [name for name in removed if name in (*made, *more)]:
-            raise ValueError(f"tokenize makes the column {kept[0]!r} that remove_columns leaves out")
+            raise ValueError(f"tokenize makes the column {kept[0]!r}, but remove_columns leaves it out")
         asked: dict[str, Any] = {"truncation": truncation, "max_length": max_length}
         asked |= {"add_special_tokens": None if add_special_tokens else False}
         asked = {name: value for name, value in asked.items() if value is not None}
@@ -906,8 +905,8 @@ class Dataset:
         [2, 1]
         """
         raise TypeError(
-            f"the lengths of this data set are not known: it is {self.kind}; cache() keeps "
-            "it in memory, to_store(path) on disk"
+            f"the lengths of this data set are not known: it is {self.kind}. Call cache() to keep it in memory, or "
+            "to_store(path) to keep it on disk"
         )
 
     # -- batches ---------------------------------------------------------------------------------------------------------
@@ -1222,7 +1221,7 @@ class Dataset:
     def _refuse_originals(self, verb: str) -> None:
         if self.stage.originals is not None:
             raise ValueError(
-                f"{verb} keeps rows, and from_dataset(collate_fn=...) hands its samples to collate_fn as they are: leave "
+                f"{verb} keeps rows, but from_dataset(collate_fn=...) hands its samples to collate_fn unchanged. Leave "
                 "collate_fn out, and return dicts of numbers, lists, 1-D tensors and texts"
             )
 
@@ -1233,9 +1232,7 @@ class Dataset:
     def _check_end(self, method: str, *, repeats: bool = False) -> None:
         """Refuses a chain whose epoch has no end, where all of it would be kept."""
         if repeats or self.stage.endless:
-            raise ValueError(
-                f"this data set repeats without end, and {method} keeps all of it; take(n) says how much of it to keep"
-            )
+            raise ValueError(f"this data set repeats without end, and {method} keeps all of it. Call take(n) first")
 
     def _add(self, stage: Stage[Block]) -> Dataset:
         return Dataset(Rebatch(stage) if stage.makes_long_blocks else stage, self.repeats)
@@ -1333,7 +1330,7 @@ class IndexedDataset(Dataset):
         (2, {'text': 'c'})
         """
         if seed is not None:
-            raise ValueError("filter with a seed may keep other samples in each epoch: say stream().filter(...)")
+            raise ValueError("filter with a seed may keep other samples in each epoch. Use stream().filter(...)")
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
         checked = _checked(on_error)
         function("filter", fn)
@@ -1342,8 +1339,8 @@ class IndexedDataset(Dataset):
         def kept(source: Source) -> Indexed:
             if version is not None and not source.holds_files:
                 raise ValueError(
-                    f"version={version!r} keeps what filter finds beside a store, and there is none here: leave version out, or "
-                    "write a store first"
+                    f"version={version!r} saves the answers of filter beside a store, but these data have no store. Leave "
+                    "version out, or write a store first"
                 )
             return IndexFilter(source, fn, checked, parallel, version)
 
@@ -1377,8 +1374,8 @@ class IndexedDataset(Dataset):
         if self.stage.originals is not None:
             if key is not None:
                 raise ValueError(
-                    f"key={key!r} is a column, and from_dataset(collate_fn=...) hands its samples on as they are: leave key out, "
-                    "to split by the numbers of samples"
+                    f"key={key!r} is a column, but from_dataset(collate_fn=...) hands on its samples unchanged. Leave key out to "
+                    "split by the numbers of samples"
                 )
             how = Split(valid_share, SAMPLE, seed)
         known: dict[int, SplitMask] = {}  # found by one pass for both sides
@@ -1395,7 +1392,7 @@ class IndexedDataset(Dataset):
         if stage.count == 0:  # which has no columns either
             return np.zeros(0, dtype=np.int64)
         if stage.count is None:
-            raise TypeError("the lengths of this data set are not known: it repeats without end; take some of it")
+            raise TypeError("the lengths of this data set are not known: it repeats without end. Call take(n) first")
         rows, count = stage.unshuffled()
         if rows is np.arange:
             return stage.index.lengths((column,), required=True)
@@ -1415,8 +1412,8 @@ class IndexedDataset(Dataset):
         found = self.stage.selected(some_of)
         if found is None:
             raise ValueError(
-                f"{verb} cannot keep {shown(self.stage)} indexed: what is left of a slice, a mixture or a zip may differ "
-                f"from epoch to epoch. Say {verb} before it, or stream().{verb}(...)"
+                f"{verb} cannot keep {shown(self.stage)} indexed: a slice, a mixture or a zip may have other samples in each "
+                f"epoch. Call {verb} before it, or use stream().{verb}(...)"
             )
         return self._with(found)
 
@@ -1463,7 +1460,7 @@ def stages_of(caller: str, datasets: Sequence[Dataset], *, once: bool = False) -
             remedy = (
                 f"call {caller} before samples are batched"
                 if isinstance(dataset, Batches)
-                else "make it one by from_sequence or from_iterable"
+                else "use from_sequence or from_iterable to make a data set of it"
             )
             raise TypeError(f"{caller}: data set {number} is a {kind}; {remedy}")
     return tuple(dataset.stage if once else dataset._endless for dataset in given)
@@ -1475,7 +1472,7 @@ def concatenated(datasets: Sequence[Dataset]) -> Dataset:
     for number, stage in enumerate(stages[:-1]):
         if stage.endless:
             raise ValueError(
-                f"data set {number} repeats without end, so that none after it is reached; repeat only the last"
+                f"data set {number} repeats without end, so no data set after it is reached. Repeat only the last one"
             )
     parts = tuple(part for stage in stages for part in (stage.below if stage.flat else (stage,)))
     if any(part.streamed_by for part in parts):
@@ -1504,11 +1501,13 @@ def _check_number(number: Any) -> None:
         TypeError: naming the method for it.
     """
     if isinstance(number, str):
-        raise TypeError(f"a data set has a sample by its number (got {number!r}); .select({number!r}) gives the column")
+        raise TypeError(
+            f"a data set takes the number of a sample (got {number!r}). For a column, use .select({number!r})"
+        )
     if isinstance(number, list | tuple | set | np.ndarray):
         raise TypeError(
-            f"a data set has one sample by its number, or some by a slice (got {number!r:.40}); several: "
-            "[dataset[number] for number in numbers]; columns: .select(names)"
+            f"a data set takes the number of a sample, or a slice (got {number!r:.40}). For several samples, use "
+            "[dataset[number] for number in numbers]. For columns, use .select(names)"
         )
 
 

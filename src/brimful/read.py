@@ -209,14 +209,14 @@ def from_dataset(
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise TypeError(
-            f"from_dataset takes a map-style data set, with __len__ and __getitem__ (got {type(dataset).__name__}); "
-            "from_iterable takes what can only be iterated over"
+            f"from_dataset takes a map-style data set, with __len__ and __getitem__ (got {type(dataset).__name__}). "
+            "Use from_iterable for data that can only be iterated over"
         )
     if isinstance(dataset, Dataset):
-        raise TypeError("from_dataset takes a data set of torch, and this is one of brimful's: use it as it is")
+        raise TypeError("from_dataset takes a data set of torch, but this is one of brimful's. Use it as it is")
     if isinstance(dataset, str | bytes):
         raise TypeError(
-            "from_dataset takes a data set of torch, and this is a text; from_files reads files by their names"
+            "from_dataset takes a data set of torch, but this is a text. Use from_files to read files by their names"
         )
     if collate_fn is not None:
         function("collate_fn", collate_fn)
@@ -394,14 +394,14 @@ def zip_datasets(datasets: Sequence[Dataset]) -> Dataset:
     for number, stage in enumerate(stages):
         if stage.leaves_out:
             raise ValueError(
-                f"data set {number} leaves out what is bad (on_error='skip'), and its other rows would get wrong partners; mend "
-                "it, or let functions give a row of nulls and filter after zip_datasets"
+                f"data set {number} leaves out bad rows (on_error='skip'), so its other rows would get wrong partners. Mend the "
+                "data. Or let functions return a row of nulls, and filter after zip_datasets"
             )
     endless = [stage.endless for stage in stages]
     if len(set(endless)) > 1:
         raise ValueError(
-            f"data set {endless.index(True)} repeats without end and data set {endless.index(False)} does not; take some of "
-            "the first, or repeat all of them"
+            f"data set {endless.index(True)} repeats without end and data set {endless.index(False)} does not. Call "
+            "take(n) on the first, or repeat all of them"
         )
     if any(stage.streamed_by for stage in stages):
         return Dataset(Zip(stages), together)

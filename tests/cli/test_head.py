@@ -95,8 +95,9 @@ def test_what_is_wrong_is_a_line(corpus: Corpus, store: Path, tmp_path: Path) ->
     )
     assert "is a token store and" in refusal("head", store, tmp_path / "empty.jsonl")
     (store / "manifest.json").rename(store / "journal.jsonl")
-    assert "is half-written: its writer is still at work, or was interrupted; the `brimful tokenize` that began it" in (
-        refusal("head", store)
+    assert (
+        "is half-written: its writer is still at work, or was interrupted. To finish it, run the same `brimful tokenize` again"
+        in (refusal("head", store))
     )
 
 

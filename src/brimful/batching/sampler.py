@@ -278,8 +278,8 @@ class BatchSampler:
         run = _Run(*self._beginning(), GUARD.loop_here().reader)
         if run.reader.processes > 1 and self.world_size > 1:
             raise ValueError(
-                f"Accelerate shards the batches to {run.reader.processes} processes, and this BatchSampler to "
-                f"{self.world_size} ranks; leave its rank and world_size alone"
+                f"both Accelerate ({run.reader.processes} processes) and this BatchSampler ({self.world_size} ranks) shard the "
+                "batches. Leave rank and world_size of the BatchSampler out"
             )
         if self._repeated == run.epoch and self._settings["shuffle"]:
             logger.warning("epoch %d again, in the same order: call set_epoch(epoch) before each epoch", run.epoch)
@@ -404,7 +404,7 @@ class _Run:
         name = self.reader.name or ("another thread" if self.thread != threading.get_ident() else None)
         if self.taken and name is not None:
             raise StateError(
-                f"{name} reads ahead: {self.taken:,} batches have been handed out, and only the training loop knows how "
-                "many of them it has used; pass that, state_dict(batches_consumed=...)"
+                f"{name} reads ahead: it has taken {self.taken:,} batches, and only the training loop knows how many it has "
+                "used. Pass that number: state_dict(batches_consumed=...)"
             )
         return self.place

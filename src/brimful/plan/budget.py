@@ -389,7 +389,7 @@ def share(budget: int, parts: int, unit: str, *, even: bool = False) -> int:
     if budget < parts or (even and budget % parts):
         remedy = f"a multiple of {parts:,}" if even else f"{parts:,} at least"
         raise ValueError(
-            f"micro_batches={parts:,} deals the {unit} of an optimizer step to {parts:,} batches, of which {budget:,} cannot be "
-            f"made: give {remedy}"
+            f"{budget:,} {unit} of an optimizer step cannot be divided into equal shares for "
+            f"micro_batches={parts:,}: give {remedy}"
         )
     return budget // parts

@@ -98,7 +98,7 @@ class MemoryBudget:
             object.__setattr__(self, "limit_bytes", finite("limit_bytes", self.limit_bytes))
             if self.model.unit == "relative":
                 raise ValueError(
-                    f"this model knows peaks only relative to one another (got limit_bytes={self.limit_bytes:,.0f}); give "
+                    f"this model knows no bytes, only the ratio of two peaks (got limit_bytes={self.limit_bytes:,.0f}). Give "
                     "reference=(batch, length), or model.anchored(batch, length, peak_bytes)"
                 )
         else:
@@ -150,8 +150,8 @@ class MemoryBudget:
         lengths = as_lengths(lengths)
         if lengths.ndim != self.model.num_lengths:
             raise ValueError(
-                f"the model of this MemoryBudget knows peaks by {self.model.num_lengths} length(s) a sample, and here are "
-                f"{lengths.ndim}; fit it with shapes of {1 + lengths.ndim} numbers"
+                f"the model of this MemoryBudget takes {self.model.num_lengths} length(s) a sample (got {lengths.ndim}). Fit it "
+                f"with shapes of {1 + lengths.ndim} numbers"
             )
         padded = np.maximum(lengths, 1)
         pairs = lengths.ndim == 2
@@ -217,7 +217,7 @@ def _look_beyond(model: PeakModel, plan: Plan) -> None:
         if most > FAR * known and kind not in _said:
             _said.add(kind)
             logger.warning(
-                "a %s of %d is planned, and the memory model has seen none above %d: so far beyond, its risk is not held; probe "
+                "a %s of %d is planned, but the memory model has seen none above %d. Its risk does not hold so far beyond: probe "
                 "near it (bf.memory.probe, brimful memory probe)",
                 kind,
                 most,
