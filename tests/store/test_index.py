@@ -87,7 +87,7 @@ def test_lengths_that_are_not_those_of_the_rows_are_refused(store: Path, tmp_pat
     with pytest.raises(bf.DataError, match=says):
         list(bf.from_store(damaged, shuffle=shuffle).batch_by_tokens(500))
     with pytest.raises(
-        bf.DataError, match=r"rows 2,000 to 2,000 have \d+ values in 'input_ids', and \d{5}\.arrow has \d+;"
+        bf.DataError, match=r"rows 2,000 to 2,000 have \d+ values in 'input_ids', and \d{5}\.arrow has \d+\."
     ):
         _ = bf.from_store(damaged)[2000]
     assert bf.from_store(damaged)[1999]["id"] == 1999
