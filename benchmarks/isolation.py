@@ -259,9 +259,9 @@ HEAD: Final = """# Which models keep the samples of a packed row apart
 
 A packed row holds several samples end to end. The model decides whether one sees another. `make isolation` writes this page.
 It makes each causal and encoder architecture of transformers {version} small, with random weights, on a CPU. It changes one
-sample and compares all others. It changes the padding. Then it compares each sample with itself run alone.
+sample and compares all others. Then it changes the padding. Last, it compares each sample with itself run alone.
 
-Of {of} architectures {made} were tried:
+This run tried {made} of {of} architectures:
 
 {counts}
 
@@ -294,7 +294,7 @@ The words of the table:
 |---|---|---|---|---|---|
 {rows}
 
-No small one could be made and run of these:
+No small model of these architectures could be made and run:
 
 {missing}
 """

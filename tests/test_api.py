@@ -258,7 +258,7 @@ def test_an_overlong_sample_is_named_by_file_and_line(tmp_path: Any) -> None:
     data = bf.from_files(str(tmp_path / "a.jsonl"))
     message = (
         r"^a sample of 3 tokens \(shard a.jsonl, line 2\) cannot fit max_tokens=2; "
-        "truncate or filter it, or raise the budget; overlong= says what else becomes of such samples$"
+        "truncate or filter it, or raise the budget; or set overlong= for such samples$"
     )
     with pytest.raises(bf.DataError, match=message):
         list(data.batch_by_tokens(2))
@@ -373,12 +373,11 @@ def test_what_other_libraries_take_between_brackets_is_refused_with_the_method_f
     indexed = bf.from_sequence(["a", "b", "c"])
     for data in (indexed, indexed.stream()):
         with pytest.raises(
-            TypeError, match=r"^a data set has a sample by its number \(got 'text'\); \.select\('text'\) gives"
+            TypeError,
+            match=r"^a data set takes the number of a sample \(got 'text'\). For a column, use \.select\('text'\)",
         ):
             data["text"]
-        with pytest.raises(
-            TypeError, match=r"^a data set has one sample by its number, or some by a slice \(got \[1, 2\]\)"
-        ):
+        with pytest.raises(TypeError, match=r"^a data set takes the number of a sample, or a slice \(got \[1, 2\]\)"):
             data[[1, 2]]
 
 
@@ -403,7 +402,7 @@ def test_a_table_with_two_columns_of_one_name_is_refused() -> None:
 
 
 def test_braces_beyond_the_length_of_a_name_are_counted() -> None:
-    with pytest.raises(ValueError, match=r"stand for [\d,]+ names, and may stand for 1,000,000"):
+    with pytest.raises(ValueError, match=r"stand for [\d,]+ names, but the most is 1,000,000"):
         list(bf.from_files("{a,b}" * 60 + ".jsonl"))
 
 

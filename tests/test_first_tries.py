@@ -48,10 +48,10 @@ def test_what_is_no_function_is_refused_where_it_is_given(name: str, call: Calla
         (
             lambda: bf.from_files("a.txt", repeat=WRONG),
             TypeError,
-            r"^repeat must be True or False \(got 3\); True repeats the data without end; for some epochs, loop over loader\(\) "
-            "as often$",
+            r"^repeat must be True or False \(got 3\); True repeats the data without end; for n epochs, loop over loader\(\) "
+            "n times$",
         ),
-        (lambda: bf.from_dataset("a.txt"), TypeError, "this is a text; from_files reads files by their names$"),
+        (lambda: bf.from_dataset("a.txt"), TypeError, "this is a text. Use from_files to read files by their names$"),
         (
             lambda: bf.from_iterable(WRONG),
             TypeError,
@@ -122,7 +122,8 @@ def test_data_sets_are_combined_in_a_list_and_before_they_are_batched(combine: A
     ):
         combine([INDEXED, INDEXED.batch(1)])
     with pytest.raises(
-        TypeError, match=rf"^{name}: data set 0 is a builtins.str; make it one by from_sequence or from_iterable$"
+        TypeError,
+        match=rf"^{name}: data set 0 is a builtins.str; use from_sequence or from_iterable to make a data set of it$",
     ):
         combine(["a"])
 

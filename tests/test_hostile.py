@@ -37,7 +37,7 @@ def test_a_line_without_an_end_is_refused(end: str, tmp_path: Path, monkeypatch:
 
 def test_braces_stand_for_a_million_names_at_most() -> None:
     for braces, count in (("{1..1000000000000}", "1,000,000,000,000"), ("{1..2000}{1..2000}", "4,000,000")):
-        with pytest.raises(ValueError, match=rf"stand for {count} names, and may stand for 1,000,000; correct them"):
+        with pytest.raises(ValueError, match=rf"stand for {count} names, but the most is 1,000,000. Correct them"):
             list(bf.from_files(f"{braces}.jsonl"))
 
 

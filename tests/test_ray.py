@@ -205,7 +205,7 @@ def test_what_was_interrupted_goes_on_by_the_executor_that_began_it(cluster: Any
         with pytest.raises(bf.StageError, match=r"map\(stopping\) failed at shard 6.jsonl, line 500: KeyError"):
             written(chain, path, executor)
         assert len(list(path.glob("*.arrow"))) > 1
-        words = f"was begun with executor='{executor}', and this is executor='{other}', which counts its places otherwise; go on"
+        words = f"was begun with executor='{executor}', but executor='{other}' counts places in another way. Go on"
         with pytest.raises(bf.StateError, match=words):
             written(chain, path, other)
     stop.unlink()

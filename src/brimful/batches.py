@@ -93,10 +93,11 @@ _OF_SAMPLES: Final = frozenset(
 
 @dataclass(frozen=True)
 class Batches:
-    """A stream of batches: a description, cheap and immutable. Iterating over it runs it from the start.
+    """A stream of batches. It is an immutable description: nothing runs until you iterate over it.
 
-    A batch is a dict of int64 tensors: each list column padded to (B, L), `attention_mask` (B, L), `lengths` (B,), other
-    numbers stacked, anything else as a list; see `brimful.tensors` for nested, grouped and packed ones.
+    A batch is a dict of int64 tensors. Each list column is padded to (B, L), with `attention_mask` (B, L) and `lengths`
+    (B,). Other numbers are stacked, and all other values are lists. `brimful.tensors` describes nested, grouped and
+    packed batches.
 
     >>> import brimful as bf
     >>> batches = bf.from_sequence([{"input_ids": [1, 2]}, {"input_ids": [3]}]).batch(2)
@@ -118,10 +119,10 @@ class Batches:
     def iter(
         self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0, allow: Collection[str] = ()
     ) -> ResumableIterator[Any]:
-        """An iterator over the batches, from the start of an epoch or from a state; see `Dataset.iter`.
+        """An iterator over the batches, from the start of an epoch or from a saved state; see `Dataset.iter`.
 
         Args:
-            epoch: which epoch it begins with; a state says its own, and beside one this is an error.
+            epoch: the epoch to begin with. A state knows its own epoch, so giving both is an error.
 
         >>> import brimful as bf
         >>> batches = bf.from_sequence([[1], [2], [3]]).batch(1)
@@ -137,11 +138,12 @@ class Batches:
         return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch))
 
     def loader(self, *, steps_per_epoch: int | None = None) -> Loader:
-        """An IterableDataset of an epoch at a time, with state_dict, load_state_dict and set_epoch, for trainers: see `Loader`.
+        """The batches as an IterableDataset for trainers, one epoch at a time, with state_dict, load_state_dict and
+        set_epoch: see `Loader`.
 
-        `steps_per_epoch`: so many batches are an epoch, and each epoch goes on where the one before stopped. With
-        `micro_batches=k` it is a multiple of k. Give the loader to the loop as it is: Accelerate's `prepare` takes the model and
-        the optimizer, and would shard the batches a second time.
+        `steps_per_epoch`: so many batches are an epoch, and each epoch continues where the one before stopped. With
+        `micro_batches=k` it must be a multiple of k. Give the loader to the loop as it is. Give Accelerate's `prepare`
+        the model and the optimizer only, because it would shard the batches a second time.
 
         >>> import brimful as bf
         >>> loader = bf.from_sequence([[1], [2], [3]]).batch(1).loader(steps_per_epoch=2)
@@ -156,8 +158,8 @@ class Batches:
         if steps % (number := self.micro_batches or 1):
             whole = steps - steps % number
             raise ValueError(
-                f"steps_per_epoch={steps:,} batches are no whole optimizer steps of {number:,} (micro_batches={number}), and "
-                f"trainers end one with an epoch: say {f'{whole:,} or ' if whole else ''}{whole + number:,}"
+                f"steps_per_epoch={steps:,} batches is not a multiple of micro_batches={number}. Trainers end an optimizer step "
+                f"with an epoch: give {f'{whole:,} or ' if whole else ''}{whole + number:,}"
             )
         return Loader(replace(self, repeats=True), steps_per_epoch=steps)
 
@@ -171,37 +173,41 @@ class Batches:
         uneven: Uneven = "pad",
         timeout_seconds: float = 600.0,
     ) -> Batches:
-        """The batches of one data-parallel rank: of each step's `world_size` batches the one at `rank`.
+        """The batches of one data-parallel rank: the batch at `rank` of the `world_size` batches of each step.
 
-        The order of all batches does not depend on the world size. With indexed data, a state is the same on all ranks, and one
-        saved by 8 ranks resumes on 1, 2, 4 or 16. With `from_files(streams=n)`, each rank reads and saves its own streams. Join
-        the states of all ranks with `bf.merge_states` (or save the loader with torch.distributed.checkpoint), and resume on
-        any world size that divides n. Each batch carries `weight` and `is_filler`. Resolved when iterated.
+        The order of all batches does not depend on the world size. With indexed data, a state is the same on all ranks,
+        and one saved by 8 ranks resumes on 1, 2, 4 or 16. With `from_files(streams=n)`, each rank reads and saves its
+        own streams. Join the states of all ranks with `bf.merge_states` (or save the loader with
+        torch.distributed.checkpoint), and resume on any world size that divides n. Each batch carries `weight` and
+        `is_filler`. Rank and world size are looked up when you iterate.
 
-        Indexed data with a column `labels` (lists of integers, none null) and no `shift_labels`, or packed without either, give
-        each batch `num_items_in_batch` too, () int64: the number of labels other than -100 that its step has on all ranks
-        together. `bf.token_mean` divides by it. It counts the labels of the samples, cut as planned: a collate_fn that makes
-        other labels should set another number. It takes 70 ns a sample, on every rank for all, and the rows of those that are
-        cut. It is left out if labels are lists of a fixed size, are padded with another value, or are not to be signed integers.
+        Indexed data with labels also give each batch `num_items_in_batch`, () int64. It is the number of labels other
+        than -100 in the whole step, on all ranks together. `bf.token_mean` divides by it. The data need a column
+        `labels` (lists of integers without nulls) and no `shift_labels`, or packed batches that have neither column.
+        brimful counts the labels of the samples, cut as planned. If a collate_fn makes other labels, set another
+        number. Each rank counts for all ranks, in 70 ns a sample, and reads the rows of samples that are cut. The count is
+        left out if labels are lists of a fixed size. It is also left out if their padding is not -100, or their dtype is
+        not a signed integer.
 
-        It may stand anywhere in the chain: `take` and `enumerate` count the batches of this rank. Called again, it takes the
-        place of the call before.
+        You may call it anywhere in the chain: `take` and `enumerate` count the batches of this rank. A second call
+        replaces the first one.
 
         Args:
-            rank, world_size: the data-parallel ones; by default of `process_group` or `mesh`, else of torch.distributed,
-                else of the environment, else this process is the only one.
-            process_group: of torch.distributed, that of the data-parallel ranks. Beside rank and world_size it may be the
-                torch.distributed.Store through which ranks that read streams agree on the end of the epoch.
-            mesh: or a device mesh of one dimension: `mesh["dp"]` of one of several.
-            uneven: where a step has too few batches, the last one of indexed data or those after a stream's end: "pad" (a
-                filler: one real row again, weight 0), "drop" the step (and what follows), "wrap" to the epoch's first
-                batches (of streams: the stream's), or "raise" an error.
+            rank, world_size: the data-parallel rank and world size. The default is that of `process_group` or `mesh`,
+                else of torch.distributed, else of the environment. If there is none, this process is the only rank.
+            process_group: the torch.distributed group of the data-parallel ranks. Ranks that read streams must agree on
+                the end of the epoch: with rank and world_size given, it may be the torch.distributed.Store for that.
+            mesh: or a device mesh of one dimension, for example `mesh["dp"]` of a larger mesh.
+            uneven: the reaction to a step with too few batches. That is the last step of indexed data, or one after the
+                end of a stream. "pad" adds a filler: a real row again, with weight 0. "drop" leaves out the step and
+                all that follow. "wrap" takes the first batches of the epoch (of the stream, with streams). "raise"
+                raises an error.
             timeout_seconds: how long to wait for other ranks that read streams.
         Raises:
-            ValueError: (when iterated) streamed data without streams at a world size above 1: its ranks would have to read
-                everything; a world size that does not divide the streams.
-            TimeoutError: (when iterated) another rank was not heard of in time; it is named.
-            RankError: (when iterated) another rank failed; it and its error are named.
+            ValueError: (when iterated) the data are streamed without streams and the world size is above 1, so each
+                rank would read everything. Or the world size does not divide the number of streams.
+            TimeoutError: (when iterated) another rank did not answer in time. The error names it.
+            RankError: (when iterated) another rank failed. The error names it and its error.
 
         >>> import brimful as bf
         >>> batches = bf.from_sequence([[1], [2], [3]]).batch(1)
@@ -224,8 +230,8 @@ class Batches:
         return replace(self, stage=self.stage.sharded(**how, timeout_seconds=timeout_seconds))
 
     def plans(self, epoch: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch as integers: sample numbers, padded lengths; after `take(n)` no more than n. It touches no row
-        of indexed data.
+        """The batches of an epoch as integers: sample numbers and padded lengths. After `take(n)` there are at most n.
+        Indexed data read no rows for this.
 
         >>> import brimful as bf
         >>> batches = bf.from_sequence([[1], [2, 3], [4]]).batch(2)
@@ -245,8 +251,8 @@ class Batches:
 
     def __getitem__(self, number: Any) -> NoReturn:
         raise TypeError(
-            "batches cannot be had by number: loop over them; a DataLoader takes batches.loader() with batch_size=None, or the "
-            f"samples with batch_sampler=bf.BatchSampler(lengths, policy). {GUARD.FOR_TRAINER}"
+            "batches have no numbers: loop over them. A DataLoader takes batches.loader() with batch_size=None, or the samples "
+            f"with batch_sampler=bf.BatchSampler(lengths, policy). {GUARD.FOR_TRAINER}"
         )
 
     if not TYPE_CHECKING:  # else any attribute would pass for one that is there
@@ -273,7 +279,7 @@ class Batches:
 
     @property
     def streams(self) -> int | None:
-        """How many streams the data are read as; None where they are not.
+        """The number of streams that the data are read as, or None.
 
         >>> import brimful as bf
         >>> bf.from_files("corpus/*.jsonl", streams=8).batch(4).streams
@@ -283,7 +289,7 @@ class Batches:
 
     @property
     def micro_batches(self) -> int | None:
-        """How many batches on each rank an optimizer step adds up the gradients of; None where nothing says.
+        """How many batches on each rank make one optimizer step. None: not set.
 
         >>> import brimful as bf
         >>> batches = bf.from_sequence([[1], [2], [3], [4]]).batch(2, micro_batches=2)
@@ -294,7 +300,7 @@ class Batches:
 
     @property
     def sharded(self) -> bool:
-        """Whether these are one rank's, by `shard`.
+        """True if these are the batches of one rank, made by `shard`.
 
         >>> import brimful as bf
         >>> batches = bf.from_sequence([[1], [2]]).batch(1)
@@ -314,7 +320,7 @@ class Batches:
         return length
 
     def map(self, fn: Callable[[Any], Any]) -> Batches:
-        """`fn(batch)` in place of each batch.
+        """Replaces each batch by `fn(batch)`.
 
         >>> import brimful as bf
         >>> batches = bf.from_sequence([[1], [2, 3]]).batch(2)
@@ -324,7 +330,7 @@ class Batches:
         return replace(self, stage=MapItems(self.stage, function("map", fn)))
 
     def take(self, n: int) -> Batches:
-        """The first n batches. A repeating data set runs as many epochs as that needs.
+        """The first n batches. A data set that repeats runs as many epochs as that needs.
 
         >>> import brimful as bf
         >>> endless = bf.from_sequence([[1], [2]], repeat=True).batch(1)
@@ -334,7 +340,7 @@ class Batches:
         return replace(self, stage=TakeItems(self._endless, n), repeats=False)
 
     def enumerate(self) -> Batches:
-        """(number, batch) pairs, counted from 0 and on over epochs.
+        """Pairs of (number, batch). Numbers begin at 0 and go on over epochs.
 
         >>> import brimful as bf
         >>> for step, batch in bf.from_sequence([[5], [6]]).batch(1).enumerate():
@@ -345,7 +351,7 @@ class Batches:
         return replace(self, stage=EnumerateItems(self._endless), repeats=False)
 
     def prefetch(self, n: int) -> Batches:
-        """Up to n batches made ahead of use by a thread, over the ends of epochs too.
+        """Makes up to n batches ahead of use in a thread, also across the ends of epochs.
 
         >>> import brimful as bf
         >>> with bf.from_sequence([[1], [2], [3]]).batch(1).prefetch(2).iter() as it:
@@ -363,20 +369,23 @@ class Batches:
         pad_on_device: bool = False,
         static_buffers: bool = False,
     ) -> Batches:
-        """The tensors of each batch on a device, up to `prefetch` batches sent ahead of use, over the ends of epochs too.
+        """Sends the tensors of each batch to a device, up to `prefetch` batches ahead of use, also across the ends of
+        epochs.
 
-        A thread makes the batches and begins the copies: from pinned memory, on a stream beside those that compute. What the
-        caller's current stream runs after `next` runs after the copy; nobody waits on the host.
+        A thread makes the batches and begins the copies, from pinned memory, on a separate stream. Your current stream
+        waits for the copy of a batch before it runs your next operations. The host does not wait.
 
         Args:
-            device: "cuda", "cuda:1", "cpu", a torch.device; "cuda" is the current one when this is called.
-            prefetch: batches on the device or on their way, besides the one in use and one in the making; 0: no thread.
-            pad_on_device: send values end to end, as they are stored, and pad them there: a quarter of the bytes, or less.
-            static_buffers: the same device tensors for every batch of a shape, as CUDA graphs want them: a batch is valid until
-                the next one is taken. 64 shapes at most, kept as long as this object.
+            device: "cuda", "cuda:1", "cpu", a torch.device. "cuda" is the current device when this is called.
+            prefetch: batches on the device or on their way, besides the one in use and one in the making. 0: no thread.
+            pad_on_device: send values end to end, as they are stored, and pad them on the device. This sends a quarter
+                of the bytes, or less.
+            static_buffers: use the same device tensors for every batch of a shape, as CUDA graphs need them. A batch is
+                valid until you take the next one. At most 64 shapes, kept as long as this object.
         Raises:
-            ValueError: pad_on_device where the padding is not brimful's, or is looked at before it is sent.
-        Price: on the host a copy into pinned memory; on the device `prefetch` + 2 batches.
+            ValueError: pad_on_device is set, but something other than brimful pads the batches, or an earlier step
+                reads the padding.
+        Price: a copy into pinned memory on the host, and `prefetch` + 2 batches on the device.
         Example:
             >>> import brimful as bf
             >>> next(iter(bf.from_sequence([{"input_ids": [3]}]).batch(1).to_device("meta")))["input_ids"].device.type
@@ -395,16 +404,17 @@ class Batches:
         """Batches whose lists are padded by what comes next."""
         if (stage := self.stage.unpadded()) is None:
             raise ValueError(
-                "pad_on_device pads brimful's own padded batches as they arrive, so nothing may come between: no collate_fn, "
-                "other layout or pack, and map, take, enumerate and prefetch after to_device"
+                "pad_on_device needs brimful's own padded batches. Leave out collate_fn, other layouts and pack, and call map, "
+                "take, enumerate and prefetch after to_device"
             )
         return replace(self, stage=stage)
 
     def shapes(self, epoch: int = 0) -> dict[tuple[int, ...], int]:
-        """The shapes (rows, tokens) of an epoch's batches and how many have each, the most frequent first: what compilers see.
+        """Counts the shapes (rows, tokens) of an epoch's batches, the most frequent first. A compiler sees each of
+        them.
 
-        For layout "grouped" they are those of whole batches. Price: that of planning the epoch. It touches no row of indexed
-        data; it reads and tokenises streamed data.
+        With layout "grouped" these are the shapes of whole batches. Price: the time to plan the epoch. Indexed data
+        read no rows for this. Streamed data are read and tokenised.
 
         >>> import brimful as bf
         >>> samples = bf.from_sequence([{"input_ids": [1] * length} for length in (7, 8, 5, 3, 4)])
@@ -415,15 +425,18 @@ class Batches:
         return dict(found.most_common())
 
     def explain(self, batch: Any) -> Explanation:
-        """For each sample of a batch file and line, where it was read from files, its length and, with a tokenizer in the chain,
-        its text; of packed rows for each piece, in order. It prints as a table.
+        """Shows where the samples of a batch come from. It prints as a table.
 
-        What is needed is remembered beside a batch, for as long as its tensors live: a few us, and 32 bytes a sample of its
-        window. It follows them through `map`, `prefetch` and `to_device`, not into another process. Of a store, file and row are
-        its own, and looked up when you ask.
+        Each sample has a line with its length, its file and line (if read from files), and its text (if the chain has a
+        tokenizer). A packed row has a line for each piece, in order. Samples from a store show the store's own file and
+        row.
+
+        brimful remembers this beside a batch as long as its tensors live. It costs a few us a batch, and 32 bytes for
+        each sample of its window. It follows the tensors through `map`, `prefetch` and `to_device`, but not into
+        another process.
 
         Raises:
-            ValueError: it is none of these batches, or all of its tensors were made anew; layout="grouped".
+            ValueError: the batch is not one of these, or all of its tensors were made anew. Or its layout is "grouped".
 
         >>> import brimful as bf
         >>> batches = bf.from_sequence([{"input_ids": [1, 2]}, {"input_ids": [3]}]).batch(2)
@@ -455,8 +468,8 @@ class Batches:
 def _say_unsharded(world_size: int) -> None:
     """Once in a process: that each rank reads the same is seldom meant, and nothing else would show it."""
     logger.warning(
-        "there are %d ranks, and these batches are not shared out: each rank gets all of them. Say .shard(), or .shard(0, 1) "
-        "if that is meant",
+        "there are %d ranks, and each rank gets all of these batches. Call .shard() to divide them, or .shard(0, 1) if this is "
+        "meant",
         world_size,
     )
 
@@ -514,8 +527,8 @@ def batches_of(
         function("balance_cost", order.balance_cost)
         if planner.in_order:
             raise ValueError(
-                "balance_cost puts batches in another order, and these keep the order of arrival: give window= too, or leave "
-                "balance_cost out"
+                "balance_cost changes the order of batches, but without window= they keep the order of arrival. Give window=, or "
+                "leave balance_cost out"
             )
     shuffle = False if planner.in_order else shuffle
     if shuffle is True and (parts > 1 or (order.balance_cost is not None and stage.streams is not None)):
@@ -565,13 +578,13 @@ def _check_whole(planner: BatchPlanner) -> None:
     """Refuses to look into samples that are handed to a collate_fn as they are, or to cut them."""
     if planner.asks_samples:
         raise ValueError(
-            f"{planner.verb} calls functions of rows, and from_dataset(collate_fn=...) hands its samples on as they are: give "
+            f"{planner.verb} calls functions of rows, but from_dataset(collate_fn=...) hands on its samples unchanged. Give "
             "from_dataset lengths=, a function of a sample, and batch by a policy"
         )
     if planner.overlong in ("truncate", "split"):
         raise ValueError(
-            f"overlong={planner.overlong!r} cuts samples, and from_dataset(collate_fn=...) hands them on as they are; choose "
-            "'drop' or 'alone', or cut them in the data set's __getitem__ and give their lengths after that"
+            f"overlong={planner.overlong!r} cuts samples, but from_dataset(collate_fn=...) hands them on unchanged. Choose "
+            "'drop' or 'alone'. Or cut them in the data set's __getitem__, and give the new lengths"
         )
 
 
@@ -601,10 +614,10 @@ def _layout(
     if collate_fn is not None:
         if form.layout not in ("padded", "packed") or form.num_groups is not None:
             given = f"layout={form.layout!r}" if form.layout != "padded" else f"num_groups={form.num_groups}"
-            raise ValueError(f"collate_fn makes the batch, which leaves nothing for {given} to do; give one of the two")
+            raise ValueError(f"collate_fn makes the batch, so {given} has no effect. Give one of the two")
         return CollateFnLayout(function("collate_fn", collate_fn), parallel, originals, left_out)
     if parallel != Parallel(prefetch_factor=1):
-        raise ValueError("max_workers and executor_type are for a collate_fn, of which there is none; see prefetch")
+        raise ValueError("max_workers and executor_type need a collate_fn. To make batches ahead of use, call prefetch")
     if form.layout == "packed":
         return PackedLayout()
     if form.layout == "grouped" and form.pad_side == "left":
@@ -618,7 +631,7 @@ def _layout(
 def _say_right() -> None:
     """Once in a process."""
     logger.warning(
-        "layout='grouped' pads on the right, though the tokenizer pads on the left; give pad_side='right' if that is meant, or "
+        "layout='grouped' pads on the right, but the tokenizer pads on the left. Give pad_side='right' if this is meant, or "
         "choose layout='padded'"
     )
 

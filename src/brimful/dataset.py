@@ -84,7 +84,7 @@ Executor: TypeAlias = Literal["local", "ray"]
 
 @dataclass(frozen=True)
 class Dataset:
-    """A stream of samples: a description, cheap and immutable. Iterating over it runs it from the start.
+    """A stream of samples. It is an immutable description: nothing runs until you iterate over it.
 
     >>> import brimful as bf
     >>> dataset = bf.from_sequence([{"x": 1}, {"x": 2}, {"x": 3}]).filter(lambda sample: sample["x"] != 2)
@@ -97,7 +97,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         check_depth(self.stage)
-        truth("repeat", self.repeats, "True repeats the data without end; for some epochs, loop over loader() as often")
+        truth("repeat", self.repeats, "True repeats the data without end; for n epochs, loop over loader() n times")
         _ = self.stage.originals  # which a stage that works on rows refuses
 
     def __iter__(self) -> Iterator[Sample]:
@@ -106,15 +106,16 @@ class Dataset:
     def iter(
         self, state_dict: dict[str, Any] | None = None, *, allow: Collection[str] = ()
     ) -> ResumableIterator[Sample]:
-        """An iterator over the samples, from the start or from a state that an iterator of this data set gave.
+        """An iterator over the samples, from the start or from a saved state.
 
         Args:
-            state_dict: what `state_dict()` returned; it is not changed.
-            allow: settings in which the state may differ. "functions": for one that gives the same rows for those that were
-                taken already, as they are made once more where a window began before the place. "urls": for shards that
-                were moved, or added behind the others. "weights": of a mixture of streams.
+            state_dict: the state that `state_dict()` of an iterator of this data set returned. It is not changed.
+            allow: settings in which the state may differ from this data set. "functions": your functions changed, but
+                give the same rows for the samples already taken. A resume calls them again from the beginning of the
+                open window. "urls": shards were moved, or added at the end. "weights": the weights of a mixture of
+                streams changed.
         Raises:
-            StateError: the state belongs to another pipeline, or the data read again are not those it was saved over.
+            StateError: the state belongs to another pipeline, or the data have changed since it was saved.
 
         >>> import brimful as bf
         >>> it = bf.from_sequence([{"x": 1}, {"x": 2}]).iter()
@@ -126,12 +127,13 @@ class Dataset:
         return ResumableIterator(self._samples, state_dict, allow)
 
     def loader(self) -> Loader:
-        """The samples as an IterableDataset of an epoch at a time, with state_dict, load_state_dict and set_epoch: see
+        """The samples as an IterableDataset, one epoch at a time, with state_dict, load_state_dict and set_epoch: see
         `Loader`.
 
-        A DataLoader around it batches by a collate_fn: DataLoader(dataset.loader(), batch_size=32, collate_fn=...), with
-        num_workers=0. Its state is the place after the samples that were asked for. Ranks of a data-parallel run all get all
-        samples: `stride(world_size, rank)` says which, `Batches.shard` shares out batches.
+        Give it to a DataLoader to make batches with a collate_fn: DataLoader(dataset.loader(), batch_size=32,
+        collate_fn=...). Use num_workers=0. The saved place is the one after the last sample that the DataLoader asked
+        for. In a data-parallel run, every rank gets all samples. To divide them, use `stride(world_size, rank)` for
+        samples, or `Batches.shard` for batches.
 
         >>> import brimful as bf
         >>> loader = bf.from_sequence(["a", "b"]).loader()
@@ -153,8 +155,8 @@ class Dataset:
     def __getitem__(self, number: Any) -> Any:
         _check_number(number)
         raise TypeError(
-            f"the samples of this data set cannot be had by number: it is {self.kind}; cache() keeps "
-            "it in memory, to_store(path) on disk"
+            f"this data set cannot give a sample by its number: it is {self.kind}. Call cache() to keep it in memory, or "
+            "to_store(path) to keep it on disk"
         )
 
     def __add__(self, other: Dataset) -> Dataset:
@@ -178,7 +180,7 @@ class Dataset:
         return f"streamed (by {by})" if by else "indexed"
 
     def stream(self) -> Dataset:
-        """The same samples as a stream: for methods that indexed data refuse.
+        """The same samples as a stream, for methods that indexed data refuse.
 
         >>> import brimful as bf
         >>> mixed = bf.interleave_datasets([bf.from_sequence(["a", "b"]), bf.from_sequence(["c"])])
@@ -199,22 +201,21 @@ class Dataset:
         executor_type: ExecutorType = "thread",
         prefetch_factor: int = 10,
     ) -> Dataset:
-        """`fn(sample)` in place of each sample; with a seed `fn(sample, rng)`, a numpy generator keyed by the row.
+        """Replaces each sample by `fn(sample)`. With a seed, brimful calls `fn(sample, rng)` with a numpy generator.
 
-        Token columns arrive as numpy arrays that `fn` may change. Where it raises, on_error="raise" names file and line;
-        "skip" leaves the sample out, counts it as `skipped` in `.stats` and logs file, line and error. The results are the
-        same, in the same order, however many workers there are. Price: Python, once a sample; `map_blocks` is the fast way.
+        Token columns arrive as numpy arrays that `fn` may change. The results and their order do not depend on the
+        number of workers. Price: one Python call a sample. `map_blocks` is faster.
 
         Args:
-            seed: with one the function takes (sample, rng), a numpy generator keyed by the row: the same whatever the
-                workers.
-            on_error: where the function raises: "raise" names file and line; "skip" leaves the sample out, counts and logs
-                it.
-            max_workers: threads or processes that call it; 0: the caller's thread.
-            executor_type: "thread", for functions that wait or leave the interpreter's lock; "process", for those that
-                compute in Python: they are sent there by cloudpickle, and blocks as Arrow IPC. What a script defines may
-                    be used as it is.
-            prefetch_factor: for each worker so many parts of blocks are in the making, or ready, ahead of use.
+            seed: call `fn(sample, rng)`. `rng` is a numpy generator keyed by the row, so the number of workers does not
+                change it.
+            on_error: the reaction to an error in `fn`. "raise" names file and line. "skip" leaves the sample out,
+                counts it as `skipped` in `.stats`, and logs file, line and error.
+            max_workers: threads or processes that call `fn`. 0: the caller's thread.
+            executor_type: "thread" is for functions that wait or release the interpreter's lock. "process" is for
+                functions that compute in Python. cloudpickle sends them to the workers, so functions from your script
+                work too. Blocks travel as Arrow IPC.
+            prefetch_factor: parts of blocks that each worker has in the making or ready, ahead of use.
 
         >>> import brimful as bf
         >>> list(bf.from_sequence([{"x": 1}]).map(lambda sample: {"y": sample["x"] + 1}))
@@ -235,12 +236,12 @@ class Dataset:
         executor_type: ExecutorType = "thread",
         prefetch_factor: int = 10,
     ) -> Dataset:
-        """The samples for which `fn(sample)` is true; with a seed `fn(sample, rng)`.
+        """Keeps the samples for which `fn(sample)` is true. With a seed, brimful calls `fn(sample, rng)`.
 
-        Price: Python, once a sample. Indexed data stay indexed. Each process reads all of their sources at the first use, and
-        asks about every sample; it holds 8 bytes for each one that stays. A seed, or a slice, mixture or zip before it, is an
-        error there: say `stream().filter(...)`. The rest is as for `map`; the iterator that uses indexed data first counts what
-        they leave out.
+        Price: one Python call a sample. Indexed data stay indexed. Each process then reads all sources at the first use
+            and calls `fn` for every sample. It holds 8 bytes for each sample that stays. Indexed data refuse a seed
+            here, and a slice, mixture or zip before `filter`: use `stream().filter(...)` instead. Other arguments are
+            as for `map`. With indexed data, `.stats` counts the samples left out on the first iterator that uses them.
 
         >>> import brimful as bf
         >>> numbers = bf.from_sequence([{"n": n} for n in range(8)]).stream()
@@ -264,9 +265,10 @@ class Dataset:
         executor_type: ExecutorType = "thread",
         prefetch_factor: int = 10,
     ) -> Dataset:
-        """`fn(sample)` in place of each sample, but for those for which it is None; with a seed `fn(sample, rng)`.
+        """Replaces each sample by `fn(sample)`, and leaves it out if the result is None. With a seed, brimful calls
+        `fn(sample, rng)`.
 
-        The rest is as for `map`.
+        Other arguments are as for `map`.
 
         >>> import brimful as bf
         >>> def half(sample): return {"n": sample["n"] // 2} if sample["n"] % 2 == 0 else None
@@ -290,7 +292,8 @@ class Dataset:
         executor_type: ExecutorType = "thread",
         prefetch_factor: int = 10,
     ) -> Dataset:
-        """All samples of `fn(sample)` in place of each; with a seed `fn(sample, rng)`. The rest is as for `map`.
+        """Replaces each sample by all samples of `fn(sample)`. With a seed, brimful calls `fn(sample, rng)`. Other
+        arguments are as for `map`.
 
         >>> import brimful as bf
         >>> def words(sample): return [{"text": word} for word in sample["text"].split()]
@@ -312,10 +315,11 @@ class Dataset:
         executor_type: ExecutorType = "thread",
         prefetch_factor: int = 10,
     ) -> Dataset:
-        """`fn(block)` in place of each pyarrow.RecordBatch of rows (1 to 4,096 of them): any columns, any number of rows.
+        """Replaces each block of rows by `fn(block)`. A block is a pyarrow.RecordBatch of 1 to 4,096 rows. `fn` may
+        change its columns and its number of rows.
 
-        `fn` must not depend on where blocks begin and end. Price: what `fn` costs; nothing a sample. Workers are as for
-        `map`; each is given whole blocks.
+        `fn` must not depend on where blocks begin and end. Price: the time of `fn`, and nothing for each sample.
+        Workers are as for `map`. Each worker gets whole blocks.
 
         >>> import brimful as bf
         >>> import pyarrow.compute as pc
@@ -327,17 +331,18 @@ class Dataset:
         return self._add(MapBlocks(self.stage, function("map_blocks", fn), parallel=parallel))
 
     def scan(self, fn: Callable[[Any, Sample], tuple[Any, Sample]], initial: Any) -> Dataset:
-        """`fn(carry, sample)` gives (carry, sample), as of jax.lax.scan: a sample for each, and what the next call is handed.
+        """Replaces each sample by the second value of `fn(carry, sample)`. The first value is the carry of the next
+        call, as in jax.lax.scan.
 
         Args:
-            fn: the carry comes first, and goes first.
-            initial: the carry of the first call of each epoch. All of them are plain JSON: None, bool, int, finite float,
-                str, lists and dicts of these. The state holds one: keep it small.
+            fn: takes (carry, sample) and returns (carry, sample).
+            initial: the carry of the first call of each epoch. Every carry is plain JSON: None, bool, int, finite
+                float, str, lists and dicts of these. The state holds one carry, so keep it small.
         Raises:
-            TypeError: `initial` is something else.
-            ValueError: the samples are in several streams.
-            StageError: (when run) `fn` raised, or returned something else; with file and line.
-        State: [upstream's state, the carry]. Price: Python, once a sample, and a copy of the carry.
+            TypeError: `initial` is not plain JSON.
+            ValueError: the data are read as several streams.
+            StageError: (when run) `fn` raised an error or returned something else. The error names file and line.
+        State: [upstream's state, the carry]. Price: one Python call a sample, and a copy of the carry.
 
         >>> import brimful as bf
         >>> def running_total(total, sample): return total + sample["x"], {"total": total + sample["x"]}
@@ -347,12 +352,14 @@ class Dataset:
         return self._add(Scan(self.stage, function("scan", fn), initial))
 
     def sliding_window(self, width: int) -> Dataset:
-        """`width` neighbours in one sample, each column a list of theirs; of n samples of an epoch n - width + 1, or none.
+        """Joins `width` neighbours into one sample. Each column becomes a list of their values. An epoch of n samples
+        gives n - width + 1, or none.
 
-        A sample is said to come from where its first one does. Of several streams it is refused.
+        The origin of a sample is the origin of its first neighbour. Data that are read as several streams are refused.
 
-        State: [upstream's state, samples, blocks, crc32]; a resume reads the last width - 1 samples again.
-        Price: they are held; memory and time are `width` times those of the samples, 1 MB or so at a time.
+        State: [upstream's state, samples, blocks, crc32]. A resume reads the last width - 1 samples again.
+        Price: the last width - 1 samples are held. Memory and time are `width` times those of the samples, about 1 MB
+            at a time.
 
         >>> import brimful as bf
         >>> list(bf.from_sequence(["a", "b", "c"]).sliding_window(2))
@@ -376,47 +383,52 @@ class Dataset:
         max_workers: int = 1,
         executor_type: ExecutorType = "thread",
     ) -> Dataset:
-        """Adds the tokens of a text column, int32, whole blocks at a time, ahead of use.
+        """Adds the tokens of a text column as int32. It tokenises whole blocks, ahead of use.
 
         Args:
-            tokenizer: a tokenizers.Tokenizer, a transformers tokenizer, a tiktoken.Encoding, a gigatoken.Tokenizer, or a
-                callable list[str] -> list[list[int]]; or the name of one, as on the command line: a tokenizer.json, a
-                folder or a name for transformers, tiktoken:NAME. It is never changed: threads work on clones. (What a
-                gigatoken.Tokenizer gives is
-                what it says: there is no other to hold it against, and its memory grows with the words that it has seen.)
-            column: of text. Of several, as many as there are in `output_column`, each is tokenised by itself (an encoder's input
-                and a decoder's labels); of two with one output, pairs of texts make one row (a cross-encoder's):
-                transformers' `tokenizer(a, b)`; a callable gets two lists.
+            tokenizer: a tokenizers.Tokenizer, a transformers tokenizer, a tiktoken.Encoding, a gigatoken.Tokenizer, or
+                a callable list[str] -> list[list[int]]. Or the name of one, as on the command line: a tokenizer.json, a
+                folder or name for transformers, or tiktoken:NAME. brimful never changes it, and threads work on clones.
+                A gigatoken.Tokenizer is not compared with another tokenizer. Its memory grows with the number of
+                different words.
+            column: the text column, or several. With as many columns as `output_column`, each is tokenised by itself
+                (the input of an encoder and the labels of a decoder). With two columns and one output, each row is a
+                pair of texts (for a cross-encoder). transformers gets `tokenizer(a, b)`, a callable gets two lists.
             output_column: the column, or columns, of tokens.
-            truncation: True, or which text of a pair is cut: "longest_first" (what True means), "only_first",
-                "only_second". None: as the tokenizer is set, or to `max_length` where that is given. False: not at all.
-            max_length: tokens of a row at most, special ones included; without it that of a transformers tokenizer's model.
-            add_special_tokens: those that the tokenizer puts around texts (tiktoken: none).
-            remove_columns: leave these out: the text, once it is tokens.
-            engine: what makes the tokens; they are the tokenizer's own in any case, and so are states and stores. "auto":
-                the fastest
-                that is known to give them: "gigatoken", where it is installed (the extra `fast`), for most byte-level and
-                SentencePiece-style BPE; "cache", which looks words up that it has seen and has only new ones tokenised,
-                for most others; else "tokenizer", as it is, which also makes pairs and `extra_outputs`. The first two are held
-                against the tokenizer in the first 1,000 texts, and in one of 4,096 after that. `repr` and `.stats.engines`
-                say which it is; name a faster one, and the error says why it cannot.
-            extra_outputs: what else the tokenizer says of each row, as columns: "token_type_ids", "attention_mask",
-                "special_tokens_mask", "offset_mapping" (of fast ones: of each token the first of its characters, and the
-                one after its last; batches have no place for it: drop it before); of a callable, what its dicts have.
-            tokenizer_kwargs: other keywords of a transformers call, of tiktoken's, of the callable. What would be passed
-                over is refused, and so is what rows have no place for (`return_overflowing_tokens`, `return_tensors`,
-                padding).
-            max_workers: blocks tokenised at a time. A fast tokenizer uses all cores for one. 0: in the caller's thread.
-            executor_type: "process": for a slow tokenizer, in Python; see `map`.
+            truncation: True, or the text of a pair that is cut: "longest_first" (the meaning of True), "only_first",
+                "only_second". None: the tokenizer's own setting, or cut to `max_length` if that is given. False: no
+                truncation.
+            max_length: tokens of a row at most, special tokens included. The default is the limit of a transformers
+                tokenizer's model.
+            add_special_tokens: add the special tokens that the tokenizer puts around texts (tiktoken has none).
+            remove_columns: columns to leave out, usually the text.
+            engine: the program that makes the tokens. All engines give the tokenizer's own ids, so states and stores
+                stay the same. "auto" takes the fastest engine that is known to be exact. "gigatoken" (the extra `fast`)
+                handles most byte-level and SentencePiece-style BPE. "cache" remembers words and tokenises only new
+                ones. It handles most other tokenizers. "tokenizer" calls the tokenizer itself. It also makes pairs and
+                `extra_outputs`. The first two engines are compared with the tokenizer on the first 1,000 texts, then on
+                one text of 4,096. `repr` and `.stats.engines` show which engine runs. If you name an engine that cannot
+                be used, the error says why.
+            extra_outputs: more outputs of the tokenizer to keep as columns: "token_type_ids", "attention_mask",
+                "special_tokens_mask", "offset_mapping". "offset_mapping" needs a fast tokenizer. It holds the first
+                character of each token, and the one after its last. Batches cannot hold it, so drop it first. With a
+                callable, name keys of the dicts that it returns.
+            tokenizer_kwargs: other keywords of a transformers call, of tiktoken, or of the callable. Keywords that
+                would be ignored are refused. Keywords that rows cannot hold are refused too
+                (`return_overflowing_tokens`, `return_tensors`, padding).
+            max_workers: blocks that are tokenised at the same time. A fast tokenizer uses all cores for one block. 0:
+                the caller's thread.
+            executor_type: choose "process" for a slow tokenizer written in Python; see `map`.
         Raises:
-            ValueError: it is something that the tokenizer cannot do: a callable, for one, must cut texts itself; an engine
-                is named that cannot stand in for it.
-            DataError: at a null, naming file and line.
-            StageError: (when iterated) what the tokenizer raised; an engine gave other tokens than it.
-        `.stats` counts what `max_length` cuts off: texts under `truncated`, tokens under `dropped_tokens`; not what a
-        callable does.
-        Price: the tokenizer's own speed; a tenth to a fifth of its time by the word cache, which keeps 10^6 words in 200
-            MB, less by gigatoken; up to 3 max_workers blocks (of 4,096 rows or 1 MB) held.
+            ValueError: the tokenizer cannot do what is asked. For example, a callable must cut texts itself. Or the
+                named engine cannot replace the tokenizer.
+            DataError: a text is null. The error names file and line.
+            StageError: (when iterated) the tokenizer raised an error, or an engine gave other tokens than the
+                tokenizer.
+        `.stats` counts the effect of `max_length`: texts under `truncated`, tokens under `dropped_tokens`. It cannot
+        count this for a callable.
+        Price: the time of the tokenizer. The word cache takes a tenth to a fifth of that, and gigatoken less. The
+            cache keeps about 50 MB of words. Up to 3 max_workers blocks (4,096 rows or 1 MB each) are held.
 
         >>> import brimful as bf
         >>> def tokenizer(texts): return [list(text.encode()) for text in texts]
@@ -431,15 +443,14 @@ class Dataset:
         pairs = len(columns) == 2 and len(made) == 1
         if not columns or (len(columns) != len(made) and not pairs):
             raise ValueError(
-                f"tokenize makes an output of each column, or one of two columns (got column={columns} and output_column={made})"
+                f"tokenize makes one output for each column, or one for two columns "
+                f"(got column={columns} and output_column={made})"
             )
         if more and len(made) > 1:
-            raise ValueError(
-                "tokenize: extra_outputs= would be those of several columns; tokenize the columns one by one"
-            )
+            raise ValueError("tokenize: extra_outputs= works for one column only. Tokenize the columns one by one")
         names_of("tokenize", (*made, *more))
         if kept := [name for name in removed if name in (*made, *more)]:
-            raise ValueError(f"tokenize makes the column {kept[0]!r} that remove_columns leaves out")
+            raise ValueError(f"tokenize makes the column {kept[0]!r}, but remove_columns leaves it out")
         asked: dict[str, Any] = {"truncation": truncation, "max_length": max_length}
         asked |= {"add_special_tokens": None if add_special_tokens else False}
         asked = {name: value for name, value in asked.items() if value is not None}
@@ -450,7 +461,7 @@ class Dataset:
     def add_bos_eos(
         self, bos_token_id: int | None, eos_token_id: int | None, *, target_column: str = "input_ids"
     ) -> Dataset:
-        """Puts a token before and one after the tokens of each sample (None: nothing).
+        """Adds a token before and a token after the tokens of each sample. None adds nothing.
 
         >>> import brimful as bf
         >>> list(bf.from_sequence([{"input_ids": [5, 6]}]).add_bos_eos(1, None))[0]["input_ids"].tolist()
@@ -459,15 +470,15 @@ class Dataset:
         return self._add(AddBosEos(self.stage, bos_token_id, eos_token_id, target_column))
 
     def ensure_bos_eos(self, tokenizer: Any, *, target_column: str = "input_ids") -> Dataset:
-        """The tokenizer's BOS before each sample that does not begin with it, and its EOS after each that does not end
-        with it.
+        """Adds the tokenizer's BOS and EOS where a sample does not begin or end with them.
 
-        Each sample is looked at, whatever the tokenizer was told to add: done twice it adds nothing. A lone BOS gets an
-        EOS, an empty sample both. If BOS and EOS are one id, a sample that neither begins nor ends with it gets one EOS,
-        and never a second. If a tokenizer has only one of the two, that one is added.
+        brimful looks at each sample, whatever the tokenizer was told to add. A second call therefore adds nothing. A
+        sample that is only a BOS gets an EOS. An empty sample gets both. If BOS and EOS are the same id, a sample that
+        neither begins nor ends with it gets one EOS, and never a second. If a tokenizer has only one of the two, that
+        one is added.
 
         Raises:
-            TypeError, ValueError: the tokenizer does not name them, or has neither.
+            TypeError, ValueError: the tokenizer does not name these tokens, or has neither.
 
         >>> import brimful as bf
         >>> from tokenizers import Tokenizer, models
@@ -481,18 +492,20 @@ class Dataset:
         return self._add(EnsureBosEos(self.stage, *bos_eos_of(loaded(tokenizer)), target_column))
 
     def causal_labels(self, *, target_column: str = "input_ids", shift: bool = False) -> Dataset:
-        """Adds `labels` for a model that predicts the next token, int32: the tokens, of which each sample's first is -100.
+        """Adds `labels`, int32, for a model that predicts the next token: a copy of the tokens. The first label of each
+        sample is -100.
 
-        Models shift labels by one themselves, so nothing predicts a first token: as -100 it is not counted either, in
-        `num_items_in_batch` for one. Tokens that an `attention_mask` of the rows hides are -100 too, and so is one that
-        follows a hidden one, which would predict it.
+        Models shift labels by one themselves, so no position predicts the first token. The value -100 also keeps it out
+        of counts such as `num_items_in_batch`. Labels of tokens that an `attention_mask` hides are -100 too. So is the
+        label after a hidden token, because the hidden token would predict it.
 
         Args:
-            shift: `shift_labels` instead, each where it is predicted: for samples that are cut across devices, where
-                nobody can shift by one. transformers' models take them by that name. Where there are `labels` (of `chat`),
-                these are shifted.
+            shift: add `shift_labels` instead, with each label at the position that predicts it. Use it when samples are
+                cut across devices, because no device can then shift by one. Models of transformers take them by that
+                name. If the samples have `labels` (from `chat`), these are shifted.
         Raises:
-            DataError: there are such labels already, or a mask of another length; with file and line.
+            DataError: the samples already have such labels, or a mask has another length than the tokens. The error
+                names file and line.
 
         >>> import brimful as bf
         >>> data = bf.from_sequence([{"input_ids": [5, 6, 7]}])
@@ -512,34 +525,37 @@ class Dataset:
         max_workers: int = 1,
         executor_type: ExecutorType = "thread",
     ) -> Dataset:
-        """Adds `input_ids` and `labels`, int32, of conversations, by the tokenizer's own chat template, ahead of use.
+        """Turns conversations into `input_ids` and `labels`, int32, with the tokenizer's own chat template. It works
+        ahead of use.
 
-        A conversation is a list of messages: {"role": "user", "content": ...}; a column `tools`, where there is one, holds
-        lists of JSON schemas. Rows of one type have the keys of all, so that a key whose value is null counts as left out;
-        where that, or the order of keys, must be kept, either may be JSON text. The template alone writes special tokens,
-        BOS among them.
+        A conversation is a list of messages: {"role": "user", "content": ...}. A column `tools`, if there is one, holds
+        lists of JSON schemas. Rows of one Arrow type have the same keys, so a key with a null value counts as absent.
+        To keep such keys, or the order of keys, store messages or tools as JSON text. Only the template writes special
+        tokens, BOS included.
 
-        What the assistant says is what the template marks by {% generation %}; where it marks nothing, what a turn adds to
-        the messages before it and the prompt to answer them, to its last special token (white space after that is the
-        template's). That
-        these begin the whole is held against it token by token: nothing is guessed.
+        The template may mark the assistant's words with {% generation %}. If it does not, brimful renders the messages
+        before a turn together with the prompt for an answer. The tokens that the turn adds to these are the
+        assistant's, up to its last special token. White space after that belongs to the template. brimful checks token
+        by token that the shorter rendering begins the longer one, so nothing is guessed.
 
         Args:
-            tokenizer: of transformers, with a `chat_template`; or the name of one, as `tokenize` takes it.
-            column: of conversations.
-            train_on: what is a label, -100 being none: "assistant", all that it says; "last", its last message; "all"
-                tokens. A first token is never one, as nothing predicts it.
-            on_error: "raise" names file and line; "skip" leaves the row out, counts it as `skipped` in `.stats` and logs why.
-            max_workers, executor_type: see `tokenize`; "process" for many short conversations, as templates run in Python.
+            tokenizer: a transformers tokenizer with a `chat_template`, or its name, as `tokenize` takes it.
+            column: the column of conversations.
+            train_on: the tokens that get labels. All others get -100. "assistant": all of the assistant's messages.
+                "last": its last message. "all": all tokens. The first token never gets a label, because no position
+                predicts it.
+            on_error: "raise" names file and line. "skip" leaves the row out, counts it as `skipped` in `.stats`, and
+                logs the reason.
+            max_workers, executor_type: see `tokenize`. Templates run in Python, so use "process" for many short
+                conversations.
         Raises:
-            TypeError, ValueError: the tokenizer is no such one.
-            DataError: (when run) what is no conversation; the assistant says nothing; its tokens cannot be told from
-                others, as the template writes a turn otherwise once more messages follow, or a token lies across a turn's
-                border.
+            TypeError, ValueError: the tokenizer cannot do this.
+            DataError: (when run) a row is not a conversation, or the assistant says nothing. Or its tokens cannot be
+                separated: the template changes earlier turns, or a token crosses the border of a turn.
             StageError: (when run) the template refuses a conversation.
-        Price: .1 to .3 ms a message for the template, and the tokenizer's own; without {% generation %} each turn that is
-            trained on is tokenized with all before it, twice.
-        Source: TRL and axolotl, whose usual labels these are.
+        Price: .1 to .3 ms a message for the template, and the time of the tokenizer. Without {% generation %}, each
+            trained turn is tokenised twice, together with all messages before it.
+        Source: TRL and axolotl, which make the same labels.
 
         >>> import brimful as bf
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
@@ -564,16 +580,16 @@ class Dataset:
     def chunk(
         self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",), drop_remainder: bool = True
     ) -> Dataset:
-        """Each sample cut by itself; the rows have the target columns alone.
+        """Cuts each sample into chunks of `chunk_length` tokens. The chunks hold only the target columns.
 
         Args:
             chunk_length: tokens of a chunk.
-            target_columns: lists that are cut together. Other columns are left out, but labels and masks are not left out in
-                silence: name them here, or `drop` them first.
-            drop_remainder: leave out a last chunk of a sample that is shorter; its tokens are counted.
+            target_columns: lists that are cut together. Other columns are left out. Labels and masks are not left out
+                in silence: name them here, or `drop` them first.
+            drop_remainder: leave out the last chunk of a sample if it is shorter. Its tokens are counted.
         Raises:
-            DataError: (when run) lists of two lengths in a row; `labels`, `attention_mask` or another column of tokens that is
-                not among the target columns.
+            DataError: (when run) the lists of a row have different lengths. Or `labels`, `attention_mask` or another
+                column of tokens is not a target column.
 
         >>> import brimful as bf
         >>> samples = bf.from_sequence([{"input_ids": list(range(10))}, {"input_ids": [10, 11]}])
@@ -583,8 +599,11 @@ class Dataset:
         return self._add(Chunk(self.stage, chunk_length, _targets(target_columns), drop_remainder))
 
     def concat_chunk(self, chunk_length: int, *, target_columns: Sequence[str] = ("input_ids",)) -> Dataset:
-        """All samples end to end, cut; the tail of the data that fills no chunk is dropped and counted. In data that
-        repeat the next epoch fills it, unless a window that sorts, packs or shuffles reads the chunks.
+        """Joins all samples end to end, then cuts them into chunks of `chunk_length` tokens. The tail that fills no
+        chunk is dropped and counted.
+
+        In data that repeat, the next epoch fills the tail. A window that sorts, packs or shuffles the chunks drops it
+        instead.
 
         Args:
             chunk_length, target_columns: as for `chunk`.
@@ -605,7 +624,8 @@ class Dataset:
         target_columns: Sequence[str] = ("input_ids",),
         discard_long_samples: bool = False,
     ) -> Dataset:
-        """Neighbouring samples joined as long as they fit; a longer one is cut to a chunk, or left out, and counted.
+        """Joins neighbouring samples as long as they fit into `chunk_length` tokens. A longer sample is cut or left
+        out, and counted.
 
         Args:
             chunk_length, target_columns: as for `chunk`.
@@ -622,10 +642,10 @@ class Dataset:
         return self._add(PackChunk(self.stage, _targets(target_columns), chunk_length, discard_long_samples))
 
     def pad(self, length: int, values: Mapping[str, int]) -> Dataset:
-        """Fills each list of the columns in `values`, which name what they are filled with, to `length` values.
+        """Pads each list column named in `values` to `length` values. `values` maps a column to its padding value.
 
-        `attention_mask` says how many each had (1, then 0), by the first of these columns, unless the samples have a mask:
-        that is filled with 0.
+        It also adds an `attention_mask`: 1 for each value of the first of these columns, then 0. If the samples have a
+        mask already, that mask is padded with 0.
 
         >>> import brimful as bf
         >>> sample = bf.from_sequence([{"input_ids": [5, 6]}]).pad(4, {"input_ids": 0}).peek(1)[0]
@@ -635,7 +655,7 @@ class Dataset:
         return self._add(Pad(self.stage, length, dict(values)))
 
     def select(self, names: str | Sequence[str]) -> Dataset:
-        """The samples with these columns alone, in this order. Indexed data stay indexed; of a store no others are read.
+        """Keeps these columns alone, in this order. Indexed data stay indexed. A store reads no other columns.
 
         >>> import brimful as bf
         >>> list(bf.from_sequence([{"id": 1, "text": "a"}]).select("text"))
@@ -662,9 +682,10 @@ class Dataset:
         return self._add(Choose(self.stage, Choice("rename", tuple(names), tuple(names.values()))))
 
     def shuffle(self, buffer_size: int, *, seed: int = 42) -> Dataset:
-        """The rows of each window of `buffer_size` in a random order, another one each epoch.
+        """Shuffles the rows inside each window of `buffer_size` rows. Each epoch has another order.
 
-        Price: one and a half windows held, of indexed data as 8 bytes a sample; a resume reads the window again.
+        Price: one and a half windows are held. Indexed data hold 8 bytes a sample instead. A resume reads the window
+            again.
 
         >>> import brimful as bf
         >>> shuffled = bf.from_sequence([{"n": n} for n in range(6)]).shuffle(3)
@@ -674,7 +695,7 @@ class Dataset:
         return self._add(Shuffle(self.stage, buffer_size, seed))
 
     def peek(self, n: int = 5) -> list[Sample]:
-        """The first n samples, or all where there are fewer.
+        """The first n samples, or all if there are fewer.
 
         >>> import brimful as bf
         >>> bf.from_sequence(["a", "b", "c"]).peek(2)
@@ -684,10 +705,10 @@ class Dataset:
             return list(islice(found, integer("n", n, 0, "samples")))
 
     def take(self, n: int) -> Dataset:
-        """The first n samples. A repeating data set runs as many epochs as that needs.
+        """The first n samples. A data set that repeats runs as many epochs as that needs.
 
-        Several streams (`from_files(streams=...)`) have no order of rows, so they refuse `take`, `skip`, `stride` and
-        `enumerate`: see `peek`, `filter` and `Batches.take`.
+        Data that are read as several streams (`from_files(streams=...)`) have no order of rows. They refuse `take`,
+        `skip`, `stride` and `enumerate`. Use `peek`, `filter` and `Batches.take` instead.
 
         >>> import brimful as bf
         >>> endless = bf.from_sequence(["a", "b"], repeat=True)
@@ -697,7 +718,7 @@ class Dataset:
         return Dataset(Take(self._endless, n))
 
     def skip(self, n: int) -> Dataset:
-        """All but the first n samples. Price: of indexed data nothing, else they are read.
+        """All samples but the first n. Price: nothing with indexed data. Streamed data read the n samples.
 
         >>> import brimful as bf
         >>> list(bf.from_sequence(["a", "b", "c"]).skip(2))
@@ -706,7 +727,7 @@ class Dataset:
         return Dataset(Skip(self._endless, n))
 
     def stride(self, interval: int, offset: int) -> Dataset:
-        """Sample i where i mod `interval` == `offset`.
+        """Every sample i with i mod `interval` == `offset`.
 
         >>> import brimful as bf
         >>> [sample["text"] for sample in bf.from_sequence(["a", "b", "c", "d", "e"]).stride(2, 1)]
@@ -715,7 +736,7 @@ class Dataset:
         return Dataset(Stride(self._endless, interval, offset))
 
     def enumerate(self, *, count_column: str = "step") -> Dataset:
-        """Adds the number of each sample in the stream, from 0, as a column; it goes on over epochs.
+        """Adds the number of each sample as a column, from 0. The numbers go on over epochs.
 
         >>> import brimful as bf
         >>> list(bf.from_sequence(["a", "b"]).enumerate())
@@ -726,20 +747,21 @@ class Dataset:
     def train_valid_split(
         self, valid_share: float, *, key: str | None = None, seed: int = 42
     ) -> tuple[Dataset, Dataset]:
-        """Two data sets: the samples for training, and about a share of `valid_share` for validation.
+        """Two data sets: one for training, and one for validation with about `valid_share` of the samples.
 
-        A sample's side follows from what is in it: data that grow move none across, equal samples are on one side, and of a
-        greater share the samples for validation are those of a smaller one and more.
+        The contents of a sample decide its side. New data move no sample across, and equal samples are on the same
+        side. A greater share keeps the validation samples of a smaller one, and adds more.
 
         Args:
             valid_share: above 0 and below 1.
-            key: a column: samples that have one value in it (a document's id) stay together. None: all columns count.
-            seed: another one, another split.
+            key: a column. Samples with the same value in it (the id of a document) stay together. None: all columns
+                count.
+            seed: another seed gives another split.
         Raises:
-            DataError: (when run) there is no such column, or one whose values have no hash.
-        Price: 40 ns a number and 5 ns a byte of text. Sources of indexed data stay indexed (see `filter`): when the first
-            side is used, in each process, all are read once for both, of a store with a key that column alone; 9 bytes a
-            sample.
+            DataError: (when run) the column does not exist, or its values have no hash.
+        Price: 40 ns a number and 5 ns a byte of text. Indexed data stay indexed (see `filter`). Each process reads them
+            once for both sides, when the first side is used. With a `key`, a store reads that column alone. 9 bytes a
+            sample are held.
 
         >>> import brimful as bf
         >>> train, valid = bf.from_sequence([{"n": n} for n in range(10_000)]).train_valid_split(0.05)
@@ -759,36 +781,38 @@ class Dataset:
         timeout_seconds: float = 600.0,
         ray_address: str | None = None,
     ) -> IndexedDataset:
-        """Writes the samples of the first epoch to a token store, and returns the store: what `from_store(path)` reads.
+        """Writes the samples of the first epoch to a token store, and returns the store, as `from_store(path)` would.
 
-        The store is written now, with a progress bar if stderr is a terminal, and is complete when the call returns. If
-        the folder has the finished store of the same pipeline, it is opened and not written again. If it has a part of
-        it (Ctrl-C, a crash), the call goes on where that stopped. If several processes call it, one writes and the others
-        wait: so all ranks of a run may call it.
+        The store is complete when the call returns. A progress bar shows if stderr is a terminal. If the folder already
+        holds the finished store of this pipeline, brimful opens it and writes nothing. After Ctrl-C or a crash, call it
+        again: it goes on from there. If several processes call it, one writes and the others wait, so all ranks of a
+        run may call it.
 
-        All columns are stored, also a text that was tokenised (`drop` it before). The files, `path/*.arrow`, open
-        anywhere: pyarrow, polars, `datasets.load_dataset("arrow", data_files=...)`. Data that repeat are written once, and
-        the returned data set repeats. States of the returned data set are those of `from_store(path)`.
+        All columns are stored, the text included (`drop` it first if you do not need it). Other tools read the files,
+        `path/*.arrow`: pyarrow, polars, `datasets.load_dataset("arrow", data_files=...)`. Data that repeat are written
+        once, and the returned data set repeats. States of the returned data set are those of `from_store(path)`.
 
         Args:
             path: a local folder: a new one, an empty one, or one with this store.
-            executor: "local": this process. "ray": a Ray cluster reads the shards of `from_files` and runs the stages that
-                work on single rows; the first other stage and those after it run here, which is logged. The files are the
-                same, to the byte. If a worker is killed, the rows of its shard that had not arrived are made again.
-            version: the version of your functions in the chain. A store cannot see that a function changed: give another
-                version then.
+            executor: "local" runs in this process. "ray" runs on a Ray cluster, which reads the shards of `from_files`
+                and runs the stages that work on single rows. The first other stage and all stages after it run here,
+                and the log says so. The files are the same, to the byte. If a worker is killed, the cluster makes the
+                missing rows of its shard again.
+            version: the version of your functions in the chain. A store cannot see that a function changed, so give a
+                new version then.
             timeout_seconds: how long to wait for another writer that makes no progress.
-            ray_address: the address of the cluster: "auto" or "host:port". None: the cluster that this process is connected
-                to, or that RAY_ADDRESS names, or one on this machine, which is started if need be.
+            ray_address: the address of the cluster: "auto" or "host:port". None takes the cluster that this process is
+                connected to, else the one in RAY_ADDRESS. If there is neither, Ray starts on this machine.
         Raises:
-            ValueError: a data set without an end; functions without a version; a folder of other things, or a URL; no
-                stage that Ray could run.
+            ValueError: the data set has no end, or its functions have no version. Or the folder holds other files, or
+                `path` is a URL. Or Ray could run none of the stages.
             ModuleNotFoundError: Ray is not installed: `pip install 'brimful[ray]'`.
-            StateError: another pipeline wrote the store, or another executor began it; both are named.
-            TimeoutError: another writer, which is named, makes no progress.
-            DataError: the rows differ in their columns or types; with file and line.
-        Price: the time of the chain, and about 10 ns a token; 50 MB held. On disk 2 bytes a token if the chain tokenises and
-            the vocabulary has at most 65,536 tokens, else 4; 4 bytes a row and list column; other columns as Arrow has them.
+            StateError: another pipeline wrote the store, or another executor began it. The error names both.
+            TimeoutError: another writer makes no progress. The error names it.
+            DataError: the rows differ in their columns or types. The error names file and line.
+        Price: the time of the chain, and about 10 ns a token. 50 MB are held. On disk, a token takes 2 bytes if the
+            chain tokenises and the vocabulary has at most 65,536 tokens, else 4. A row takes 4 bytes for each list
+            column. Other columns take the size that they have in Arrow.
 
         >>> import tempfile
         >>> import brimful as bf
@@ -815,15 +839,15 @@ class Dataset:
         return IndexedDataset(FromSequence(StoreIndex.opened(path), shuffle=False, seed=42), self.repeats)
 
     def cache(self, path: None = None) -> IndexedDataset:
-        """The samples of the first epoch in memory, in stream order: an indexed data set.
+        """The samples of the first epoch in memory, in stream order, as an indexed data set.
 
-        The chain runs once, when the first sample or length is wanted. Each process has its own copy. `to_store` keeps the
-        samples on disk, for data that are larger than memory and for other processes.
+        The chain runs once, when the first sample or length is wanted. Each process has its own copy. For data that are
+        larger than memory, or that several processes use, write them to disk with `to_store`.
 
         Args:
-            path: none: `to_store(path)` writes to disk.
+            path: leave it out. `to_store(path)` writes to disk.
         Raises:
-            TypeError: a path.
+            TypeError: a path is given.
             ValueError: the data set has no end.
         Price: all samples are held, as Arrow columns.
 
@@ -841,18 +865,18 @@ class Dataset:
         return IndexedDataset(FromSequence(CachedIndex(self.stage), shuffle=False, seed=0), self.repeats)
 
     def to_hf(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """All samples as a `datasets.Dataset`, over one Arrow file that is written now and mapped into memory.
+        """Writes all samples to one Arrow file, and returns it as a memory-mapped `datasets.Dataset`.
 
-        Types stay: lists, texts, nulls, integers of any width; arrays of a fixed shape become Array2D to Array5D.
+        Types stay: lists, texts, nulls, integers of any width. Arrays of a fixed shape become Array2D to Array5D.
 
         Args:
-            path: a new folder, which `datasets.load_from_disk` reads too; None: one in the cache of `datasets`, which stays
-                there until it is removed.
+            path: a new folder, which `datasets.load_from_disk` reads too. None: a folder in the cache of `datasets`,
+                which stays until you remove it.
         Raises:
-            ValueError: the data set repeats without end; a folder of other things.
-            DataError: (at once) rows differ in their columns or types, with file and line.
+            ValueError: the data set repeats without end, or the folder holds other files.
+            DataError: (at once) rows differ in their columns or types. The error names file and line.
             ModuleNotFoundError: `datasets` is not installed: `pip install 'brimful[hf]'`.
-        Price: what the chain costs, and about 2 ns a byte; 30 MB held.
+        Price: the time of the chain, and about 2 ns a byte. 30 MB are held.
 
         >>> import tempfile
         >>> import brimful as bf
@@ -866,9 +890,11 @@ class Dataset:
         return hugging_face_of(self.stage, path)
 
     def lengths(self, column: str = "input_ids") -> NDArray[Any]:
-        """The number of tokens of each sample, integers (n,), in the order of the data: of a store, memory-mapped.
+        """The number of tokens of each sample, integers (n,), in the order of the data. A store gives a memory-mapped
+        array.
 
-        Of what is shuffled, in the order before; of slices and mixtures of what is shuffled, in that of epoch 0.
+        For shuffled data, the order is the one before the shuffle. For slices and mixtures of shuffled data, it is the
+        order of epoch 0.
 
         Raises:
             TypeError: the data set is streamed, or has no end.
@@ -879,8 +905,8 @@ class Dataset:
         [2, 1]
         """
         raise TypeError(
-            f"the lengths of this data set are not known: it is {self.kind}; cache() keeps "
-            "it in memory, to_store(path) on disk"
+            f"the lengths of this data set are not known: it is {self.kind}. Call cache() to keep it in memory, or "
+            "to_store(path) to keep it on disk"
         )
 
     # -- batches ---------------------------------------------------------------------------------------------------------
@@ -911,71 +937,73 @@ class Dataset:
         max_workers: int = 0,
         executor_type: ExecutorType = "thread",
     ) -> Batches:
-        """Batches of a fixed number of samples, or by a policy.
+        """Makes batches of a fixed number of samples, or batches that a policy plans.
 
         Args:
-            size_or_policy: an int: in arrival order, or with a window sorted by length inside it. A policy plans windows.
-            window: rows to plan over; "auto" (also None for a policy): as many as bring padding to about 1 %, of streams
-                256 MB at most; there an epoch begins with 1,024 rows, then 4,096, and so on. "steps": those of
-                two optimizer steps of `micro_batches`, so that each has samples of nearly all lengths, for losses of
-                samples; some 10 % padding.
-            pad_to_multiple_of: round each padded length up; a policy's limits hold for the rounded shape.
+            size_or_policy: an int gives batches of so many samples, in arrival order. With a window, samples are first
+                sorted by length inside it. A policy plans windows.
+            window: how many rows to plan over. "auto" (also None for a policy) takes enough rows for about 1 % of
+                padding, and streams take 256 MB at most. An epoch of streams begins with 1,024 rows, then 4,096, and so
+                on. "steps" takes the rows of two optimizer steps of `micro_batches`, so that each step has samples of
+                nearly all lengths. Use it for losses that are means over samples. It costs some 10 % of padding.
+            pad_to_multiple_of: round each padded length up. The limits of a policy hold for the rounded shape.
             buckets: or pad each batch to the smallest of these lengths that holds it.
-            overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a
-                batch of its own). Counted in `.stats`.
-            length_column: the list column whose lengths are planned over, a pair of them for (source, target).
-            token_columns: lists that are cut, padded and packed with the first length column, and must be as long as it in
-                every row; by default those of attention_mask, token_type_ids, position_ids, special_tokens_mask and labels
-                that there are. Other lists of numbers are padded to their own longest.
-            pad_values: what padding holds, by column; by default -100 in `labels` and in columns whose name ends in
-                `_labels`, in others the tokenizer's own id, else 0.
-            pad_side: where padding goes, "right" or "left"; by default the tokenizer's own side, else right.
-            keep_text: batches also hold the text that was tokenised, as lists. By default they leave it out, which takes a third
-                less time; samples and stores hold it in any case. A `collate_fn`, or a function of `map` on batches, that
-                reads the text needs it; the functions of `batch_by` do not.
-            layout: "padded"; "nested": tensors of layout torch.jagged, which hold no padding; or "grouped": `groups` of
-                like length inside the batch, each padded on the right to its own longest (see `brimful.grouping`), for
-                lengths that differ a thousandfold. What makes no tensor (text, lists of lists) stays beside `groups`, as
-                lists; which keys are in them, what their dims are called and how a loss is taken says
-                `help(brimful.tensors.grouped.grouped)`. A tokenizer's own padding side is not looked at. The batch is
-                planned as a padded one: its budget counts what that would hold, `.stats` what the groups do.
-                Ranks may have different numbers of groups: see `Collection.apply` before you run FSDP on them.
-            num_groups: most groups in a batch, of layout "grouped"; by default 4.
-            dtypes: types other than int64 for integers and a column's own for the rest, by the names of what is in a batch:
-                {"input_ids": "int32", "attention_mask": "bool"}.
-            drop_last: leave out incomplete batches: of a fixed size, one a window; else the last cut of an epoch. Counted
-                in `.stats`.
-            shuffle_batches: hand out a window's batches in a random order; "stratified": in one of which any k that follow
-                one another cover short and long alike (`plan.low_discrepancy_order` says how evenly), in each of the
-                streams of from_files(streams=n) and, as long as their windows keep pace, over all of them.
-            micro_batches: so many batches on each rank are one optimizer step, whose gradients the loop adds up. 1, or None: the
-                loop may add up the gradients of as many as it likes. The policy's limit (samples, tokens, cost, rows) is that
-                of a step, and is dealt to its batches; the memory of a MemoryBudget, and the limit of a policy or function
-                of one's own, is that of each batch.
-                `shuffle_batches=True` means "stratified", so that a step has samples of all lengths, as random batches do.
-                Each batch carries `weight`, `is_filler`, `ends_step` (bool: now the optimizer steps) and, where there are
-                labels, `num_items_in_batch`, the labels of its whole step on all ranks, which `bf.token_mean` divides by;
-                of data whose labels no index knows, on several ranks, `num_items_on_rank` in its place; neither where a
-                collate_fn makes the labels, which `bf.token_mean` says how to count. The last step of an epoch may have
-                fewer batches; where epochs follow each other (data that repeat, loader(steps_per_epoch=...)) steps go on
-                over their ends. `take` a multiple of k, or the last step is cut. Of trainers it sets the accumulation of
-                gradients: docs/trainers.md.
-            balance_group: keep so many batches of like cost next to each other when they are shuffled; the world size: equal work
-                on all ranks.
-            balance_cost: what a sample costs, as for `bf.balance`: groups are then of batches that cost the same, not only of
-                neighbours in the plan, and each group is one step of the ranks, in every window. With `micro_batches` the sums
-                of a step's batches are even, too. A function must give the same each time, and on every rank. Of streams,
-                `shuffle_batches=True` means "stratified".
-            seed: of that order.
-            collate_fn: makes the batch of a list of samples (dicts), as Hugging Face collators do, instead of a layout.
-                What it draws at random (from Python's, numpy's and torch's generators, or some of its own) is keyed by the
-                batch: the same whatever runs ahead, on any number of ranks, and after a resume; the process's generators
-                are afterwards as before. So it is called as a batch is taken, also where `prefetch` or `to_device` run
-                ahead, unless it has workers. On several ranks it returns a dict, in which fillers are marked; or say
-                shard(uneven="drop").
-            max_workers: batches for which it is called at once, ahead of use; 0: by the caller's thread.
-            executor_type: what calls it: "process" (which takes seconds to begin where the function needs torch); or
-                "thread", where it leaves the interpreter's lock and draws nothing at random.
+            overlong: the reaction to a sample that is longer than the policy can place: "raise", "truncate", "drop", or
+                "alone" (a batch with this sample only). Counted in `.stats`.
+            length_column: the list column whose lengths are planned over, or a pair of columns for (source, target).
+            token_columns: lists that are cut, padded and packed together with the first length column. In every row
+                they must have its length. The default is those that exist of attention_mask, token_type_ids,
+                position_ids, special_tokens_mask and labels. Other lists of numbers are padded to their own longest.
+            pad_values: the padding value of each column. The default is -100 in `labels` and in columns whose name ends
+                in `_labels`. Other columns get the tokenizer's padding id, or 0.
+            pad_side: the side of the padding, "right" or "left". The default is the tokenizer's side, else right.
+            keep_text: batches also hold the text that was tokenised, as lists. By default batches leave it out, which
+                saves a third of the time. Samples and stores always hold it. A `collate_fn`, or a function of `map` on
+                batches, needs `keep_text` to read the text. The functions of `batch_by` do not.
+            layout: "padded", "nested" or "grouped". "nested" makes tensors of layout torch.jagged, without padding.
+                "grouped" makes `groups` of samples of similar length inside the batch, each padded on the right to its
+                own longest (see `brimful.grouping`). Use it when lengths differ a thousandfold. Values that make no
+                tensor (text, lists of lists) stay beside `groups`, as lists. `help(brimful.tensors.grouped.grouped)`
+                describes the keys of groups, the names of their dims, and losses over them. "grouped" ignores the
+                tokenizer's padding side. It plans a batch as if it were padded: the budget counts the padded size, and
+                `.stats` counts the size of the groups. Ranks may have different numbers of groups: see
+                `Collection.apply` before you use FSDP.
+            num_groups: the most groups in a batch of layout "grouped". The default is 4.
+            dtypes: the type of each key of a batch: {"input_ids": "int32", "attention_mask": "bool"}. The default is
+                int64 for integers, and the type of the column for other values.
+            drop_last: leave out incomplete batches, counted in `.stats`. With a fixed size each window may have one.
+                With a policy it is the last cut of an epoch.
+            shuffle_batches: give the batches of a window in a random order. "stratified" takes a random order in which
+                any k batches in a row cover short and long samples alike (see `plan.low_discrepancy_order`). This holds
+                in each stream of from_files(streams=n). It holds over all streams as long as their windows keep pace.
+            micro_batches: how many batches on each rank make one optimizer step. The loop adds up their gradients. With
+                1 or None, the loop may add up the gradients of as many batches as it likes. With k batches, the limit of a
+                policy (samples, tokens, cost, rows) counts for a step, and is divided among its batches. The memory of a
+                MemoryBudget, and the limit of your own policy or function, still hold for each batch.
+                `shuffle_batches=True` means "stratified", so that a step has samples of all lengths. Each batch carries
+                `weight`, `is_filler` and `ends_step` (bool: the optimizer steps after this batch). If there are labels, a
+                batch also carries `num_items_in_batch`: the labels of its whole step on all ranks. `bf.token_mean` divides
+                by it. If no index knows the labels, a batch on several ranks carries `num_items_on_rank` instead. If a
+                collate_fn makes the labels, it carries neither: `bf.token_mean` says how to count them. The last step of an
+                epoch may have fewer batches. If epochs follow each other (data that repeat, loader(steps_per_epoch=...)),
+                steps continue into the next epoch. `take` a multiple of k batches, or the last step is cut. Trainers
+                accumulate gradients by this number: see docs/trainers.md.
+            balance_group: keep so many batches of similar cost next to each other when they are shuffled. Give the
+                world size, so that all ranks do equal work.
+            balance_cost: the cost of a sample, as for `bf.balance`. Groups then hold batches of equal cost, and not
+                only neighbours in the plan. Each group is one step of the ranks, in every window. With `micro_batches`
+                the sums over the batches of a step are even, too. A function must return the same cost each time, on
+                every rank. With streams, `shuffle_batches=True` means "stratified".
+            seed: the seed of the order of batches.
+            collate_fn: makes a batch from a list of samples (dicts), like the collators of Hugging Face. It replaces
+                the layout. Its random numbers are keyed by the batch, whether it takes them from Python, numpy, torch
+                or its own generators. Reading ahead, the number of ranks and a resume therefore do not change them.
+                brimful puts the generators of the process back afterwards. Without workers, brimful calls it when you
+                take the batch, even after `prefetch` or `to_device`. On several ranks it must return a dict, so that
+                brimful can mark fillers. Or use shard(uneven="drop").
+            max_workers: how many batches it makes at the same time, ahead of use. 0: in the caller's thread.
+            executor_type: "process" or "thread" for these workers. A process takes seconds to start if the function
+                needs torch. Use "thread" if the function releases the interpreter's lock and draws no random numbers.
 
         >>> import brimful as bf
         >>> samples = bf.from_sequence([{"input_ids": [1]}, {"input_ids": [2, 3]}, {"input_ids": [4]}])
@@ -1022,18 +1050,19 @@ class Dataset:
         max_workers: int = 0,
         executor_type: ExecutorType = "thread",
     ) -> Batches:
-        """Batches of at most `max_tokens` padded tokens: each window sorted by length and cut as full as that allows.
+        """Makes batches of at most `max_tokens` padded tokens. It sorts each window by length, and fills each batch as
+        far as that limit allows.
 
         Args:
             max_tokens: rows x padded length of a batch.
-            window: rows to plan over; "auto": as many as bring padding to about 1 %, of streams 256 MB at most; there an epoch
-                begins with 1,024 rows, then 4,096, and so on. "steps": as for `batch`.
+            window: how many rows to plan over. "auto" takes enough rows for about 1 % of padding, and streams take 256
+                MB at most. An epoch of streams begins with 1,024 rows, then 4,096, and so on. "steps": as for `batch`.
             pad_to_multiple_of: round each padded length up.
             buckets: or pad each batch to the smallest of these lengths that holds it.
-            overlong: what becomes of a sample longer than the policy can place: "raise", "truncate", "drop", or "alone" (a
-                batch of its own). Counted in `.stats`.
+            overlong: the reaction to a sample that is longer than the policy can place: "raise", "truncate", "drop", or
+                "alone" (a batch with this sample only). Counted in `.stats`.
             the rest: as for `batch`.
-        Price: one and a half windows held and one made ahead; about 15 ns a token.
+        Price: one and a half windows are held, and one is made ahead. About 15 ns a token.
         Source: infinibatch (sorted read-ahead), fairseq (token budgets).
 
         >>> import brimful as bf
@@ -1077,20 +1106,20 @@ class Dataset:
         max_workers: int = 0,
         executor_type: ExecutorType = "thread",
     ) -> Batches:
-        """Batches by functions of the samples: each window sorted by `key`, largest first, and cut.
+        """Makes batches by your own functions of a sample. It sorts each window by `key`, largest first, and cuts it
+        into batches.
 
         Args:
-            batch_size: samples a batch, or a function of the longest sample of the batch that says how many; where that is
-                less than 1, `overlong` says what becomes of the sample: "raise", "drop" or "alone".
-            key: what to sort by, usually the length.
-            boundary_key: a batch never spans two values of it.
-            window: rows to sort over.
+            batch_size: samples a batch, or a function that takes the longest sample of a batch and returns this number.
+            key: the sort key, usually the length.
+            boundary_key: a batch never holds two different values of this function.
+            window: how many rows to sort over.
             pad_to_multiple_of: round each padded length up.
             buckets: or pad each batch to the smallest of these lengths that holds it.
-            overlong: what becomes of a sample for which `batch_size` gives less than 1: "raise", "alone" (a batch of its
-                own), or "drop". Counted in `.stats`.
+            overlong: the reaction to a sample for which `batch_size` returns less than 1: "raise", "alone" (a batch
+                with this sample only), or "drop". Counted in `.stats`.
             the rest: as for `batch`.
-        Price: Python, two or three calls a sample.
+        Price: two or three Python calls a sample.
         Source: infinibatch's BucketedReadaheadBatchIterator.
 
         >>> import brimful as bf
@@ -1131,27 +1160,35 @@ class Dataset:
         max_workers: int = 0,
         executor_type: ExecutorType = "thread",
     ) -> Batches:
-        """Rows of exactly `row_length` tokens, filled with whole samples by best fit: next to nothing is padded. Tokens
-        that an `attention_mask` of the samples hides are left out, with what stands beside them in token columns.
+        """Packs whole samples into rows of exactly `row_length` tokens by best fit, with almost no padding.
+
+        If the samples have an `attention_mask`, tokens that it hides are left out, with the values beside them in token
+        columns.
 
         Args:
             row_length: tokens in a row.
-            rows: rows in a batch, in every one: those that a window's last batch lacks are padding.
-            window: samples to plan over; "auto": what fills 250 batches, where .2 to .5 % is wasted; of streams 256 MB at most,
-                and an epoch begins with what fills 100.
-            overlong: what becomes of a sample longer than a row: "raise", "truncate", "drop", or "split" (cut into pieces).
-            balance_cost: rows of equal tokens differ in work, since attention costs the square of each sample. With it, samples
-                are packed into rows, and rows dealt to batches, of like cost, with at most a thousandth more rows.
+            rows: rows in every batch. If the last batch of a window has too few, the missing rows are padding.
+            window: how many samples to plan over. "auto" takes the samples of 250 batches, which wastes .2 to .5 %.
+                Streams take 256 MB at most, and an epoch of streams begins with the samples of 100 batches.
+            overlong: the reaction to a sample that is longer than a row: "raise", "truncate", "drop", or "split" (cut
+                it into pieces).
+            balance_cost: the cost of a sample. Attention costs the square of each sample's length, so rows of equal
+                tokens differ in work. With this cost, brimful gives rows and batches similar work. It needs at most a
+                thousandth more rows.
             the rest: as for `batch`.
-        Shapes: `input_ids`, `labels`, `position_ids`, `segment_ids` (rows, row_length) int64; `cu_seqlens` (n + 1,) int32;
-            `max_seqlen` int. Labels are not shifted: models do it; the first one of each sample is -100. A model must look
-            at the positions or the boundaries to keep the samples of a row apart. Llama, Qwen and many other causal models of
-            transformers do; GPT-OSS, OPT, Falcon, Mamba and others do not, and mix the samples in silence. BERT and its
-            like see both ways, and need `bf.attention.padding_free(batch, causal=False)`. See
-            `brimful.tensors.packed.packed`.
-        Price: where there is an `attention_mask`, it is read for the lengths, about 5 ns a token; of indexed data on every
-            rank. With `balance_cost` 1 to 12 us a sample.
-        Source: best-fit decreasing in a window; no bin stays open from one to the next.
+        Shapes: `input_ids`, `labels`, `position_ids`, `segment_ids` (rows, row_length) int64; `cu_seqlens` (n + 1,)
+            int32; `max_seqlen` int.
+
+        Labels are not shifted, because models shift them. The first label of each sample is -100.
+
+        A model must read the positions or the boundaries to keep the samples of a row apart. Llama, Qwen and many other
+        causal models of transformers do. GPT-OSS, OPT, Falcon, Mamba and others do not, and mix the samples without an
+        error. Bidirectional models such as BERT need `bf.attention.padding_free(batch, causal=False)`. See
+        `brimful.tensors.packed.packed`.
+
+        Price: an `attention_mask` is read for the lengths, about 5 ns a token. With indexed data, every rank reads it.
+            `balance_cost` takes 1 to 12 us a sample.
+        Source: best-fit decreasing in a window. No row stays open from one window to the next.
 
         >>> import brimful as bf
         >>> samples = bf.from_sequence([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6]}])
@@ -1184,7 +1221,7 @@ class Dataset:
     def _refuse_originals(self, verb: str) -> None:
         if self.stage.originals is not None:
             raise ValueError(
-                f"{verb} keeps rows, and from_dataset(collate_fn=...) hands its samples to collate_fn as they are: leave "
+                f"{verb} keeps rows, but from_dataset(collate_fn=...) hands its samples to collate_fn unchanged. Leave "
                 "collate_fn out, and return dicts of numbers, lists, 1-D tensors and texts"
             )
 
@@ -1195,9 +1232,7 @@ class Dataset:
     def _check_end(self, method: str, *, repeats: bool = False) -> None:
         """Refuses a chain whose epoch has no end, where all of it would be kept."""
         if repeats or self.stage.endless:
-            raise ValueError(
-                f"this data set repeats without end, and {method} keeps all of it; take(n) says how much of it to keep"
-            )
+            raise ValueError(f"this data set repeats without end, and {method} keeps all of it. Call take(n) first")
 
     def _add(self, stage: Stage[Block]) -> Dataset:
         return Dataset(Rebatch(stage) if stage.makes_long_blocks else stage, self.repeats)
@@ -1205,7 +1240,7 @@ class Dataset:
 
 @dataclass(frozen=True, repr=False)
 class IndexedDataset(Dataset):
-    """Samples of which any can be had at once: a data set with `len`, `ds[i]` and `ds[a:b]`.
+    """A data set that can give any sample at once: it has `len`, `ds[i]` and `ds[a:b]`.
 
     >>> import brimful as bf
     >>> dataset = bf.from_sequence(["a", "b", "c"])
@@ -1231,9 +1266,10 @@ class IndexedDataset(Dataset):
     def __getitem__(self, number: slice) -> IndexedDataset: ...
 
     def __getitem__(self, number: int | slice) -> Sample | IndexedDataset:
-        """One sample of indexed data, in the order of its first epoch; any of them at once; a slice is a data set.
+        """One sample by its number, in the order of the first epoch. A slice gives a data set.
 
-        Price: of shuffled data 10 ms or so each time, as its shuffle window is put in order; all of them: iterate.
+        Price: about 10 ms each time for shuffled data, because its shuffle window is put in order. To read all samples,
+            iterate.
 
         >>> import brimful as bf
         >>> bf.from_sequence(["a", "b"], repeat=True).skip(10**12)[1]
@@ -1265,23 +1301,28 @@ class IndexedDataset(Dataset):
         executor_type: ExecutorType = "thread",
         prefetch_factor: int = 10,
     ) -> IndexedDataset:
-        """The samples for which `fn(sample)` is true: indexed again.
+        """Keeps the samples for which `fn(sample)` is true. The result is indexed.
 
-        All samples are read once, when the first one is wanted; a bar shows the progress, and the log says how many are kept.
+        All samples are read once, when the first one is wanted. A bar shows the progress, and the log says how many are
+        kept.
 
         Args:
-            fn: is asked about every sample of the source, whatever the order. It must give the same answer each time.
-            seed: an error here: what is kept may not differ from epoch to epoch. Say `stream().filter(fn, seed=...)`.
-            on_error: where the function raises: "raise" names file and line; "skip" leaves the sample out, counts and logs
-                it.
-            version: of a local store: keeps the answers beside it, so that later runs, and the other ranks of this machine,
-                do not ask again. Give another version whenever `fn`, or what it calls, answers otherwise. One process asks,
-                the others wait. The file has a bit a sample; other data, another function or version has another file.
-                Functions of one name (lambdas, partials) are told apart by their code and the plain values in them.
+            fn: is called for every sample of the source, in any order. It must give the same answer each time.
+            seed: an error here, because indexed data must keep the same samples in each epoch. Use `stream().filter(fn,
+                seed=...)`.
+            on_error: the reaction to an error in `fn`. "raise" names file and line. "skip" leaves the sample out,
+                counts and logs it.
+            version: for a local store: saves the answers beside it, so that later runs and the other ranks of this
+                machine do not ask again. Give a new version whenever `fn`, or code that it calls, answers differently.
+                One process asks, the others wait. The file has one bit a sample. Other data, another function or
+                another version get their own file. Functions of the same name (lambdas, partials) are told apart by
+                their code and the plain values in them.
             max_workers, executor_type, prefetch_factor: as for `map`.
         Raises:
-            ValueError: a seed; a version of data that are in no store; what was sliced, mixed or zipped before.
-        Price: Python, once a sample, in each process (with a version once); 8 bytes kept a sample that is left.
+            ValueError: a seed is given. Or a version is given, but the data are not in a store. Or the data were
+                sliced, mixed or zipped before.
+        Price: one Python call a sample, in each process (once with a version). 8 bytes are kept for each sample that
+            stays.
 
         >>> import brimful as bf
         >>> some = bf.from_sequence(["a", "b", "c"]).filter(lambda sample: sample["text"] != "b")
@@ -1289,7 +1330,7 @@ class IndexedDataset(Dataset):
         (2, {'text': 'c'})
         """
         if seed is not None:
-            raise ValueError("filter with a seed may keep other samples in each epoch: say stream().filter(...)")
+            raise ValueError("filter with a seed may keep other samples in each epoch. Use stream().filter(...)")
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
         checked = _checked(on_error)
         function("filter", fn)
@@ -1298,8 +1339,8 @@ class IndexedDataset(Dataset):
         def kept(source: Source) -> Indexed:
             if version is not None and not source.holds_files:
                 raise ValueError(
-                    f"version={version!r} keeps what filter finds beside a store, and there is none here: leave version out, or "
-                    "write a store first"
+                    f"version={version!r} saves the answers of filter beside a store, but these data have no store. Leave "
+                    "version out, or write a store first"
                 )
             return IndexFilter(source, fn, checked, parallel, version)
 
@@ -1333,8 +1374,8 @@ class IndexedDataset(Dataset):
         if self.stage.originals is not None:
             if key is not None:
                 raise ValueError(
-                    f"key={key!r} is a column, and from_dataset(collate_fn=...) hands its samples on as they are: leave key out, "
-                    "to split by the numbers of samples"
+                    f"key={key!r} is a column, but from_dataset(collate_fn=...) hands on its samples unchanged. Leave key out to "
+                    "split by the numbers of samples"
                 )
             how = Split(valid_share, SAMPLE, seed)
         known: dict[int, SplitMask] = {}  # found by one pass for both sides
@@ -1351,7 +1392,7 @@ class IndexedDataset(Dataset):
         if stage.count == 0:  # which has no columns either
             return np.zeros(0, dtype=np.int64)
         if stage.count is None:
-            raise TypeError("the lengths of this data set are not known: it repeats without end; take some of it")
+            raise TypeError("the lengths of this data set are not known: it repeats without end. Call take(n) first")
         rows, count = stage.unshuffled()
         if rows is np.arange:
             return stage.index.lengths((column,), required=True)
@@ -1371,8 +1412,8 @@ class IndexedDataset(Dataset):
         found = self.stage.selected(some_of)
         if found is None:
             raise ValueError(
-                f"{verb} cannot keep {shown(self.stage)} indexed: what is left of a slice, a mixture or a zip may differ "
-                f"from epoch to epoch. Say {verb} before it, or stream().{verb}(...)"
+                f"{verb} cannot keep {shown(self.stage)} indexed: a slice, a mixture or a zip may have other samples in each "
+                f"epoch. Call {verb} before it, or use stream().{verb}(...)"
             )
         return self._with(found)
 
@@ -1419,7 +1460,7 @@ def stages_of(caller: str, datasets: Sequence[Dataset], *, once: bool = False) -
             remedy = (
                 f"call {caller} before samples are batched"
                 if isinstance(dataset, Batches)
-                else "make it one by from_sequence or from_iterable"
+                else "use from_sequence or from_iterable to make a data set of it"
             )
             raise TypeError(f"{caller}: data set {number} is a {kind}; {remedy}")
     return tuple(dataset.stage if once else dataset._endless for dataset in given)
@@ -1431,7 +1472,7 @@ def concatenated(datasets: Sequence[Dataset]) -> Dataset:
     for number, stage in enumerate(stages[:-1]):
         if stage.endless:
             raise ValueError(
-                f"data set {number} repeats without end, so that none after it is reached; repeat only the last"
+                f"data set {number} repeats without end, so no data set after it is reached. Repeat only the last one"
             )
     parts = tuple(part for stage in stages for part in (stage.below if stage.flat else (stage,)))
     if any(part.streamed_by for part in parts):
@@ -1460,11 +1501,13 @@ def _check_number(number: Any) -> None:
         TypeError: naming the method for it.
     """
     if isinstance(number, str):
-        raise TypeError(f"a data set has a sample by its number (got {number!r}); .select({number!r}) gives the column")
+        raise TypeError(
+            f"a data set takes the number of a sample (got {number!r}). For a column, use .select({number!r})"
+        )
     if isinstance(number, list | tuple | set | np.ndarray):
         raise TypeError(
-            f"a data set has one sample by its number, or some by a slice (got {number!r:.40}); several: "
-            "[dataset[number] for number in numbers]; columns: .select(names)"
+            f"a data set takes the number of a sample, or a slice (got {number!r:.40}). For several samples, use "
+            "[dataset[number] for number in numbers]. For columns, use .select(names)"
         )
 
 

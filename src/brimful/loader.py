@@ -39,21 +39,25 @@ class Runs(Protocol):
 
 
 class Loader(IterableDataset[Any]):
-    """Each iteration is one epoch of the batches: the next one, or the one that `set_epoch` names.
+    """An iterable for trainers. Each iteration is one epoch of the batches: the next one, or the one that `set_epoch`
+    names.
 
-    A loader that is read to its last batch has ended the epoch, whether or not the next batch was asked for: what is iterated
-    then, or saved, is the next epoch. A loop that is left before begins its epoch again. Read by this process, with
-    `prefetch` and tokenising in threads: hand it to the trainer as it is (with Accelerate, to
-    `brimful.integrations.accelerate.prepare`), or, where one must be a DataLoader, to one with batch_size=None and
-    num_workers=0, which nobody may shard again: a DataLoader that Accelerate prepared is refused.
+    When you have taken the last batch, the epoch has ended, even if you do not ask for another one. The next loop or
+    saved state then belongs to the next epoch. If you leave a loop earlier, the next loop begins the same epoch again.
 
-    With `steps_per_epoch` an epoch is so many batches, over as many epochs of the data as that takes, and each goes on where the
-    one before stopped, also where a loop was left: nothing comes twice because a trainer stops early (`limit_train_batches`).
-    `set_epoch` then moves nothing. A state in the middle of an epoch has the rest of it before it.
+    The data are read in this process, with `prefetch` and tokenising in threads. Give the loader to the trainer as it
+    is (with Accelerate, to `brimful.integrations.accelerate.prepare`). If the trainer needs a DataLoader, wrap it in
+    one with batch_size=None and num_workers=0. Nobody may shard that again: a DataLoader that Accelerate prepared is
+    refused.
 
-    It is a Stateful of torch.distributed.checkpoint: `dcp.save({"loader": loader, ...})` on all ranks, and `dcp.load` on as
-    many or as few as divide the streams. (Each rank writes the entries of its own streams; a loader that has not begun asks
-    for all.)
+    With `steps_per_epoch`, so many batches are an epoch, over as many epochs of the data as that takes. Each epoch
+    continues where the one before stopped, also after a loop that was left. If a trainer stops early
+    (`limit_train_batches`), nothing comes twice. `set_epoch` then has no effect. After a state in the middle of an
+    epoch comes the rest of that epoch.
+
+    It is a Stateful of torch.distributed.checkpoint. Call `dcp.save({"loader": loader, ...})` on all ranks, and
+    `dcp.load` on any number of ranks that divides the streams. (Each rank writes the entries of its own streams. A
+    loader that has not begun asks for all.)
 
     >>> import brimful as bf
     >>> loader = bf.from_sequence([{"input_ids": [1]}, {"input_ids": [2]}]).batch(1).loader()
@@ -189,14 +193,16 @@ class Loader(IterableDataset[Any]):
 
     @property
     def stats(self) -> Stats | None:
-        """Counts of the epoch that is iterated over, or was last; None before the first."""
+        """Counts of the current or last epoch. None before the first one."""
         return self._last.stats if isinstance(self._last, ResumableIterator) else None
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration runs; the one that was restored keeps its position, another starts anew.
+        """Sets the epoch of the next iteration. A restored epoch continues at its place. Any other epoch begins at its
+        start.
 
         Raises:
-            ValueError: another epoch than the restored one before its first batch: what was trained on would come again.
+            ValueError: a state was restored, and this is another epoch before its first batch. The trained batches
+                would come again.
         """
         epoch = integer("epoch", epoch)
         GUARD.loop_here().check_processes()  # Accelerate tells it on all ranks, and reads it on the first alone
@@ -210,11 +216,12 @@ class Loader(IterableDataset[Any]):
             self._consumed.moved(self._now()())
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON: the epoch and, as text, the place after the last batch that was taken; of streams an entry for each
-        that this rank reads, so that the states of all ranks can be joined (`bf.merge_states`).
+        """Plain JSON: the epoch and, as text, the place after the last batch that was taken.
+
+        With streams, it has an entry for each stream of this rank. `bf.merge_states` joins the states of all ranks.
 
         Raises:
-            StateError: a DataLoader that Accelerate prepared takes batches before the loop wants them.
+            StateError: a DataLoader that Accelerate prepared takes batches ahead of the loop.
         """
         state: dict[str, Any] = self._snapshot()()
         return state
@@ -239,11 +246,11 @@ class Loader(IterableDataset[Any]):
         return lambda: as_text(epoch, place(), batches.streams, steps)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a state at the next iteration. The state is checked against the pipeline then.
+        """Makes the next iteration continue from a state. It is checked against the pipeline then.
 
         Raises:
-            StateError: it is no state of a loader, or one of whole epochs where this has epochs of steps, or the reverse; or it
-                was saved after as many steps of an epoch as this one's have, or more.
+            StateError: this is not the state of a loader. Or only one of the two has epochs of steps. Or the state was
+                saved after as many steps of an epoch as this loader's epochs have, or more.
         """
         saved = self._read(state_dict)
         self._leave()
@@ -271,18 +278,18 @@ class Loader(IterableDataset[Any]):
 
     @property
     def began(self) -> dict[str, Any] | None:
-        """The state at the start of the loop that began last; None where none has."""
+        """The state at the start of the last loop. None before the first one."""
         return self._consumed.began
 
     def follow(self, used: Callable[[], int] | None) -> None:
-        """Has the state follow what is used of the batches, where a trainer takes some before it uses them.
+        """Makes the state follow the batches that were used, for trainers that take batches before they use them.
 
-        What the loop that runs has taken so far is not used yet. After a loop that was left, the next one goes back to what was
-        used; after one that came to its end, it goes on.
+        Batches that the current loop has taken so far count as not used. If a loop is left, the next one goes back to
+        the first unused batch. If a loop reached its end, the next one goes on from there.
 
         Args:
-            used: how many batches the trainer has used by now, counted from anywhere; None: as many as are taken, from the
-                place after those that were used.
+            used: a function that returns how many batches the trainer has used by now, counted from anywhere. None: all
+                batches that were taken count as used. The loader then continues after those that were used.
         """
         if used is not None:
             self._consumed.follow(used, self._now)

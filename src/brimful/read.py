@@ -44,46 +44,51 @@ def from_files(
     storage_options: Mapping[str, Any] | None = None,
     timeout_seconds: float = 60.0,
 ) -> Dataset:
-    """The samples of shards, several of which are read at once, a row of each in turn.
+    """The samples of files (shards). Several shards are read at once, one row of each in turn.
 
     Args:
-        urls: names, on any file system that fsspec knows; `{00..99}` and globs expand, globs sorted. A path, or a string that
-            is the name of a file, is that file, whatever characters it has. A file that several patterns name is read once; one
-            that is named in full is read as often as it is named. Globs leave out names that begin with a dot.
-        format: "jsonl", "text" (a row {"text": line} each), "csv" or "tsv" (a header, then records), "cbor" (maps; the extra
-            `cbor`), of each shard by its extension where "auto", below .gz .zst .bz2 .lz4 .xz; "parquet" (.parquet, .pq) or
-            "arrow" (.arrow, .ipc, .feather: files and streams, Hugging Face's among them); or a function of the open file that
-            yields samples (then a resume reads what it skips). Dictionaries, views, runs and extensions become what they store
-            (`uuid`: 16 bytes; `bool8`: bool), here and in all other sources.
-        columns: take these alone; of parquet and arrow, the others are not read.
-        schema: the columns' types, of every column that `columns` does not leave out; else those of the first shard in list order
-            that has rows, as it says itself (parquet, arrow) or as its first 1,000 rows show. Later rows are cast or are errors;
-            a column that they lack is null (in CSV an error).
-        repeat: run the whole chain again and again, with the next epoch. Batches and chunks in arrival order (`batch(n)` without
-            a window, `concat_chunk`, `pack_chunk`) fill up over the seams of epochs; windows that sort, pack or shuffle do not.
-        shuffle_shards: another order of the shards each epoch.
-        n_active_shards: shards read at once, a row of each in turn; 1: file after file.
-        n_standby_shards: shards opened ahead.
-        streams: divide the shards of each epoch into so many independent streams, through each of which all that follows runs
-            by itself: their samples, or batches, come in turn, and `Batches.shard` shares the streams out to ranks. Any
-            world size that divides it sees the same order. Each has shards and windows of its own: see the price.
-        on_error: "raise" names file and line; "skip" leaves a bad record out, counts it and logs file and line. Damage behind
-            which nothing can be found, a header and a shard by columns that do not fit take along all that follows in the
-            shard: it counts as one of `skipped`, and one of `skipped_shards`.
-        storage_options: for fsspec.
-        timeout_seconds: how long to wait for a shard, all attempts to read on together, before a TimeoutError names it.
+        urls: names, on any file system that fsspec knows. `{00..99}` and globs expand, and globs are sorted. A path, or
+            a string that is the name of a file, is that file, whatever characters it has. A file that several patterns
+            match is read once. A file that is named in full is read as often as you name it. Globs leave out names that
+            begin with a dot.
+        format: the format of the records. "auto" takes the format of each shard from its extension, below .gz .zst .bz2
+            .lz4 .xz. "text" makes a row {"text": line} of each line. "csv" and "tsv" need a header. "cbor" reads maps, and
+            needs the extra `cbor`. "jsonl" and "parquet" (.parquet, .pq) are files as usual. "arrow" (.arrow, .ipc,
+            .feather) reads files and streams, Hugging Face's included. Or give a function of the open file that yields
+            samples. A resume then reads the samples that it skips. Here and in all other sources, Arrow's special types
+            become the type that they store. These are dictionaries, views, runs and extensions (`uuid` becomes 16 bytes,
+            `bool8` bool).
+        columns: take only these columns. Parquet and Arrow files do not read the others.
+        schema: the type of every column that `columns` does not leave out. By default, brimful takes the types of the
+            first shard in list order that has rows. Parquet and Arrow files name them. In other formats, the first
+            1,000 rows show them. Later rows are cast, or raise an error. A missing column is null (in CSV an error).
+        repeat: run the whole chain again and again, each time with the next epoch. Batches and chunks in arrival order
+            continue across epochs (`batch(n)` without a window, `concat_chunk`, `pack_chunk`). Windows that sort, pack
+            or shuffle do not.
+        shuffle_shards: use another order of the shards in each epoch.
+        n_active_shards: how many shards are read at once, one row of each in turn. 1: one file after the other.
+        n_standby_shards: how many shards are opened ahead.
+        streams: divide the shards of each epoch into so many independent streams. All later stages run on each stream
+            by itself. Samples, or batches, come from each stream in turn, and `Batches.shard` gives the streams to
+            ranks. Any world size that divides this number sees the same order. Each stream has its own shards and
+            windows: see the price.
+        on_error: "raise" names file and line. "skip" leaves a bad record out, counts it, and logs file and line. Some
+        errors lose the rest of a shard: a bad header, wrong columns in a Parquet or Arrow file, or damage that hides the
+        next record. Such a shard counts once in `skipped` and once in `skipped_shards`. storage_options: options for
+        fsspec. timeout_seconds: how long to wait for a shard, with all attempts together. Then a TimeoutError names it.
     Raises:
-        ImportError: CBOR without cbor2.
-        FileNotFoundError: (when run) a name or a glob matches nothing, or a link that leads nowhere.
-        DataError: (when run) a bad record, a damaged shard, or one that changes while it is read, with file and line.
-        TimeoutError: (when run) nothing came in time.
-    State: about 30 bytes an open shard. A resume never parses what was consumed, but of parquet and arrow the row group or the
-        record batch in which it lies.
-    Price: about 1 MB an active or standby shard, and 4 MB where it is far away, 256 MB in all; of parquet and arrow what is
-        stored of the columns taken of a row group or a record batch, too. Each stream that a rank reads
-        takes 8 MB beside its own shards (n_active_shards + n_standby_shards of them, where it has so many) and its own window
-        of batches, and at least 2 threads. A local shard is an open file; what is far away shares the connections of its
-        file system (10 of s3fs, 100 of HTTP), whatever the number of shards.
+        ImportError: the format is CBOR and cbor2 is not installed.
+        FileNotFoundError: (when run) a name or a glob matches nothing, or a link leads nowhere.
+        DataError: (when run) a record is bad, a shard is damaged, or it changes while it is read. The error names file
+            and line.
+        TimeoutError: (when run) a file system did not answer in time.
+    State: about 30 bytes for each open shard. A resume does not parse consumed rows again, except for the current row
+        group or record batch of parquet and arrow.
+    Price: about 1 MB for each active or standby shard. A remote shard takes 4 MB, and all of them 256 MB at most.
+        Parquet and arrow also hold the stored columns of a row group or record batch. Each stream of a rank takes 8 MB,
+        its own active and standby shards, its own window of batches, and at least 2 threads. A local shard is an open
+        file. Remote shards share the connections of their file system (10 of s3fs, 100 of HTTP), whatever the number of
+        shards.
 
     >>> import json, tempfile
     >>> from pathlib import Path
@@ -125,18 +130,20 @@ def _schema(types: Mapping[str, pa.DataType]) -> pa.Schema:
 
 
 def from_sequence(sequence: Any, *, repeat: bool = False, shuffle: bool = False, seed: int = 42) -> IndexedDataset:
-    """Samples at hand: a list of dicts, of strings ({"text": ...}) or of token ids ({"input_ids": ...}), a pa.Table, a data frame
-    of pandas or polars, a Hugging Face map-style data set.
+    """The samples of a list, a table or a data frame in memory, as an indexed data set.
 
-    An indexed data set: made columnar once, on first use. `shuffle` takes another order each epoch.
+    Give it a list of dicts, of strings ({"text": ...}) or of token ids ({"input_ids": ...}). Or a pa.Table, a data
+    frame of pandas or polars, or a map-style data set of Hugging Face. It is made columnar once, on first use.
+    `shuffle` takes another order each epoch.
 
-    A `datasets.Dataset` stays where it is, as a rule a file that is mapped into memory, and is read by columns, as it was
-    selected and shuffled; its format (`with_format("torch")`, and the columns of that) changes nothing. With a transform, or
-    features that `datasets` itself decodes (Image, Audio), all rows are asked of it one by one, and kept.
+    A `datasets.Dataset` stays where it is, usually a memory-mapped file. brimful reads it by columns, with its
+    selection and its shuffle. Its format (`with_format("torch")`, and the columns of that) changes nothing. With a
+    transform, or with features that `datasets` itself decodes (Image, Audio), brimful asks it for all rows one by one,
+    and keeps them.
 
     Raises:
-        TypeError: it is no sequence of samples, or several of them (a DatasetDict); with what to do.
-        StageError: (when run) a row is no sample, or cannot be had; with its number.
+        TypeError: it is not a sequence of samples, or it is several of them (a DatasetDict). The error says what to do.
+        StageError: (when run) a row is not a sample, or cannot be read. The error has its number.
 
     >>> list(from_sequence(["one", "two"]))
     [{'text': 'one'}, {'text': 'two'}]
@@ -155,36 +162,39 @@ def from_dataset(
     repeat: bool = False,
     seed: int = 42,
 ) -> IndexedDataset:
-    """The samples of a map-style `torch.utils.data.Dataset`, or of anything else with `__len__` and `__getitem__`: indexed.
+    """The samples of a map-style `torch.utils.data.Dataset`, or of any object with `__len__` and `__getitem__`. The
+    result is indexed.
 
-    Batches are planned by lengths alone. A sample is fetched when its batch is made, and is not kept.
+    Only lengths are needed to plan batches. A sample is fetched when its batch is made, and is not kept.
 
-    Without a `collate_fn`, samples are dicts of numbers, lists, 1-D tensors or arrays, and texts. They become rows: every method
-    and every layout works on them. With a `collate_fn`, samples may be anything (tuples, images). They are handed to it as they
-    are, a list of those of each batch. Methods that look into rows (`map`, `tokenize`, `select`) are then refused.
+    Without a `collate_fn`, samples are dicts of numbers, lists, 1-D tensors or arrays, and texts. They become rows, so
+    every method and every layout works. With a `collate_fn`, samples may be anything (tuples, images). brimful hands
+    the samples of each batch to it unchanged, as a list. It then refuses methods that need rows (`map`, `tokenize`,
+    `select`).
 
     Args:
-        dataset: gives sample i as `dataset[i]`, the same one each time, or one that differs by random augmentation alone.
-        lengths: an array or list, one integer a sample; or a function of a sample. None: each sample is fetched once to measure
-            it, where something is planned by its length. The length of a dict is that of its length column, of a tuple that of
-            its first element; of a list, a text, or a tensor of one dimension its own.
-        collate_fn: makes the batch of a list of samples; `batch(collate_fn=...)` takes its place. Random numbers that it
-            draws, and `__getitem__` for it, are keyed by the batch: the same after a resume, and on any number of ranks.
-            Give the methods that make batches `max_workers=` to have both run ahead of use. Without a collate_fn, nothing
-            keys the random numbers of `__getitem__`.
-        shuffle: another order each epoch.
-        repeat: run the whole chain again and again, with the next epoch.
-        seed: of the order.
+        dataset: gives sample i as `dataset[i]`. Each time it must be the same one, except for random augmentation.
+        lengths: an array or list, one integer a sample, or a function of a sample. None: each sample is fetched once to
+            measure it, if batches are planned by length. The length of a dict is that of its length column. The length
+            of a tuple is that of its first element. A list, a text, or a tensor of one dimension has its own length.
+        collate_fn: makes a batch from a list of samples. `batch(collate_fn=...)` replaces it. Random numbers in it, and
+            in `__getitem__` for it, are keyed by the batch. They are the same after a resume and on any number of
+            ranks. Give `max_workers=` to the methods that make batches, so that both run ahead of use. Without a
+            collate_fn, nothing keys the random numbers of `__getitem__`.
+        shuffle: use another order each epoch.
+        repeat: run the whole chain again and again, each time with the next epoch.
+        seed: the seed of the order.
     Raises:
-        TypeError: it has no `__len__` or no `__getitem__`; lengths are no integers.
-        ValueError: lengths are not as many as the samples.
-        StageError: (when run) `__getitem__` raised, or returned what is no row; with the number of the sample.
-        DataError: (when run) a sample has another length than the plan was told; nobody can measure it.
-    State: [epoch, samples handed on]; of batches [epoch, number of the window, batches handed on]. A state keeps the number of
-        samples and a checksum of the lengths.
-    Price: measuring fetches all samples once, in every process: save `data.lengths()`, and give it as `lengths`. Rows are
-        made in Python: 5 to 20 us a sample, beside what `__getitem__` takes; the first 32 are fetched once more, for their
-        types.
+        TypeError: the data set has no `__len__` or no `__getitem__`, or lengths are not integers.
+        ValueError: the number of lengths is not the number of samples.
+        StageError: (when run) `__getitem__` raised an error, or returned something that is not a row. The error has the
+            number of the sample.
+        DataError: (when run) a sample has another length than the one it was planned with, or a sample has no length.
+    State: [epoch, samples handed on]; for batches [epoch, number of the window, batches handed on]. A state keeps the
+        number of samples and a checksum of the lengths.
+    Price: measuring fetches all samples once, in every process. To avoid it, save `data.lengths()` and give it as
+        `lengths`. Rows are made in Python: 5 to 20 us a sample, beside the time of `__getitem__`. The first 32 samples
+        are fetched twice, because the first time shows their types.
 
     >>> import brimful as bf
     >>> class Squares:
@@ -199,14 +209,14 @@ def from_dataset(
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise TypeError(
-            f"from_dataset takes a map-style data set, with __len__ and __getitem__ (got {type(dataset).__name__}); "
-            "from_iterable takes what can only be iterated over"
+            f"from_dataset takes a map-style data set, with __len__ and __getitem__ (got {type(dataset).__name__}). "
+            "Use from_iterable for data that can only be iterated over"
         )
     if isinstance(dataset, Dataset):
-        raise TypeError("from_dataset takes a data set of torch, and this is one of brimful's: use it as it is")
+        raise TypeError("from_dataset takes a data set of torch, but this is one of brimful's. Use it as it is")
     if isinstance(dataset, str | bytes):
         raise TypeError(
-            "from_dataset takes a data set of torch, and this is a text; from_files reads files by their names"
+            "from_dataset takes a data set of torch, but this is a text. Use from_files to read files by their names"
         )
     if collate_fn is not None:
         function("collate_fn", collate_fn)
@@ -226,27 +236,30 @@ def from_store(
     storage_options: Mapping[str, Any] | None = None,
     timeout_seconds: float = 60.0,
 ) -> IndexedDataset:
-    """The samples of a token store, which `Dataset.to_store(path)` or `brimful tokenize` wrote: indexed, memory-mapped, or on
-    any file system that fsspec knows (s3://, gs://, https://): then nothing of its files is read but the rows wanted.
+    """The samples of a token store that `Dataset.to_store(path)` or `brimful tokenize` wrote, as an indexed data set.
+
+    A local store is memory-mapped. A store may also be on any file system that fsspec knows (s3://, gs://, https://).
+    brimful then reads only the rows that it needs.
 
     Args:
         path: a folder.
-        columns: take these alone.
-        repeat: run the whole chain again and again, with the next epoch. Batches and chunks in arrival order (`batch(n)` without
-            a window, `concat_chunk`, `pack_chunk`) fill up over the seams of epochs; windows that sort, pack or shuffle do not.
-        shuffle: another order each epoch: of runs of 64 rows, and of the rows of each 131,072.
-        seed: of that order.
-        storage_options: for fsspec.
-        timeout_seconds: how long a request may take, all attempts together, before a TimeoutError names the file.
+        columns: take only these columns.
+        repeat: run the whole chain again and again, each time with the next epoch. Batches and chunks in arrival order
+            continue across epochs (`batch(n)` without a window, `concat_chunk`, `pack_chunk`). Windows that sort, pack
+            or shuffle do not.
+        shuffle: use another order each epoch. It shuffles runs of 64 rows, and the rows inside each 131,072.
+        seed: the seed of that order.
+        storage_options: options for fsspec.
+        timeout_seconds: how long a request may take, with all attempts together. Then a TimeoutError names the file.
     Raises:
-        ValueError: it has not all of the columns.
-        FileNotFoundError: there is no store, or one that is not finished.
+        ValueError: the store lacks one of the columns.
+        FileNotFoundError: there is no store, or it is not finished.
         StateError: another release of brimful wrote it, in a version that this one does not read.
-        DataError: its manifest is damaged; (when run) a file is missing, has changed, or cannot be read. `brimful verify` alone
-            finds a byte that has flipped inside of a file: it reads all of them.
-        TimeoutError: nothing came in time.
-    State: [epoch, samples handed on]; of batches [epoch, number of the window, batches handed on].
-    Price: opening reads one file (1,000 files of rows: 20 ms). See `brimful.store.index.StoreIndex`.
+        DataError: its manifest is damaged. Or (when run) a file is missing, has changed, or cannot be read. Only
+            `brimful verify` finds a flipped byte inside a file, because it reads all of them.
+        TimeoutError: the file system did not answer in time.
+    State: [epoch, samples handed on]; for batches [epoch, number of the window, batches handed on].
+    Price: opening reads one file (20 ms for 1,000 files of rows). See `brimful.store.index.StoreIndex`.
 
     >>> import tempfile
     >>> import brimful as bf
@@ -265,18 +278,19 @@ def from_store(
 def from_iterable(
     iterable: Iterable[Sample | str] | Callable[[], Iterable[Sample | str]], *, repeat: bool = False
 ) -> Dataset:
-    """The samples of anything that can be iterated over again and gives the same ones each time.
+    """The samples of an iterable that can be iterated over again, and gives the same samples each time.
 
-    A generator function is called once an epoch, without arguments, and once at a resume. It is called once more for the types
-    (32 rows, or up to 1,000 while a column is null or absent in them) where a run begins in a later epoch.
+    A generator function is called without arguments, once for each epoch and once at a resume. A run that begins in a
+    later epoch calls it once more, to learn the types. It then takes 32 rows, or up to 1,000 while a column is null or
+    absent.
 
-    A `datasets.IterableDataset` is read by Arrow tables where it has them (files; rows that were not made by a function of
-    Python's), whatever its format.
+    A `datasets.IterableDataset` is read as Arrow tables if it has them, whatever its format. It has them for files, and
+    for rows that no Python function made.
 
     Raises:
-        TypeError: a data frame, or a dict: these iterate over the names of their columns; a generator, or another iterator,
-            that can be read once only.
-    State: a count. Price: a resume iterates over what it skips; of tables it makes no rows.
+        TypeError: it is a data frame or a dict, which iterate over the names of their columns. Or it is a generator or
+            another iterator, which can be read only once.
+    State: a count. Price: a resume iterates over the rows that it skips. From tables it makes no rows.
 
     >>> def generate():
     ...     yield from ({"text": word} for word in ("one", "two"))
@@ -319,17 +333,17 @@ def interleave_datasets(
     by: Literal["samples", "tokens"] = "samples",
     length_column: str = "input_ids",
 ) -> Dataset:
-    """Samples of each in fixed proportions, in stratified order; indexed where all of them are.
+    """Mixes data sets in fixed proportions, evenly spread. The result is indexed if all of them are.
 
-    Samples have the columns of all data sets. A column that a data set lacks is null in its samples: `select` the same columns
-    of each where that is not meant.
+    Samples have the columns of all data sets. If a data set lacks a column, it is null in its samples. To avoid that,
+    `select` the same columns of each.
 
     Args:
-        weights: one a data set, by default equal.
-        stop: where one is due that has ended: "first" ends there; "all" goes on without it; "all_repeat" begins it again
-            until each has ended once.
-        by: what the weights are shares of. By "tokens", an empty sample counts as one: streamed, of the tokens served so far;
-            indexed, of samples by the mean length of each data set.
+        weights: a list with one number for each data set. The default is equal weights.
+        stop: what happens at the end of a data set. "first": the mixture ends when the first data set ends. "all": it
+            goes on without that data set. "all_repeat": the data set begins again, until each has ended once.
+        by: the unit of the weights, "samples" or "tokens". By "tokens", an empty sample counts as one token. Streamed
+            data balance the tokens served so far. Indexed data use the mean length of each data set.
         length_column: the list column whose tokens count.
 
     >>> import brimful as bf
@@ -357,16 +371,17 @@ def zip_datasets(datasets: Sequence[Dataset]) -> Dataset: ...
 
 
 def zip_datasets(datasets: Sequence[Dataset]) -> Dataset:
-    """Samples side by side: sample i has the columns of sample i of each. Indexed where all of them are.
+    """Joins data sets side by side: sample i has the columns of sample i of each. The result is indexed if all of them
+    are.
 
-    What repeats is put side by side epoch by epoch, and repeats together. Shuffle what comes out, not what goes in.
+    Data sets that repeat are joined epoch by epoch, and the result repeats. Shuffle the result, not the inputs.
 
     Raises:
-        ValueError: some of them repeat and others do not; one is in several streams; one leaves bad rows out.
-        DataError: (when run) a column is in two of them, which are named; or one ends before another: with both counts, after
-            the samples that have a partner.
-    State: the places of all of them; of indexed data one place.
-    Price: of each a block held.
+        ValueError: some of them repeat and others do not. Or one is read as several streams, or leaves bad rows out.
+        DataError: (when run) two of them have the same column: the error names them. Or one ends before another: the
+            error comes after the last complete sample, and has both counts.
+    State: the places of all of them. Indexed data have one place.
+    Price: one block of each is held.
 
     >>> import brimful as bf
     >>> source, target = bf.from_sequence(["a", "b"]), bf.from_sequence(["x", "y"])
@@ -379,14 +394,14 @@ def zip_datasets(datasets: Sequence[Dataset]) -> Dataset:
     for number, stage in enumerate(stages):
         if stage.leaves_out:
             raise ValueError(
-                f"data set {number} leaves out what is bad (on_error='skip'), and its other rows would get wrong partners; mend "
-                "it, or let functions give a row of nulls and filter after zip_datasets"
+                f"data set {number} leaves out bad rows (on_error='skip'), so its other rows would get wrong partners. Mend the "
+                "data. Or let functions return a row of nulls, and filter after zip_datasets"
             )
     endless = [stage.endless for stage in stages]
     if len(set(endless)) > 1:
         raise ValueError(
-            f"data set {endless.index(True)} repeats without end and data set {endless.index(False)} does not; take some of "
-            "the first, or repeat all of them"
+            f"data set {endless.index(True)} repeats without end and data set {endless.index(False)} does not. Call "
+            "take(n) on the first, or repeat all of them"
         )
     if any(stage.streamed_by for stage in stages):
         return Dataset(Zip(stages), together)
@@ -402,9 +417,10 @@ def concat_datasets(datasets: Sequence[Dataset]) -> Dataset: ...
 
 
 def concat_datasets(datasets: Sequence[Dataset]) -> Dataset:
-    """All samples of the first, then of the second, and so on; `a + b` for two. Indexed where all of them are.
+    """All samples of the first data set, then of the second, and so on. `a + b` does this for two. The result is
+    indexed if all of them are.
 
-    Columns are as for `interleave_datasets`: null in the samples of a data set that lacks one.
+    If a data set lacks a column, it is null in its samples, as with `interleave_datasets`.
 
     >>> import brimful as bf
     >>> [sample["text"] for sample in bf.from_sequence(["a"]) + bf.from_sequence(["b"])]

@@ -34,20 +34,20 @@ def assert_exact_resume(
     max_resumes: int = 100,
     max_state_bytes: int = 4096,
 ) -> None:
-    """Asserts the law: what follows the state of item k is items k + 1 and on, exactly, for every k.
+    """Asserts the law: after the state of item k come items k + 1 and on, exactly, for every k.
 
-    Each resume starts on an object that `make` has made anew, from the state as JSON, and is compared value by value: a
-    RecordBatch with its schema and its hidden columns, windows, batches, tensors, arrays. Also asserted: two runs are
-    the same; a chain of runs, each killed after a few items, gives the same items; a state is plain JSON, small, and
-    changed neither after it was yielded nor by the run that it is given to; one state restored twice gives the same.
+    Each resume starts on a new object of `make`, from the state as JSON. Items are compared value by value: a
+    RecordBatch with its schema and its hidden columns, windows, batches, tensors, arrays. It also asserts four more
+    facts. Two runs are the same. A chain of runs, each killed after a few items, gives the same items. A state is plain
+    JSON and small, and no run changes it. A state that is restored twice gives the same items.
 
     Args:
-        make: makes a stage, a data set or batches, from scratch and the same one each time. Of a data set or batches
-            both the stage and the iterator with its state dicts are tested.
+        make: makes a stage, a data set or batches from scratch, the same one each time. For a data set or batches, both
+            the stage and the iterator with its state dicts are tested.
         epochs: the epochs that a stage is started in.
-        max_items: where a stream goes on without an end, how many of its items are compared.
-        max_resumes: from how many of the items a resume is tried, evenly spread, the first and the last among them.
-        max_state_bytes: the size of a state, as JSON, that is still small.
+        max_items: how many items of an endless stream are compared.
+        max_resumes: how many items a resume is tried from. They are evenly spread, with the first and the last.
+        max_state_bytes: the largest size of a state, as JSON.
     Raises:
         AssertionError: names the stage, the item that was resumed after, and the first difference.
     Price: `max_resumes` runs over half of the items each, and all items held in memory.
@@ -207,15 +207,15 @@ def _plain(label: str, state: State, max_bytes: int) -> str:
 
 @dataclass(frozen=True)
 class IsolationReport:
-    """What `isolation_report` found.
+    """The result of `isolation_report`.
 
     Args:
-        leaks: of each batch that was tried, by name ("packed", "padded", or "batch"), where samples meet, or real tokens and
-            padding; None: nowhere. A leak has `layer` (a name of `model.named_modules()`), `module` (its class), `kind`
-            ("attention", "convolution", "recurrence", "positions", "unknown"), `test` and `difference`.
-        remedy: the call that keeps the samples of packed rows apart, where `model(**batch)` does not, and one was found.
-        dtype: what the model computed in.
-        tolerance: the share of the output's size that a change elsewhere may change of it.
+        leaks: for each batch that was tried ("packed", "padded", or "batch"), the place where samples meet, or real
+            tokens and padding. None: nowhere. A leak has `layer` (a name of `model.named_modules()`), `module` (its
+            class), `kind` ("attention", "convolution", "recurrence", "positions", "unknown"), `test` and `difference`.
+        remedy: a call that keeps the samples of packed rows apart, if `model(**batch)` does not and one was found.
+        dtype: the type that the model computed in.
+        tolerance: the largest change that is no leak, as a share of the output's size.
 
     >>> report = IsolationReport(leaks={"packed": None}, remedy="", dtype="float64", tolerance=1e-6)
     >>> report.isolated
@@ -229,33 +229,33 @@ class IsolationReport:
 
     @property
     def isolated(self) -> bool:
-        """Whether no sample sees another, and no real token sees padding."""
+        """True if no sample sees another, and no real token sees padding."""
         return not any(self.leaks.values())
 
 
 def assert_isolated(model: Any, batch: Mapping[str, Any] | None = None, attn_implementation: str | None = None) -> None:
     """Asserts that no sample of a batch sees another in a model, and that no real token sees padding.
 
-    A sample is changed and all others are compared; then padding is changed; then each sample is compared with itself run alone
-    (a model of transformers gets it as one text, without positions or a mask). The model, its mode, gradients, buffers and
-    caches, and the generators of torch, numpy and Python, stay as they are. The model runs in eval mode: what it does in
-    training alone (as the statistics of a batch norm) is not seen.
+    It changes a sample and compares all others. Then it changes the padding. Then it compares each sample with itself
+    run alone. A transformers model gets the single sample as one text, without positions or a mask. The model, its
+    mode, gradients, buffers and caches stay as they are. So do the generators of torch, numpy and Python. The model
+    runs in eval mode, so effects of training alone are not seen (such as the statistics of a batch norm).
 
     Args:
-        model: a module that takes the batch by the names of its forward, or as one argument, and gives tensors with a value for
-            each token.
-        batch: one that `pack` or `batch` made, or what your step makes of it and gives to the model, as by
-            `bf.attention.padding_free`; a few short samples of it are tried. None: random tokens, packed, and then
-            padded where the model takes such a batch.
-        attn_implementation: of a transformers model the kernel to try; None: its own.
+        model: a module that takes the batch by the names of its forward, or as one argument. It must return tensors
+            with a value for each token.
+        batch: a batch of `pack` or `batch`, or the form in which your step gives it to the model (such as
+            `bf.attention.padding_free(batch)`). A few short samples of it are tried. None: random tokens, packed, and
+            then padded if the model takes such a batch.
+        attn_implementation: the attention kernel to try, for a transformers model. None: the model's own.
     Raises:
-        AssertionError: names the first layer at which samples meet, by what, and the call that would keep them apart.
-        ValueError: the model gives nothing for each token; nobody knows how many ids it has words for (give a batch); it does not
-            run with this kernel; its forward wants more than the batch has; its parameters are on the meta device; torch.jit
-            compiled it.
-    Price: some ten runs on 300 tokens, and a copy of the parameters in float64, of at most 50 million. Larger models, and those
-        that do not run in float64, are tried in their own type, with a tolerance of 1e-6 of the output's size, 5e-2 in half
-        precision; 1e-3 of it between a sample in its row and alone.
+        AssertionError: names the first layer at which samples meet, its kind, and the call that would keep them apart.
+        ValueError: the model returns nothing for each token, or does not run with this kernel. Or its forward needs
+            more than the batch has, or its parameters are on the meta device. Or torch.jit compiled it. Or the number of its token ids is not
+            known (give a batch).
+    Price: some ten runs on 300 tokens, and a copy of the parameters in float64, for at most 50 million. Larger models,
+        and those that do not run in float64, are tried in their own type. The tolerance is then 1e-6 of the output's
+        size, or 5e-2 in half precision. Between a sample in its row and alone it is 1e-3.
 
     >>> from torch import nn
     >>> class Bags(nn.Module):
@@ -279,7 +279,7 @@ def assert_isolated(model: Any, batch: Mapping[str, Any] | None = None, attn_imp
 def isolation_report(
     model: Any, batch: Mapping[str, Any] | None = None, attn_implementation: str | None = None
 ) -> IsolationReport:
-    """What `assert_isolated` asserts, as a report. Arguments, errors and price are those of `assert_isolated`.
+    """Checks the same as `assert_isolated`, and returns a report. Arguments, errors and price are the same.
 
     >>> import torch
     >>> from torch import nn
@@ -293,10 +293,10 @@ def isolation_report(
 
 
 def first_difference(found: Any, expected: Any) -> str | None:
-    """Where two items differ first, in words that follow the item's name; None where they are equal.
+    """The first difference between two items, in words that follow the item's name. None if they are equal.
 
     Equal means: the same types, the same keys in the same order, equal values (NaN equals NaN). Windows are compared by
-    what they promise, not by where their rows lie.
+    their contents, not by the place of their rows.
 
     >>> first_difference({"x": [1, 2]}, {"x": [1, 3]})
     "['x'][1] is 2 instead of 3"

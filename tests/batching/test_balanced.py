@@ -198,9 +198,7 @@ def test_a_state_of_another_cost_is_refused() -> None:
 
 
 def test_batches_in_arrival_order_take_no_cost() -> None:
-    with pytest.raises(
-        ValueError, match=r"these keep the order of arrival: give window= too, or leave balance_cost out"
-    ):
+    with pytest.raises(ValueError, match=r"they keep the order of arrival. Give window=, or leave balance_cost out"):
         data(10).batch(2, balance_cost=COST)
     with pytest.raises(TypeError, match=r"balance_cost needs a function \(got 3\)"):
         data(10).batch_by_tokens(9_000, balance_cost=3)  # type: ignore[arg-type]

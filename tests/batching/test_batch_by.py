@@ -25,7 +25,7 @@ def lengths(batches: bf.Batches) -> list[list[int]]:
 
 def test_a_sample_that_no_batch_may_have_is_an_error_with_its_place_and_the_size(tmp_path: Path) -> None:
     message = (
-        r"^batch_size must be at least 1 sample \(got -2, shard a\.jsonl, line 5\); filter such samples out, or say "
+        r"^batch_size must be at least 1 sample \(got -2, shard a\.jsonl, line 5\). Filter such samples out, or set "
         r"overlong='alone' \(a batch of its own\) or 'drop'$"
     )
     with pytest.raises(bf.DataError, match=message):

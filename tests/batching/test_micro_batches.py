@@ -127,7 +127,7 @@ def test_one_micro_batch_is_the_same_as_none() -> None:
 
 
 def test_a_sample_too_long_for_its_share_is_an_error_that_says_so() -> None:
-    words = r"max_tokens=100; .*\(of a step's 4 micro_batches each has an equal share\); overlong= says"
+    words = r"max_tokens=100; .*\(each of the 4 micro_batches of a step has an equal share\); or set overlong="
     with pytest.raises(bf.DataError, match=words):
         next(iter(indexed().batch_by_tokens(400, micro_batches=4)))
 
@@ -186,9 +186,7 @@ def test_steps_begin_again_where_take_does() -> None:
 @pytest.mark.parametrize(("steps", "others"), [(3, "4"), (6, "4 or 8")])
 def test_an_epoch_of_steps_ends_none_in_its_middle(steps: int, others: str) -> None:
     batches = indexed().batch(32, micro_batches=4)
-    message = (
-        f"steps_per_epoch={steps} batches are no whole optimizer steps of 4 .micro_batches=4., and .*: say {others}$"
-    )
+    message = f"steps_per_epoch={steps} batches is not a multiple of micro_batches=4. .*: give {others}$"
     with pytest.raises(ValueError, match=message):
         batches.loader(steps_per_epoch=steps)
 
@@ -405,9 +403,12 @@ def test_the_order_is_that_of_the_algorithm() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda data: data.batch(30, micro_batches=4), "of which 30 cannot be made: give a multiple of 4"),
+        (
+            lambda data: data.batch(30, micro_batches=4),
+            "30 samples of an optimizer step cannot be divided .*: give a multiple of 4",
+        ),
         (lambda data: data.batch_by_tokens(64, micro_batches=0), "micro_batches must be at least 1 batch"),
-        (lambda data: data.pack(64, rows=3, micro_batches=2), "the rows of an optimizer step to 2 batches"),
+        (lambda data: data.pack(64, rows=3, micro_batches=2), "3 rows of an optimizer step cannot be divided"),
         (lambda data: data.batch(4, shuffle_batches="sorted"), "must be True, False or 'stratified' .got 'sorted'"),
     ],
 )

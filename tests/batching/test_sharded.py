@@ -121,7 +121,7 @@ def test_a_filler_has_no_weight_and_no_label() -> None:
 
 def test_streamed_data_are_refused_at_a_world_size_above_one() -> None:
     streamed = dataset(10).map(lambda sample: sample).batch(2)
-    with pytest.raises(ValueError, match=r"streamed \(by map\) data cannot be shared out among 2 ranks"):
+    with pytest.raises(ValueError, match=r"data that are streamed \(by map\) cannot be divided among 2 ranks"):
         next(iter(streamed.shard(0, 2)))
     assert len(list(streamed.shard(0, 1))) == 5
 
@@ -152,9 +152,7 @@ def test_ranks_that_all_read_the_same_are_told_once(
         assert len(list(batches)) == 3
         assert len(list(batches.loader())) == 3
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith(
-        "there are 2 ranks, and these batches are not shared out: each rank gets all of them. Say .shard()"
-    )
+    assert said.startswith("there are 2 ranks, and each rank gets all of these batches. Call .shard()")
 
 
 def test_why_the_number_of_batches_is_not_known() -> None:

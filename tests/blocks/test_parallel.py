@@ -420,9 +420,7 @@ def test_a_collate_fn_that_fails_names_the_first_line(kind: str, tmp_path: Path)
 
 
 def test_workers_without_a_collate_fn_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"^max_workers and executor_type are for a collate_fn, of which there is none"
-    ):
+    with pytest.raises(ValueError, match=r"^max_workers and executor_type need a collate_fn. To make batches ahead"):
         numbered(1).batch(1, max_workers=2)
 
 

@@ -407,7 +407,7 @@ def test_shards_that_were_taken_away_are_named_as_such(tmp_path: Path, taken: in
         next(it)
     message = {
         1: r"^from_files gave other rows than .* allow=\{'urls'\} for shards that were moved, or added behind the others\)",
-        70: r"^this state was saved after 4 shards, but there are 3: shards were taken away\. .* put them back, or begin anew$",
+        70: r"^this state was saved after 4 shards, but there are 3: shards were taken away\. .* Put them back, or begin anew$",
     }[taken]
     with pytest.raises(bf.StateError, match=message):
         list(data("2").iter(it.state_dict(), allow={"urls"}))

@@ -117,7 +117,9 @@ def test_half_a_sample_is_refused_rather_than_rounded(data: bf.Dataset) -> None:
 
 
 def test_samples_of_streamed_data_cannot_be_had_by_number() -> None:
-    with pytest.raises(TypeError, match=r"cannot be had by number: it is streamed \(by map\); cache\(\) keeps"):
+    with pytest.raises(
+        TypeError, match=r"cannot give a sample by its number: it is streamed \(by map\). Call cache\(\)"
+    ):
         bf.from_sequence(["a"]).map(dict)[0]
 
 
@@ -127,7 +129,7 @@ def test_what_repeats_has_no_length() -> None:
     ):
         len(tokens([1], [2]).skip(0) + dataset_of(tokens([1]).stage, repeats=True).skip(1))
     with pytest.raises(
-        TypeError, match=r"^the lengths of this data set are not known: it repeats without end; take some"
+        TypeError, match=r"^the lengths of this data set are not known: it repeats without end. Call take"
     ):
         dataset_of(tokens([1], [2]).stage, repeats=True).skip(1).lengths()
     with pytest.raises(TypeError, match=r"^the number of batches is not known"):
@@ -308,7 +310,7 @@ def test_however_sums_are_bracketed_the_data_are_the_same(kind: str) -> None:
 
 def test_what_comes_after_data_without_an_end_is_never_reached_and_that_is_said() -> None:
     with pytest.raises(
-        ValueError, match=r"^data set 0 repeats without end, so that none after it is reached; repeat only"
+        ValueError, match=r"^data set 0 repeats without end, so no data set after it is reached. Repeat only"
     ):
         list((letters("a") + letters("b", repeat=True)) + letters("c"))
 

@@ -139,11 +139,9 @@ def test_other_weights_are_refused_even_where_weights_may_differ() -> None:
 
 
 def test_what_is_no_data_set_is_refused() -> None:
-    with pytest.raises(
-        TypeError, match=r"^interleave_datasets: data set 1 is a builtins.list; make it one by from_seq"
-    ):
+    with pytest.raises(TypeError, match=r"^interleave_datasets: data set 1 is a builtins.list; use from_seq"):
         bf.interleave_datasets([letters("a"), ["b"]])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match=r"^concat_datasets: data set 1 is a builtins.list; make it one by from_seq"):
+    with pytest.raises(TypeError, match=r"^concat_datasets: data set 1 is a builtins.list; use from_seq"):
         bf.concat_datasets([letters("a"), ["b"]])  # type: ignore[list-item]
 
 

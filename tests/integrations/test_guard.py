@@ -46,7 +46,7 @@ def test_indexed_data_are_a_map_style_data_set() -> None:
         ),
         (
             lambda: DataLoader(RAGGED.batch(2)),
-            r"^batches cannot be had by number: .*takes batches.loader\(\) with batch_size=None",
+            r"^batches have no numbers: .*takes batches.loader\(\) with batch_size=None",
         ),
         (
             lambda: DataLoader(STREAMED.batch(2)),

@@ -29,11 +29,11 @@ def test_what_a_step_may_hold_is_dealt_to_its_batches(policy: Policy, part: Poli
     [
         (
             FixedSize(30),
-            "micro_batches=4 deals the samples of an optimizer step to 4 batches, of which 30 cannot be made: ",
+            "30 samples of an optimizer step cannot be divided into equal shares for micro_batches=4: ",
         ),
         (
             TokenBudget(3),
-            "micro_batches=4 deals the tokens of an optimizer step to 4 batches, of which 3 cannot be made: ",
+            "3 tokens of an optimizer step cannot be divided into equal shares for micro_batches=4: ",
         ),
     ],
 )

@@ -119,7 +119,7 @@ def test_the_pretrained_model_needs_a_reference() -> None:
     assert plan.padded_sizes.tolist()[1] > 80
     assert bf.MemoryBudget(prior.anchored(8, 256, 2e9), 4e9).plan([256] * 20).padded_sizes.tolist()[0] > 8
     with pytest.raises(
-        ValueError, match=r"^this model knows peaks only relative to one another \(got limit_bytes=8,000,000,000\); "
+        ValueError, match=r"^this model knows no bytes, only the ratio of two peaks \(got limit_bytes=8,000,000,000\). "
     ):
         bf.MemoryBudget(prior, 8e9)
 
@@ -205,7 +205,7 @@ class Nothing:
         (
             lambda: bf.MemoryBudget(Slots(), 5).plan([[1, 2]]),
             ValueError,
-            "the model of this MemoryBudget knows peaks by 1 length(s) a sample, and here are 2; fit it with shapes of 3 numbers",
+            "the model of this MemoryBudget takes 1 length(s) a sample (got 2). Fit it with shapes of 3 numbers",
         ),
     ],
 )  # fmt: skip
@@ -224,7 +224,7 @@ def test_batches_far_beyond_those_that_a_model_has_seen_are_warned_of_once(caplo
         for _ in range(2):
             bf.MemoryBudget(model, 1400).plan([20] * 20 + [90])
     assert [record.getMessage() for record in caplog.records] == [
-        f"a {kind} is planned, and the memory model has seen none above {known}: so far beyond, its risk is not held; probe "
-        "near it (bf.memory.probe, brimful memory probe)"
+        f"a {kind} is planned, but the memory model has seen none above {known}. Its risk does not hold so far beyond: "
+        "probe near it (bf.memory.probe, brimful memory probe)"
         for kind, known in (("batch of 16", 4), ("length of 90", 40))
     ]

@@ -136,7 +136,7 @@ def test_an_error_of_a_pair_names_its_row(tmp_path: Path) -> None:
         list(pairs)
 
 
-ONE_OF_EACH = "tokenize makes an output of each column, or one of two columns"
+ONE_OF_EACH = "tokenize makes one output for each column, or one for two columns"
 
 
 @pytest.mark.parametrize(
@@ -147,10 +147,13 @@ ONE_OF_EACH = "tokenize makes an output of each column, or one of two columns"
         ({"column": ()}, f"{ONE_OF_EACH} (got column=() and output_column=('input_ids',))"),
         (
             {"column": ("a", "b"), "output_column": ("x", "y"), "extra_outputs": "attention_mask"},
-            "tokenize: extra_outputs= would be those of several columns; tokenize the columns one by one",
+            "tokenize: extra_outputs= works for one column only. Tokenize the columns one by one",
         ),
         ({"extra_outputs": "input_ids"}, "tokenize names 'input_ids' twice"),
-        ({"output_column": "text", "remove_columns": "text"}, "tokenize makes the column 'text' that remove_columns leaves out"),
+        (
+            {"output_column": "text", "remove_columns": "text"},
+            "tokenize makes the column 'text', but remove_columns leaves it out",
+        ),
     ],
 )  # fmt: skip
 def test_columns_are_checked(options: dict[str, Any], message: str) -> None:

@@ -304,8 +304,8 @@ def test_a_column_that_the_first_shard_lacks_is_an_error_and_one_that_a_later_on
     more = write_table(tmp_path / f"b{kind}", pa.table({"id": [2], "text": ["b"], "new": [1]}))
     less = write_table(tmp_path / f"c{kind}", pa.table({"id": [3]}))
     message = (
-        rf"^shard b\{kind}, row 1: column 'new' is not in the schema \(id, text\), which the first shard decides where none is "
-        "given; name it in schema=, or leave the column out with columns=$"
+        rf"^shard b\{kind}, row 1: column 'new' is not in the schema \(id, text\). Without schema=, the first shard "
+        "decides it; name it in schema=, or leave the column out with columns=$"
     )
     with pytest.raises(bf.DataError, match=message):
         list(bf.from_files([first, more]))

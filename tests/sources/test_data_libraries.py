@@ -101,7 +101,7 @@ def hugging_face(kind: str) -> Any:
         ),
         (
             lambda: {"text": ["a"], "n": [1]},
-            r" got a dict of 'text', 'n': of columns from_sequence\(pyarrow.table\(data\)\) makes rows, and a single sample",
+            r" got a dict of 'text', 'n'. For columns, use from_sequence\(pyarrow.table\(data\)\). Put a single sample",
         ),
     ],
 )
@@ -113,12 +113,10 @@ def test_several_data_sets_and_columns_are_refused_with_the_way(read: Any, make:
 def test_what_iterates_over_its_columns_is_no_iterable_of_samples() -> None:
     polars, pandas = (pytest.importorskip(library) for library in ("polars", "pandas"))
     for frame in (polars.DataFrame(COLUMNS), pandas.DataFrame(COLUMNS)):
-        with pytest.raises(TypeError, match=r"over the columns of this DataFrame; from_sequence takes it$"):
+        with pytest.raises(TypeError, match=r"over the columns of this DataFrame. Use from_sequence$"):
             bf.from_iterable(frame)
     lazy = polars.DataFrame(COLUMNS).lazy()
-    with pytest.raises(
-        TypeError, match=r"over the columns of this LazyFrame; from_sequence takes it once it is collected$"
-    ):
+    with pytest.raises(TypeError, match=r"over the columns of this LazyFrame. Use from_sequence after collect\(\)$"):
         bf.from_iterable(lazy)
     with pytest.raises(TypeError, match=r"^from_sequence got a LazyFrame, which has no rows yet: collect\(\) them"):
         bf.from_sequence(lazy)
@@ -127,7 +125,7 @@ def test_what_iterates_over_its_columns_is_no_iterable_of_samples() -> None:
 def test_what_can_only_be_iterated_over_goes_to_from_iterable() -> None:
     data = hugging_face("IterableDataset")
     with pytest.raises(
-        TypeError, match=r"\(got IterableDataset\); from_iterable takes what can only be iterated over$"
+        TypeError, match=r"\(got IterableDataset\). Use from_iterable for data that can only be iterated over$"
     ):
         bf.from_sequence(data)
     assert list(bf.from_iterable(data)) == [{"text": "a"}]

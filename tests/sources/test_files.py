@@ -78,7 +78,7 @@ def test_types_of_python_are_no_schema(tmp_path: Path) -> None:
 
 def test_an_extension_that_says_nothing_is_refused_before_the_first_row(tmp_path: Path) -> None:
     urls = [write(tmp_path / "a.jsonl", numbered(0, 5)), write(tmp_path / "b.data.gz", b"")]
-    message = r"^the format of .*/b\.data\.gz cannot be told from its name; give format= \(jsonl, text, "
+    message = r"^the name of .*/b\.data\.gz does not show its format. Give format= \(jsonl, text, "
     with pytest.raises(ValueError, match=message):
         next(bf.from_files(urls, n_active_shards=1, n_standby_shards=0).iter())
 
@@ -280,7 +280,7 @@ def test_lines_of_text_have_one_column(tmp_path: Path) -> None:
     assert list(bf.from_files(url, columns=["text"])) == [{"text": "x"}]
     for wrong in ({"columns": ["id"]}, {"schema": {"text": pa.binary()}}):
         with pytest.raises(
-            ValueError, match=r"^columns= and schema= do not apply to lines of text, the one column 'text' "
+            ValueError, match=r"^columns= and schema= do not apply to lines of text, whose only column is 'text' "
         ):
             list(bf.from_files(url, **wrong))
 
@@ -315,8 +315,8 @@ def test_shards_of_several_formats_have_one_schema(tmp_path: Path) -> None:
     ):
         list(bf.from_files(typed))
     message = (
-        r"^shard 1\.txt has the columns text \(string\), the others have text \(string\), x \(int64\); read them by "
-        r"themselves and join them \(concat_datasets, interleave_datasets\), or leave columns out with columns=$"
+        r"^shard 1\.txt has the columns text \(string\), but the others have text \(string\), x \(int64\). Read them "
+        r"separately and join them \(concat_datasets, interleave_datasets\), or leave columns out with columns=$"
     )
     mixed = [urls[1], write(tmp_path / "9.csv", b"text,x\nnine,9\n")]
     with pytest.raises(bf.DataError, match=message):

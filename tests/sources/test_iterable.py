@@ -51,7 +51,7 @@ def test_resume_is_exact_at_every_sample_and_skips_without_a_look() -> None:
 
 def test_an_iterator_that_can_be_used_once_is_refused() -> None:
     message = (
-        r"^from_iterable cannot iterate over this generator more than once, as each epoch and each resume do; "
+        r"^from_iterable iterates anew for each epoch and each resume, but this generator can be read only once; "
         r"pass the function that makes it, from_iterable\(generate\), or pass an object with __iter__, such as a list$"
     )
     with pytest.raises(TypeError, match=message):
@@ -92,9 +92,7 @@ def test_a_function_that_gives_a_generator_that_has_begun_is_refused() -> None:
     once = ({"n": number} for number in range(3))
     data = bf.from_iterable(lambda: once)
     assert numbers(data) == [0, 1, 2]
-    message = (
-        r"generator more than once, as each epoch and each resume do; have the function make a new one at each call"
-    )
+    message = r"generator can be read only once; have the function make a new one at each call"
     with pytest.raises(TypeError, match=message):
         list(data)
 

@@ -91,7 +91,7 @@ def test_a_glob_takes_a_dot_at_the_start_of_a_name_only_where_it_says_so(tmp_pat
     assert found(f"{home}/{{.,}}*a.jsonl") == ["._a.jsonl", "a.jsonl"]
     (home / "a.jsonl").unlink()
     with pytest.raises(
-        FileNotFoundError, match=r"^no file matches '.*/\*\.jsonl'; names that begin with a dot are left out"
+        FileNotFoundError, match=r"^no file matches '.*/\*\.jsonl'; globs leave out names that begin with a dot"
     ):
         found(f"{home}/*.jsonl")
 

@@ -178,7 +178,9 @@ def test_a_function_that_fails_leaves_nothing_beside_the_store(path: Path) -> No
 
 
 def test_a_version_is_for_stores() -> None:
-    with pytest.raises(ValueError, match=r"version='1' keeps what filter finds beside a store, and there is none here"):
+    with pytest.raises(
+        ValueError, match=r"version='1' saves the answers of filter beside a store, but these data have no"
+    ):
         bf.from_sequence(["a"]).filter(is_odd, version="1")
     assert not DataIndex.holds_files
 

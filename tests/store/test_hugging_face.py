@@ -73,7 +73,7 @@ def test_a_place_is_found_in_the_cache_of_hugging_face(tmp_path: Path) -> None:
 
 
 def test_what_has_no_end_is_refused_and_what_fails_leaves_nothing(tmp_path: Path) -> None:
-    endless = r"^this data set repeats without end, and to_hf keeps all of it; take\(n\) says how much of it to keep"
+    endless = r"^this data set repeats without end, and to_hf keeps all of it. Call take\(n\) first"
     repeating = bf.from_sequence(["a", "b"], repeat=True)
     for data in (repeating, bf.interleave_datasets([repeating, repeating])):
         with pytest.raises(ValueError, match=endless):

@@ -82,12 +82,12 @@ def test_lengths_that_are_not_those_of_the_rows_are_refused(store: Path, tmp_pat
     (damaged / "lengths.input_ids.npy").write_bytes(content)
     says = (
         r"lengths\.input_ids\.npy says that rows [\d,]+ to [\d,]+ have [\d,]+ values in 'input_ids', and \d{5}\.arrow has "
-        r"[\d,]+; `brimful verify` says which of them is"
+        r"[\d,]+. `brimful verify` finds the damaged file"
     )
     with pytest.raises(bf.DataError, match=says):
         list(bf.from_store(damaged, shuffle=shuffle).batch_by_tokens(500))
     with pytest.raises(
-        bf.DataError, match=r"rows 2,000 to 2,000 have \d+ values in 'input_ids', and \d{5}\.arrow has \d+;"
+        bf.DataError, match=r"rows 2,000 to 2,000 have \d+ values in 'input_ids', and \d{5}\.arrow has \d+\."
     ):
         _ = bf.from_store(damaged)[2000]
     assert bf.from_store(damaged)[1999]["id"] == 1999
@@ -321,7 +321,8 @@ def edit(path: Path, **changes: object) -> None:
 def test_no_store(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(
-            FileNotFoundError, match=rf"there is no token store at {path}; to_store\(path\) and `brimful tokenize` m"
+            FileNotFoundError,
+            match=rf"there is no token store at {path}. To write one, use to_store\(path\) or `brimful tokenize`",
         ):
             bf.from_store(path)
 
@@ -416,7 +417,7 @@ def test_a_file_of_other_rows(tmp_path: Path) -> None:
         ((replace(first, batches=(1,) * (count + 1)), fewer), "is damaged: Batch"),
         (
             (replace(first, batches=(1,) * (count + 1)), second),
-            "has 40 numbers, and the manifest 41 rows; write it anew",
+            "has 40 numbers, but the manifest has 41 rows. Write the store anew",
         ),
     ]:
         replace(manifest, files=(*files, *rest)).save(small)

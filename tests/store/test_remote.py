@@ -393,7 +393,8 @@ def test_a_failure_is_told_once_and_the_rest_can_be_had(copy: Path, store: Path)
 def test_a_store_that_is_not_there(copy: Path) -> None:
     with serving(copy.parent) as server:
         with pytest.raises(
-            FileNotFoundError, match=rf"there is no token store at {server.url}/none; to_store\(path\) and"
+            FileNotFoundError,
+            match=rf"there is no token store at {server.url}/none. To write one, use to_store\(path\) or",
         ):
             bf.from_store(f"{server.url}/none")
         (copy / MANIFEST).rename(copy / "journal.jsonl")
@@ -495,7 +496,7 @@ def test_a_store_of_an_earlier_release(copy: Path, store: Path) -> None:
         stored = far(server)
         assert stored.lengths().tolist() == LENGTHS
         with pytest.raises(
-            bf.DataError, match=r"was written by an earlier release, without what reading by ranges takes; copy"
+            bf.DataError, match=r"an earlier release wrote the store .*, and it cannot be read by ranges. Copy"
         ):
             rows_of(stored)
 

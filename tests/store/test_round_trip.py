@@ -234,8 +234,8 @@ def test_lengths_of_a_column_with_nulls_are_refused(tmp_path: Path) -> None:
 def test_lengths_of_a_stream_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         TypeError,
-        match=r"the lengths of this data set are not known: it is streamed \(by from_iterable\); cache\(\) keeps it in "
-        r"memory, to_store\(path\) on disk",
+        match=r"the lengths of this data set are not known: it is streamed \(by from_iterable\). Call cache\(\) to "
+        r"keep it in memory, or to_store\(path\) to keep it on disk",
     ):
         bf.from_iterable([{"x": 1}]).lengths()
 

@@ -74,9 +74,7 @@ def test_what_has_no_end_is_refused(tmp_path: Path, method: str) -> None:
     endless = bf.interleave_datasets([bf.from_sequence(ROWS, repeat=True), bf.from_sequence(ROWS, repeat=True)])
     path = (tmp_path / "store",) if method == "to_store" else ()
     for data in (endless, endless.map(dict)):
-        with pytest.raises(
-            ValueError, match=f"repeats without end, and {method} keeps all of it; take\\(n\\) says how"
-        ):
+        with pytest.raises(ValueError, match=f"repeats without end, and {method} keeps all of it. Call take"):
             getattr(data, method)(*path)
     assert not (tmp_path / "store").exists()
     assert len(getattr(endless.take(4), method)(*path)) == 4
@@ -121,7 +119,7 @@ def test_ctrl_c_leaves_no_store_and_the_next_call_goes_on_quietly(tmp_path: Path
     }
     assert begun
     with pytest.raises(
-        FileNotFoundError, match=r"is half-written: .* the to_store\(path\) or `brimful tokenize` that began"
+        FileNotFoundError, match=r"is half-written: .* run the same to_store\(path\) or `brimful tokenize` again"
     ):
         bf.from_store(store)
     again = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)

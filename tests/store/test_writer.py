@@ -224,7 +224,7 @@ def test_an_error_or_ctrl_c_keeps_the_files_that_were_finished(tmp_path: Path) -
         with pytest.raises(KeyboardInterrupt):
             write_store(Given(BLOCKS, fail_at=6), tmp_path / "store")
         with pytest.raises(
-            FileNotFoundError, match="is half-written: its writer is still at work, or was interrupted; the to_store"
+            FileNotFoundError, match=r"is half-written: its writer is still at work, or was interrupted. To finish it"
         ):
             bf.from_store(tmp_path / "store")
         reached = state_in(tmp_path / "store")
@@ -308,7 +308,7 @@ def test_a_store_of_another_pipeline_is_refused_with_both_named(tmp_path: Path) 
         (
             rows.tokenize(one),
             "2",
-            "version was '1' when it was written and is '2' here; use the pipeline that wrote it, or an",
+            "version was '1' when it was written and is '2' here. Use the pipeline that wrote it, or an",
         ),
         (
             rows.tokenize(other),
@@ -370,7 +370,7 @@ def test_functions_need_a_version(tmp_path: Path) -> None:
         (bf.from_files("x", format=named), r"from_files\(named\)"),
     ]:
         with pytest.raises(
-            ValueError, match=f'a store cannot tell when {name} changes; give a version, and .* version="1"'
+            ValueError, match=f'a store cannot see when {name} changes. Give a version, and .* version="1"'
         ):
             dataset.to_store(tmp_path / "store")
     assert not (tmp_path / "store").exists()

@@ -159,7 +159,7 @@ def test_groups_of_a_tokenizer_that_pads_on_the_left_are_told_of_once(caplog: py
         (batch,) = data.batch(2, layout="grouped", num_groups=1)
         assert [group["input_ids"].tolist() for group in batch["groups"].groups] == [[[0, 1], [0, 2]]]
     assert [record.getMessage() for record in caplog.records] == [
-        "layout='grouped' pads on the right, though the tokenizer pads on the left; give pad_side='right' if that is meant, or "
+        "layout='grouped' pads on the right, but the tokenizer pads on the left. Give pad_side='right' if this is meant, or "
         "choose layout='padded'"
     ]
 

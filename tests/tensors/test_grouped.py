@@ -120,7 +120,7 @@ def test_few_shapes_where_lengths_are_rounded_to_buckets() -> None:
         *(
             (
                 {"collate_fn": list, **given},
-                f"collate_fn makes the batch, which leaves nothing for {words} to do; give one",
+                f"collate_fn makes the batch, so {words} has no effect. Give one",
             )
             for given, words in (
                 ({"layout": "grouped"}, "layout='grouped'"),
@@ -212,7 +212,7 @@ def test_groups_go_to_a_device_ahead_of_use() -> None:
         assert groups.sizes["input_ids"].tolist() == [3, 1, 5, 2]
     (sent,) = batches.to_device("cpu", static_buffers=True)
     assert [one["input_ids"].tolist() for one in sent["groups"].ungroup()] == [[1] * n for n in (3, 1, 5, 2)]
-    with pytest.raises(ValueError, match=r"^pad_on_device pads brimful's own padded batches"):
+    with pytest.raises(ValueError, match=r"^pad_on_device needs brimful's own padded batches"):
         batches.to_device("cpu", pad_on_device=True)
     with pytest.raises(ValueError, match=r"^warm_up cannot know the shapes of layout='grouped' before they come"):
         bf.warm_up(lambda batch: None, batches)

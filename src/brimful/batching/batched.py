@@ -156,7 +156,7 @@ class Batched(Stage[Batch]):
         if first and not complete.all():
             incomplete = batches.part(np.flatnonzero(~complete))
             left_out = sum(incomplete.num_samples)
-            count("dropped", left_out, f"drop_last: {left_out:,} samples of a window are in no batch that is complete")
+            count("dropped", left_out, f"drop_last: {left_out:,} samples of a window fill no batch and are left out")
             count("dropped_tokens", sum(incomplete.num_tokens))
         if self.balance_cost is None:
             shuffled = self._shuffled(len(batches), window, key)

@@ -99,6 +99,6 @@ def check_accumulation(batches: int | None, given: int, setting: str) -> None:
     """
     if batches is not None and given != batches:
         raise ValueError(
-            f"the batches are made for optimizer steps of {batches} (micro_batches={batches}), and gradients would be added up "
-            f"over {given} ({setting}={given}): say {setting}={batches}, or make them with micro_batches={given}"
+            f"the batches are made for optimizer steps of {batches} (micro_batches={batches}), but gradients would be added up "
+            f"over {given} ({setting}={given}). Set {setting}={batches}, or make the batches with micro_batches={given}"
         )

@@ -299,7 +299,7 @@ class ByKey(BatchPlanner):
         """A sample that no batch may have, as `batch_size` says; an error, unless it is left alone or dropped, and counted."""
         if self.overlong == "raise":
             raise DataError(
-                f"batch_size must be at least 1 sample (got {size:,}, {place}); filter such samples out, or say "
+                f"batch_size must be at least 1 sample (got {size:,}, {place}). Filter such samples out, or set "
                 "overlong='alone' (a batch of its own) or 'drop'"
             )
         if first:
@@ -314,8 +314,8 @@ def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, first: b
     except OverlongError as error:
         own = window.part(np.array([error.sample]))  # no other sample is fetched for it
         place = where(own.block, int(own.rows[0]))
-        share = f" (of a step's {parts} micro_batches each has an equal share)" if parts > 1 else ""
-        raise DataError(f"{error.located(place)}{share}; overlong= says what else becomes of such samples") from error
+        share = f" (each of the {parts} micro_batches of a step has an equal share)" if parts > 1 else ""
+        raise DataError(f"{error.located(place)}{share}; or set overlong= for such samples") from error
     tokens = counts.pop("dropped_tokens")
     for name, number in counts.items():
         if first and number:

@@ -29,43 +29,46 @@ _ENOUGH = 10_000  # lengths by which a window is sized
 
 
 class BatchSampler:
-    """Lists of sample numbers, a full batch each, for `DataLoader(dataset, batch_sampler=...)`.
+    """Lists of sample numbers for `DataLoader(dataset, batch_sampler=...)`. Each list is one batch.
 
-    All that it needs is how long each sample is. An epoch's samples are shuffled, cut into windows, and planned by
-    `policy` window by window: each sample is in one batch an epoch (less what `drop_last`, `overlong="drop"` and
-    `uneven="drop"` leave out, and once more where `uneven="wrap"` repeats it). The order of all batches is the same for
-    every world size; of each step's `world_size` batches a rank takes the one at `rank`.
+    It needs only the length of each sample. It shuffles the samples of an epoch, cuts them into windows, and lets
+    `policy` plan each window. Each sample is in exactly one batch of an epoch, with two exceptions. `drop_last`,
+    `overlong="drop"` and `uneven="drop"` leave samples out, and `uneven="wrap"` repeats some. The order of all batches
+    is the same for every world size. Each step has `world_size` batches, and a rank takes the one at `rank`.
 
-    The epoch moves by `set_epoch` alone, as with torch's DistributedSampler: without it each iteration has the same
-    order. The sampler lives in the main process, so an epoch set there reaches persistent workers too.
+    Call `set_epoch` before each epoch, as with torch's DistributedSampler. Without it, each iteration has the same
+    order. The sampler lives in the main process, so an epoch set there also reaches persistent workers.
 
-    Accelerate: leave `rank` and `world_size` alone, `prepare` shards the batches itself, to the same ranks as ours.
-    Keep `dispatch_batches=False` (the default here; True cuts rank 0's batches into pieces); `even_batches=True` (the
-    default) does what `uneven="wrap"` does (in a resumed epoch it repeats the first batches after the resume), and the
-    last step is left out where `drop_last` or `uneven="drop"` is set. To go on from a state, first call `set_epoch` of the
-    prepared loader with the sampler's `epoch`. Lightning: pass `use_distributed_sampler=False`.
+    Accelerate: leave `rank` and `world_size` alone. `prepare` shards the batches to the same ranks as brimful would.
+    Keep `dispatch_batches=False` (the default here), because True cuts rank 0's batches into pieces.
+    `even_batches=True` (the default) has the effect of `uneven="wrap"`. In a resumed epoch it repeats the first batches
+    after the resume. `drop_last` or `uneven="drop"` leaves out the last step instead. To resume from a state, first
+    call `set_epoch` of the prepared loader with the sampler's `epoch`. Lightning: pass `use_distributed_sampler=False`.
 
     Args:
-        lengths: tokens of each sample, (n,) or (n, 2) for pairs; any integers that numpy takes.
-        policy: what makes batches of a window's lengths, such as `bf.TokenBudget(16_384)`.
-        shuffle: another order each epoch; False: as they come, and a window's batches longest first.
-        window: samples to plan over; "auto": as many as 1 % padding takes.
-        seed: of the order.
-        rank, world_size: the data-parallel ones.
-        uneven: where the last step of an epoch has too few batches: "wrap" to the epoch's first ones, "drop" the step, or
-            "raise" before the first batch.
-        overlong: what becomes of a sample longer than the policy can place: "raise" (at once), "truncate" (planned as if
-            it were cut: the data set has to cut it), "drop", or "alone" (a batch of its own). Logged once.
-        drop_last: leave out incomplete batches: those below a fixed size, else the last cut of an epoch.
-        shuffle_batches: hand out a window's batches in a random order; "stratified": in one of which any few that follow one
-            another cover short and long alike; None: as `shuffle` says.
-        balance_group: shuffle them in aligned groups of so many neighbours in cost; the world size, for equal work in a step.
+        lengths: tokens of each sample, (n,) or (n, 2) for pairs. Any integers that numpy takes.
+        policy: makes batches from the lengths of a window, such as `bf.TokenBudget(16_384)`.
+        shuffle: use another order each epoch. False keeps the order of the samples, and gives the batches of a window
+            longest first.
+        window: how many samples to plan over. "auto" takes enough for about 1 % of padding.
+        seed: the seed of the order.
+        rank, world_size: the data-parallel rank and world size.
+        uneven: the reaction to a last step with too few batches. "wrap" takes the first batches of the epoch. "drop"
+            leaves out the step. "raise" raises an error before the first batch.
+        overlong: the reaction to a sample that is longer than the policy can place. "raise" raises an error at once. "drop"
+            leaves it out. "alone" makes a batch with this sample only. "truncate" plans the sample as if it were cut, so
+            the data set has to cut it. Logged once.
+        drop_last: leave out incomplete batches: those below a fixed size, or the last cut of an epoch.
+        shuffle_batches: give the batches of a window in a random order. "stratified" takes a random order in which any
+            few batches in a row cover short and long samples alike. None: the value of `shuffle`.
+        balance_group: keep so many batches of similar cost together when they are shuffled. Give the world size, so
+            that all ranks do equal work.
     Raises:
-        ValueError: a setting out of range; a sample that is too long, under overlong="raise".
-    State: the epoch and the place in it, 100 bytes, beside the settings by value; the same on all ranks, and for every
-        world size. Taken at the end of an epoch, it begins the next.
-    Price: 8 bytes a sample beside its length. Of a million samples the first batch comes within .1 s, also of a restored
-        epoch; `len` and `uneven="raise"` plan an epoch once more, .3 s.
+        ValueError: a setting is out of range, or a sample is too long under overlong="raise".
+    State: the epoch, the place in it and the settings, 100 bytes. It is the same on all ranks, and for every world
+        size. A state from the end of an epoch begins the next one.
+    Price: 8 bytes a sample beside its length. With a million samples the first batch comes within .1 s, also in a
+        restored epoch. `len` and `uneven="raise"` plan an epoch once more, .3 s.
     Example:
         >>> import brimful as bf
         >>> lengths = [50, 30, 20, 20, 30, 20]
@@ -158,8 +161,7 @@ class BatchSampler:
 
     @property
     def sampler(self) -> BatchSampler:
-        """Itself: where Accelerate and Lightning look for `set_epoch` of a batch sampler.
-
+        """The sampler itself. Accelerate and Lightning look here for the `set_epoch` of a batch sampler.
         Example:
             >>> import brimful as bf
             >>> sampler = bf.BatchSampler([50, 30, 20, 20, 30, 20], bf.TokenBudget(60))
@@ -174,8 +176,7 @@ class BatchSampler:
         return self._lists()
 
     def __len__(self) -> int:
-        """How many lists this rank has of the whole epoch, wherever a restored state begins in it.
-
+        """The number of lists of this rank in the whole epoch, also after a restored state.
         Example:
             >>> import brimful as bf
             >>> sampler = bf.BatchSampler([50, 30, 20, 20, 30, 20], bf.TokenBudget(60))
@@ -192,10 +193,12 @@ class BatchSampler:
         return {name: value for name, value in vars(self).items() if name != "_tally"}  # it holds a lock
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration hands out: a restored one from its place on, another from its start.
+        """Sets the epoch of the next iteration. A restored epoch continues at its place. Any other epoch begins at its
+        start.
 
         Raises:
-            ValueError: another epoch than the restored one before its first batch: what was trained on would come again.
+            ValueError: a state was restored, and this is another epoch before its first batch. The trained batches
+                would come again.
         Example:
             >>> import brimful as bf
             >>> sampler = bf.BatchSampler([50, 30, 20, 20, 30, 20], bf.TokenBudget(60))
@@ -217,14 +220,14 @@ class BatchSampler:
         """The place after the last list that the training loop has used, as plain JSON.
 
         Args:
-            batches_consumed: how many batches it has taken from the loader in this iteration, on this rank; counted from
-                the restored place, where it began there. None: all that were handed out.
+            batches_consumed: how many batches the loop has taken from the loader in this iteration, on this rank. After
+                a restored state, count from there. None: all lists that the sampler has handed out.
         Raises:
-            StateError: no count is given and a DataLoader with workers, Accelerate or another thread takes lists before
-                the loop wants them, so that only the loop knows how far it is. A StatefulDataLoader asks by itself, and
-                saves the place in its own state.
-            ValueError: more than were handed out.
-        Price: with a count below what was handed out, the lists up to there are planned again.
+            StateError: no count is given, and a DataLoader with workers, Accelerate or another thread takes lists
+                ahead. Only the loop knows how many it has used. A StatefulDataLoader needs no count: it saves the place
+                in its own state.
+            ValueError: the count is larger than the number of lists handed out.
+        Price: a smaller count plans the lists up to there again.
         Example:
             >>> import brimful as bf
             >>> sampler = bf.BatchSampler([50, 30, 20, 20, 30, 20], bf.TokenBudget(60))
@@ -246,11 +249,13 @@ class BatchSampler:
         return sealed(self._header, [run.epoch, place])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a state at the next iteration; where its epoch has nothing left, with the next epoch.
+        """Makes the next iteration continue from a state. If the epoch of the state has no batches left, the next epoch
+        begins.
 
         Raises:
-            StateError: the state is of other lengths, another policy, seed ...; the message names both sides.
-        Price: a shuffle and one window's plan.
+            StateError: the state has other lengths, another policy, another seed, and so on. The error names both
+                values.
+        Price: a shuffle and the plan of one window.
         Example:
             >>> import brimful as bf
             >>> sampler = bf.BatchSampler([50, 30, 20, 20, 30, 20], bf.TokenBudget(60))
@@ -273,8 +278,8 @@ class BatchSampler:
         run = _Run(*self._beginning(), GUARD.loop_here().reader)
         if run.reader.processes > 1 and self.world_size > 1:
             raise ValueError(
-                f"Accelerate shards the batches to {run.reader.processes} processes, and this BatchSampler to "
-                f"{self.world_size} ranks; leave its rank and world_size alone"
+                f"both Accelerate ({run.reader.processes} processes) and this BatchSampler ({self.world_size} ranks) shard the "
+                "batches. Leave rank and world_size of the BatchSampler out"
             )
         if self._repeated == run.epoch and self._settings["shuffle"]:
             logger.warning("epoch %d again, in the same order: call set_epoch(epoch) before each epoch", run.epoch)
@@ -399,7 +404,7 @@ class _Run:
         name = self.reader.name or ("another thread" if self.thread != threading.get_ident() else None)
         if self.taken and name is not None:
             raise StateError(
-                f"{name} reads ahead: {self.taken:,} batches have been handed out, and only the training loop knows how "
-                "many of them it has used; pass that, state_dict(batches_consumed=...)"
+                f"{name} reads ahead: it has taken {self.taken:,} batches, and only the training loop knows how many it has "
+                "used. Pass that number: state_dict(batches_consumed=...)"
             )
         return self.place

@@ -49,8 +49,8 @@ class Sharded(Stage[Batch]):
         rank, world_size = resolve(self.rank, self.world_size, self.process_group)
         if world_size > 1 and self.streamed:
             raise ValueError(
-                f"streamed (by {self.streamed}) data cannot be shared out among {world_size} ranks: each would read and tokenise "
-                "all of it; give from_files(streams=...), or make a token store of it with to_store(path)"
+                f"data that are streamed (by {self.streamed}) cannot be divided among {world_size} ranks: each rank would read "
+                "and tokenise all of them. Use from_files(streams=...), or write a token store with to_store(path)"
             )
         step = _Step(rank, world_size)
 

@@ -249,8 +249,8 @@ class Planned(Windowed):
     def _index(self) -> Index:
         if self.unmasked and self.upstream.one_by_one and MASK in self.upstream.index.schema.names:
             raise ValueError(
-                f"pack leaves out what {MASK} hides, and would have to fetch all samples of from_dataset for that: return only "
-                f"the tokens that are seen, and drop({MASK!r}) before pack"
+                f"pack leaves out tokens that {MASK} hides, and would have to fetch all samples of from_dataset for that. Return "
+                f"only visible tokens, and drop({MASK!r}) before pack"
             )
         index = self.upstream.index
         if gone := [] if self.text.kept or not self.text.names else texts_in(index.schema, self.text.names):

@@ -20,15 +20,14 @@ _SAID: Final = (
     (r"\bcolumns=", r"\columns "),
     (r"\bfrom_files\.columns was", r"\columns was"),
     (r"\btokenizers\.input_ids was", r"--tokenizer or --max-length was"),
-    (r"give format= \((.*), or a function of the open file\)", r"name it with --format (\1)"),
+    (r"Give format= \((.*), or a function of the open file\)", r"Name it with --format (\1)"),
     (r", or a function of the open file \(got", r" (got"),
     (
         r"cannot fit max_tokens=([\d,]+); .*",
         r"cannot fit --max-tokens \1; cut such samples (--max-length \1), or raise --max-tokens",
     ),
     (r", or with (these|this one) all the same by allow=\{'\w+'\}", r", or begin anew without the state"),
-    (r"\b(?:cache|to_store)\(path\)( and|,? or) (`brimful tokenize`) makes?", r"\2 makes"),
-    (r"the (?:cache|to_store)\(path\) or (`brimful tokenize`)", r"the \1"),
+    (r"to_store\(path\) or (`brimful tokenize`)", r"\1"),
     (r"is read by bf\.from_store", r"is read by `brimful head`, `brimful report` and bf.from_store"),
 )
 """The library's words and the command line's; `\\columns` stands for the options that name columns."""

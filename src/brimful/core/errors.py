@@ -32,7 +32,7 @@ ORIGIN: Final = f"{HIDDEN}origin"
 
 
 class DataError(ValueError):
-    """The data cannot be used as they are: the message names the file, the line and the remedy.
+    """The data cannot be used as they are. The message names the file, the line and the remedy.
 
     >>> import brimful as bf
     >>> try:
@@ -44,7 +44,7 @@ class DataError(ValueError):
 
 
 class StateError(ValueError):
-    """A state does not fit the pipeline that it was given to: the message names both sides.
+    """A state does not fit the pipeline that it was given to. The message names both sides.
 
     >>> import brimful as bf
     >>> data = bf.from_sequence(["a", "b", "c"])
@@ -58,7 +58,7 @@ class StateError(ValueError):
 
 
 class StageError(RuntimeError):
-    """A function of the user's raised: the message names the stage, the file and the line; the cause is chained.
+    """A function of yours raised an error. The message names the stage, the file and the line. The cause is chained.
 
     >>> import brimful as bf
     >>> def tenth(sample): return {"n": 10 / sample["n"]}
@@ -73,12 +73,13 @@ class StageError(RuntimeError):
 
 
 class RankError(RuntimeError):
-    """Another data-parallel rank failed, or is not what it should be: the message names it and what it said."""
+    """Another data-parallel rank failed, or is not as expected. The message names it and its error."""
 
 
 class BrokenError(RuntimeError):
-    """The iterator failed earlier, or was closed before its end, and says so for ever; its state is the place after
-    the last item that was taken.
+    """The iterator failed earlier, or was closed before its end. Every later call raises this error.
+
+    Its state is still the place after the last item that was taken.
 
     >>> import brimful as bf
     >>> it = bf.from_sequence(["a", "b"]).iter()

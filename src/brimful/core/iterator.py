@@ -26,14 +26,14 @@ T = TypeVar("T")
 
 
 class ResumableIterator(Iterator[T], Generic[T]):
-    """The items of a data set, from its start or from a saved state.
+    """The items of a data set, from its start or from a saved state. It is a context manager.
 
-    A context manager. `state_dict()` may be called at any time, by any thread, also after an error, Ctrl-C or `close`: it is
-    plain JSON, and describes the place after the last item that `next` returned, whatever was read ahead. After Ctrl-C,
-    `next` goes on; after an error it says so for ever.
+    `state_dict()` may be called at any time, by any thread, also after an error, Ctrl-C or `close`. It is plain JSON.
+    It describes the place after the last item that `next` returned, without items that were read ahead. After Ctrl-C,
+    `next` goes on. After an error, every `next` raises an error.
 
-    It belongs to the process that made it, and to one thread at a time: after a fork, and while another thread is in it,
-    `next` raises a RuntimeError. `close` may be called by any thread, also by a function that the run itself calls.
+    It belongs to the process that made it, and to one thread at a time. After a fork, and while another thread is in
+    it, `next` raises a RuntimeError. Any thread may call `close`, also from a function that the run itself calls.
     """
 
     def __init__(
@@ -110,22 +110,24 @@ class ResumableIterator(Iterator[T], Generic[T]):
         raise error
 
     def state_dict(self) -> dict[str, Any]:
-        """The place after the last item taken, as plain JSON that the caller may keep or change."""
+        """The place after the last item taken, as plain JSON. You may keep it or change it."""
         return self.snapshot()
 
     @property
     def snapshot(self) -> Callable[[], dict[str, Any]]:
-        """Gives the `state_dict` of this moment, whenever it is called. Price: 1 us, as states do not change."""
+        """A function that returns the `state_dict` of this moment, whenever you call it. Price: 1 us, because states do
+        not change.
+        """
         return partial(sealed, self._header, self._state)
 
     @property
     def position(self) -> State:
-        """The stage's own state after the last item taken: nobody may change it."""
+        """The stage's own state after the last item taken. Do not change it."""
         return self._state
 
     @property
     def over(self) -> bool:
-        """Whether the last item has been taken, as far as its state says so."""
+        """True if the state says that the last item has been taken."""
         return bool(self._state == END)
 
     def __repr__(self) -> str:
@@ -134,10 +136,10 @@ class ResumableIterator(Iterator[T], Generic[T]):
         return f"ResumableIterator({shown(self._stage)}, {stands}, {counted(self.stats.samples, 'sample')} taken)"
 
     def close(self) -> None:
-        """Ends the run: its threads and files are closed, and `state_dict` still answers.
+        """Ends the run. It closes threads and files. `state_dict` still answers.
 
-        A later `next` raises a BrokenError if the data had not ended, so that nobody takes it for their end. A `next` that is
-        under way in another thread, or that called this, hands out no item and closes what is left.
+        If the data had not ended, a later `next` raises a BrokenError, so that nobody takes it for the end of the data.
+        A `next` that is still running, in another thread or as the caller of this, returns no item and closes the rest.
         """
         self._closed = True
         if self._process != os.getpid():

@@ -13,17 +13,18 @@ from brimful.core.stage import VERSION, State
 
 
 def merge_states(states: Sequence[State]) -> State:
-    """One state of the states that all ranks saved after the same step: good for every world size that divides the streams.
+    """Joins the states that all ranks saved after the same step. The result works for every world size that divides the
+    streams.
 
-    Ranks that read streams know where their own streams are. With indexed data all ranks have the same state anyway; then the
-    result is that one.
+    Ranks that read streams save only their own streams. With indexed data all ranks have the same state, and the result
+    is that state.
 
     Args:
-        states: what `state_dict()` of an iterator, or of a loader, gave on each rank, in any order.
+        states: the results of `state_dict()` of an iterator or a loader on each rank, in any order.
     Raises:
-        TypeError: one state that is in no list.
-        StateError: one of them is no state; or they were not saved after one step of one run: where they differ is named, with
-            both values.
+        TypeError: a single state is given instead of a list.
+        StateError: one of them is not a state. Or they were not saved after the same step of the same run: the error
+            names the difference, with both values.
     Example:
         >>> even = {"position": {"next": 4, "streams": {"0": [0, 2], "2": [0, 2]}}}
         >>> odd = {"position": {"next": 4, "streams": {"1": [0, 1], "3": "end"}}}

@@ -34,21 +34,24 @@ class Writer(Protocol):
 
 
 class Stats(Mapping[str, Any]):
-    """Live counts of one iterator, each an item and an attribute: `stats["tokens"]`, `stats.tokens`.
+    """Live counts of one iterator. Each is an item and an attribute: `stats["tokens"]`, `stats.tokens`.
 
-    `batches`, `samples`, `tokens`, `slots` (positions of the padded tensors), `fill` (tokens / slots), `padding`
-    (1 - fill) and `num_shapes` (distinct shapes of the batches) count what the consumer took: of a copy without weight (static
-    shapes, fillers) the slots alone. `seconds` ran from the first call of `next` to the end of the last one; of these the
-    consumer waited for `seconds_waited` (`seconds_to_first` for the first item), whose share is `stall_share`: what lies between
-    two calls is the consumer's, pauses too. `skipped` records (on_error="skip"), of these such as
-    take along all that follows in their shard `skipped_shards` (a damaged archive, other columns), `dropped` samples,
-    `truncated` samples (texts that `tokenize` cuts too), samples left `alone` in a batch of their own and `dropped_tokens` (of
-    dropped and of truncated samples, and of chunks that were not filled) are counted where they happen, which is up to a window
-    ahead of the consumer; so are `engines`, an attribute alone: how many
-    texts each engine of `tokenize` made the tokens of, by its name.
+    These count what the consumer took: `batches`, `samples`, `tokens`, `slots` (positions of the padded tensors),
+    `fill` (tokens / slots), `padding` (1 - fill) and `num_shapes` (distinct shapes of the batches). A copy without
+    weight (static shapes, fillers) counts only its slots.
 
-    Where few shapes were asked for (buckets, static shapes, a multiple), more than torch.compile compiles are logged as a
-    warning, once an iterator.
+    `seconds` is the time from the first call of `next` to the end of the last one. The consumer waited for
+    `seconds_waited` of these, and for `seconds_to_first` for the first item. `stall_share` is the share of waiting.
+    Time between two calls belongs to the consumer, pauses included.
+
+    These count when it happens, up to a window ahead of the consumer. `skipped`: records left out (on_error="skip").
+    `skipped_shards`: skipped records that also lose the rest of their shard (a damaged archive, other columns).
+    `dropped`: samples left out. `truncated`: samples that were cut, also texts that `tokenize` cuts. `alone`: samples
+    in a batch of their own. `dropped_tokens`: tokens of dropped and truncated samples, and of chunks that were not
+    filled. `engines`, an attribute only: how many texts each engine of `tokenize` tokenised, by its name.
+
+    If you asked for few shapes (buckets, static shapes, a multiple), and there are more than torch.compile compiles, an
+    iterator logs one warning.
     """
 
     batches: int
@@ -120,8 +123,9 @@ class Stats(Mapping[str, Any]):
         self.seconds, self.seconds_waited = ended - self._first, self.seconds_waited + ended - began
 
     def log_to(self, writer: Writer, step: int, prefix: str = "data/") -> None:
-        """Writes each figure as a scalar: to TensorBoard's SummaryWriter, or whatever has its `add_scalar`. With them goes
-        `recent_stall_share`, that of the time since they were written last.
+        """Writes each figure as a scalar, to TensorBoard's SummaryWriter or any object with its `add_scalar`.
+
+        It adds `recent_stall_share`: the share of waiting since the last call.
 
         >>> import brimful as bf
         >>> class Printed:

@@ -27,39 +27,45 @@ NUM_BUCKETS: Final = 8
 
 
 class AsyncLoader:
-    """The batches of `loader`, in its order, on a device, up to `prefetch` of them ahead of use.
+    """The batches of `loader`, in the same order, on a device. Up to `prefetch` of them are made ahead of use.
 
-    A thread takes batches from the loader, pads them to the nearest bucket that is not smaller, and begins to copy them; on
-    accelerators the copies run beside the compute (pinned memory, a stream of their own). Without buckets any structure
-    passes through: tensors in dicts, lists, tuples and dataclasses move, anything else is handed on as it is. What the
-    loader gave is never changed. Each padding is logged at debug level (BRIMFUL_LOG_LEVEL=debug shows it).
+    A thread takes batches from the loader, pads each to the nearest bucket that is not smaller, and begins to copy it.
+    On accelerators the copies run beside the compute (pinned memory, a separate stream). Without buckets, batches may
+    have any structure. Tensors in dicts, lists, tuples and dataclasses move, and all other values stay as they are. The
+    loader's own batches are never changed. Each padding is logged at debug level (BRIMFUL_LOG_LEVEL=debug shows it).
 
-    Iterating takes an iterator of the loader, each time; the thread ends with the loop, however that ends. `len` is the
-    loader's; so is every attribute that is not named here (`dataset`, `set_epoch`).
+    Each loop takes a new iterator of the loader. The thread ends with the loop, also after an error. `len` and all
+    attributes that are not named here (`dataset`, `set_epoch`) are those of the loader.
 
     Args:
         loader: any iterable of batches: a DataLoader, `Batches.loader()`, a list.
         device: where tensors go: "cuda", "cuda:1", "cpu", a torch.device.
         buckets: lengths to pad to, in any order.
-        max_length: instead: `num_buckets` lengths up to it, equally far apart.
-        pad_value_dict: what each key is padded with, all of them: by default input_ids 0, attention_mask 0, labels -100; None: it
-            is never padded. The first key of a batch that has a value says how long the batch is, and only tensors of that size
-            are padded; one of them that is not named here is an error. Labels of a length of their own (sequence to sequence)
-            stay as they are, unless a batch has them as long as its inputs: give them None, and pad them in the collate_fn.
-        prefetch: batches on the device or on their way, besides the one in use and one in the making; 0: no thread.
-        dim: the dimension that is padded, a number for all keys or a dict of numbers by key, which has -1 for the others.
-        pad_side: "right", or "left": the padding comes first.
-        overflow: what becomes of a batch longer than every bucket: "raise" (an error); "grow": further buckets, as far apart
-            as the last two; "truncate": cut to the last one (where padding would be), and counted.
-        static_buffers: hand out the same device tensors for every batch of a shape, as CUDA graphs want them: a batch is
-            valid until the next one is taken.
+        max_length: instead of buckets: `num_buckets` lengths up to it, equally far apart.
+        num_buckets: how many lengths `max_length` gives.
+        pad_value_dict: the padding value of each key. The default is input_ids 0, attention_mask 0, labels -100. None:
+            the key is never padded. The first key of a batch that has a value gives the length of the batch. Only
+            tensors of that length are padded, and each needs a value here. Labels of another length (sequence to
+            sequence) stay as they are. They may have the length of the inputs by chance: give them None, and pad them
+            in the collate_fn.
+        prefetch: batches on the device or on their way, besides the one in use and one in the making. 0: no thread.
+        dim: the dimension to pad, for all keys. Or a dict of dimensions by key; the others take -1.
+        pad_side: the side of the padding, "right" or "left".
+        overflow: the reaction to a batch that is longer than every bucket. "raise" raises an error. "grow" adds
+            buckets, as far apart as the last two. "truncate" cuts the batch to the last bucket, on the side of the
+            padding, and counts it.
+        static_buffers: use the same device tensors for every batch of a shape, as CUDA graphs need them. A batch is
+            valid until you take the next one.
     Raises:
-        ValueError: both buckets and max_length, a bucket below 1, an unknown word.
-        DataError: (from `next`) a batch longer than every bucket, or a tensor to pad without a value, with both numbers.
-        TypeError: (from `next`) buckets, and a batch that is no dict; (`len`, `state_dict`) the loader has none.
-    State: the loader's own after the last batch that was handed out, whatever was read ahead; each may go on from the other's.
-    Price: on the host one copy of each batch into pinned memory and one for its padding; on the device `prefetch` + 2
-        batches. The `state_dict` of another's loader is called once a batch.
+        ValueError: both buckets and max_length are given, a bucket is below 1, or a word is unknown.
+        DataError: (from `next`) a batch is longer than every bucket, or a tensor to pad has no value. The error has
+            both numbers.
+        TypeError: (from `next`) there are buckets, and a batch is not a dict; (`len`, `state_dict`) the loader has no
+            such method.
+    State: the loader's own state after the last batch that was handed out. Batches read ahead do not change it. The
+        loader can resume from a state of the AsyncLoader, and the other way round.
+    Price: on the host, one copy of each batch into pinned memory and one for its padding. On the device, `prefetch` + 2
+        batches. brimful calls the `state_dict` of a foreign loader once a batch.
     Example:
         >>> texts = [{"input_ids": torch.tensor([[7, 8, 9]])}, {"input_ids": torch.tensor([[5]])}]
         >>> [batch["input_ids"].tolist() for batch in AsyncLoader(texts, "cpu", buckets=[2, 4])]
@@ -178,9 +184,10 @@ class AsyncLoader:
 
     @property
     def stats(self) -> Stats | None:
-        """Counts of the iteration that runs, or ran last; None before the first. Tokens are those that the attention_mask
-        shows; what a loader of brimful's left out stands in its own `stats`.
+        """Counts of the current or last iteration. None before the first one.
 
+        Tokens are those that the attention_mask shows. A loader of brimful counts the samples that it left out in its
+        own `stats`.
         Example:
             >>> import brimful as bf
             >>> loader = AsyncLoader(bf.from_sequence([[1], [2], [3]]).batch(1).loader(), "cpu")
@@ -221,8 +228,7 @@ class AsyncLoader:
         return _snapshot_at(self._loaded.start(0) if self._running is None else self._running.position)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a state, also one of the loader itself, at the next iteration.
-
+        """Makes the next iteration continue from a state. It may be a state of the loader itself.
         Example:
             >>> import brimful as bf
             >>> loader = AsyncLoader(bf.from_sequence([[1], [2], [3]]).batch(1).loader(), "cpu")
@@ -243,7 +249,7 @@ class AsyncLoader:
         self._consumed.moved(copy.deepcopy(state_dict))
 
     def follow(self, used: Callable[[], int] | None) -> None:
-        """As `Loader.follow`: has the state follow what is used of the batches.
+        """Makes the state follow the batches that were used, as `Loader.follow` does.
 
         Raises:
             TypeError: the loader has no state.

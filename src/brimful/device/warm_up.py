@@ -33,26 +33,30 @@ def warm_up(
     example: Mapping[str, Any] | None = None,
     isolation: str = "raise",
 ) -> dict[Shape, float]:
-    """Calls `step(batch)` with a synthetic batch of each shape, the largest first; the seconds that each took.
+    """Calls `step(batch)` with a synthetic batch of each shape, the largest first. It returns the seconds of each call.
 
-    So torch.compile(dynamic=False) compiles, and CUDA graphs are captured, before the first real batch; and whether the largest
-    shape fits into memory is known at once. The step should do all that a real one does, except to change the model: forward
-    and backward, no `optimizer.step()`, gradients set to None after it. Random generators of torch are as before afterwards.
+    torch.compile(dynamic=False) then compiles, and CUDA graphs are captured, before the first real batch. You also
+    learn at once if the largest shape fits into memory. The step should run forward and backward, and set gradients to
+    None after it. It must not change the model, so leave out `optimizer.step()`. The random generators of torch are
+    restored afterwards.
 
     Args:
-        policy: `StaticShapes`; or `Batches` (or their loader), whose first batch is the pattern of keys and types, and which
-            goes through all that follows in them (`map`, `to_device` with its buffers); or shapes (rows, tokens). Batches
-            without static shapes: of indexed data, those of the first epoch, if they are few. Of another loader, an AsyncLoader
-            among them, the shapes, and a batch as `example`.
-        example: a batch that the synthetic ones are like, where `policy` gives none; by default input_ids, attention_mask and
-            labels (B, L) int64 on the CPU.
-        isolation: of packed batches. "raise": an error if their samples see each other in the module that the step calls; the
-            step runs once more, on a few short samples, uncompiled, to see how it calls it. "off": they may.
+        policy: `StaticShapes`, `Batches` (or their loader), or a list of shapes (rows, tokens). The first batch of
+            `Batches` gives the keys and types. Synthetic batches also go through the later stages (`map`, `to_device`
+            with its buffers). Indexed data without static shapes use the shapes of the first epoch, if they are few.
+            For any other loader, an AsyncLoader included, give the shapes, and a batch as `example`.
+        example: a batch with the keys and types to copy, if `policy` is not `Batches`. The default is input_ids,
+            attention_mask and labels (B, L) int64 on the CPU.
+        isolation: a check of packed batches. "raise": raise an error if their samples see each other in the module that
+            the step calls. To find this call, the step runs once more, uncompiled, on a few short samples. "off": no
+            check.
     Raises:
-        ValueError: the batches have many shapes, or nobody knows which: how many to expect, and the ways out; samples of a packed
-            batch see each other.
-    Shapes: each row is the example's longest one, repeated up to its length: no padding, all labels that it has.
-    Price: a step for each shape, and its compilation. More shapes than torch.compile compiles are logged as a warning.
+        ValueError: the batches have too many shapes, or the shapes are not known in advance. The error says how many to
+            expect, and what to do. Or the samples of a packed batch see each other.
+    Shapes: each row repeats the example's longest row up to its length. There is no padding, and all of its labels are
+        kept.
+    Price: a step for each shape, and its compilation. A warning says if there are more shapes than torch.compile
+        compiles.
     Example:
         >>> def step(batch):
         ...     print(tuple(batch["input_ids"].shape))

@@ -26,23 +26,25 @@ from brimful.plan.plan import IntArray
 class Collection:
     """Samples whose tensors have ragged dimensions. Divide them into groups, run a module, get the results in order.
 
-    `dims` names the axes: a name for a ragged dimension, a number for a fixed one, `...` for any fixed ones, and a rule such as
-    `res-1` for a length that follows from a name. In one sample a name has one length, in all keys. If sizes do not agree, the
-    error names sample, key and both sizes; nothing is cropped or extended. A dimension with a name is ragged, even if all
-    samples are equally long.
+    `dims` names the axes of a tensor. A name is a ragged dimension. A number is a fixed one. `...` stands for any fixed
+    ones. A rule such as `res-1` is a length that follows from a name. In one sample, a name has one length in all keys.
+    If sizes do not agree, the error names sample, key and both sizes. brimful crops and extends nothing. A dimension
+    with a name is ragged, even if all samples are equally long.
 
-    Each group is padded to its own longest, on the right. A module may write values into the padded slots of its result. They
-    stay there until the result is grouped anew; `ungroup` never shows them. Gradients flow through every step.
+    Each group is padded to its own longest, on the right. A module may write values into the padded slots of its
+    result. They stay there until the result is grouped anew; `ungroup` never shows them. Gradients flow through every
+    step.
 
     Args:
-        samples: tensors, or nested dicts of tensors with the same keys; of one type and device a key.
+        samples: tensors, or nested dicts of tensors with the same keys. All tensors of a key have the same type and
+            device.
         dims: the axes of each key: text, or nested dicts of it ("a.b" is the key "b" inside "a").
-        pad_values: by key, the value of padding: a number, or a tensor for the fixed axes at the end, such as an identity
-            matrix; 0 by default.
+        pad_values: the padding value of each key: a number, or a tensor for the fixed axes at the end, such as an
+            identity matrix. The default is 0.
         constant: names of dimensions that have the same size in all samples, and are not ragged.
     Raises:
         ValueError, TypeError: samples and dims do not agree.
-    Price: one copy of the data; 2 us a sample and key to read shapes, 1 to 3 us to give samples back.
+    Price: one copy of the data. 2 us a sample and key to read shapes, 1 to 3 us to give samples back.
     Source: asym (groups inside a batch); einops and jaxtyping (names of axes).
 
     >>> import torch
@@ -69,12 +71,12 @@ class Collection:
         """A batch that is padded on the right, as a collection of one group, without a copy.
 
         Args:
-            batch: a tensor, or nested dicts of tensors; the first axis is that of the samples.
-            dims: of the other axes.
-            lengths: the length of each sample, (B,), by name of the ragged dimension; values beyond it are padding.
-            pad_values: the value of padding once the collection is grouped anew.
+            batch: a tensor, or nested dicts of tensors. The first axis is that of the samples.
+            dims: the names of the other axes.
+            lengths: the length of each sample, (B,), by name of the ragged dimension. Values beyond it are padding.
+            pad_values: the padding value once the collection is grouped anew.
         Raises:
-            ValueError: a shape that does not fit, or a length beyond the padded one.
+            ValueError: a shape does not fit, or a length is beyond the padded one.
 
         >>> import torch
         >>> Collection.from_padded(torch.tensor([[5, 6, 7], [8, 0, 0]]), "seq", {"seq": [3, 1]}).ungroup()
@@ -92,10 +94,10 @@ class Collection:
         partition: Sequence[Sequence[int]] | None = None,
         pad_values: Any = None,
     ) -> Collection:
-        """Groups that are padded on the right already, as a collection, without a copy; see `from_padded`.
+        """Groups that are already padded on the right, as a collection, without a copy; see `from_padded`.
 
         Args:
-            partition: the sample numbers of each group; by default its samples follow those of the group before.
+            partition: the sample numbers of each group. By default they count up from group to group.
 
         >>> import torch
         >>> groups = [torch.tensor([[5, 0], [6, 7]]), torch.tensor([[1, 2, 3, 4]])]
@@ -109,9 +111,9 @@ class Collection:
         """Jagged nested tensors as a collection, without a copy.
 
         Args:
-            batch: a nested tensor of layout torch.jagged, ragged in the first axis after that of the samples, or nested dicts
-                of such and of tensors (B, ...) of equal samples.
-            dims: of the axes after that of the samples: "seq ...".
+            batch: a nested tensor of layout torch.jagged, or nested dicts of them. The ragged axis comes first, after
+                the axis of the samples. Dicts may also hold tensors (B, ...), if all samples have the same shape there.
+            dims: the axes after that of the samples: "seq ...".
         Raises:
             ValueError: another layout, holes, or lengths that do not agree.
 
@@ -123,10 +125,10 @@ class Collection:
         return collection_of(data_of_nested(batch, dims, pad_values))
 
     def nested(self) -> Any:
-        """The samples, in their order, as nested tensors of layout torch.jagged, which share their offsets.
+        """The samples, in their order, as nested tensors of layout torch.jagged. The tensors share their offsets.
 
         Raises:
-            ValueError: a key with several ragged dimensions, or with one that does not come first.
+            ValueError: a key has several ragged dimensions, or one that does not come first.
 
         >>> import torch
         >>> made = Collection([torch.ones(2), torch.ones(1)], "seq").nested()
@@ -138,15 +140,16 @@ class Collection:
     # -- groups ----------------------------------------------------------------------------------------------------------
 
     def group(self, by: Grouper, *, pad_to_multiple_of: int = 1) -> Collection:
-        """The samples in groups, each padded to its own longest in every ragged dimension, and at least to 1.
+        """Divides the samples into groups. Each group is padded to its own longest in every ragged dimension, and at
+        least to 1.
 
         Args:
             by: LengthThresholds, OneGroup, Partition, OptimalGroups, or an object with their method `partition`.
             pad_to_multiple_of: round padded lengths up, so that a compiler meets few shapes.
         Raises:
-            ValueError: an unknown dimension, or groups that do not have each sample once.
-            TypeError: no grouper.
-        Price: about 10 ns a row and an index copy of the data; of a collection in groups, two.
+            ValueError: a dimension is unknown, or a sample is not in exactly one group.
+            TypeError: `by` has no method `partition`.
+        Price: about 10 ns a row, and an index copy of the data. A collection that has groups already takes two copies.
 
         >>> import torch
         >>> from brimful.grouping import OptimalGroups
@@ -161,7 +164,7 @@ class Collection:
         return collection_of(regrouped(data, PaddedGroups.of(partition, data.sizes, multiple)))
 
     def regroup(self, by: Grouper, *, pad_to_multiple_of: int = 1) -> Collection:
-        """The same samples in other groups; see `group`.
+        """Divides the same samples into other groups; see `group`.
 
         >>> import torch
         >>> from brimful.grouping import OneGroup, Partition
@@ -172,10 +175,10 @@ class Collection:
         return self.group(by, pad_to_multiple_of=pad_to_multiple_of)
 
     def repad(self, *, pad_values: Any = None) -> Collection:
-        """The same groups with their padding filled anew. Use it between two modules of which the second looks at neighbours.
+        """Fills the padding of the same groups anew. Use it between two modules if the second one looks at neighbours.
 
         Args:
-            pad_values: from now on, by key; by default those that the collection has.
+            pad_values: the new padding value of each key. The default is the values that the collection has.
         Price: two index copies of the data.
 
         >>> import torch
@@ -188,7 +191,7 @@ class Collection:
         return collection_of(refilled(self._data, pad_values))
 
     def ungroup(self) -> list[Any]:
-        """The samples as they were given, in their order, without padding: views of one tensor a key.
+        """The original samples, in their order, without padding. They are views of one tensor a key.
 
         >>> import torch
         >>> from brimful.grouping import Partition
@@ -207,38 +210,41 @@ class Collection:
         masks: Names | None = None,
         pad_values: Any = None,
     ) -> Any:
-        """Calls a module, or any function, once a group, with plain padded tensors; its results as a collection.
+        """Calls a module, or any function, once a group, with plain padded tensors. The results are a collection.
 
-        Each sample's result is the same as alone if the module ignores padding. It gets masks for that, and its inputs hold 0
-        there, or their pad values. The padded slots of its results hold other values: before another convolution write
-        `.apply(first, outputs="c seq").repad().apply(second, outputs="c seq")`. Batch norm includes the group's padding in its
-        statistics: to avoid that, run it on `nested()`, which has the values of the samples alone.
+        If the module ignores padding, each sample has the same result as alone. The module can get masks for that. The
+        padded slots of its inputs hold 0, or their pad values. The padded slots of its results hold other values.
+        Before another convolution, write `.apply(first, outputs="c seq").repad().apply(second, outputs="c seq")`. Batch
+        norm includes the padding in its statistics. To avoid that, run it on `nested()`, which holds only real values.
 
-        Data-parallel ranks may have different numbers of groups. This works under DDP if `apply` is called inside the module that
-        DDP wraps. Modules that communicate in each call of a layer (FSDP, synchronised batch norm) would wait for a rank with
-        fewer groups: give all ranks as many groups (`Partition`), or do not use groups there.
+        Data-parallel ranks may have different numbers of groups. DDP works if `apply` is called inside the module that
+        it wraps. Some modules communicate in each call of a layer (FSDP, synchronised batch norm). They would wait for
+        a rank with fewer groups. Give all ranks the same number of groups (`Partition`), or use no groups there.
 
         Args:
             module: takes (samples, ...) tensors, and bool masks of them.
-            inputs: the keys that it gets: one, or several in order, or by parameter, {"x": "protein.pos"}. By default, a tensor
-                as it is, or each key under its own name.
-            outputs: the axes of its result after that of the samples: a name of a ragged dimension goes through, a rule such as
-                `res-2` or `(res-1)//2+1` says how one changes, one that is not named has vanished ("" where there is a number a
-                sample). For a dict, dicts of that: keys that are not named are left out. For a tuple, a tuple, None for what is
-                left out. A sample's values are what comes first on the axis, as many as the rule says: true of convolutions
-                and pooling, not of what is put behind the padding ("seq+1" for a token at the end), which no shape shows. A
-                rule that puts two axes together ("a+b", "a*b") is refused for that.
-            masks: bool masks, likewise in order after the inputs or by parameter, each by the axes that it has: "res", the *and*
-                of several, "res atm", or with fixed axes "res 1 1"; with the dims of a key it is shaped like the data. With `~`
-                before it, True where there is padding. For an axis that a rule changed, write that rule again: "seq-2".
-            pad_values: the value of padding in the results once they are grouped anew, as for `Collection`.
+            inputs: the keys that it gets: one key, several in order, or a dict by parameter, {"x": "protein.pos"}. By
+                default, it gets a tensor as it is, or each key under its own name.
+            outputs: the axes of its result after that of the samples. A name means that the dimension keeps its length.
+                A rule such as `res-2` or `(res-1)//2+1` gives a new length. A dimension that is not named is gone (""
+                for one number a sample). For a dict, give dicts of axes: keys that are not named are left out. For a
+                tuple, give a tuple, with None for a part to leave out. The values of a sample must come first on an
+                axis, as many as the rule says. This is true for convolutions and pooling. It is false if the module
+                puts values behind the padding ("seq+1" for a token at the end), and no shape shows that. A rule of two
+                axes ("a+b", "a*b") would do this, so it is refused.
+            masks: bool masks, also in order after the inputs or by parameter. Name the axes of each: "res", or "res
+                atm" for the *and* of several. Fixed axes are numbers: "res 1 1". A mask with the dims of a key has the
+                shape of its data. With `~` in front, the mask is True at the padding. For an axis that a rule changed,
+                write that rule again: "seq-2".
+            pad_values: the padding value in the results once they are grouped anew, as for `Collection`.
         Returns:
-            A collection in the same groups; for a tuple of outputs a tuple of them.
+            A collection in the same groups. For a tuple of outputs, a tuple of collections.
         Raises:
-            ValueError: no groups yet; an unknown name or parameter twice, or a rule of two axes (before anything runs); a result
-                of another shape, of another type than in the first group, or with a fixed axis that differs between groups.
-            KeyError: an input that is not there.
-            What the module raises, with a note that says with which group.
+            ValueError: there are no groups yet. Or a name is unknown, a parameter comes twice, or a rule has two axes
+                (before anything runs). Or a result has a wrong shape, another type than in the first group, or a fixed
+                axis that differs between groups.
+            KeyError: an input does not exist.
+            An error of the module, with a note that names the group.
         Price: 50 us a group and mask, beside the module.
 
         >>> import torch
@@ -285,7 +291,7 @@ class Collection:
         return {name: lengths.copy() for name, lengths in self._data.padded_groups.extents.items()}
 
     def masks(self, dims: str) -> tuple[Tensor, ...]:
-        """The bool mask of each group that `apply` would pass for these dims.
+        """The bool mask that `apply` would pass for these dims, for each group.
 
         >>> import torch
         >>> from brimful.grouping import OneGroup
@@ -298,7 +304,7 @@ class Collection:
     # -- keys ------------------------------------------------------------------------------------------------------------
 
     def keys(self) -> list[str]:
-        """The keys at the top; none where the samples are tensors.
+        """The keys at the top level. None if the samples are tensors.
 
         >>> import torch
         >>> sample = {"pos": torch.ones(2, 3), "protein": {"kind": torch.ones(2)}}
@@ -311,7 +317,7 @@ class Collection:
         return isinstance(key, str) and bool(key) and any(below(path, key) is not None for path in self._data.columns)
 
     def __getitem__(self, key: str) -> Collection:
-        """A part of it, in the same groups: `["pos"]`, `["protein"]["pos"]` or `["protein.pos"]`.
+        """A part of the collection, in the same groups: `["pos"]`, `["protein"]["pos"]` or `["protein.pos"]`.
 
         >>> import torch
         >>> collection = Collection([{"protein": {"kind": torch.tensor([4, 5])}}], {"protein": {"kind": "atm"}})
@@ -323,7 +329,7 @@ class Collection:
         return collection_of(part_of(self._data, key))
 
     def __setitem__(self, key: str, value: Collection) -> None:
-        """Puts a collection of the same samples, in the same groups, under a key, in place of what was there.
+        """Puts a collection of the same samples and groups under a key. It replaces the old value.
 
         Raises:
             ValueError: other samples, groups or lengths, or a key inside a tensor.
@@ -364,10 +370,10 @@ class Collection:
     # -- devices ---------------------------------------------------------------------------------------------------------
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Collection:
-        """The same on another device.
+        """The same collection on another device.
 
         Raises:
-            TypeError: no device; types are those of the samples.
+            TypeError: the argument is not a device. The types of the data do not change.
 
         >>> import torch
         >>> from brimful.grouping import OneGroup
@@ -379,7 +385,7 @@ class Collection:
         return collection_of(self._data.moved(lambda tensor: tensor.to(device, non_blocking=non_blocking)))
 
     def pin_memory(self) -> Collection:
-        """The same in page-locked memory, as a DataLoader asks for it."""
+        """The same collection in page-locked memory. A DataLoader calls this."""
         return collection_of(self._data.moved(lambda tensor: tensor.pin_memory()))
 
 

@@ -18,7 +18,7 @@ Groups: TypeAlias = Sequence[Sequence[int]]
 
 
 class Grouper(Protocol):
-    """Whatever turns lengths into groups: `Collection.group` takes any object with this method.
+    """An object that turns lengths into groups. `Collection.group` takes any object with this method.
 
     >>> import torch
     >>> from brimful.grouping import Collection
@@ -44,14 +44,14 @@ class Grouper(Protocol):
 
 @dataclass(frozen=True)
 class LengthThresholds:
-    """A group for each threshold, and one for what is longer than all; groups without a sample are left out.
+    """A group for each threshold, and one for all longer samples. Empty groups are left out.
 
     Args:
         name: the ragged dimension.
-        thresholds: ascending; a sample of length <= threshold is in the group.
+        thresholds: ascending lengths. A sample of length <= threshold is in the group.
     Raises:
         ValueError: a negative threshold, or thresholds that do not ascend.
-        TypeError: a name that is no text, or thresholds that are no integers.
+        TypeError: a name that is not text, or thresholds that are not integers.
 
     >>> LengthThresholds("seq", [4]).partition(4, {"seq": np.array([1, 4, 2, 9])})
     [[0, 1, 2], [3]]
@@ -100,7 +100,7 @@ class OneGroup:
 
 @dataclass(frozen=True)
 class Partition:
-    """Groups as they are given; in each, the samples have the order given.
+    """Groups that you choose yourself. In each group, the samples keep your order.
 
     >>> Partition([[0, 2], [1]]).partition(3, {})
     ((0, 2), (1,))
@@ -129,14 +129,15 @@ class Partition:
 class OptimalGroups:
     """At most `num_groups` groups of least total padded cost.
 
-    Exact for one dimension; for several, if there are at most 8 distinct samples and the cost never falls in any length. Else it
-    gives the best of the partitions that it tries: see `brimful.plan.optimal_partition`. Price, for two dimensions: 4 ms for 64
-    distinct samples, 3 s for 2,000.
+    With one dimension, the result is exact. With several, it is exact if there are at most 8 distinct samples and the
+    cost never falls in any length. Otherwise it is the best of the partitions that it tries: see
+    `brimful.plan.optimal_partition`. Price, for two dimensions: 4 ms for 64 distinct samples, 3 s for 2,000.
 
     Args:
         names: the ragged dimension, or several.
         num_groups: most groups.
-        cost: cost(padded length, ...) of one sample, a number for each dimension, of any form; by default their product.
+        cost: cost(padded length, ...) of one sample: any function of one number for each dimension. The default is
+            their product.
 
     >>> OptimalGroups("seq", 2).partition(4, {"seq": np.array([1, 9, 2, 1])})
     [[0, 2, 3], [1]]

@@ -35,30 +35,31 @@ def group_apply(
     outputs: Outputs | None = None,
     cost: Callable[[int], float] | None = None,
 ) -> Any:
-    """`model(**batch)` without its labels, run in at most `num_groups` groups of like length: the same result, less padding
-    computed.
+    """Runs `model(**batch)` without its labels, in at most `num_groups` groups of similar length. The result is the
+    same, with less padding to compute.
 
-    The groups are those of least cost. The result has the shape of the whole batch, in its order, with 0 where it has no token.
-    Gradients are those of the whole batch. As with `Collection.apply`, this is not so for batch norm in training, nor for any
-    model that looks at several samples or at padding.
+    The groups are those of least cost. The result has the shape and order of the whole batch, with 0 where it has no
+    token. Gradients are those of the whole batch. Batch norm in training is an exception, as with `Collection.apply`.
+    So is any model that looks at several samples or at padding.
 
     Args:
-        model: takes tensors by name, padded on the right, and looks at no padding.
-        batch: with `attention_mask` (B, L). Tensors that begin with (B, L) are cut with it; others, (B, ...), have a value a
-            sample. Keys that a model gets by default may also be (1, L), as positions are.
-        num_groups: the largest number of groups; 4 give most of the gain.
-        inputs: the keys that the model gets. By default those of input_ids, inputs_embeds, attention_mask, token_type_ids and
-            position_ids that are there. If the batch has other tensors, name all inputs here or leave those tensors out. Lengths,
-            weights, special_tokens_mask and labels are never passed by default: a loss that is a mean differs in each group.
-        outputs: the axes of the results, as in `Collection.apply`; `seq` is the axis of tokens. By default "seq ..." of the
-            tensor that the model returns, or of its logits or last_hidden_state. Say "..." if that has one row a sample, and
-            {"pooler_output": "..."} for another entry.
-        cost: cost(padded length) of one sample; by default the length.
+        model: takes tensors by name, padded on the right, and ignores padding.
+        batch: a batch with `attention_mask` (B, L). Tensors that begin with (B, L) are cut with it. Others, (B, ...),
+            have one value a sample. Keys that a model gets by default may also be (1, L), such as positions.
+        num_groups: the largest number of groups. 4 groups give most of the gain.
+        inputs: the keys that the model gets. The default is those that exist of input_ids, inputs_embeds,
+            attention_mask, token_type_ids and position_ids. If the batch has other tensors, name all inputs here, or
+            leave those tensors out. Lengths, weights, special_tokens_mask and labels are never passed by default,
+            because a mean loss differs in each group.
+        outputs: the axes of the results, as in `Collection.apply`. `seq` is the axis of tokens. The default is "seq
+            ..." for the tensor that the model returns, or for its logits or last_hidden_state. Use "..." if that has
+            one row a sample, and {"pooler_output": "..."} for another entry.
+        cost: cost(padded length) of one sample. The default is the length.
     Raises:
-        ValueError: no attention_mask, a tensor that is not known or not of this batch, rows that are padded on the left, no
-            row at all, or a result of another shape.
-        TypeError: a batch that is no dict, or what is no tensor.
-    Price: a copy of inputs and outputs; on a GPU one wait for the lengths.
+        ValueError: the batch has no attention_mask or no row. Or a tensor is unknown or not of this batch, or rows are
+            padded on the left. Or a result has another shape.
+        TypeError: the batch is not a dict, or a value is not a tensor.
+    Price: a copy of inputs and outputs. On a GPU, one wait for the lengths.
 
     >>> import torch
     >>> embedding = torch.nn.Embedding(10, 4)

@@ -117,53 +117,61 @@ def map_batches_in_order(
     dtypes: Mapping[str, Any] | None = None,
     collate_fn: Callable[[list[Sample]], Any] | None = None,
 ) -> Iterator[Any] | IndexedDataset:
-    """Calls `fn` on batches of samples that are planned by length, and gives one result a sample, in the order of the samples.
+    """Calls `fn` on batches that are planned by length, and gives one result for each sample, in the order of the
+    samples.
 
-    Without `output` the call returns an iterator, which calls `fn` as you take results from it. With `output` the call runs at
-    once, with a progress bar if stderr is a terminal, writes all results to a folder, and returns them as an
-    `IndexedDataset`. If a run is killed, call it again: it repeats the window at work, and none before it. If all results are
-    there, they are opened, and `fn` is not called.
+    Without `output`, the call returns an iterator. It calls `fn` as you take results. With `output`, the call runs at
+    once and shows a progress bar if stderr is a terminal. It writes all results to a folder, and returns them as an
+    `IndexedDataset`. If a run is killed, call it again: it repeats the open window only. If all results are there,
+    brimful opens them and does not call `fn`.
 
-    One window of samples at a time is planned, run from the longest batch on, and put back in order. A batch that runs out of
-    memory is split by sample; from then on, batches of such a shape are split beforehand. To use several machines or GPUs,
-    choose `executor="ray"`, or give each one its share (`dataset.stride(world_size, rank)`) and a folder of its own.
+    brimful plans one window of samples at a time, runs it from the longest batch on, and puts the results in order. A
+    batch that runs out of memory is split by sample. From then on, batches of such a shape are split beforehand. To use
+    several machines or GPUs, choose `executor="ray"`. Or give each one its own share (`dataset.stride(world_size,
+    rank)`) and folder.
 
     Args:
-        fn: takes a batch, a dict of tensors and lists (texts under "text"), and returns one result a sample: a list, or a tensor
-            of as many rows. It may be called again for samples that it has seen, after a kill or out of memory. It may be a
-            class: each worker makes one object of it, without arguments, which can load the model.
-        texts_or_dataset: texts or dicts, in a list or another iterable that can be read again; or a data set, tokenised or not.
-        policy: plans the batches of a window. An int: so many samples a batch, of neighbours in length.
-        output: a folder of results, a file a window, each written whole: Parquet if the folder's name ends in .parquet, else
-            JSON lines. Tensors become lists. The data set that is returned reads the files when rows are wanted: a result that
-            is a dict is a row with its keys, any other result is a row with the column "result". JSON lines also hold results
-            of unlike forms, which are no rows of one table; then reading rows is an error, and the lines are yours to read.
-        window: the number of samples; "auto" brings padding to about 1 %. A few thousand samples may be one window, whose
-            results come and are written at its end. A smaller window is written sooner, and loses less when killed: choose one
-            for a slow `fn`.
-        executor: "local": this process calls `fn`. "ray": workers of a Ray cluster call it, and samples are read, planned and
-            put in order here. If a worker is killed, another one runs its batch.
+        fn: takes a batch and returns one result for each sample. A batch is a dict of tensors and lists (texts under
+            "text"). The results are a list, or a tensor with one row a sample. After a kill or out of memory, brimful
+            may call it again for the same samples. `fn` may be a class: each worker makes one object of it, without
+            arguments. The object can load the model.
+        texts_or_dataset: texts or dicts, in a list or another iterable that can be read again. Or a data set, tokenised
+            or not.
+        policy: plans the batches of a window. An int: so many samples of similar length a batch.
+        output: a folder for the results, one file a window. Each file is written whole: Parquet if the folder's name
+            ends in .parquet, else JSON lines. Tensors become lists. The returned data set reads the files when you use
+            rows. A dict result becomes a row with its keys. Any other result becomes a row with the column "result".
+            JSON lines may hold results of different forms that fit no table. Reading rows is then an error, and you can
+            read the lines yourself.
+        window: the number of samples. "auto" brings padding to about 1 %. A few thousand samples may be one window, and
+            its results come and are written at its end. A smaller window is written sooner, and loses less when killed.
+            Choose one for a slow `fn`.
+        executor: "local": this process calls `fn`. "ray": workers of a Ray cluster call it, and this process reads,
+            plans and sorts. If a worker is killed, another one runs its batch.
         ray_address: the address of the cluster, as for `Dataset.to_store`.
-        num_workers: the number of Ray workers; None: as many as the cluster has processors, or GPUs to give them.
-        num_gpus_per_worker: 1 for a model on a GPU; a fraction if several workers share one.
-        version: the version of `fn`. Change it when `fn` changes: a folder of results cannot see that.
-        length_column: the column whose lengths are planned over: a list of tokens, or a text, whose length is its bytes in UTF-8.
-            None: "input_ids" where the samples have it, else "text".
-        overlong: what to do with a sample that is longer than the policy can place: "raise", "truncate" (tokens only: texts are
-            never cut), or "alone" (a batch of its own).
+        num_workers: the number of Ray workers. None: as many as the cluster has processors, or GPUs for them.
+        num_gpus_per_worker: 1 for a model on a GPU, or a fraction if several workers share one.
+        version: the version of `fn`. Change it when `fn` changes, because a folder of results cannot see that.
+        length_column: the column whose lengths are planned over: a list of tokens, or a text, whose length is its bytes
+            in UTF-8. None: "input_ids" if the samples have it, else "text".
+        overlong: the reaction to a sample that is longer than the policy can place: "raise", "truncate", or "alone" (a
+            batch with this sample only). "truncate" cuts tokens only, never texts.
         token_columns, pad_values, pad_side, layout, dtypes, collate_fn: as for `Dataset.batch`.
     Raises:
-        TypeError: a policy that packs, or a single text instead of several.
-        ValueError: data that repeat without end, or come in streams; texts that are to be truncated; a folder of other things.
+        TypeError: the policy packs, or the input is a single text.
+        ValueError: the data repeat without end, or are read as several streams. Or texts would be truncated, or the
+            folder holds other files.
         StageError: (when run) see the stages.
         torch.OutOfMemoryError: (when run) one sample alone does not fit.
-        DataError: (with `output`) a file of results is missing or damaged, or has not as many results as were written.
-        StateError: (with `output`) the folder's results are of other data or settings; both sides are named. All samples of a
-            list are compared; else the description, and the samples of the last window that is done.
+        DataError: (with `output`) a file of results is missing or damaged, or has the wrong number of results.
+        StateError: (with `output`) the folder's results belong to other data or settings. The error names both. brimful
+            compares all samples of a list. For other data it compares the description, and the samples of the last
+            finished window.
         RuntimeError: (with `output`) another run writes the folder.
-    State: the folder's _progress.json, 1 KB. Price: two windows of samples and one of results held; 100 us a batch; with `output`
-        about 50 ns a token and two files a window; going on reads the last window again. The returned data set holds the rows
-        of 16 files: write rows that you want shuffled to a store first (`to_store`), or `cache()` them.
+    State: the folder's _progress.json, 1 KB.
+    Price: two windows of samples and one of results are held. 100 us a batch. `output` takes about 50 ns a token and
+        two files a window. A resumed run reads the last window again. The returned data set holds the rows of 16 files.
+        To shuffle it, write it to a store first (`to_store`), or `cache()` it.
 
     >>> import brimful as bf
     >>> def spell(batch): return [text.upper() for text in batch["text"]]

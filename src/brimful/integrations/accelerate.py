@@ -38,22 +38,23 @@ _END: Final = object()
 
 
 def prepare(accelerator: Accelerator, *objects: Any, isolation: str = "raise") -> Any:
-    """As `accelerator.prepare`, for models, optimizers, schedulers, and our loaders in any place between them.
+    """`accelerator.prepare` for models, optimizers and schedulers, and for brimful's loaders in any place between them.
 
-    A loader (or Batches, AsyncLoader) comes back as a `Prepared` one: its batches are on the accelerator's device, its last one
-    makes gradients of `accelerator.accumulate` step, and its place is in what `accelerator.save_state` saves, of all processes,
-    and in what `load_state` restores, on as many or as few processes as divide the streams. Batches made with `micro_batches`
-    set `accelerator.gradient_accumulation_steps`, where that is 1.
+    A loader (or Batches, AsyncLoader) comes back as a `Prepared` loader. Its batches are on the accelerator's device.
+    Its last batch makes `accelerator.accumulate` step. `accelerator.save_state` saves its place for all processes.
+    `load_state` restores it on any number of processes that divides the streams. Batches made with `micro_batches` set
+    `accelerator.gradient_accumulation_steps` if that is 1.
 
     Args:
-        objects: what the loop uses, in any order; returned in that order, one object by itself.
-        isolation: "raise": an error at a model's first call with a packed batch, if its samples see each other. "off": they may.
+        objects: the objects of your loop, in any order. They are returned in that order, one object by itself.
+        isolation: "raise": raise an error at a model's first call with a packed batch, if its samples see each other.
+            "off": no check.
     Raises:
-        ValueError: several processes, and batches that are not shared out: say `batches.shard()`; an accumulation of another
-            number of batches than `micro_batches`.
-        TypeError: a DataLoader around a loader.
-    Price: less than a second at the first packed batch. One batch more is held, as by Accelerate's own loaders, and a state
-        is taken with each.
+        ValueError: there are several processes, and batches are not sharded: use `batches.shard()`. Or gradients
+            accumulate over another number of batches than `micro_batches`.
+        TypeError: a DataLoader is wrapped around a loader.
+    Price: less than a second at the first packed batch. One more batch is held, as in Accelerate's own loaders, and a
+        state is taken with each batch.
     Example:
         >>> import brimful as bf
         >>> from accelerate import Accelerator
@@ -80,13 +81,14 @@ def prepare(accelerator: Accelerator, *objects: Any, isolation: str = "raise") -
 
 
 def save(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
-    """`accelerator.save_state`, whole or not at all: all processes call it, and `folder` has the checkpoint before, or this one.
+    """`accelerator.save_state`, whole or not at all. All processes call it. `folder` then has the old checkpoint, or
+    the new one.
 
-    It is written to `folder.partial`, which takes the folder's name when all processes have written. Between the batches of
-    an `accelerator.accumulate` it warns: no checkpoint has the gradients that are added up.
+    It writes to `folder.partial`, and renames that when all processes have written. Between the batches of an
+    `accelerator.accumulate` it warns, because no checkpoint has accumulated gradients.
 
     Raises:
-        RuntimeError: no loader was prepared by this module, so that the checkpoint would not have its place.
+        RuntimeError: no loader was prepared by this module, so the checkpoint would not have its place.
         ValueError: the accelerator names its checkpoints itself.
     Example:
         >>> import tempfile
@@ -130,12 +132,14 @@ def save(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
 
 
 def load(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
-    """`accelerator.load_state` of what `save` wrote: models, optimizers, random generators, and the loaders' places.
+    """`accelerator.load_state` for a checkpoint of `save`: models, optimizers, random generators, and the loaders'
+    places.
 
-    All processes call it, after `prepare` of the same objects; also of what a `save` that was killed between two names left.
+    All processes call it, after `prepare` of the same objects. It also reads a checkpoint whose `save` was killed
+    between its two renames.
 
     Raises:
-        RuntimeError: no loader was prepared by this module; another number of them than was saved.
+        RuntimeError: no loader was prepared by this module, or another number of loaders was saved.
     Example:
         >>> import tempfile
         >>> import brimful as bf
@@ -222,7 +226,7 @@ class Prepared(DataLoaderStateMixin):
         return self.loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a state, also one of the loader itself, at the next iteration."""
+        """Makes the next iteration continue from a state. It may be a state of the loader itself."""
         self._loop = None
         self.loader.load_state_dict(state_dict)
 

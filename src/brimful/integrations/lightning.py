@@ -34,11 +34,11 @@ Ours: TypeAlias = Loader | AsyncLoader
 
 
 def callbacks(*, isolation: str = "raise") -> list[Any]:
-    """The callback for `lightning`; a Trainer finds it by itself where brimful is installed.
+    """The callback for `lightning`. A Trainer finds it by itself if brimful is installed.
 
     Args:
-        isolation: "raise": an error at the first packed batch, if its samples see each other in the model. "off": they may; give
-            the result to `Trainer(callbacks=...)`.
+        isolation: "raise": raise an error at the first packed batch, if its samples see each other in the model. "off":
+            no check. To use it, give the result to `Trainer(callbacks=...)`.
 
     >>> from lightning.pytorch import Callback
     >>> [isinstance(one, Callback) for one in callbacks()]
@@ -48,7 +48,7 @@ def callbacks(*, isolation: str = "raise") -> list[Any]:
 
 
 def pytorch_lightning_callbacks(*, isolation: str = "raise") -> list[Any]:
-    """The callback for `pytorch_lightning`; a Trainer finds it by itself where brimful is installed. See `callbacks`.
+    """The callback for `pytorch_lightning`. A Trainer finds it by itself if brimful is installed. See `callbacks`.
 
     >>> from pytorch_lightning import Callback
     >>> [isinstance(one, Callback) for one in pytorch_lightning_callbacks()]

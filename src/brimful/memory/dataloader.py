@@ -53,34 +53,40 @@ def build_dynamic_batch_dataloader(
     peak_bytes: Callable[[], float | None] | None = None,
     **tokenizer_kwargs: Any,
 ) -> DynamicBatchDataLoader:
-    """Texts in batches, longest first. The first has `batch_size` texts, which is known to fit. Later ones have shorter texts,
-    and as many more of them as memory allows. How many that is the loader learns from the peaks of the first batches.
+    """Makes batches of texts, longest first, whose sizes grow as the texts get shorter.
 
-    A batch is a dict of what the tokenizer gives (input_ids and attention_mask (B, L) int64, and every other key), padded to its
-    longest text by the tokenizer's own id on its own side, and `texts`. Each text is in exactly one batch.
+    The first batch has `batch_size` texts, which must fit into memory. Later batches have shorter texts, and as many
+    more of them as memory allows. The loader learns this number from the peaks of the first batches.
+
+    A batch is a dict of the tokenizer's output and `texts`: input_ids and attention_mask (B, L) int64, and every other
+    key. It is padded to its longest text, with the padding id and side of the tokenizer. Each text is in exactly one
+    batch.
 
     Args:
-        texts: all of them are held in memory.
+        texts: the texts. All of them are held in memory.
         tokenizer: one of transformers, fast or slow, or a callable with the same arguments and results.
-        batch_size: the samples of the first batch: so many of the longest texts must fit.
-        max_input_token_length: longer texts are cut to this, in tokens. A warning and the loader's `truncated` say how many.
-        threshold: the share of full batches that may exceed the first one's peak.
-        shuffle: the order of the batches is drawn anew for each epoch, from `seed` and the epoch's number.
-        num_workers: processes that tokenise and pad, as DataLoader's, begun as torch begins them: by fork on Linux before
-            Python 3.14, for which a script needs no main guard.
-        batch_start_range, batch_end_range, steps: later batches have the largest of `steps` sizes, evenly from the one to the
-            other times `batch_size` and rounded down, whose bound is within; where none is, `batch_size`, or the smallest
-            where that is less.
-        seed: of that order.
-        memory_model: a `MemoryModel`, or the file that `brimful memory fit` wrote. None: the peak of the first batch gives the
-            scale, and those of the next ones the growth; without peaks `MemoryModel.pretrained()` stays, which hardly grows
-            batches. See `DynamicBatchDataLoader`.
-        peak_bytes: gives the peak since it was last asked, in bytes (None where it is not known): for devices that torch has
-            no peaks of. It is asked before and after each batch. None: torch is asked, where it finds a CUDA device.
-        tokenizer_kwargs: keywords that the tokenizer's call names, as add_special_tokens or pad_to_multiple_of.
+        batch_size: the samples of the first batch. So many of the longest texts must fit.
+        max_input_token_length: longer texts are cut to this many tokens. A warning and the loader's `truncated` say how
+            many.
+        threshold: the share of full batches that may exceed the peak of the first one.
+        shuffle: shuffle the batches anew for each epoch, from `seed` and the epoch's number.
+        num_workers: processes that tokenise and pad, as in DataLoader. torch starts them: by fork on Linux before
+            Python 3.14. With fork a script needs no main guard.
+        batch_start_range, batch_end_range, steps: the possible sizes of later batches. There are `steps` sizes, evenly
+            spaced from the first number to the second, times `batch_size` and rounded down. A batch takes the largest
+            size whose bound fits. If none fits, it takes `batch_size`, or the smallest size if that is less.
+        seed: the seed of that order.
+        memory_model: a `MemoryModel`, or the file that `brimful memory fit` wrote. None: the first peak gives the
+            scale, and the next peaks give the growth. Without peaks, `MemoryModel.pretrained()` stays, which hardly
+            grows batches. See `DynamicBatchDataLoader`.
+        peak_bytes: a function for devices whose peaks torch does not know. It returns the peak since its last call in
+            bytes, or None if unknown. brimful calls it before and after each batch. None: torch gives the peaks of a
+            CUDA device, if there is one.
+        tokenizer_kwargs: keywords of the tokenizer's call, such as add_special_tokens or pad_to_multiple_of.
     Raises:
-        TypeError, ValueError: settings or texts that are none, a text without tokens, a tokenizer that cannot pad.
-    Price: all texts are tokenised twice, here for their lengths and in the workers for what is in them; 8 bytes a text held.
+        TypeError, ValueError: a setting or a text is invalid, a text has no tokens, or the tokenizer cannot pad.
+    Price: all texts are tokenised twice: here for their lengths, and in the workers for their contents. 8 bytes a text
+        are held.
     Source: the dynabatch package, which has the same signature.
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
@@ -129,23 +135,23 @@ def _say_without_peaks() -> None:
 class DynamicBatchDataLoader(DataLoader[Any]):
     """A DataLoader of dicts, from a list of texts: see `build_dynamic_batch_dataloader`.
 
-    It learns if there are peaks (`peak_bytes`, or those of torch's current CUDA device) and its model takes them: the default, or
-    one in bytes with `refined`. It measures the peak between two batches. When the second batch is asked for, the model learns
-    this peak with the shape of the first. A batch is cut by what is known when DataLoader asks for it: all peaks before, except
-    those of the 2 x num_workers batches that are read ahead. Shuffled batches are all cut when an epoch begins. A measured peak
-    of the first batch takes the place of the predicted one. By default no batch has twice the first one's size before two peaks
-    are known, and later none has more than twice a size that two peaks confirm. Texts shorter than those whose peaks are known
-    get the batch size of the shortest of these. So the batches follow from the peaks alone, whatever the time; `len` is not
-    known then, and is a TypeError.
+    The loader learns from memory peaks, if two things are true. Peaks are known, from `peak_bytes` or from torch's
+    current CUDA device. And the model can learn: the default model can, and so can one in bytes with `refined`.
 
-    If `oom_guard` or `oom_safe` runs a batch in parts because memory ran out, the model learns that its peak was above the first
-    one's. From a batch that they split beforehand it learns nothing. If anybody else catches an OutOfMemoryError of CUDA, nothing
-    more is learnt, as the step may go on in parts.
+    The loader measures the peak between two batches. When you ask for the second batch, the model learns this peak with
+    the shape of the first. DataLoader reads 2 x num_workers batches ahead, so a batch is cut without the peaks of
+    these. Shuffled batches are all cut when an epoch begins. A measured peak of the first batch replaces the predicted
+    one. By default, no batch reaches twice the first one's size before two peaks are known. After that, no batch has
+    more than twice a size that two peaks confirm. Texts shorter than any measured batch get the size of the shortest
+    measured batch. The batches depend only on the peaks, not on time. `len` is then not known, and raises a TypeError.
+
+    If `oom_guard` or `oom_safe` runs a batch in parts because memory ran out, the model learns that its peak was above
+    the first one's. From a batch that they split beforehand it learns nothing. If other code catches an
+    OutOfMemoryError of CUDA, the model stops learning, because the step may go on in parts.
 
     Attributes:
         truncated: texts that were cut to max_input_token_length.
-        memory_model: the model with all that was learnt; a `MemoryModel` has `save`.
-
+        memory_model: the model with all that was learnt. A `MemoryModel` has `save`.
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
         >>> from transformers import PreTrainedTokenizerFast
@@ -167,7 +173,7 @@ class DynamicBatchDataLoader(DataLoader[Any]):
 
     @property
     def memory_model(self) -> PeakModel:
-        """The model of peaks, with all that was learnt so far."""
+        """The model of peaks, with all that it has learnt so far."""
         return self._batches.sizes.model
 
     def __iter__(self) -> Any:

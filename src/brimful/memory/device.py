@@ -28,19 +28,20 @@ def probe(
 ) -> Peaks:
     """The peaks of a step at these shapes, measured on a device.
 
-    The smallest shape runs once first, as it allocates memory that stays (optimizer states, workspaces). Then the shapes run from
-    the largest down. If a shape runs out of memory, shapes that are no smaller are not tried, and the rest goes on.
+    The smallest shape runs once first, because it allocates memory that stays (optimizer states, workspaces). Then the
+    shapes run from the largest down. If a shape runs out of memory, no other shape that is at least as large is tried.
 
     Args:
-        step: step(batch) runs all of a step that counts: forward, or forward, backward and optimizer. Gradients that it leaves
-            are there in the next one.
-        make_batch: make_batch(batch, length) gives a batch on the device; of shapes (n, 3) length is (source, target).
-        shapes: (n, 2) batch and length, or (n, 3); `spread_shapes` chooses some that tell most.
-        device: "cuda", "cuda:1" ...: the peak of its allocator, with the model and all that other code holds.
-            "cpu": the peak of the storages of the step's tensors, each a multiple of 512 bytes.
+        step: step(batch) runs the whole step: forward, or forward, backward and optimizer. Gradients that it leaves are
+            there in the next step.
+        make_batch: make_batch(batch, length) gives a batch on the device. For shapes (n, 3), length is (source,
+            target).
+        shapes: (n, 2) batch and length, or (n, 3). `spread_shapes` chooses the ones that tell most.
+        device: "cuda", "cuda:1" ...: the peak of its allocator, with the model and all memory of other code. "cpu": the
+            peak of the storages of the step's tensors, each a multiple of 512 bytes.
     Raises:
-        ValueError: another device; shapes that are none; the smallest shape does not fit.
-    Price: a step a shape, and one.
+        ValueError: the device is another one, the shapes are invalid, or the smallest shape does not fit.
+    Price: one step a shape, and one more.
     Example:
         >>> import torch
         >>> def step(batch):
@@ -52,8 +53,7 @@ def probe(
 
 
 def meter_on(device: Any, step: Callable[[Any], object], make_batch: Callable[[int, Any], Any]) -> Meter:
-    """The function that `probe` measures a shape with, for `largest_batches`. Takes the arguments of `probe`.
-
+    """The function with which `probe` measures a shape, for `largest_batches`. It takes the arguments of `probe`.
     Example:
         >>> meter = meter_on("cpu", lambda batch: batch * 2, lambda batch, length: torch.ones(batch, length))
         >>> meter(4, 128)

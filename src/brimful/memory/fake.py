@@ -37,24 +37,28 @@ def estimate(
     *,
     make_step: MakeStep | None = None,
 ) -> Peaks:
-    """The peaks of a step at these shapes, as `probe` measures them, without computing anything: on any machine.
+    """The peaks of a step at these shapes, as `probe` measures them, without computing anything. It runs on any
+    machine.
 
-    The step runs on fake tensors of the CPU; a storage takes a multiple of 512 bytes, as on CUDA. Counted are the model, what
-    the step holds between steps, and all that it makes; not the scratch memory inside a kernel, nor the CUDA context.
+    The step runs on fake tensors of the CPU. A storage takes a multiple of 512 bytes, as on CUDA. The peak includes the
+    model, the values that the step keeps between steps, and all that it makes. It does not include scratch memory
+    inside a kernel, or the CUDA context.
 
     Args:
-        model: a module on the CPU, which stays as it is; or a function that makes one, however large: it takes no memory.
-        make_batch: make_batch(batch, length) gives a batch; of shapes (n, 3) length is the pair (source, target).
+        model: a module on the CPU, which does not change. Or a function that makes one, however large: it takes no
+            memory.
+        make_batch: make_batch(batch, length) gives a batch. For shapes (n, 3), length is the pair (source, target).
         shapes: (n, 2) batch and length, or (n, 3).
-        make_step: gives, for the fake model, the step(batch) to run: an optimizer is made here. By default
-            `model(**batch)`, and in training mode the backward pass of its `.loss` after gradients were set to None.
+        make_step: takes the fake model and returns the step(batch) to run. Make optimizers here. The default step is
+            `model(**batch)`. In training mode it also sets gradients to None and runs the backward pass of `.loss`.
     Raises:
-        ValueError: the step looks at values, or does what fake tensors cannot follow: `probe` on a device then.
+        ValueError: the step reads values, or fake tensors cannot follow it. Use `probe` on a device then.
     Price: .1 to .3 s a shape for 3 layers, 2 s for 32, whatever the shape.
-    Source: PyTorch's FakeTensorMode; on small encoders and decoders, eager and SDPA, with and without checkpointing and
-        autocast, within .1 % of the peak that the CPU allocator reports. Kernels that fake mode replaces by others may take
-        several times more or less: an nn.LSTM on the CPU takes 3 to 5 times what it says, a BatchNorm two thirds, a T5 of 2
-        layers with SDPA 3 to 10 % less. Check one shape of such a model with `probe`.
+    Source: PyTorch's FakeTensorMode. It was compared with the peak that the CPU allocator reports, for small encoders
+        and decoders. The two differ by at most .1 %, with eager and SDPA attention, with and without checkpointing and
+        autocast. Fake mode replaces some kernels, and these may take several times more or less. An nn.LSTM on the CPU
+        takes 3 to 5 times the estimate, and a BatchNorm two thirds. A T5 of 2 layers with SDPA takes 3 to 10 % less.
+        Check one shape of such a model with `probe`.
     Example:
         >>> import torch
         >>> layer = torch.nn.Linear(256, 256)
@@ -74,8 +78,7 @@ def estimator(
     *,
     make_step: MakeStep | None = None,
 ) -> Meter:
-    """The function that `estimate` measures a shape with, for `largest_batches`. Takes the arguments of `estimate`.
-
+    """The function with which `estimate` measures a shape, for `largest_batches`. It takes the arguments of `estimate`.
     Example:
         >>> def make_step(layer):
         ...     return lambda batch: layer(batch).sum().backward()

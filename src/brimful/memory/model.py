@@ -46,25 +46,27 @@ class Growth(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class MemoryModel:
-    """Peak bytes of a step by batch size and padded length, as learnt from peaks; immutable, a few numbers however many.
+    """Peak bytes of a step by batch size and padded length, learnt from measured peaks. It is immutable, and small for
+    any number of peaks.
 
-    Per length the peak is convex and piecewise affine in the batch (`growth.py`), and never falls when a batch or a length
-    grows. Beyond the longest length that was seen a sample is taken to grow with its square, below the shortest in
-    proportion at most: no set of terms that explains the peaks costs more. Beyond the largest batch it is affine: probe the
-    worst shapes that will come.
+    For each length the peak is convex and piecewise affine in the batch (`growth.py`). It never falls when a batch or a
+    length grows. Beyond the longest measured length, a sample grows with its square. Below the shortest, it shrinks in
+    proportion at most. No set of terms that explains the peaks costs more. Beyond the largest batch the peak is affine.
+    Probe the worst shapes that you expect.
 
     Make one with `fit`, `load` or `pretrained`.
 
     Args:
-        pieces: for each, what least squares need to know of its peaks: a triangle of numbers.
-        margin: how far off its predictions were.
+        pieces: for each piece, a triangle of numbers that least squares need to know of its peaks.
+        margin: the errors of its predictions.
         lengths: (shortest, longest) of each length.
         batches: (smallest, largest).
-        unit: "bytes"; or "relative", where only the ratio of two predictions means something.
+        unit: "bytes", or "relative" if only the ratio of two predictions has a meaning.
         growth: how runs differ, for a model that `begun` makes of one peak.
-    Price: fit 5 ms for 8 peaks, .2 s for 10,000; `refined` .3 ms a peak; a prediction 30 us, a largest batch 70 us; JSON of
-        1 kB, and 10 bytes for each half per cent in which there are errors.
-    Source: the convex fit is Magnani and Boyd's (2009), the bound split conformal prediction (Vovk and others, 2005).
+    Price: fit 5 ms for 8 peaks, .2 s for 10,000. `refined` .3 ms a peak. A prediction 30 us, a largest batch 70 us.
+        JSON of 1 kB, and 10 bytes for each half per cent in which there are errors.
+    Source: the convex fit is Magnani and Boyd's (2009), the bound is split conformal prediction (Vovk and others,
+        2005).
     Example:
         >>> shapes = [(1, 64), (8, 64), (4, 128), (2, 256), (8, 256), (1, 512), (8, 512), (4, 512)]
         >>> model = MemoryModel.fit(shapes, [10**6 + batch * (2000 * length + length**2) for batch, length in shapes])
@@ -85,15 +87,17 @@ class MemoryModel:
 
     @classmethod
     def fit(cls, shapes: ArrayLike, peak_bytes: ArrayLike) -> MemoryModel:
-        """The model of these peaks: of probes, or of a log.
+        """Fits a model to these peaks, from probes or from a log.
 
-        How sure it is follows from leaving out each peak (of many: a sixteenth of them at a time) and predicting it.
+        To learn how sure it is, it leaves out each peak and predicts it. With many peaks it leaves out a sixteenth of
+        them at a time.
 
         Args:
             shapes: (n, 2): batch size and padded length; (n, 3): batch size, source and target length.
             peak_bytes: (n,).
         Raises:
-            ValueError: fewer than 2 peaks, or all of one batch size above 1, which cannot tell what a sample adds.
+            ValueError: there are fewer than 2 peaks. Or all have one batch size above 1, which cannot show the memory
+                of a sample.
         Example:
             >>> shapes = [(1, 64), (8, 64), (4, 128), (8, 256), (1, 512), (8, 512)]
             >>> model = MemoryModel.fit(shapes, [10**6 + batch * 2000 * length for batch, length in shapes])
@@ -123,12 +127,13 @@ class MemoryModel:
         return replace(known, margin=Margin.of(errors))
 
     def refined(self, shapes: ArrayLike, peak_bytes: ArrayLike) -> MemoryModel:
-        """The model that knows these peaks too, each predicted before it is learnt; in the order in which they came.
+        """Adds these peaks to the model. It predicts each peak before it learns it, in the order given.
 
         Args:
-            shapes, peak_bytes: as for `fit`; one is enough.
+            shapes, peak_bytes: as for `fit`. One peak is enough.
         Raises:
-            ValueError: shapes of another number of lengths; peaks in bytes for a model that is `relative` (`anchored` first).
+            ValueError: shapes have another number of lengths. Or peaks are in bytes and the model is `relative` (call
+                `anchored` first).
         Example:
             >>> shapes = [(1, 64), (8, 64), (4, 128), (8, 256), (1, 512), (8, 512)]
             >>> model = MemoryModel.fit(shapes, [10**6 + batch * 2000 * length for batch, length in shapes])
@@ -164,8 +169,8 @@ class MemoryModel:
         return replace(self, pieces=tuple(map(_tuples, pieces)), unit="bytes")
 
     def begun(self, batch: int, length: int, peak_bytes: float) -> MemoryModel:
-        """A model in bytes that knows this peak and, loosely, how others grow from it (`growth`): the peaks to come say how.
-
+        """A model in bytes that knows this peak. It knows only roughly how other shapes grow from it (`growth`), and
+        later peaks teach it.
         Example:
             >>> model = MemoryModel.pretrained()
             >>> begun = model.begun(8, 256, 2 * 10**9)
@@ -182,8 +187,7 @@ class MemoryModel:
 
     @property
     def num_lengths(self) -> int:
-        """1, or 2 where a sample has a source and a target.
-
+        """1, or 2 if a sample has a source and a target.
         Example:
             >>> pairs = MemoryModel.fit([(1, 8, 4), (4, 16, 8), (8, 16, 4)], [1500, 3000, 4000])
             >>> MemoryModel.pretrained().num_lengths, pairs.num_lengths
@@ -192,8 +196,7 @@ class MemoryModel:
         return len(self.lengths)
 
     def predict(self, batch: int, length: Length) -> float:
-        """The peak to expect, in bytes: half of the peaks lie above.
-
+        """The expected peak, in bytes. Half of all peaks lie above it.
         Example:
             >>> shapes = [(1, 64), (8, 64), (4, 128), (8, 256), (1, 512), (8, 512)]
             >>> model = MemoryModel.fit(shapes, [10**6 + batch * 2000 * length for batch, length in shapes])
@@ -204,8 +207,7 @@ class MemoryModel:
         return float(self._peaks(*_shapes([batch], [length], self.num_lengths))[0])
 
     def bound(self, batch: int, length: Length, *, risk: float = 0.025) -> float:
-        """The peak that is exceeded with at most this risk, in bytes.
-
+        """A peak, in bytes, that real peaks exceed with at most this risk.
         Example:
             >>> model = MemoryModel.fit([(1, 64), (8, 64), (4, 128), (8, 256)], [1.1e6, 2.1e6, 2.2e6, 5.0e6])
             >>> bounds = [model.bound(4, 256, risk=risk) for risk in (0.1, 0.025)]
@@ -215,10 +217,9 @@ class MemoryModel:
         return self.predict(batch, length) * self.margin.factor(_share(risk))
 
     def largest_batch(self, length: Length, limit_bytes: float, *, risk: float = 0.025) -> int:
-        """The largest batch whose bound at this risk is within the limit; 0 where a single sample's is not.
+        """The largest batch whose bound at this risk is within the limit. 0 if a single sample exceeds it.
 
-        Never larger for a longer length. If the peak does not grow with the batch, it is 2^40.
-
+        A longer length never has a larger batch. If the peak does not grow with the batch, the result is 2^40.
         Example:
             >>> shapes = [(1, 64), (8, 64), (4, 128), (8, 256), (1, 512), (8, 512)]
             >>> model = MemoryModel.fit(shapes, [10**6 + batch * 2000 * length for batch, length in shapes])
@@ -258,7 +259,7 @@ class MemoryModel:
         """The model that `save` wrote.
 
         Raises:
-            ValueError: the file holds none.
+            ValueError: the file holds no model.
         Example:
             >>> import tempfile
             >>> model = MemoryModel.fit([(1, 64), (8, 64)], [1.1e6, 2.1e6])
@@ -274,9 +275,11 @@ class MemoryModel:
 
     @classmethod
     def pretrained(cls) -> MemoryModel:
-        """A model for those who have none: relative peaks of `generate` with encoder-decoder and decoder models.
+        """A model if you have no peaks yet: relative peaks of `generate` with encoder-decoder and decoder models.
 
-        It says how a peak compares with that of a first batch, `anchored` to it or as the `reference` of a `MemoryBudget`.
+        It compares a peak with that of a first batch. Use it `anchored` to that peak, or with the `reference` of a
+        `MemoryBudget`.
+
         Source: 26,336 peaks of 78 runs of NLLB-600M, opus-mt and ALMA-7B of the dynabatch project, fitted by
             benchmarks/memory_profiles.py.
         Example:
@@ -311,7 +314,7 @@ class MemoryModel:
         """The model that `to_json` described.
 
         Raises:
-            ValueError, KeyError, TypeError: it is none.
+            ValueError, KeyError, TypeError: the JSON holds no model.
         Example:
             >>> model = MemoryModel.fit([(1, 64), (8, 64)], [1.1e6, 2.1e6])
             >>> MemoryModel.from_json(json.loads(json.dumps(model.to_json()))) == model
@@ -342,8 +345,7 @@ class MemoryModel:
         )
 
     def fingerprint(self) -> str:
-        """The model in a few words, other ones for any other model; stands for it in the header of a state.
-
+        """The model in a few words, for the header of a state. Two different models have different fingerprints.
         Example:
             >>> model = MemoryModel.fit([(1, 64), (8, 64)], [1.1e6, 2.1e6])
             >>> model.fingerprint() == model.refined([(4, 64)], [1.6e6]).fingerprint()

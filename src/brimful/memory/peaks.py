@@ -22,12 +22,12 @@ _SURE = 0.95  # of the last slope: allocators round, so that a convex peak may r
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Peaks:
-    """Shapes and their peaks, which `MemoryModel.fit(peaks.shapes, peaks.peak_bytes)` takes.
+    """Shapes and their peaks, for `MemoryModel.fit(peaks.shapes, peaks.peak_bytes)`.
 
     Args:
         shapes: (n, 2): batch and length; (n, 3): batch, source and target length; int64.
         peak_bytes: (n,) int64.
-        out_of_memory: (m, 2) or (m, 3) int64: shapes that did not fit, or are no smaller than one that did not.
+        out_of_memory: (m, 2) or (m, 3) int64: shapes that did not fit, or are at least as large as one that did not.
     Example:
         >>> from brimful.memory import MemoryModel
         >>> peaks = Peaks(np.array([[4, 128], [8, 128]]), np.array([4096, 8192]), np.array([[64, 128]]))
@@ -82,12 +82,13 @@ def measured(meter: Meter, shapes: ArrayLike) -> Peaks:
 
 
 def spread_shapes(shapes: ArrayLike, *, count: int = 8) -> NDArray[np.int64]:
-    """Numbers of the shapes that tell most about all: the largest, then each time the one farthest from those chosen.
+    """The numbers of the shapes that tell most about all others. The largest comes first, then each time the one
+    farthest from those chosen.
 
     Args:
-        shapes: (n, 2) batch and length, or (n, 3) batch, source and target length; distances are of their logarithms, each
-            over its own range.
-        count: how many; all that differ where those are fewer.
+        shapes: (n, 2) batch and length, or (n, 3) batch, source and target length. Distances are between their
+            logarithms, each divided by its range.
+        count: how many. If there are fewer distinct shapes, all of them.
     Raises:
         ValueError: no shapes, or a count below 1.
     Source: farthest-first traversal (Gonzalez, 1985). Price: count x n.
@@ -114,18 +115,19 @@ def spread_shapes(shapes: ArrayLike, *, count: int = 8) -> NDArray[np.int64]:
 def largest_batches(
     meter: Meter, lengths: Sequence[Length], limit_bytes: float, *, max_batch_size: int = 1 << 16
 ) -> list[int]:
-    """The largest batch of each length whose peak is within the limit: measured, not predicted.
+    """The largest batch of each length whose peak is within the limit. It measures peaks and does not predict them.
 
-    Per length the peak is taken to be convex in the batch. So a line through two batches that fit says how many may fit, a
-    line to one that does not how many must; and where the last rise leads above the limit, so does the next one.
+    It assumes that, for each length, the peak is convex in the batch. A line through two batches that fit then gives an
+    upper limit for the largest batch. A line to a batch that does not fit gives a lower limit. If the last rise leads
+    above the limit, the next one does too.
 
     Args:
-        meter: meter(batch, length) gives bytes, infinite where memory runs out: `estimator(...)` or `meter_on(...)`.
-        lengths: padded lengths, in tokens; or pairs (source, target).
+        meter: meter(batch, length) gives bytes, infinite if memory runs out: `estimator(...)` or `meter_on(...)`.
+        lengths: padded lengths, in tokens, or pairs (source, target).
         limit_bytes: the peak that is allowed.
         max_batch_size: where to stop.
-    Returns: a batch size a length, 0 where a single sample does not fit.
-    Price: 3 or 4 steps a length where the peak is affine, 2 or 3 more for each bend in it.
+    Returns: a batch size for each length, 0 if a single sample does not fit.
+    Price: 3 or 4 steps a length if the peak is affine, 2 or 3 more for each bend in it.
     Example:
         >>> largest_batches(lambda batch, length: max(5e6, 1e6 + 1e3 * batch * length), [128, 512], 30e6)
         [226, 56]

@@ -15,20 +15,21 @@ from brimful.oom.parts import divisible, joined
 
 
 def oom_safe(fn: Callable[[Any], Any], *, pad_value: float | None = None) -> OomSafe:
-    """Wraps a function of a batch, such as a model's forward or `generate`: a batch that does not fit runs in parts.
+    """Wraps a function of a batch, such as a model's forward or `generate`. A batch that does not fit runs in parts.
 
     From then on, batches of such a shape are split beforehand.
 
     Args:
         fn: returns one result a sample, as a tensor (B, ...), a list, or a dict or tuple of these.
-        pad_value: fills up tensors of parts that differ in their second dimension, as generated sequences do, at its end.
+        pad_value: pads tensors of parts at the end if they differ in their second dimension, as generated sequences do.
     Returns:
         a callable on a batch that returns the result of `fn`. Lists and tensors of parts are joined in the order of the
-        samples. It has `.stats`, `.state_dict()` and `.load_state_dict(state)`, as `oom_guard` has.
+            samples. It has `.stats`, `.state_dict()` and `.load_state_dict(state)`, like `oom_guard`.
     Raises:
         torch.OutOfMemoryError: (when called) one sample alone does not fit.
-        ValueError: (when called) a part has more or fewer results than samples, or tensors differ in shape without a pad value.
-    Price: 40 us a batch; after an OOM the parts that had been run.
+        ValueError: (when called) a part has more or fewer results than samples, or tensors differ in shape without a
+            pad value.
+    Price: 40 us a batch. After an OOM, the parts run again.
 
     >>> from brimful.memory import SimulatedOOM
     >>> device = SimulatedOOM(8)
@@ -40,15 +41,17 @@ def oom_safe(fn: Callable[[Any], Any], *, pad_value: float | None = None) -> Oom
 
 
 def oom_safe_generate(model: Any, **generate_kwargs: Any) -> OomSafe:
-    """`model.generate` of transformers on batches of any size: a callable on a batch that gives the sequences, (B, T) int64.
+    """Runs `model.generate` of transformers on batches of any size: a callable on a batch that gives the sequences, (B,
+    T) int64.
 
-    Sequences of parts that differ in length are filled up at the end with the model's pad id, as `generate` does in one batch.
+    Sequences of parts may differ in length. They are padded at the end with the model's pad id, as `generate` does in
+    one batch.
 
     Args:
-        generate_kwargs: for `generate`, beside `input_ids` and `attention_mask` of the batch. What it returns must be the
-            sequences alone: no return_dict_in_generate.
+        generate_kwargs: keywords of `generate`, beside `input_ids` and `attention_mask` of the batch. `generate` must
+            return only the sequences: no return_dict_in_generate.
     Raises:
-        ValueError: num_return_sequences above 1, or the model knows no pad id and no end: say pad_token_id.
+        ValueError: num_return_sequences is above 1. Or the model has neither a pad id nor an end id: give pad_token_id.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> from brimful.memory import SimulatedOOM

@@ -27,11 +27,11 @@ def oom_guard(
     distributed: Distributed | None = None,
     unfit: Unfit = "raise",
 ) -> OomGuard:
-    """A guarded step: if it runs out of memory, the guard frees memory, splits the batch by sample and runs the parts.
+    """A guarded step. If it runs out of memory, the guard frees memory, splits the batch by sample and runs the parts.
 
-    The gradients are those of the whole batch, up to rounding, if no sample's loss depends on the others in its batch (batch
-    norm, in-batch negatives) and nothing is random (dropout). From then on, batches of such a shape are split beforehand.
-    Call `optimizer.step()` after the guard, never inside it.
+    The gradients are those of the whole batch, up to rounding, under two conditions. No sample's loss depends on the
+    others in its batch (batch norm, in-batch negatives). And nothing is random (dropout). From then on, batches of such
+    a shape are split beforehand. Call `optimizer.step()` after the guard, never inside it.
 
         guard = oom_guard(step, parameters=model.parameters())
         for batch in batches:
@@ -40,32 +40,39 @@ def oom_guard(
             optimizer.zero_grad()
 
     Args:
-        step: `step(batch, scale)` multiplies its loss by `scale` (1.0 for a whole batch, its share for a part), calls backward,
-            and may return the loss *before* it was multiplied. It may be called again for samples that it has seen, and must not
-            change the batch. If it ignores `scale`, a batch in two parts gives twice the gradients: nothing shows it.
-        parameters: the parameters that `step` gives gradients to. Out of memory, their gradients go back to the values from
-            before the step. None: for a step without backward. One with backward runs again only while nothing has a gradient.
-        weigh: the weight of a part, to match the way in which `step` averages its loss. "tokens": the number of labels other than
-            -100. "next_tokens": the same without the first of each row, which a causal model does not predict. "samples": the
-            number of samples. "sum": every scale is 1.0, for a loss that is a sum, or one that was divided by a number of the
-            whole batch (`bf.token_mean` with num_items_in_batch). A function: takes a batch or a part of one, gives its weight.
-            "auto": "tokens" if the batch has `labels`, also inside of mappings and in a list of samples, else "samples". A tuple
-            that may have labels without a name is refused. If it has `shift_labels`, these are counted, each of them.
-        distributed: how gradients are reduced, at a world size above 1. "ddp": steps run under `no_sync()`, and the user reduces
-            the gradients once, after the guard. Each rank splits by itself. "fsdp": each forward gathers the parameters from
-            all ranks, so they agree on the number of parts before each step (a collective of some bytes). A step that runs out
-            of memory all the same is an error, as the other ranks wait in a collective: save the state, and start again with it.
-        unfit: what to do with a batch if one of its samples does not fit alone: "raise", or "skip" (counted and logged; the guard
-            returns None, and the gradients are those from before).
+        step: `step(batch, scale)` multiplies its loss by `scale` and calls backward. `scale` is 1.0 for a whole batch,
+            and the share of a part. The step may return the loss *before* it was multiplied. It may be called again for
+            the same samples, and must not change the batch. If it ignores `scale`, a batch in two parts gives twice the
+            gradients, and nothing shows it.
+        parameters: the parameters that `step` gives gradients to. Out of memory, their gradients go back to the values
+            from before the step. None: the step has no backward. A step with backward then runs again only while
+            nothing has a gradient.
+        weigh: the weight of a part, to match the way in which `step` averages its loss. "tokens": the number of labels
+            other than -100. "next_tokens": the same without the first of each row, which a causal model does not
+            predict. "samples": the number of samples. "sum": every scale is 1.0. Use it if the loss is a sum, or is
+            divided by a number of the whole batch (`bf.token_mean` with num_items_in_batch). A function: takes a batch
+            or a part of one, and returns its weight. "auto": "tokens" if the batch has `labels`, also inside of
+            mappings and in a list of samples, else "samples". A tuple that may have labels without a name is refused.
+            If the batch has `shift_labels`, all of these are counted.
+        distributed: how gradients are reduced, at a world size above 1. "ddp": steps run under `no_sync()`, and you
+            reduce the gradients once, after the guard. Each rank splits by itself. "fsdp": each forward gathers the
+            parameters from all ranks, so they agree on the number of parts before each step (a collective of some
+            bytes). If a step still runs out of memory, it is an error, because the other ranks wait in a collective.
+            Save the state, and start again with it.
+        unfit: the reaction to a sample that does not fit alone. "raise" raises an error. "skip" counts and logs the
+            batch, returns None, and leaves the gradients from before.
     Returns:
-        a callable on a batch: see `OomGuard`; `parts.divisible` says how a batch is cut. If a batch was split, the numbers
-        that `step` returned are averaged by weight, as losses are: return counts as lists or tensors of a row a sample.
+        a callable on a batch: see `OomGuard`. `parts.divisible` says how a batch is cut. If a batch was split, numbers
+            that `step` returned are averaged by weight, like losses. Return counts as lists, or as tensors with a row a
+            sample.
     Raises:
-        ValueError: several ranks, and no `distributed`.
-        TypeError: parameters that are no tensors.
-    State: see `OomGuard.state_dict`. Price: 100 us a batch; copies of gradients only where there are some before the step, their
-        bytes in `.stats.cloned_bytes`; after an OOM, the parts that had been run.
-    Source: the automatic gradient accumulation of Composer, with shares by tokens, and gradients put back after each try.
+        ValueError: there are several ranks, and no `distributed`.
+        TypeError: a parameter is not a tensor.
+    State: see `OomGuard.state_dict`.
+    Price: 100 us a batch. Gradients are copied only if there are some before the step: `.stats.cloned_bytes` counts
+        their bytes. After an OOM, the parts run again.
+    Source: the automatic gradient accumulation of Composer, with shares by tokens, and gradients put back after each
+        try.
 
     >>> from brimful.memory import SimulatedOOM
     >>> weight = torch.ones(2, requires_grad=True)
@@ -86,8 +93,9 @@ def oom_guard(
 class OomGuard(GuardedCall):
     """A guarded step: call it on a batch. Made by `oom_guard`.
 
-    It returns the result of the step. If the batch was split: the weighted mean of losses (numbers, tensors without dimensions),
-    the rows of other tensors and lists one after the other, and each entry of dicts and tuples in the same way.
+    It returns the result of the step. If the batch was split, it joins the results of the parts. Losses (numbers,
+    tensors without dimensions) become their weighted mean. The rows of other tensors and lists follow each other. Each
+    entry of dicts and tuples is joined in the same way.
 
     >>> from brimful.memory import SimulatedOOM
     >>> weight, device = torch.ones(2, requires_grad=True), SimulatedOOM(8)
@@ -123,9 +131,9 @@ class OomGuard(GuardedCall):
         """Runs the step on a batch.
 
         Raises:
-            ValueError, TypeError: the batch cannot be split by sample, or `weigh` cannot be told.
-            torch.OutOfMemoryError: one sample alone does not fit; with the gradients as they were.
-            RuntimeError: the optimizer stepped inside, gradients that cannot be put back, a backward that reduces gradients.
+            ValueError, TypeError: the batch cannot be split by sample, or its weight is not known.
+            torch.OutOfMemoryError: one sample alone does not fit. The gradients are as they were.
+            RuntimeError: the optimizer stepped inside, gradients cannot be put back, or a backward reduces gradients.
             RankError: (under "fsdp") a rank has too few samples.
         """
         refuse_unsaid(self._distributed)

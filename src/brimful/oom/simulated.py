@@ -13,10 +13,11 @@ from brimful.core.errors import integer, one_of
 
 @dataclass
 class SimulatedOOM:
-    """A device that holds so many slots: called on a tensor (B, L, ...) inside a step it gives the tensor, or runs out of memory.
+    """A device with room for so many slots. Call it on a tensor (B, L, ...) inside a step: it returns the tensor, or
+    runs out of memory.
 
     Args:
-        limit: most slots, B x L; it may be changed between steps.
+        limit: most slots, B x L. You may change it between steps.
         where: "forward", or "backward", which runs out of memory on the tensor's gradient.
 
     >>> device = SimulatedOOM(8)
@@ -42,7 +43,7 @@ class SimulatedOOM:
         return found
 
     def check(self, tensor: Tensor) -> None:
-        """Raises where a tensor has more slots than fit.
+        """Raises an error if a tensor has more slots than fit.
 
         >>> SimulatedOOM(8).check(torch.zeros(2, 4))
         >>> SimulatedOOM(8, where="backward").check(torch.zeros(2, 5))

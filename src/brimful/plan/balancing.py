@@ -40,29 +40,30 @@ def balance(
     padded: bool = False,
     equal_count: bool = False,
 ) -> list[IntArray]:
-    """Deals samples to parts so that the dearest part costs as little as possible: ranks of equal work.
+    """Deals samples to parts so that the dearest part costs as little as possible, for ranks of equal work.
 
-    Each sample is in exactly one part. A part's cost is the sum over its samples. With `padded=True` a part is a padded batch:
-    each of its samples costs what the longest one costs. No part is empty unless there are fewer samples than parts.
+    Each sample is in exactly one part. The cost of a part is the sum over its samples. With `padded=True` a part is a
+    padded batch: each of its samples costs as much as the longest one. No part is empty unless there are fewer samples
+    than parts.
 
     Args:
         lengths: tokens of each sample, (n,).
         num_parts: how many parts.
-        cost: what one sample costs: `AttentionCost`, or a function of a length, called once for each distinct one. By default
-            the length.
-        max_tokens: most tokens in a part. With `padded=True` these are samples x longest. It is never broken.
-        padded: parts are padded batches, neighbours in length. The cost must not fall where lengths rise.
+        cost: the cost of one sample: `AttentionCost`, or a function of a length, called once for each distinct length.
+            The default is the length.
+        max_tokens: most tokens in a part. With `padded=True` these are samples x longest. This limit always holds.
+        padded: parts are padded batches of similar lengths. A longer sample must not cost less.
         equal_count: the same number of samples in each part.
     Returns:
-        For each part its sample numbers, (k,) int64, longest first.
+        The sample numbers of each part, (k,) int64, longest first.
     Raises:
         OverlongError: a sample alone exceeds `max_tokens`.
-        ValueError: the samples do not fit into so many parts, or cannot be shared out in equal counts. The message has both
+        ValueError: the samples do not fit into so many parts, or cannot be divided in equal counts. The error has both
             numbers.
     Price: .03 s for 10^5 samples in 64 parts. Memory: about 60 bytes a sample.
-    Source: longest processing time first (Graham 1969) and largest differencing (Karmarkar and Karp 1982), each followed by
-        exchanges between the dearest part and another; all ways are searched where there are at most 12 samples. Padded parts
-        are exact: bisection over the greatest cost.
+    Source: longest processing time first (Graham 1969) and largest differencing (Karmarkar and Karp 1982). After each,
+        the dearest part exchanges samples with another. For at most 12 samples, all ways are searched. Padded parts are
+        exact, by bisection over the greatest cost.
     Example:
         >>> [part.tolist() for part in balance([8, 7, 6, 5, 4], 2)]
         [[2, 3, 4], [0, 1]]
@@ -94,23 +95,24 @@ def micro_batches(
     same_count: bool = True,
     cost: SampleCost | None = None,
 ) -> list[list[IntArray]]:
-    """Cuts the samples of an optimizer step into micro batches of at most `max_tokens` tokens, and deals these to the ranks.
+    """Cuts the samples of an optimizer step into micro batches of at most `max_tokens` tokens, and deals these to the
+    ranks.
 
-    There are as few micro batches as can be found. At each place the ranks' micro batches cost about the same, so that ranks
-    that wait for each other after each one wait little.
+    There are as few micro batches as can be found. At each place, the micro batches of all ranks cost about the same.
+    Ranks that wait for each other after each micro batch therefore wait little.
 
     Args:
         lengths: tokens of each sample, (n,).
-        max_tokens: most tokens in a micro batch. It is never broken.
+        max_tokens: most tokens in a micro batch. This limit always holds.
         num_ranks: how many data-parallel ranks.
         same_count: every rank gets the same number of micro batches, as collective operations need.
         cost: as for `balance`.
     Returns:
-        For each rank the sample numbers of its micro batches, (k,) int64 each. One is empty only where there are fewer samples
-        than micro batches.
+        For each rank, the sample numbers of its micro batches, (k,) int64 each. A micro batch is empty only if there
+            are fewer samples than micro batches.
     Raises:
         OverlongError: a sample alone exceeds `max_tokens`.
-    Price: that of `balance`, for each number of micro batches that is tried; mostly one.
+    Price: that of `balance` for each number of micro batches that is tried, usually one.
     Example:
         >>> [[part.tolist() for part in rank] for rank in micro_batches([6, 5, 4, 3, 2, 2], 8, num_ranks=3)]
         [[[0, 5]], [[1, 4]], [[2, 3]]]

@@ -23,15 +23,16 @@ def optimal_buckets(
 ) -> list[int]:
     """The bucket lengths, ascending, that pad these lengths at the least total cost, exactly.
 
-    Each bucket is one of the lengths, rounded up to a multiple; a sample costs what its bucket costs. There are fewer
-    than `num_buckets` only where more would gain nothing.
+    Each bucket is one of the lengths, rounded up to a multiple. A sample costs as much as its bucket. There are fewer
+    than `num_buckets` only if more would gain nothing.
 
     Args:
-        lengths: tokens of each sample, (n,); 10,000 drawn from a corpus cost .1 point of padding.
+        lengths: tokens of each sample, (n,). A sample of 10,000 from a corpus costs .1 point of padding.
         num_buckets: most buckets.
-        cost: cost(padded length) of one sample, never less for a longer one; by default the length.
+        cost: cost(padded length) of one sample, never less for a longer one. The default is the length.
         multiple_of: buckets are multiples of it, in tokens.
-        max_length: the longest sample there is, in tokens, where `lengths` are only drawn: the last bucket holds it.
+        max_length: the longest sample of the corpus, in tokens, if `lengths` are only a sample of it. The last bucket
+            holds it.
     Raises:
         ValueError: no lengths, a size below 1, a cost that falls, or a length over `max_length`.
     Price: 12 ms for 32 buckets and 4,096 distinct lengths, and 10 ms per million samples to count them.
@@ -61,13 +62,13 @@ def optimal_buckets(
 
 
 def uniform_buckets(max_length: int, num_buckets: int) -> list[int]:
-    """Bucket lengths at equal distances, ascending; the last is `max_length`.
+    """Bucket lengths at equal distances, ascending. The last is `max_length`.
 
     Args:
         max_length: the longest bucket, in tokens.
-        num_buckets: how many; fewer where distances, rounded up, reach `max_length` before.
+        num_buckets: how many. There are fewer if rounded distances reach `max_length` early.
     Raises:
-        ValueError: either below 1.
+        ValueError: either is below 1.
     Example:
         >>> uniform_buckets(1024, 4)
         [256, 512, 768, 1024]

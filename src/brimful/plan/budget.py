@@ -29,15 +29,16 @@ ENDLESS = 1 << 40
 
 @dataclass(frozen=True)
 class FixedSize:
-    """Batches of `n` samples, neighbours in length: sorted longest first (stable) and cut; the last may be shorter.
+    """Batches of `n` samples of similar length. Samples are sorted longest first (stable) and cut. The last batch may
+    be shorter.
 
-    A batch is padded to its longest sample (1 token at least). Pairs are put in an order in which both lengths change little.
+    A batch is padded to its longest sample (1 token at least). Pairs are ordered so that both lengths change little.
 
     Args:
         n: samples in a batch.
         sort: False keeps the order of arrival.
     Raises:
-        ValueError: n below 1.
+        ValueError: n is below 1.
     Price: .03 s per million samples.
     Example:
         >>> [batch.tolist() for batch in FixedSize(2).plan([5, 9, 7]).batches]
@@ -79,24 +80,26 @@ class FixedSize:
 
 @dataclass(frozen=True)
 class TokenBudget:
-    """Batches of at most `max_tokens` slots, samples x padded length: sorted longest first (stable) and cut.
+    """Batches of at most `max_tokens` slots, samples x padded length. Samples are sorted longest first (stable) and
+    cut.
 
-    A batch is padded to its longest sample (1 token at least), rounded up to a multiple or to a bucket. With two lengths a
-    sample each is rounded by itself, and a batch has samples x (padded source + padded target) slots.
+    A batch is padded to its longest sample (1 token at least), rounded up to a multiple or to a bucket. With pairs,
+    each of the two lengths is rounded by itself. A batch then has samples x (padded source + padded target) slots.
 
     Args:
         max_tokens: most slots in a batch, padding included.
-        pad_to_multiple_of: padded lengths are multiples of it, in tokens; 8 suits tensor cores.
-        buckets: the only padded lengths; of these the smallest that is not smaller.
-        planner: "greedy" fills each batch, which makes the least number of batches; "least_padding" puts the boundaries
-            where they waste least. Pairs are always cut greedily.
-        step_cost: under "least_padding", what a batch costs beside its slots, as a share of the budget; .05 takes a third
-            off the padding for 9 % more batches. None: no more batches than greedy.
+        pad_to_multiple_of: padded lengths are multiples of it, in tokens. 8 suits tensor cores.
+        buckets: the only padded lengths. A batch takes the smallest that is not smaller.
+        planner: "greedy" fills each batch, which makes the fewest batches. "least_padding" chooses the boundaries that
+            waste least. Pairs are always cut greedily.
+        step_cost: for "least_padding": the cost of a batch beside its slots, as a share of the budget. .05 saves a
+            third of the padding for 9 % more batches. None: no more batches than greedy.
     Raises:
-        ValueError: a setting that allows no batch at all, or a word that is none of the planners.
-        OverlongError: from `plan`, for a sample that alone exceeds the budget or every bucket.
-    Price: greedy .03 s per million samples, least_padding .3 s; about 40 bytes a sample while it plans.
-    Source: the greedy cut of a sorted window is fairseq's; least padding is the partition of a line by dynamic programming.
+        ValueError: a setting allows no batch at all, or the planner is unknown.
+        OverlongError: (from `plan`) a sample alone exceeds the budget or every bucket.
+    Price: greedy .03 s per million samples, least_padding .3 s. About 40 bytes a sample while it plans.
+    Source: the greedy cut of a sorted window is from fairseq. Least padding is the partition of a line by dynamic
+        programming.
     Example:
         >>> plan = TokenBudget(60).plan([50, 30, 20, 20, 30, 20])
         >>> [batch.tolist() for batch in plan.batches]
@@ -180,17 +183,17 @@ class TokenBudget:
 
 @dataclass(frozen=True)
 class StaticShapes:
-    """Batches of exactly floor(max_tokens / L) rows for each bucket of L tokens: no more shapes than buckets.
+    """Batches of exactly floor(max_tokens / L) rows for each bucket of L tokens. There are no more shapes than buckets.
 
-    Sorted longest first (stable) and cut; samples of the next bucket fill up a batch of this one. Only the last batch
-    can be short: its tensor has `padded_sizes` rows all the same, those missing zero-weight copies of a real row.
+    Samples are sorted longest first (stable) and cut. Samples of the next bucket fill up a batch of this one. Only the
+    last batch can be short. Its tensor still has `padded_sizes` rows: zero-weight copies of a real row fill it.
 
     Args:
-        buckets: the only padded lengths, in tokens; of these the smallest that is not smaller.
+        buckets: the only padded lengths, in tokens. A sample takes the smallest that is not smaller.
         max_tokens: most slots in a batch, padding included.
     Raises:
         ValueError: no buckets, or one below 1 or above `max_tokens` tokens.
-        OverlongError: from `plan`, for a sample longer than every bucket.
+        OverlongError: (from `plan`) a sample is longer than every bucket.
     Price: that of `TokenBudget`.
     Example:
         >>> plan = StaticShapes([16, 64], 64).plan([50, 10, 10, 10, 10, 10])
@@ -217,8 +220,7 @@ class StaticShapes:
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
-        """All shapes that there are, (rows, tokens).
-
+        """All possible shapes, (rows, tokens).
         Example:
             >>> StaticShapes([16, 64], 128).shapes
             [(8, 16), (2, 64)]
@@ -241,14 +243,14 @@ class StaticShapes:
 class AttentionCost:
     """The cost linear B L + quadratic B L^2 of a padded batch, for `CostBudget`.
 
-    With linear = 1 it counts in tokens: the arithmetic of a transformer of width d has quadratic = 1 / (6 d), the
-    memory of eager attention, which keeps its scores, more. Being a dataclass it prints, compares and pickles.
+    With linear = 1, the unit is a token. The arithmetic of a transformer of width d has quadratic = 1 / (6 d). The
+    memory of eager attention has more, because it keeps its scores. As a dataclass it prints, compares and pickles.
 
     Args:
         linear: cost of a token.
         quadratic: cost of a pair of tokens.
     Raises:
-        ValueError: one of them negative.
+        ValueError: one of them is negative.
     Example:
         >>> AttentionCost(quadratic=1 / 512)(4, 1024), AttentionCost(linear=2, quadratic=1 / 512)(4, 1024)
         (12288.0, 16384.0)
@@ -300,17 +302,16 @@ def sample_costs(lengths: IntArray, cost: SampleCost | None) -> NDArray[np.float
 
 @dataclass(frozen=True)
 class CostBudget:
-    """Batches whose cost is at most `limit`: sorted longest first (stable) and cut greedily.
+    """Batches whose cost is at most `limit`. Samples are sorted longest first (stable) and cut greedily.
 
-    A batch is padded to its longest sample (1 token at least). With two lengths a sample, `cost` gets the sum of both
-    padded lengths.
+    A batch is padded to its longest sample (1 token at least). With pairs, `cost` gets the sum of both padded lengths.
 
     Args:
-        cost: cost(batch_size, padded_length), any function that never falls when either grows; in any unit.
-        limit: most that a batch may cost, in the same unit.
+        cost: cost(batch_size, padded_length): any function that never falls when either grows, in any unit.
+        limit: the most that a batch may cost, in the same unit.
     Raises:
         ValueError: one token alone costs more than the limit.
-        OverlongError: from `plan`, for a sample that alone costs more than the limit.
+        OverlongError: (from `plan`) a sample alone costs more than the limit.
     Price: that of `TokenBudget`, and 2 log2(samples in it) calls of `cost` a batch.
     Example:
         >>> plan = CostBudget(AttentionCost(quadratic=1 / 10), 200).plan([30, 20, 10, 5, 5])
@@ -328,8 +329,7 @@ class CostBudget:
 
     @property
     def max_length(self) -> int | None:
-        """The longest sample, in tokens, whose cost alone is within the limit; None where no length exceeds it.
-
+        """The longest sample, in tokens, that alone costs no more than the limit. None if no length exceeds it.
         Example:
             >>> CostBudget(AttentionCost(quadratic=1 / 10), 200).max_length
             40
@@ -397,7 +397,7 @@ def share(budget: int, parts: int, unit: str, *, even: bool = False) -> int:
     if budget < parts or (even and budget % parts):
         remedy = f"a multiple of {parts:,}" if even else f"{parts:,} at least"
         raise ValueError(
-            f"micro_batches={parts:,} deals the {unit} of an optimizer step to {parts:,} batches, of which {budget:,} cannot be "
-            f"made: give {remedy}"
+            f"{budget:,} {unit} of an optimizer step cannot be divided into equal shares for "
+            f"micro_batches={parts:,}: give {remedy}"
         )
     return budget // parts

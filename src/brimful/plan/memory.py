@@ -28,10 +28,10 @@ _MULTIPLE = 8  # of which friendly batch sizes are multiples; below, powers of t
 
 
 class PeakModel(Protocol):
-    """An object that says how much memory a shape takes: a `MemoryModel`, or a user's own with these members.
+    """An object that predicts the memory of a shape: a `MemoryModel`, or your own with these members.
 
-    `largest_batch` never grows when a length does. `fingerprint` is another one for a model that answers differently: it
-    stands for the model in the header of a state.
+    `largest_batch` never grows with the length. `fingerprint` stands for the model in the header of a state, so two
+    models with different answers have different fingerprints.
     """
 
     @property
@@ -49,26 +49,29 @@ class PeakModel(Protocol):
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """Batches whose peak memory is within a limit, at a given risk: sorted longest first (stable) and cut greedily.
+    """Batches whose peak memory is within a limit, at a given risk. Samples are sorted longest first (stable) and cut
+    greedily.
 
-    A batch is padded to its longest sample (1 token at least). The model says, for each padded length, the largest batch
-    whose peak stays within the limit but for a share `risk` of such batches. With two lengths a sample the model must
-    know both.
+    A batch is padded to its longest sample (1 token at least). For each padded length, the model gives the largest
+    batch whose peak stays within the limit. A share `risk` of such batches may exceed it. With pairs, the model must
+    know both lengths.
 
     Args:
-        model: a `MemoryModel`, or an object of one's own with the members of `PeakModel`.
-        limit_bytes: peak that the device can hold, in bytes.
+        model: a `MemoryModel`, or your own object with the members of `PeakModel`.
+        limit_bytes: the peak that the device can hold, in bytes.
         risk: the share of full batches that may exceed it.
-        reference: in place of `limit_bytes` a (batch, length) that is known to fit; of pairs (batch, (source, target)). The
-            limit is the peak that the model predicts for it; a batch of no more rows and no greater length always may be made.
-        batch_sizes: "friendly" rounds them down to multiples of 8, below to powers of two; the last batch is what is left.
-        order: "hardest_first" puts the batches with the greatest predicted peaks first, so that what does not fit shows at
-            once; it is kept where batches are not shuffled.
+        reference: instead of `limit_bytes`: a (batch, length) that is known to fit, or (batch, (source, target)) for
+            pairs. The limit is the peak that the model predicts for it. A batch of no more rows and no greater length
+            is always allowed.
+        batch_sizes: "friendly" rounds sizes down to multiples of 8, and below 8 to powers of two. The last batch holds
+            the rest.
+        order: "hardest_first" puts the batches with the greatest predicted peaks first, so that out of memory shows at
+            once. This order holds if batches are not shuffled.
     Raises:
-        ValueError: not exactly one of `limit_bytes` and `reference`; a limit that a single token exceeds; a model of relative
-            peaks and a limit in bytes.
-        OverlongError: from `plan`, for a sample that alone exceeds the limit.
-    Price: that of `TokenBudget`, and 80 us for each batch of another length; of pairs 80 us for each that differs.
+        ValueError: both or neither of `limit_bytes` and `reference` are given. Or a single token exceeds the limit. Or
+            the model has relative peaks and the limit is in bytes.
+        OverlongError: (from `plan`) a sample alone exceeds the limit.
+    Price: that of `TokenBudget`, and 80 us for each distinct length of a batch, or for each distinct pair.
     Example:
         >>> from brimful.memory import MemoryModel
         >>> shapes = [(batch, length) for batch in (1, 4) for length in (10, 20, 40)]
@@ -95,7 +98,7 @@ class MemoryBudget:
             object.__setattr__(self, "limit_bytes", finite("limit_bytes", self.limit_bytes))
             if self.model.unit == "relative":
                 raise ValueError(
-                    f"this model knows peaks only relative to one another (got limit_bytes={self.limit_bytes:,.0f}); give "
+                    f"this model knows no bytes, only the ratio of two peaks (got limit_bytes={self.limit_bytes:,.0f}). Give "
                     "reference=(batch, length), or model.anchored(batch, length, peak_bytes)"
                 )
         else:
@@ -114,8 +117,8 @@ class MemoryBudget:
 
     @once
     def max_length(self) -> int | None:
-        """The longest sample, in tokens, that fits alone; None where any does, and for pairs, which have no longest.
-
+        """The longest sample, in tokens, that fits alone. None if any sample fits. Also None for pairs, which have no
+        longest.
         Example:
             >>> from brimful.memory import MemoryModel
             >>> shapes = [(batch, length) for batch in (1, 16) for length in (10, 20, 40)]
@@ -147,8 +150,8 @@ class MemoryBudget:
         lengths = as_lengths(lengths)
         if lengths.ndim != self.model.num_lengths:
             raise ValueError(
-                f"the model of this MemoryBudget knows peaks by {self.model.num_lengths} length(s) a sample, and here are "
-                f"{lengths.ndim}; fit it with shapes of {1 + lengths.ndim} numbers"
+                f"the model of this MemoryBudget takes {self.model.num_lengths} length(s) a sample (got {lengths.ndim}). Fit it "
+                f"with shapes of {1 + lengths.ndim} numbers"
             )
         padded = np.maximum(lengths, 1)
         pairs = lengths.ndim == 2
@@ -214,7 +217,7 @@ def _look_beyond(model: PeakModel, plan: Plan) -> None:
         if most > FAR * known and kind not in _said:
             _said.add(kind)
             logger.warning(
-                "a %s of %d is planned, and the memory model has seen none above %d: so far beyond, its risk is not held; probe "
+                "a %s of %d is planned, but the memory model has seen none above %d. Its risk does not hold so far beyond: probe "
                 "near it (bf.memory.probe, brimful memory probe)",
                 kind,
                 most,

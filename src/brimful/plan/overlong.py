@@ -14,11 +14,10 @@ Overlong = Literal["raise", "truncate", "drop", "alone"]
 
 
 class OverlongError(ValueError):
-    """A sample cannot be placed: `sample` is the number of the first such one, `length` its tokens.
+    """A sample cannot be placed. `sample` is the number of the first such sample, and `length` is its number of tokens.
 
-    `samples` are the numbers of all of them. With two lengths a sample, `length` is their sum. `max_length` is
-    the policy's, in tokens.
-
+    `samples` are the numbers of all of them. With two lengths a sample, `length` is their sum. `max_length` is the
+    longest length that the policy takes, in tokens.
     Example:
         >>> import brimful as bf
         >>> try:

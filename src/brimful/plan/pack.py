@@ -19,24 +19,25 @@ from brimful.plan.plan import IntArray, Plan, one_length
 
 @dataclass(frozen=True)
 class Packed:
-    """Rows of exactly `row_length` tokens, filled by best-fit decreasing: `batches` has one entry a row.
+    """Rows of exactly `row_length` tokens, filled by best-fit decreasing. `batches` has one entry a row.
 
-    Samples are placed longest first (ties by number), each in the row with the least room that holds it (of several the
-    one that came to that room last), else in a new row. Rows come in the order in which they were opened, and samples in
-    a row in the order in which they were placed: longest first. An empty sample takes 1 slot. `padded_sizes` are 1.
+    Samples are placed longest first (ties by number). A sample goes to the row with the least room that holds it. If there
+    are several, it goes to the one that came to that room last. If no row holds it, it opens a new row. Rows stand in the
+    order in which they were opened. The samples of a row stand longest first. An empty sample takes 1 slot. `padded_sizes`
+    are 1.
 
-    With a `cost` the rows are of like work: the longest samples go each to the row that costs least until then, the rest by
-    best fit. There are at most a thousandth more rows.
+    With a `cost`, the rows need similar work. Each of the longest samples goes to the row that costs least so far. The
+    rest is placed by best fit. There are at most a thousandth more rows.
 
     Args:
         row_length: tokens in a row.
-        cost: what one sample costs, as for `balance`.
+        cost: the cost of one sample, as for `balance`.
     Raises:
-        ValueError: row_length below 1 token.
-        TypeError: a cost that cannot be called.
-        OverlongError: from `plan`, for a sample longer than a row (`split_long` makes it fit).
-    Price: .4 s per million samples, 12 s with a cost; wastes .3 % of the slots in windows of 1,000 samples of text, .04 % in
-        10,000.
+        ValueError: row_length is below 1 token.
+        TypeError: the cost cannot be called.
+        OverlongError: (from `plan`) a sample is longer than a row (`split_long` makes it fit).
+    Price: .4 s per million samples, 12 s with a cost. It wastes .3 % of the slots in windows of 1,000 samples of text,
+        and .04 % in windows of 10,000.
     Source: best-fit decreasing (Johnson 1973): never more than 11/9 of the fewest rows, and a few.
     Example:
         >>> plan = Packed(10).plan([3, 7, 4, 6, 5])
@@ -57,8 +58,7 @@ class Packed:
 
     @property
     def max_length(self) -> int:
-        """A row.
-
+        """The length of a row.
         Example:
             >>> Packed(10).max_length
             10

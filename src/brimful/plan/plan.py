@@ -14,12 +14,12 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """Sample numbers, batch by batch, with the shape that each batch will have.
+    """Sample numbers, batch by batch, with the shape of each batch.
 
-    A batch becomes a tensor of `padded_sizes[i]` rows and `padded_lengths[i]` columns. The rows are as many as
-    its samples except under `StaticShapes`, which fills its last batch with zero-weight copies of a real row,
-    and `Packed`, where the samples of a batch share one row. With two lengths a sample (source, target) a batch
-    is two tensors, and `padded_lengths` has shape (num_batches, 2).
+    A batch becomes a tensor of `padded_sizes[i]` rows and `padded_lengths[i]` columns. Usually there are as many rows
+    as samples. `StaticShapes` is an exception: it fills its last batch with zero-weight copies of a real row. `Packed`
+    is the other: the samples of a batch share one row. With two lengths a sample (source, target) a batch is two
+    tensors, and `padded_lengths` has shape (num_batches, 2).
 
     Args:
         batches: sample numbers, one int64 array a batch.
@@ -51,15 +51,16 @@ class Plan:
         padded_lengths: ArrayLike | None = None,
         padded_sizes: ArrayLike | None = None,
     ) -> Plan:
-        """The plan that has these batches, once it is sure that each sample is in exactly one of them.
+        """Makes a plan of these batches. It checks that each sample is in exactly one of them.
 
-        It is all that a policy of one's own needs:
+        Your own policy needs no more than this:
 
         Args:
             lengths: tokens of each sample, (n,) or (n, 2).
             batches: sample numbers, one array or list a batch.
-            padded_lengths: by default a batch is padded to its longest sample, and to 1 token where that is empty.
-            padded_sizes: by default a tensor has as many rows as its batch has samples.
+            padded_lengths: the padded length of each batch. The default is its longest sample, or 1 token if that is
+                empty.
+            padded_sizes: the rows of each tensor. The default is the number of samples of its batch.
         Raises:
             ValueError: a sample is in no batch or in several, or a batch is empty.
         Price: about 10 ms per million samples.
@@ -118,8 +119,7 @@ class Plan:
 
     @property
     def num_shapes(self) -> int:
-        """Distinct (rows, padded length): what a compiler has to compile.
-
+        """The number of distinct shapes (rows, padded length). A compiler has to compile each of them.
         Example:
             >>> Plan.of([3, 3, 1, 1], [[0], [1], [2, 3]]).num_shapes
             2
@@ -131,11 +131,10 @@ class Plan:
 class Policy(Protocol):
     """An object that turns lengths into a plan: a frozen dataclass with these two members (`Plan.of` shows one).
 
-    A plan is a pure function of the lengths and the dataclass's fields. `max_length` is the longest sample, in
-    tokens, that the policy can place at all, None where any will do; for a longer one `plan` raises
-    `OverlongError`, and `plan_with` truncates it, drops it or gives it a batch of its own. Pairs have no single
-    longest length: there the `OverlongError` of `plan` says which cannot be placed.
-
+    A plan is a pure function of the lengths and the dataclass's fields. `max_length` is the longest sample that the
+    policy can place, in tokens, or None if it can place any. For a longer sample, `plan` raises `OverlongError`.
+    `plan_with` truncates it, drops it or gives it a batch of its own. Pairs have no single longest length, so the
+    `OverlongError` of `plan` names those that cannot be placed.
     Example:
         >>> @dataclass(frozen=True)
         ... class Whole:
@@ -151,8 +150,7 @@ class Policy(Protocol):
 
     @property
     def max_length(self) -> int | None:
-        """The longest sample, in tokens, that the policy can place; None: any.
-
+        """The longest sample that the policy can place, in tokens. None: any.
         Example:
             >>> import brimful as bf
             >>> bf.TokenBudget(60).max_length, bf.FixedSize(8).max_length

@@ -146,7 +146,7 @@ class ColumnarRows(ShardReader):
                     held.look()  # it may be that the file changed
                 yield parsed, _positions(unit, done, passed, size, number)
         if not reached:
-            raise StateError(f"the shard has not the {saved:,} rows after which this state was saved: it was edited")
+            raise StateError(f"this state was saved after {saved:,} rows, and the shard has fewer: it was edited")
         held.look()
 
     def _told(self, error: Exception) -> Exception:
@@ -204,8 +204,8 @@ class ColumnCaster:
         for field in plain:
             if field.name not in schema.names:
                 raise DataError(
-                    f"column {field.name!r} is not in the schema ({', '.join(schema.names)}), which the first shard decides "
-                    f"where none is given; {UNKNOWN}"
+                    f"column {field.name!r} is not in the schema ({', '.join(schema.names)}). Without schema=, the first shard "
+                    f"decides it; {UNKNOWN}"
                 )
             if not fits(field.type, schema.field(field.name).type):
                 raise DataError(self._unfit(field.name, found))

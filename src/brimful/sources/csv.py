@@ -167,8 +167,8 @@ class DelimitedReader(ForwardReader[CsvRecords]):
                 raise DataError(_lacking(lacking[0], names))
             if self._wanted.closed and (unknown := [name for name in names if name not in schema.names]):
                 raise DataError(
-                    f"column {unknown[0]!r} of the header is not in the schema ({', '.join(schema.names)}), which the "
-                    f"first {SAMPLE_ROWS:,} rows decide where none is given; {UNKNOWN}"
+                    f"column {unknown[0]!r} of the header is not in the schema ({', '.join(schema.names)}). Without schema=, the "
+                    f"first {SAMPLE_ROWS:,} rows decide it; {UNKNOWN}"
                 )
         except DataError as error:
             before = lines - max(1, text.count(b"\n"))

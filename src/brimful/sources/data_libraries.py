@@ -50,8 +50,8 @@ def rows_at_hand(rows: Any, caller: str) -> Any:
         raise TypeError(f"{caller} got a LazyFrame, which has no rows yet: collect() them, or write and read files")
     if isinstance(rows, str | bytes) or not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
         raise TypeError(
-            f"{caller} needs a sequence of samples, such as a list of dicts (got {type(rows).__name__}); "
-            "from_iterable takes what can only be iterated over"
+            f"{caller} needs a sequence of samples, such as a list of dicts (got {type(rows).__name__}). "
+            "Use from_iterable for data that can only be iterated over"
         )
     return rows
 
@@ -61,10 +61,8 @@ def refuse_frames(rows: Any) -> None:
     _refuse_several(rows, "from_iterable")
     for module, name in (("pandas", "DataFrame"), ("polars", "DataFrame"), ("polars", "LazyFrame")):
         if _is(rows, module, name):
-            lazy = " once it is collected" if name == "LazyFrame" else ""
-            raise TypeError(
-                f"from_iterable would iterate over the columns of this {name}; from_sequence takes it{lazy}"
-            )
+            lazy = " after collect()" if name == "LazyFrame" else ""
+            raise TypeError(f"from_iterable would iterate over the columns of this {name}. Use from_sequence{lazy}")
 
 
 def _refuse_several(rows: Any, caller: str) -> None:
@@ -79,8 +77,8 @@ def _refuse_several(rows: Any, caller: str) -> None:
             f"{caller} got several data sets, a {type(rows).__name__} of {names}: {right}(data[{first!r}]) takes one"
         )
     raise TypeError(
-        f"{caller} got a {type(rows).__name__} of {', '.join(map(repr, list(rows)[:5])) or 'nothing'}: of columns "
-        "from_sequence(pyarrow.table(data)) makes rows, and a single sample goes into a list"
+        f"{caller} got a {type(rows).__name__} of {', '.join(map(repr, list(rows)[:5])) or 'nothing'}. For columns, "
+        "use from_sequence(pyarrow.table(data)). Put a single sample into a list"
     )
 
 

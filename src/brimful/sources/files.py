@@ -105,8 +105,8 @@ class FromFiles(Stage[Block]):
         if begun > len(order) or any(turn >= len(order) for turn, *_ in positions):
             raise StateError(
                 f"this state was saved after {begun:,} shards, but there are {len(order):,}: shards were taken away. A state "
-                "counts them in the order of their list, so allow={'urls'} is for shards that were moved, or added behind the "
-                "others; put them back, or begin anew"
+                "counts shards in the order of the list, so allow={'urls'} is only for shards that were moved, or added at the "
+                "end. Put them back, or begin anew"
             )
 
         def opened(turn: int, position: Position | None) -> OpenShard:
@@ -199,7 +199,7 @@ class FromFiles(Stage[Block]):
         form = self._named(shard.url)
         if form is None:
             raise ValueError(
-                f"the format of {shard.url} cannot be told from its name; give format= "
+                f"the name of {shard.url} does not show its format. Give format= "
                 f"({', '.join(FORMATS)}, or a function of the open file)"
             )
         self._check(form, shard.url)
@@ -229,8 +229,8 @@ class FromFiles(Stage[Block]):
             own = self._format(shard).schema
             if own is not None and not own.equals(schema):
                 raise DataError(
-                    f"shard {self.urls.name(shard)} has the columns {_words(own)}, the others have {_words(schema)}; read them "
-                    "by themselves and join them (concat_datasets, interleave_datasets), or leave columns out with columns="
+                    f"shard {self.urls.name(shard)} has the columns {_words(own)}, but the others have {_words(schema)}. Read "
+                    "them separately and join them (concat_datasets, interleave_datasets), or leave columns out with columns="
                 )
         return schema
 

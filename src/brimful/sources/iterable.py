@@ -92,7 +92,7 @@ class FromIterable(Typed):
 
 def _one_shot(rows: Any, remedy: str) -> TypeError:
     return TypeError(
-        f"from_iterable cannot iterate over this {type(rows).__name__} more than once, as each epoch and each resume do; "
+        f"from_iterable iterates anew for each epoch and each resume, but this {type(rows).__name__} can be read only once; "
         f"{remedy} pass an object with __iter__, such as a list"
     )
 

@@ -26,7 +26,7 @@ class Text(Format):
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
         if schema not in (None, SCHEMA) or columns not in (None, ("text",)):
-            raise ValueError(f"columns= and schema= do not apply to lines of text, the one column 'text' ({url})")
+            raise ValueError(f"columns= and schema= do not apply to lines of text, whose only column is 'text' ({url})")
 
     def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError = "skip") -> pa.Schema:
         return SCHEMA

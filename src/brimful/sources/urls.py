@@ -131,7 +131,7 @@ class Shards:
         ]
         if not files:
             dotted = any(not _is_shown(key, path) for key, _ in found)
-            hidden = "; names that begin with a dot are left out, write the dot" if dotted else ""
+            hidden = "; globs leave out names that begin with a dot, so write the dot" if dotted else ""
             raise FileNotFoundError(f"no file matches {name!r}{hidden}")
         for key, size in files:
             yield Shard(_full_name(fs, name, key), fs, key, size or 0)
@@ -230,8 +230,8 @@ def expand_braces(name: str) -> Iterator[str]:
     count = prod(len(values) for values, _ in groups)
     if count > MOST_NAMES:
         raise ValueError(
-            f"the braces of {name!r} stand for {count:,} names, and may stand for {MOST_NAMES:,}; correct them, or say * in "
-            "their place"
+            f"the braces of {name!r} stand for {count:,} names, but the most is {MOST_NAMES:,}. Correct them, or use * "
+            "instead"
         )
     for chosen in product(*([form.format(value) for value in values] for values, form in groups)):
         yield "".join(chain.from_iterable(zip(texts, chosen))) + name[at:]

@@ -148,8 +148,8 @@ class Folder(ABC):
         numbers = self.numbers(side)
         if len(numbers) != self.manifest.rows:
             raise DataError(
-                f"{self.path}: {side.name} has {len(numbers):,} numbers, and the manifest {self.manifest.rows:,} rows; write "
-                "it anew"
+                f"{self.path}: {side.name} has {len(numbers):,} numbers, but the manifest has {self.manifest.rows:,} rows. "
+                "Write the store anew"
             )
         return numbers
 
@@ -196,10 +196,10 @@ class Folder(ABC):
             begun = False
         if begun:
             return (
-                f"the token store {self.path} is half-written: its writer is still at work, or was interrupted; the "
-                "to_store(path) or `brimful tokenize` that began it goes on where it stopped"
+                f"the token store {self.path} is half-written: its writer is still at work, or was interrupted. To finish it, "
+                "run the same to_store(path) or `brimful tokenize` again"
             )
-        return f"there is no token store at {self.path}; to_store(path) and `brimful tokenize` make one"
+        return f"there is no token store at {self.path}. To write one, use to_store(path) or `brimful tokenize`"
 
     def _origins(self, ranges: Ranges) -> pa.Array:
         """The origin column: the file of each row, and which of its rows it is, from 1."""

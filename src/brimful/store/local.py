@@ -249,7 +249,7 @@ class LocalFolder(Folder):
             raise DataError(
                 f"the store {self._folder} is damaged: {self.manifest.lengths[name].name} says that rows {first:,} to "
                 f"{first + count - 1:,} have {int(expected[wrong[0]]):,} values in {name!r}, and {file.name} has "
-                f"{int(found[wrong[0]]):,}; `brimful verify` says which of them is; write it anew, or copy it again"
+                f"{int(found[wrong[0]]):,}. `brimful verify` finds the damaged file. Write the store anew, or copy it again"
             )
 
     @once

@@ -195,7 +195,7 @@ def require_version(stage: Stage[Any], version: str | None) -> None:
     functions = sorted(set(stage.functions()))
     if functions and version is None:
         raise ValueError(
-            f"a store cannot tell when {', '.join(functions)} changes; give a version, and another one whenever it does: "
+            f"a store cannot see when {', '.join(functions)} changes. Give a version, and a new one after each change: "
             'to_store(path, version="1")'
         )
 
@@ -210,6 +210,6 @@ def check_same(folder: Path, saved: Any, ours: Any) -> None:
     if found is not None:
         raise StateError(
             f"the store {folder} belongs to another pipeline: {found.name.removeprefix('chain.')} was {found.saved} when it "
-            f"was written and is {found.ours} here; use the pipeline that wrote it, or another path, or remove the folder to "
+            f"was written and is {found.ours} here. Use the pipeline that wrote it, or another path, or remove the folder to "
             "begin anew"
         )

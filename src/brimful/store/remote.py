@@ -112,8 +112,8 @@ class RemoteFolder(Folder):
         manifest = self.manifest
         if manifest.places is None:
             raise DataError(
-                f"the store {self.path} was written by an earlier release, without what reading by ranges takes; copy it to a "
-                "local folder, or write it anew"
+                f"an earlier release wrote the store {self.path}, and it cannot be read by ranges. Copy it to a local folder, or "
+                "write it anew"
             )
         dictionaries = [name for name, kind in manifest.columns.items() if "dictionary<" in kind]
         if dictionaries:

@@ -132,9 +132,8 @@ class _Writer:
         self._journal.header = self._pipeline  # a writer that finished no file leaves nothing to go on with
         if self._journal.files and self._journal.executor != executor:
             raise StateError(
-                f"the store {self._folder} was begun with executor={self._journal.executor!r}, and this is "
-                f"executor={executor!r}, which counts its places otherwise; go on with the first, or remove the folder to "
-                "begin anew"
+                f"the store {self._folder} was begun with executor={self._journal.executor!r}, but "
+                f"executor={executor!r} counts places in another way. Go on with the first, or remove the folder to begin anew"
             )
         self._journal.executor = executor
         self._journal.save()

@@ -20,13 +20,13 @@ Tensor = torch.Tensor
 
 
 def document_mask(batch: Mapping[str, Any], *, causal: bool = True) -> Tensor:
-    """The mask that scaled_dot_product_attention and eager attention take: True where a token sees another.
+    """The mask for scaled_dot_product_attention and eager attention: True if a token sees another.
 
-    A slot of padding sees padding of its row, so that no row of the softmax is empty.
+    A slot of padding sees the padding of its row, so that no row of the softmax is empty.
 
     Args:
         batch: a packed batch: its `segment_ids` (R, L).
-        causal: see no later token.
+        causal: no token sees a later one.
     Shapes: (R, 1, L, L) bool, on the device of the batch.
     Price: R x L x L bytes; the other functions here have no such cost.
 
@@ -44,7 +44,7 @@ def document_mask(batch: Mapping[str, Any], *, causal: bool = True) -> Tensor:
 
 
 def document_ids(batch: Mapping[str, Any]) -> Tensor:
-    """The number of each slot's sample in its row, from 0; -1 where it is padding: (R, L) int64.
+    """The number of each slot's sample in its row, from 0: (R, L) int64. Padding has -1.
 
     >>> import torch
     >>> document_ids({"segment_ids": torch.tensor([[1, 1, 2, 0]])}).tolist()
@@ -55,20 +55,22 @@ def document_ids(batch: Mapping[str, Any]) -> Tensor:
 
 
 def flex_block_mask(batch: Mapping[str, Any], *, causal: bool = True, block_size: int = 128) -> BlockMask:
-    """The block mask that `flex_attention(q, k, v, block_mask=...)` takes: blocks that no sample spans are skipped.
+    """The block mask for `flex_attention(q, k, v, block_mask=...)`. It skips blocks in which no query and key share a
+    sample.
 
-    Equal to what `create_block_mask` makes of the document ids, at the price of L values a row: that one evaluates all
-    R x L x L pairs of slots, which takes seconds on a CPU and gigabytes on a GPU.
+    The result equals that of `create_block_mask` on the document ids, at the price of L values a row.
+    `create_block_mask` evaluates all R x L x L pairs of slots, which takes seconds on a CPU and gigabytes on a GPU.
 
-    On a CPU give rows of whole blocks, such as `pack(512)`: torch 2.13 reads beyond other rows there, and results may be NaN.
+    On a CPU, use rows of whole blocks, such as `pack(512)`. With other rows, torch 2.13 reads beyond them there, and
+    results may be NaN.
 
     Args:
         batch: a packed batch: its `segment_ids` (R, L).
-        causal: see no later token.
+        causal: no token sees a later one.
         block_size: slots in a block, of queries and of keys.
     Price: R x (L / block_size) squared elements.
-    Source: block-sparse attention (FlexAttention, 2024); segments follow each other, so two blocks share one exactly
-        where their ranges of ids meet.
+    Source: block-sparse attention (FlexAttention, 2024). Segments follow each other, so two blocks share one exactly if
+        their ranges of ids meet.
 
     >>> import torch
     >>> mask = flex_block_mask({"segment_ids": torch.tensor([[1] * 256 + [2] * 128])})
@@ -100,15 +102,16 @@ def flex_block_mask(batch: Mapping[str, Any], *, causal: bool = True, block_size
 
 
 def varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The boundaries for kernels over samples end to end: flash_attn_varlen_func, torch.nn.attention.varlen.varlen_attn.
+    """The boundaries for kernels over samples end to end: flash_attn_varlen_func,
+    torch.nn.attention.varlen.varlen_attn.
 
-    They take q, k and v as (R x L, heads, dim): flatten the first two dimensions. The padding at the end of a row is a
-    sample of its own, so no slot of the result is undefined.
+    These kernels take q, k and v as (R x L, heads, dim): flatten the first two dimensions. The padding at the end of a
+    row is a sample of its own, so no slot of the result is undefined.
 
     Args:
         batch: a packed batch, under either of its names for the boundaries.
-    Shapes: cu_seqlens_q, cu_seqlens_k (n + 1,) int32; max_seqlen_q, max_seqlen_k ints. In this order torch's varlen_attn
-        takes them after q, k and v: `varlen_attn(q, k, v, *varlen(batch).values(), window_size=(-1, 0))`.
+    Shapes: cu_seqlens_q, cu_seqlens_k (n + 1,) int32; max_seqlen_q, max_seqlen_k ints. torch's varlen_attn takes them
+        in this order after q, k and v: `varlen_attn(q, k, v, *varlen(batch).values(), window_size=(-1, 0))`.
 
     >>> import torch
     >>> batch = {"cu_seqlens": torch.tensor([0, 3, 4], dtype=torch.int32), "max_seqlen": 3}
@@ -127,27 +130,28 @@ def padding_free(
     keep_apart: str = "auto",
     position_offset: int = 0,
 ) -> dict[str, Any]:
-    """What a transformers model takes for a packed batch, and nothing else: `model(**padding_free(batch))`.
+    """The arguments that a transformers model needs for a packed batch: `model(**padding_free(batch))`.
 
-    Many causal models (Llama, Qwen) keep the samples of a row apart by the positions or the boundaries, as long as nothing adds
-    an attention_mask or a cache. Others (OPT, Falcon, GPT-OSS) look at a mask alone: keep_apart="mask". So do models that see
-    both ways (BERT): causal=False. Some (Mamba) look at nothing, and mix the samples: give them padded batches.
-    `bf.testing.assert_isolated(model, padding_free(batch, ...))` says whether a call keeps them apart.
+    Many causal models (Llama, Qwen) keep the samples of a row apart by the positions or the boundaries. They do so only
+    without an attention_mask and without a cache. Others (OPT, Falcon, GPT-OSS) read a mask alone: use
+    keep_apart="mask". Bidirectional models (BERT) also read a mask: use causal=False. Some (Mamba) read neither, and
+    mix the samples: give them padded batches. To check a call, use `bf.testing.assert_isolated(model,
+    padding_free(batch, ...))`.
 
     Args:
         batch: a packed batch.
-        causal: the model sees no later token.
-        attn_implementation: where a mask is made, the kernel of the model, `model.config._attn_implementation`: "sdpa", "eager",
-            "flex_attention", or one of flash attention, which goes by the boundaries.
+        causal: no token of the model sees a later one.
+        attn_implementation: the attention kernel of the model, `model.config._attn_implementation`, if a mask is made:
+            "sdpa", "eager", "flex_attention", or one of flash attention, which reads the boundaries.
         keep_apart: "positions": no mask. "mask": a mask says which token sees which. "auto": a mask if not causal.
-        position_offset: what the model's positions begin with: pad_token_id + 1 of models of the RoBERTa family, else 0.
+        position_offset: the first position of the model: pad_token_id + 1 for models of the RoBERTa family, else 0.
     Raises:
-        ValueError: a kernel that is none of these; or a batch that is not packed.
-    Shapes: input_ids, labels, position_ids and, where they are in the batch, token_type_ids and shift_labels (R, L) int64;
-        seq_idx (R, L) int32; use_cache; cu_seq_lens_q, cu_seq_lens_k (n + 1,) int32; max_length_q, max_length_k ints.
-        attention_mask, where one is made: (R, 1, L, L), bool for "sdpa", to be added (0 or the least bfloat16) for "eager"; a
-        BlockMask for FlexAttention.
-    Price: of a dense mask 1 or 2 x R x L x L bytes.
+        ValueError: the kernel is none of these, or the batch is not packed.
+    Shapes: input_ids, labels, position_ids (R, L) int64, and token_type_ids and shift_labels if the batch has them.
+        seq_idx (R, L) int32. use_cache. cu_seq_lens_q, cu_seq_lens_k (n + 1,) int32. max_length_q, max_length_k ints.
+        attention_mask, if one is made: (R, 1, L, L), bool for "sdpa", to be added (0 or the least bfloat16) for
+        "eager"; a BlockMask for FlexAttention.
+    Price: 1 or 2 x R x L x L bytes for a dense mask.
 
     >>> import brimful as bf
     >>> batch = next(iter(bf.from_sequence([{"input_ids": [5, 6]}, {"input_ids": [7]}]).pack(4)))

@@ -13,20 +13,20 @@ from brimful.tensors.columns import WindowColumns
 
 
 def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_group: Any = None) -> torch.Tensor:
-    """Scales a local *sum* of losses so that the gradient, averaged over ranks, is that of the mean over all tokens.
+    """Scales a local *sum* of losses, so that the gradient averaged over ranks is that of the mean over all tokens.
 
-    loss_sum x W / N: W ranks, whose gradients DDP and FSDP average; N tokens with a label, of all ranks. A mean of
-    means would weigh each token of a short batch more than one of a long batch.
+    The result is loss_sum x W / N. W is the number of ranks, whose gradients DDP and FSDP average. N is the number of
+    tokens with a label on all ranks. A mean of means would give tokens of short batches more weight.
 
-    N is the batch's `num_items_in_batch` where it has one: `Batches.shard` gives it, of all ranks, where the labels are
-    known without reading them (a store, a sequence in memory, packed tokens); nothing is sent then. Else N is
-    `num_items_on_rank`, or the number of labels other than -100, summed over the ranks (one all_reduce of 8 bytes: call it on
-    every rank). Where nothing asks for a prediction the result is 0, and so is its gradient: never a mean over zero tokens,
-    which is NaN on every rank.
+    N is the batch's `num_items_in_batch`, if it has one. `Batches.shard` sets it for all ranks if the labels are known
+    without reading them (a store, a sequence in memory, packed tokens). Then nothing is sent. Otherwise, N is
+    `num_items_on_rank`, or the number of labels other than -100, summed over the ranks. This takes one all_reduce of 8
+    bytes, so call it on every rank. Without any label the result is 0, and so is its gradient. A mean over zero tokens
+    would be NaN on every rank.
 
-    Of several batches whose gradients one optimizer step adds up, N is that of all: `micro_batches=k` puts it into each, and a
-    batch of such a step without it is refused. Labels that a `collate_fn` makes are not known before it has made them. Hold the
-    batches of a step and count these:
+    If one optimizer step adds up the gradients of several batches, N counts all of them. `micro_batches=k` puts this
+    number into each batch. A batch of such a step without the number is refused. Labels made by a `collate_fn` are not
+    known in advance. Hold the batches of a step, and count their labels:
 
         step.append(batch)
         if batch["ends_step"]:
@@ -36,14 +36,14 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
             step.clear()
 
     Args:
-        loss_sum: a sum over this rank's tokens, such as `cross_entropy(..., reduction="sum")`; not a mean.
-        batch: with `num_items_in_batch`, `num_items_on_rank`, `shift_labels` or `labels`; the first of these that is there is
-            taken. Of causal models, which never predict the first token of a row, its label is not counted where it is -100, as
-            it is in packed batches.
-        process_group: the data-parallel process group, or a device mesh of one dimension; by default all ranks of
-            torch.distributed where it is initialised, else this process alone.
+        loss_sum: a sum over this rank's tokens, such as `cross_entropy(..., reduction="sum")`, not a mean.
+        batch: a batch with `num_items_in_batch`, `num_items_on_rank`, `shift_labels` or `labels`. The first of these
+            that it has is used. Causal models never predict the first token of a row. Its label is not counted if it is
+            -100, as in packed batches.
+        process_group: the data-parallel process group, or a device mesh of one dimension. The default is all ranks of
+            torch.distributed if it is initialised, else this process alone.
     Raises:
-        ValueError: the batch has none of them, or is part of an optimizer step and has neither number.
+        ValueError: the batch has none of these keys. Or it is part of an optimizer step and has neither number.
     Source: transformers (num_items_in_batch), and the issue that led to it (#34242).
 
     >>> import torch

@@ -24,45 +24,48 @@ HOOKS = (
 
 
 def trainer_class(base: type[Trainer], *, isolation: str = "raise") -> Any:
-    """A subclass of Trainer, Seq2SeqTrainer, TRL's SFTTrainer or one's own that also takes `Batches`, or a loader of them, as
-    train_dataset and eval_dataset, and goes on exactly from its own checkpoints (`train(resume_from_checkpoint=True)`).
+    """A subclass of a trainer that takes `Batches`, or a loader of them, as train_dataset and eval_dataset.
 
-    Whatever else it is given is the base's matter. Of batches:
+    The base is Trainer, Seq2SeqTrainer, TRL's SFTTrainer or your own. Training continues exactly from its own
+    checkpoints (`train(resume_from_checkpoint=True)`). With any other data, the class behaves like its base. With
+    batches:
 
-    - Several processes share them out (`shard`) by themselves; a loader must be one of shared ones. Streams need
-      `from_files(streams=n)`. Batches come as they were made: `per_device_train_batch_size`, samplers and workers of the trainer
-      have no part in it, and a data_collator is refused: give it to `batch(..., collate_fn=...)`.
-    - The state of the data lies in each checkpoint, `brimful_state.json`: of the last optimizer step, whatever was read ahead, of
-      all processes; another number of them goes on from it too. True passes over a checkpoint that was interrupted while it
-      was written. A checkpoint without the file is refused.
-    - What Trainer calls an epoch is as many steps as the first epoch of the data has, of an endless run over them, since epochs
-      that are planned in windows differ by some batches. Where the number is not known (streams), max_steps says how
-      long to train, and `state.epoch` is the number of epochs of the data that have ended; without max_steps a first pass over
-      the data, which makes no tensors, counts them.
-    - The loss of an optimizer step is the mean over all its labels, of all processes and accumulated batches, whether
-      or not the model's forward takes num_items_in_batch; a batch without a label that is trained on, or a filler, adds 0, never
-      NaN. A base that overrides compute_loss, or a compute_loss_func, gets num_items_in_batch as Trainer has it;
-      one that ignores it and gives means says so, as Trainer asks: loss_is_scaled_for_ga = False. Override it in the base: what
-      overrides it in a class made of the result calls super().
-    - Evaluations weigh the loss by labels too and count no filler. Predictions and label_ids come in the batches' order, not in
-      that of the data: padded with -100 where lengths differ. Rows of packed batches are rows.
+    - Several processes divide them (`shard`) by themselves. A loader must be made from sharded batches. Streams need
+      `from_files(streams=n)`. Batches are used unchanged: `per_device_train_batch_size`, samplers and workers of the
+      trainer have no effect. A data_collator is refused: give it to `batch(..., collate_fn=...)`.
+    - Each checkpoint has the state of the data, `brimful_state.json`. It is the state of all processes at the last
+      optimizer step, without batches that were read ahead. Another number of processes can continue from it.
+      resume_from_checkpoint=True ignores a checkpoint that was interrupted while it was written. A checkpoint without
+      the file is refused.
+    - The epochs of Trainer all have as many steps as the first epoch of the data, taken from an endless run over the
+      data. Real epochs differ by some batches, because they are planned in windows. If the number is not known
+      (streams), give max_steps: `state.epoch` then counts the finished epochs of the data. Without max_steps, a first
+      pass over the data counts them, without making tensors.
+    - The loss of an optimizer step is the mean over all its labels, of all processes and accumulated batches. This
+      holds whether or not the model's forward takes num_items_in_batch. A filler, or a batch without a label, adds 0
+      and never NaN. If a base overrides compute_loss, or there is a compute_loss_func, it gets num_items_in_batch as in
+      Trainer. If it ignores that and returns means, set loss_is_scaled_for_ga = False, as Trainer asks. Override
+      compute_loss in the base. A class made from the result must call super() in its overrides.
+    - Evaluations also weigh the loss by labels, and count no filler. Predictions and label_ids come in the order of the
+      batches, not of the data. They are padded with -100 if lengths differ. Rows of packed batches are rows.
     - Keys that the model's forward does not take are left out, unless remove_unused_columns=False.
 
-    - Before the first packed batch is trained or evaluated on, a small model of the same configuration is tried with a few short
-      samples of it: an error where they see each other.
+    - Before the first packed batch is trained or evaluated on, a small model of the same configuration runs on a few
+      short samples of it. If the samples see each other, this is an error.
 
     Args:
-        base: the class of a trainer. The result is the same one for the same arguments.
-        isolation: "raise": an error if the samples of a packed row see each other in the model. "off": they may.
+        base: the class of a trainer. The same arguments give the same result.
+        isolation: "raise": raise an error if the samples of a packed row see each other in the model. "off": no check.
     Raises:
-        TypeError: no trainer, one of a release of transformers that works otherwise, or another one of TRL's, as DPOTrainer.
-        ValueError: (when constructed) what cannot be right: auto_find_batch_size, nn.DataParallel, context or sequence
-            parallelism, a data_collator, evaluation data without an end, num_train_epochs of such data; (at the first packed
-            batch) a model in which its samples see each other; with the remedy.
-        StateError: (from `train`) a checkpoint without a state, or of other data.
-    Price: less than a second at the first packed batch. An optimizer step sends 8 bytes to all processes, to count labels; with
-        each batch the loader's state is taken, .1 ms, or 40 us a stream. Indexed data are planned twice, as integers, before the
-        first batch.
+        TypeError: the base is not a trainer, or another one of TRL's, such as DPOTrainer. Or the release of
+            transformers works differently.
+        ValueError: (when constructed) a setting cannot work: auto_find_batch_size, nn.DataParallel, context or sequence
+            parallelism, or a data_collator. Or evaluation data have no end, or num_train_epochs is set for such data.
+            (At the first packed batch) its samples see each other in the model. The error has the remedy.
+        StateError: (from `train`) a checkpoint has no state, or one of other data.
+    Price: less than a second at the first packed batch. An optimizer step sends 8 bytes to all processes, to count
+        labels. Taking the loader's state costs .1 ms a batch, or 40 us a stream. Indexed data are planned twice, as
+        integers, before the first batch.
     State: that of `Batches.loader()`, as JSON.
     Source: transformers 5 (trainer.py), whose methods it wraps.
     Example:
