@@ -251,8 +251,8 @@ def assert_isolated(model: Any, batch: Mapping[str, Any] | None = None, attn_imp
     Raises:
         AssertionError: names the first layer at which samples meet, its kind, and the call that would keep them apart.
         ValueError: the model returns nothing for each token, or does not run with this kernel. Or its forward needs
-            more than the batch has, or its parameters are on the meta device. Or torch.jit compiled it. Or the number of its token ids is not
-            known (give a batch).
+            more than the batch has. Or its parameters are on the meta device, or torch.jit compiled it. Or the number of
+            its token ids is not known (give a batch).
     Price: some ten runs on 300 tokens, and a copy of the parameters in float64, for at most 50 million. Larger models,
         and those that do not run in float64, are tried in their own type. The tolerance is then 1e-6 of the output's
         size, or 5e-2 in half precision. Between a sample in its row and alone it is 1e-3.
