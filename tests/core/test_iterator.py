@@ -173,7 +173,7 @@ def test_what_comes_last_in_a_row_of_data_sets_may_repeat() -> None:
     data = bf.from_sequence(["a", "b"]) + bf.from_sequence(["c", "d"], repeat=True)
     assert "".join(sample["text"] for sample in islice(data, 8)) == "abcdcdcd"
     with pytest.raises(
-        ValueError, match=r"^data set 0 repeats without end, so that none after it is reached; repeat only"
+        ValueError, match=r"^data set 0 repeats without end, so no data set after it is reached\. Repeat only"
     ):
         bf.from_sequence(["a"], repeat=True) + data
 

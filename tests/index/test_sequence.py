@@ -76,7 +76,7 @@ def test_what_is_no_sequence_of_samples_is_refused(sequence: Any) -> None:
     name = type(sequence).__name__
     with pytest.raises(
         TypeError,
-        match=rf"^from_sequence needs a sequence of samples, such as a list of dicts \(got {name}\); from_iterable",
+        match=rf"^from_sequence needs a sequence of samples, such as a list of dicts \(got {name}\). Use from_iterable",
     ):
         bf.from_sequence(sequence)
 

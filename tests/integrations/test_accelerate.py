@@ -288,8 +288,8 @@ def test_batches_that_are_made_for_steps_of_several_set_the_accumulation() -> No
             stepped.append((accelerator.sync_gradients, batch["ends_step"]))
     assert stepped == [(False, False), (True, True)] * 3
     other = Accelerator(cpu=True, gradient_accumulation_steps=3)
-    with pytest.raises(ValueError, match=r"of 2 .* over 3 \(gradient_accumulation_steps=3\): say"):
+    with pytest.raises(ValueError, match=r"of 2 .* over 3 \(gradient_accumulation_steps=3\). Set"):
         prepare(other, batches.loader())
     triply = bf.from_sequence([{"input_ids": [row]} for row in range(12)]).batch(6, micro_batches=3)
-    with pytest.raises(ValueError, match=r"of 3 .* over 2 \(gradient_accumulation_steps=2\): say"):
+    with pytest.raises(ValueError, match=r"of 3 .* over 2 \(gradient_accumulation_steps=2\). Set"):
         prepare(Accelerator(cpu=True), batches.loader(), triply.loader())

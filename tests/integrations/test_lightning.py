@@ -389,6 +389,6 @@ def test_logging_infers_the_rows_of_a_batch(folder: Path) -> None:
 
 def test_steps_of_several_batches_are_those_that_the_batches_are_made_for(folder: Path) -> None:
     made = bf.from_files(str(folder / "shard-*.jsonl")).batch(4, micro_batches=2)
-    with pytest.raises(ValueError, match=r"over 1 \(accumulate_grad_batches=1\): say accumulate_grad_batches=2, or"):
+    with pytest.raises(ValueError, match=r"over 1 \(accumulate_grad_batches=1\). Set accumulate_grad_batches=2, or"):
         fit(made.loader())
     assert fit(made.loader(), accumulate_grad_batches=2).seen

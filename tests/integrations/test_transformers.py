@@ -663,7 +663,7 @@ def test_batches_that_are_made_for_steps_of_several_set_the_accumulation(tmp_pat
     trainer.train()
     assert len(taken) == 6
     other = settings(tmp_path, gradient_accumulation_steps=3)
-    words = r"optimizer steps of 2 \(micro_batches=2\), .* over 3 .* say gradient_accumulation_steps=2, or .* micro_batches=3"
+    words = r"optimizer steps of 2 \(micro_batches=2\), .* over 3 .* Set gradient_accumulation_steps=2, or .* micro_batches=3"
     with pytest.raises(ValueError, match=words):
         trainer_class(Trainer)(model=llama(), args=other, train_dataset=batches)
 

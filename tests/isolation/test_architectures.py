@@ -24,7 +24,6 @@ MASK = "keep_apart='mask'"
 BOTH_WAYS = "causal=False"
 SAMPLE = {  # the kind of leak of `model(**batch)`, and the words of the call that mends it
     "LlamaForCausalLM": ("", AS_IT_IS),
-    "Qwen2MoeForCausalLM": ("", AS_IT_IS),
     "GPT2LMHeadModel": ("", AS_IT_IS),
     "OPTForCausalLM": ("attention", MASK),
     "FalconForCausalLM": ("attention", MASK),
@@ -33,10 +32,11 @@ SAMPLE = {  # the kind of leak of `model(**batch)`, and the words of the call th
     "RobertaForMaskedLM": ("attention", "position_offset=2"),
     "BartForCausalLM": ("attention", ""),
     "MambaForCausalLM": ("recurrence", ""),
+    "Lfm3ForCausalLM": ("convolution", ""),
     "BambaForCausalLM": ("refused", ""),
     "FNetForMaskedLM": ("unknown", ""),
 }
-"""Of leaks by a convolution and by positions transformers has none that is met first."""
+"""No architecture of transformers leaks by its positions first."""
 
 
 @pytest.fixture(autouse=True)

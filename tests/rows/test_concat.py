@@ -51,7 +51,7 @@ def test_a_filter_is_not_asked_before_the_data_are_used() -> None:
 def test_the_last_may_repeat_where_it_is_alone() -> None:
     assert spelled(bf.concat_datasets([letters("ab", repeat=True)]).take(3)) == "aba"
     with pytest.raises(
-        ValueError, match=r"^data set 0 repeats without end, so that none after it is reached; repeat only the"
+        ValueError, match=r"^data set 0 repeats without end, so no data set after it is reached\. Repeat only the"
     ):
         bf.concat_datasets([letters("a", repeat=True), letters("b")])
     with pytest.raises(ValueError, match=r"^concat_datasets needs at least one data set \(got none\)$"):
