@@ -134,6 +134,8 @@ def _lengths(batch: Any) -> IntArray:
         return _array(tokens.offsets().diff())
     if isinstance(batch, dict) and "attention_mask" not in batch and isinstance(tokens, list):
         return np.array([len(row) for row in tokens], np.int64)
+    if "attention_mask" not in batch:
+        raise ValueError("the batch has no attention_mask, so its real tokens are not known. Add the mask, (B, L)")
     mask = batch["attention_mask"]
     if isinstance(mask, list):
         return np.array([sum(row) for row in mask], np.int64)

@@ -243,6 +243,8 @@ class StaticShapes:
 class AttentionCost:
     """The cost linear B L + quadratic B L^2 of a padded batch, for `CostBudget`.
 
+    `balance_cost=`, `balance` and `Packed` take it too, or a function of one length.
+
     With linear = 1, the unit is a token. The arithmetic of a transformer of width d has quadratic = 1 / (6 d). The
     memory of eager attention has more, because it keeps its scores. As a dataclass it prints, compares and pickles.
 
