@@ -13,9 +13,16 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 EXTRAS: Final = re.compile(
-    r"\b(accelerate|gcsfs|gigatoken|lightning|moto|polars|ray|s3fs|trl|torchdata|transformers)\b"
+    r"\b(accelerate|gcsfs|gigatoken|lightning|moto|polars|ray|s3fs|trl|torchdata|transformers|tests\.tokenizers)\b"
 )
-ALL: Final = ("test_docs.py", "test_mutants.py", "test_surface.py")
+ALL: Final = (
+    "test_docs.py",
+    "test_first_tries.py",
+    "test_generation.py",
+    "test_mutants.py",
+    "test_pickle.py",
+    "test_surface.py",
+)
 """These import every extra on their way."""
 
 
