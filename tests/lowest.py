@@ -13,7 +13,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 EXTRAS: Final = re.compile(
-    r"\b(accelerate|gcsfs|gigatoken|lightning|moto|polars|ray|s3fs|trl|torchdata|transformers|tests\.tokenizers|tests import .*tokenizers)\b"
+    r"\b(accelerate|gcsfs|gigatoken|lightning|moto|polars|ray|s3fs|trl|torchdata|transformers"
+    r"|tests\.tokenizers|tests import .*tokenizers)\b"
 )
 ALL: Final = (
     "test_docs.py",
