@@ -162,6 +162,7 @@ class BatchSampler:
     @property
     def sampler(self) -> BatchSampler:
         """The sampler itself. Accelerate and Lightning look here for the `set_epoch` of a batch sampler.
+
         Example:
             >>> import brimful as bf
             >>> sampler = bf.BatchSampler([50, 30, 20, 20, 30, 20], bf.TokenBudget(60))
@@ -177,6 +178,7 @@ class BatchSampler:
 
     def __len__(self) -> int:
         """The number of lists of this rank in the whole epoch, also after a restored state.
+
         Example:
             >>> import brimful as bf
             >>> sampler = bf.BatchSampler([50, 30, 20, 20, 30, 20], bf.TokenBudget(60))

@@ -229,6 +229,7 @@ class AsyncLoader:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iteration continue from a state. It may be a state of the loader itself.
+
         Example:
             >>> import brimful as bf
             >>> loader = AsyncLoader(bf.from_sequence([[1], [2], [3]]).batch(1).loader(), "cpu")

@@ -54,6 +54,7 @@ def probe(
 
 def meter_on(device: Any, step: Callable[[Any], object], make_batch: Callable[[int, Any], Any]) -> Meter:
     """The function with which `probe` measures a shape, for `largest_batches`. It takes the arguments of `probe`.
+
     Example:
         >>> meter = meter_on("cpu", lambda batch: batch * 2, lambda batch, length: torch.ones(batch, length))
         >>> meter(4, 128)

@@ -79,6 +79,7 @@ def estimator(
     make_step: MakeStep | None = None,
 ) -> Meter:
     """The function with which `estimate` measures a shape, for `largest_batches`. It takes the arguments of `estimate`.
+
     Example:
         >>> def make_step(layer):
         ...     return lambda batch: layer(batch).sum().backward()

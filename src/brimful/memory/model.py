@@ -188,6 +188,7 @@ class MemoryModel:
     @property
     def num_lengths(self) -> int:
         """1, or 2 if a sample has a source and a target.
+
         Example:
             >>> pairs = MemoryModel.fit([(1, 8, 4), (4, 16, 8), (8, 16, 4)], [1500, 3000, 4000])
             >>> MemoryModel.pretrained().num_lengths, pairs.num_lengths
@@ -197,6 +198,7 @@ class MemoryModel:
 
     def predict(self, batch: int, length: Length) -> float:
         """The expected peak, in bytes. Half of all peaks lie above it.
+
         Example:
             >>> shapes = [(1, 64), (8, 64), (4, 128), (8, 256), (1, 512), (8, 512)]
             >>> model = MemoryModel.fit(shapes, [10**6 + batch * 2000 * length for batch, length in shapes])
@@ -208,6 +210,7 @@ class MemoryModel:
 
     def bound(self, batch: int, length: Length, *, risk: float = 0.025) -> float:
         """A peak, in bytes, that real peaks exceed with at most this risk.
+
         Example:
             >>> model = MemoryModel.fit([(1, 64), (8, 64), (4, 128), (8, 256)], [1.1e6, 2.1e6, 2.2e6, 5.0e6])
             >>> bounds = [model.bound(4, 256, risk=risk) for risk in (0.1, 0.025)]
@@ -346,6 +349,7 @@ class MemoryModel:
 
     def fingerprint(self) -> str:
         """The model in a few words, for the header of a state. Two different models have different fingerprints.
+
         Example:
             >>> model = MemoryModel.fit([(1, 64), (8, 64)], [1.1e6, 2.1e6])
             >>> model.fingerprint() == model.refined([(4, 64)], [1.6e6]).fingerprint()

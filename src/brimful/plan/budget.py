@@ -221,6 +221,7 @@ class StaticShapes:
     @property
     def shapes(self) -> list[tuple[int, int]]:
         """All possible shapes, (rows, tokens).
+
         Example:
             >>> StaticShapes([16, 64], 128).shapes
             [(8, 16), (2, 64)]
@@ -332,6 +333,7 @@ class CostBudget:
     @property
     def max_length(self) -> int | None:
         """The longest sample, in tokens, that alone costs no more than the limit. None if no length exceeds it.
+
         Example:
             >>> CostBudget(AttentionCost(quadratic=1 / 10), 200).max_length
             40

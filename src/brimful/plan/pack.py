@@ -59,6 +59,7 @@ class Packed:
     @property
     def max_length(self) -> int:
         """The length of a row.
+
         Example:
             >>> Packed(10).max_length
             10

@@ -120,6 +120,7 @@ class Plan:
     @property
     def num_shapes(self) -> int:
         """The number of distinct shapes (rows, padded length). A compiler has to compile each of them.
+
         Example:
             >>> Plan.of([3, 3, 1, 1], [[0], [1], [2, 3]]).num_shapes
             2
@@ -151,6 +152,7 @@ class Policy(Protocol):
     @property
     def max_length(self) -> int | None:
         """The longest sample that the policy can place, in tokens. None: any.
+
         Example:
             >>> import brimful as bf
             >>> bf.TokenBudget(60).max_length, bf.FixedSize(8).max_length

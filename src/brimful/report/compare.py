@@ -109,7 +109,7 @@ class Spread(NamedTuple):
     counts: tuple[int, ...]
 
 
-class Waiting(NamedTuple):
+class WaitingShares(NamedTuple):
     """The share of their time that ranks wait for the slowest of each step; None where the epoch has no whole step.
 
     Args:
@@ -149,7 +149,7 @@ class Outcome(NamedTuple):
     slots_at: tuple[int, ...]
     tokens_at: tuple[int, ...]
     between: tuple[float, ...]
-    waiting: tuple[Waiting, ...]
+    waiting: tuple[WaitingShares, ...]
 
     @property
     def too_many_shapes(self) -> bool:
@@ -389,13 +389,13 @@ def _outcome(way: _Way, lengths: IntArray, edges: IntArray, hidden_size: int) ->
     )
 
 
-def _waiting(way: _Way, epoch: _Epoch, cost: AttentionCost, ranks: int, micro_batches: int) -> Waiting:
+def _waiting(way: _Way, epoch: _Epoch, cost: AttentionCost, ranks: int, micro_batches: int) -> WaitingShares:
     balanced = None
     if way.role != "random" and len(epoch.sizes) >= ranks * micro_batches:
         even = _epoch(way.make(balance_group=ranks, balance_cost=cost), cost)
         balanced = waiting(even.work, ranks, micro_batches)
     tokens = waiting(epoch.slots.astype(np.float64), ranks, micro_batches)
-    return Waiting(ranks, tokens, waiting(epoch.work, ranks, micro_batches), balanced)
+    return WaitingShares(ranks, tokens, waiting(epoch.work, ranks, micro_batches), balanced)
 
 
 # -- advice --------------------------------------------------------------------------------------------------------------
