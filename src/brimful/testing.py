@@ -242,8 +242,8 @@ def assert_isolated(model: Any, batch: Mapping[str, Any] | None = None, attn_imp
     runs in eval mode, so effects of training alone are not seen (such as the statistics of a batch norm).
 
     Args:
-        model: a module that takes the batch by the names of its forward, or as one argument. It must return tensors
-            with a value for each token.
+        model: a module that takes the batch by the names of its forward, or as one argument, or its token ids as one
+            argument. It must return tensors with a value for each token.
         batch: a batch of `pack` or `batch`, or the form in which your step gives it to the model (such as
             `bf.attention.padding_free(batch)`). A few short samples of it are tried. None: random tokens, packed, and
             then padded if the model takes such a batch.
@@ -253,6 +253,7 @@ def assert_isolated(model: Any, batch: Mapping[str, Any] | None = None, attn_imp
         ValueError: the model returns nothing for each token, or does not run with this kernel. Or its forward needs
             more than the batch has. Or its parameters are on the meta device, or torch.jit compiled it. Or the number of
             its token ids is not known (give a batch).
+        TypeError: its forward takes one argument, and runs neither with the batch nor with its token ids.
     Price: some ten runs on 300 tokens, and a copy of the parameters in float64, for at most 50 million. Larger models,
         and those that do not run in float64, are tried in their own type. The tolerance is then 1e-6 of the output's
         size, or 5e-2 in half precision. Between a sample in its row and alone it is 1e-3.

@@ -20,7 +20,7 @@ from transformers import Trainer, TrainingArguments
 import brimful as bf
 from brimful.integrations.accelerate import prepare
 from brimful.integrations.transformers import trainer_class
-from brimful.isolation.call import Call
+from brimful.isolation.call import Call, call_of
 from brimful.isolation.guard import refuse_leaks, structure
 from brimful.testing import assert_isolated
 from tests.isolation.toys import Adapted, toy
@@ -81,6 +81,47 @@ def test_a_trainer_refuses_what_leaks_and_takes_what_is_mended(tmp_path: Path) -
     trainer_class(Trainer, isolation="off")(opt(), arguments(tmp_path), train_dataset=packed()).train()
     with pytest.raises(ValueError, match="isolation must be one of raise, off"):
         trainer_class(Trainer, isolation="warn")
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        (
+            {"attention_mask": torch.ones(1, 32)},
+            r"without attention_mask \(one of shape \(rows, tokens\) says that each row is",
+        ),
+        ({"use_cache": True}, r"with use_cache=False \(with a cache"),
+        ({"use_cache": None}, r"with use_cache=False \(with a cache"),
+        ({"position_ids": None}, "with position_ids that begin at 0 in each sample"),
+        ({"position_ids": torch.arange(32)[None]}, "with position_ids that begin at 0 in each sample"),
+        ({"position_ids": None, "use_cache": True}, r"with use_cache=False \(.*\), and with position_ids that begin"),
+    ],
+)
+def test_what_of_a_batch_makes_samples_meet_is_said(changes: dict[str, Any], remedy: str) -> None:
+    batch = next(iter(packed()))
+    bf.testing.assert_isolated(llama(), batch)
+    changed = {name: one for name, one in {**batch, **changes}.items() if one is not None}
+    with pytest.raises(
+        AssertionError, match=rf"LlamaAttention.*\. Samples are kept apart by model\(\*\*batch\) {remedy}"
+    ):
+        bf.testing.assert_isolated(llama(), changed)
+    with pytest.raises(
+        ValueError, match=rf"Its samples are kept apart by model\(\*\*batch\) {remedy}.* Or: Give it padded"
+    ):
+        refuse_leaks(llama(), call_of(llama(), changed))
+
+
+def test_what_a_model_does_not_take_is_no_remedy() -> None:
+    class Plain(transformers.LlamaForCausalLM):
+        def forward(self, input_ids: Any, attention_mask: Any = None, position_ids: Any = None) -> Any:
+            return super().forward(input_ids, attention_mask, position_ids, use_cache=False)
+
+    batch = {**next(iter(packed())), "attention_mask": torch.ones(1, 32)}
+    found = bf.testing.isolation_report(Plain(transformers.LlamaConfig(**SMALL)), batch)
+    assert (
+        found.remedy
+        == "model(**batch) without attention_mask (one of shape (rows, tokens) says that each row is one sample)"
+    )
 
 
 def test_accelerate_checks_the_call_that_the_loop_makes() -> None:

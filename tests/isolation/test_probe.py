@@ -261,6 +261,26 @@ def test_a_model_is_called_as_its_forward_takes_a_batch(kind: Any) -> None:
     assert found.layer.removeprefix("inner.") == "blocks.1.conv"
 
 
+def test_a_model_of_tokens_alone_is_given_them_whatever_it_calls_them() -> None:
+    class Ids(nn.Module):
+        def __init__(self, mix: nn.Module) -> None:
+            super().__init__()
+            self.words, self.mix = nn.Embedding(WORDS, 4), mix
+
+        def forward(self, ids: Any) -> torch.Tensor:
+            return self.mix(self.words(ids).mT).mT
+
+    for batch in (None, batch_of([9, 14, 3, 10])):
+        assert_isolated(Ids(nn.Identity()), batch)
+        assert_isolated(nn.Sequential(nn.Embedding(WORDS, 4)), batch)
+        with pytest.raises(AssertionError, match=r"at mix \(Conv1d\), by its convolution"):
+            assert_isolated(Ids(nn.Conv1d(4, 4, 3, padding=1)), batch)
+        with pytest.raises(
+            TypeError, match=r"Linear.forward takes one argument, input, and runs neither .* Wrap it in a"
+        ):
+            assert_isolated(nn.Linear(4, 4), batch or batch_of([9, 14]))
+
+
 class Quantised(nn.Module):
     """A linear layer with integers for weights."""
 

@@ -66,6 +66,15 @@ class Call:
         return bool((self.segments.amax(1) > 1).any())
 
     @property
+    def restarts(self) -> bool:
+        """Whether positions begin at 0 in each sample, and nowhere else."""
+        positions = self.inputs.get("position_ids")
+        if not isinstance(positions, Tensor) or tuple(positions.shape) != self.shape:
+            return False
+        begins = self.segments.diff(dim=1, prepend=self.segments[:, :1] - 1) != 0
+        return bool(((positions.cpu() == 0) == begins).all())
+
+    @property
     def samples(self) -> list[Sample]:
         """Those of all rows, in order."""
         return [

@@ -20,7 +20,7 @@ from brimful.core.random import seeded
 from brimful.isolation.call import Call, packed_batch, segments_of, unwrapped, vocabulary_of
 from brimful.isolation.probe import Leak, examine
 from brimful.isolation.small import POSITIONS, small_instance
-from brimful.isolation.verdict import AS_IT_IS, KERNELS, LEAST_VOCABULARY, segments, verdict
+from brimful.isolation.verdict import AS_IT_IS, KERNELS, LEAST_VOCABULARY, repaired, segments, verdict
 
 TABLE: Final = Path(__file__).with_name("table.json")
 MOST_PARAMETERS: Final = 100_000_000
@@ -129,7 +129,7 @@ def refuse_leaks(model: nn.Module, call: Call) -> None:
                 continue
             if leak is None:
                 return
-            remedy = _remedy(tried, base, kernel) if tried is not base else ""
+            remedy = _remedy(tried, base, kernel, short) if tried is not base else ""
             raise ValueError(_words(type(base).__name__, leak, remedy))
     logger.warning(
         "nobody knows whether %s keeps the samples of a packed row apart%s: say bf.testing.assert_isolated(model) where it is "
@@ -174,10 +174,12 @@ def _words(name: str, leak: Leak, remedy: str) -> str:
     )
 
 
-def _remedy(small: nn.Module, base: Any, kernel: str) -> str:
+def _remedy(small: nn.Module, base: Any, kernel: str, tried: Call) -> str:
     """The call, or the kernel, by which samples are kept apart."""
     batch = packed_batch(segments(), _fewest_words(small))
     way = verdict(small, batch, kernel).way
+    if way == AS_IT_IS and (call := repaired(small, tried)):
+        return f"Its samples are kept apart by {call}. Or: "
     if way and way != AS_IT_IS:
         call = way.removeprefix("model(**").removesuffix(")")
         return f"Its samples are kept apart by batches.map(lambda batch: {{**batch, **{call}}}). Or: "
@@ -229,11 +231,7 @@ def _is_known(model: Any, call: Call, kernel: str) -> bool:
     plain = not any(
         call.inputs.get(name) is not None for name in ("attention_mask", "past_key_values", "inputs_embeds")
     )
-    positions = call.inputs.get("position_ids")
-    if not plain or call.inputs.get("use_cache") is not False or not isinstance(positions, torch.Tensor):
-        return False
-    begins = call.segments.diff(dim=1, prepend=call.segments[:, :1] - 1) != 0
-    return tuple(positions.shape) == call.shape and bool(((positions.cpu() == 0) == begins).all())
+    return plain and call.inputs.get("use_cache") is False and call.restarts
 
 
 _NO_MATTER: Final = re.compile(

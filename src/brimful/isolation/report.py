@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 from torch import nn
 
 from brimful.core.random import seeded
-from brimful.isolation.call import call_of, packed_batch, padded_batch, unwrapped, vocabulary_of
-from brimful.isolation.probe import Leak, examine
+from brimful.isolation.call import Call, call_of, packed_batch, padded_batch, required, unwrapped, vocabulary_of
+from brimful.isolation.probe import Examined, Leak, examine
 from brimful.isolation.small import parts_of
-from brimful.isolation.verdict import AS_IT_IS, LEAST_VOCABULARY, segments, verdict
+from brimful.isolation.verdict import AS_IT_IS, LEAST_VOCABULARY, repaired, segments, verdict
+
+NOT_TAKEN: Final = (AttributeError, LookupError, RuntimeError, TypeError)
+"""What modules say to an argument of another kind."""
 
 
 def report(
@@ -29,22 +33,49 @@ def report(
         if batch is not None:
             vocabulary = vocabulary_of(model, batch)
             call = call_of(model, batch)
-            examined = {"batch": examine(model, call.short() if call.packed else call, vocabulary)}
+            call = call.short() if call.packed else call
+            examined = {"batch": _examined(model, call, vocabulary)}
         else:
             vocabulary = min(vocabulary_of(model, None), LEAST_VOCABULARY)
             rows = segments(short=not of_transformers)
-            examined = {"packed": examine(model, call_of(model, packed_batch(rows, vocabulary)), vocabulary)}
+            call = call_of(model, packed_batch(rows, vocabulary))
+            examined = {"packed": _examined(model, call, vocabulary)}
             with suppress(Exception):  # whatever a model says to a batch of a kind that it does not take
                 padded = call_of(model, padded_batch(rows, vocabulary))
-                examined["padded"] = examine(model, padded, vocabulary)
+                examined["padded"] = _examined(model, padded, vocabulary)
         remedy = ""
         if of_transformers and any(one.leak for name, one in examined.items() if name != "padded"):
             named = attn_implementation or str(getattr(config, "_attn_implementation", None) or "eager")
             way = verdict(model, packed_batch(segments(), min(vocabulary, LEAST_VOCABULARY)), named).way
-            remedy = "" if way == AS_IT_IS else way
+            remedy = repaired(model, call) if way == AS_IT_IS else way
     first = next(iter(examined.values()))
     dtype = str(first.dtype).removeprefix("torch.")
     return {name: one.leak for name, one in examined.items()}, remedy, dtype, first.tolerance
+
+
+def _examined(model: nn.Module, call: Call, vocabulary: int) -> Examined:
+    """Examines a model. One whose forward takes a single argument of an unknown name takes the batch, or else its tokens.
+
+    Raises:
+        TypeError: it takes neither.
+    """
+    if not call.whole:
+        return examine(model, call, vocabulary)
+    try:
+        return examine(model, call, vocabulary)
+    except NOT_TAKEN as error:
+        (name,) = required(model) or ("",)
+        if not name:
+            raise
+        said, tokens = error, call.tokens
+    try:
+        return examine(model, replace(call, inputs={name: call.inputs[tokens]}, whole=False), vocabulary)
+    except NOT_TAKEN as error:
+        raise TypeError(
+            f"{type(model).__name__}.forward takes one argument, {name}, and runs neither with the batch ({type(said).__name__}: "
+            f"{said}) nor with its {tokens} ({type(error).__name__}: {error}). Wrap it in a module whose forward takes the "
+            f"names of the batch, such as def forward(self, {tokens})"
+        ) from said
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
-from brimful.isolation.call import call_of
+from brimful.isolation.call import Call, call_of, packed_batch
 from brimful.isolation.probe import Leak, examine
 from brimful.tensors.attention import padding_free
 
@@ -90,3 +90,18 @@ def verdict(model: nn.Module, batch: Mapping[str, Any], attn_implementation: str
             return Verdict(way.words, leak, refused)
         leak = found if plain else leak
     return Verdict("", leak, refused)
+
+
+def repaired(model: nn.Module, call: Call) -> str:
+    """Of a model that keeps samples apart as packed batches come: what of a call to change for that; "" where nobody knows."""
+    if not call.packed:
+        return ""
+    taken = call_of(model, packed_batch(call.segments, LEAST_VOCABULARY)).inputs
+    changes = []
+    if getattr(call.inputs.get("attention_mask"), "ndim", 0) == 2:
+        changes.append("without attention_mask (one of shape (rows, tokens) says that each row is one sample)")
+    if "use_cache" in taken and call.inputs.get("use_cache") is not False:
+        changes.append("with use_cache=False (with a cache, the default, a row is taken for one sample)")
+    if "position_ids" in taken and not call.restarts:
+        changes.append("with position_ids that begin at 0 in each sample, as pack makes them")
+    return f"{AS_IT_IS} {', and '.join(changes)}" if changes else ""
