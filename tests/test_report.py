@@ -52,7 +52,7 @@ def test_code_of_each_policy_gives_its_numbers(
 ) -> None:
     samples = SAMPLES[:count]
     report = compare(LENGTHS[:count], Settings(**SMALL, row_length=row_length))
-    assert len(report.outcomes) == 12
+    assert len(report.outcomes) == (11 if count > 1_000 else 10)
     for outcome in report.outcomes:
         batches = eval(outcome.code, {"bf": bf, "dataset": source(samples), "samples": samples})
         with batches.iter() as it:
@@ -210,6 +210,24 @@ def about(share: float | None) -> Any:
 def test_ranks_do_not_wait_where_no_step_is_whole() -> None:
     report = compare([5, 6, 7], Settings(max_tokens=8, batch_size=1))
     assert {one[1:] for outcome in report.outcomes for one in outcome.waiting} == {(None, None, None)}
+
+
+@pytest.mark.parametrize(
+    ("count", "filled"), [(5, "1 batch of 512 tokens"), (100, "11 batches of 512 tokens"), (1_000, "")]
+)
+def test_too_few_batches_to_compare_are_told_of(count: int, filled: str) -> None:
+    report = compare(LENGTHS[:count], Settings(**SMALL))
+    assert (len(report.advice) == 1) == bool(filled)
+    assert report.advice[0].code == "dataset.batch_by_tokens(512)"
+    said = f"these samples fill {filled}, and policies are compared from 16 batches on. Report on more samples, or with"
+    assert (said in to_html(report)) == bool(filled)
+
+
+def test_windows_that_hold_all_samples_are_shown_once() -> None:
+    for count, windows in ((100, {100}), (2_000, {1_000, named(compare(LENGTHS), "token budget").window, 2_000})):
+        found = [one for one in compare(LENGTHS[:count]).outcomes if one.name == "token budget"]
+        assert len({one.window for one in found}) == len(found)
+        assert {one.window for one in found} <= windows
 
 
 def test_advice_is_to_leave_equal_lengths_alone() -> None:

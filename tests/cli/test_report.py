@@ -148,6 +148,10 @@ def test_table_says_what_the_document_says_in_80_columns(lengths: Path) -> None:
     assert all(advice["sentence"] in flat for advice in found["advice"])
     assert "B L (1 + L / (6 x width)) for a batch of B rows padded to L" in flat
     assert "At 30 s a shape 8 take 4 min" in flat
+    assert (
+        'least padding: dataset.batch(bf.TokenBudget(16_384, planner="least_padding", step_cost=0.05)). --json' in flat
+    )
+    assert "-: there are too few batches for a step of so many ranks, or they keep the order of arrival" in flat
 
 
 def test_many_files_are_named_in_short(lengths: Path) -> None:

@@ -49,6 +49,8 @@ NUM_BUCKETS: Final = (8, 16)
 STEP_COST: Final = 0.05
 STEP: Final = 4
 """Batches of an optimizer step that reach the loss of random ones, from windows of two steps (docs/convergence.md)."""
+FEWEST: Final = 16
+"""Fewer batches of a budget say little of a policy: its padding is about 2.5 / batches, whatever the lengths."""
 EVEN: Final = 0.02
 """Random batches that pad no more than this need no policy."""
 
@@ -274,6 +276,7 @@ def _ways(lengths: IntArray, settings: Settings) -> list[_Way]:
                 window,
             )
             for window in (1_000, 10_000)
+            if window < len(lengths)
         ),
         _Way(
             "token budget",
@@ -402,9 +405,16 @@ def _waiting(way: _Way, epoch: _Epoch, cost: AttentionCost, ranks: int, micro_ba
 
 
 def _advice(outcomes: list[Outcome], roles: dict[str, int], settings: Settings) -> tuple[Advice, ...]:
-    """Recommends a policy in general, one for compiled shapes, and one for packed rows."""
+    """Recommends a policy in general, one for compiled shapes, and one for packed rows; of few batches, none but the first."""
     random, budget, static, packed = (outcomes[roles[role]] for role in ("random", "budget", "static", "packed"))
     most, size = f"{settings.max_tokens:_}", settings.batch_size
+    if budget.batches < FEWEST:
+        filled = "1 batch" if budget.batches == 1 else f"{budget.batches} batches"
+        why = (
+            f"these samples fill {filled} of {settings.max_tokens:,} tokens, and policies are compared from {FEWEST} batches on. "
+            "Report on more samples, or with a smaller --max-tokens"
+        )
+        return (Advice("", f"batch_by_tokens({most})", why, budget.code, roles["budget"]),)
     if random.padding <= EVEN:
         why = (
             f"your samples are nearly equally long, so that random batches have only {percent(random.padding)} padding"

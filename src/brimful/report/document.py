@@ -34,7 +34,8 @@ def to_json(report: Report) -> dict[str, Any]:
             batches ("1", "2", "4", "8"), a share; waiting, a list for 8 and 64 ranks: ranks, and the share of their time that
             they wait for the slowest of each step, by tokens, by work, and balanced, by work with balance_group and
             balance_cost (null without a whole step; balanced, also in order of arrival).
-        advice: a list, the first for everybody; in each: sentence; code; policy, the place in `policies` (0 is the first).
+        advice: a list, the first for everybody, and the only one where there are too few batches to compare; in each: sentence;
+            code; policy, the place in `policies` (0 is the first).
     """
     settings = report.settings
     return {
@@ -68,7 +69,7 @@ def to_html(report: Report) -> str:
 
     >>> from brimful.report import compare
     >>> to_html(compare([5, 9, 7])).count("<figure>")
-    12
+    10
     """
     first, *others = report.advice
     tags: dict[int, str] = {}

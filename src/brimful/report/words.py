@@ -74,7 +74,9 @@ def notes(report: Report) -> dict[str, str]:
     limit = duration(RECOMPILE_LIMIT * settings.compile_seconds)
     most = max(report.outcomes, key=lambda outcome: outcome.shapes)
     worst = f", {most.shapes:,} take {duration(most.shapes * settings.compile_seconds)}"
+    fewest_slots = next(outcome.code for outcome in report.outcomes if outcome.name == "least padding")
     return {
+        "policy": f"least padding: {fewest_slots}. --json has the call of each.",
         "window": "samples sorted together, in order of arrival; auto is what the loader takes for 1 % padding.",
         "tokens/batch": f"real ones; --max-tokens {settings.max_tokens:,} counts padding too.",
         "cost": (
@@ -90,7 +92,8 @@ def notes(report: Report) -> dict[str, str]:
         "ranks": (
             "they wait for the slowest of each step. tokens: a batch takes as long as it has tokens, padding included. work: as "
             "long as its arithmetic, as in cost. even: work again, with balance_group=8 (or 64) and "
-            f"balance_cost=bf.AttentionCost(quadratic=1 / (6 * {settings.hidden_size}))."
+            f"balance_cost=bf.AttentionCost(quadratic=1 / (6 * {settings.hidden_size})). -: there are too few batches for a step "
+            "of so many ranks, or they keep the order of arrival, which nothing balances."
         ),
         "shapes": (
             f"* more than {RECOMPILE_LIMIT}: torch.compile(dynamic=False) gives up there (recompile_limit) and runs "
