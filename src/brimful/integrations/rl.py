@@ -41,7 +41,8 @@ def get_seqlen_balanced_partitions(seqlen_list: Any, k_partitions: int, equal_si
     truth("equal_size", equal_size)
     if len(lengths) < partitions:
         raise ValueError(
-            f"{len(lengths):,} samples leave some of {partitions:,} partitions empty; take fewer partitions"
+            f"{len(lengths):,} samples leave some of {partitions:,} partitions empty; give a sample for each, or take fewer "
+            "partitions"
         )
     if equal_size and len(lengths) % partitions:
         raise ValueError(
@@ -78,7 +79,7 @@ def rearrange_micro_batches(
         The micro batches, of the batch's type, and for each the numbers of its samples, ascending.
     Raises:
         OverlongError: a sample of some rank alone exceeds `max_token_len`.
-        ValueError: more micro batches than some rank has samples. Every rank raises either error.
+        ValueError: more micro batches than some rank has samples, or a rank without a sample. Every rank raises it.
     Price: that of `micro_batches` and `balance`, and one exchange of three integers among the ranks.
     Example:
         >>> batch = {"input_ids": [[1, 2, 3], [4], [5, 6]]}
@@ -104,6 +105,8 @@ def rearrange_micro_batches(
     if longest > cap:
         raise OverlongError(f"another rank has a sample of {longest:,} tokens, which cannot fit max_token_len={cap:,}")
     number = -(-needed // step) * step
+    if not samples:
+        raise ValueError("the batch of a rank has no samples; give each rank at least one sample")
     if number > -samples:
         raise ValueError(
             f"{number:,} micro batches need a sample each, and a rank has {-samples:,}; raise max_token_len, "
