@@ -143,7 +143,7 @@ def test_a_cost_that_is_infinite_in_a_sum_is_refused(cost: Any) -> None:
 
 
 def test_a_cost_of_several_numbers_is_refused() -> None:
-    with pytest.raises(TypeError, match=re.escape("cost must give a number for a length (cost(3) is [3.])")):
+    with pytest.raises(TypeError, match=re.escape("cost must give a number for a length (cost(3) is [3])")):
         bf.Packed(8, cost=lambda length: np.array([length])).plan([3, 4])  # type: ignore[arg-type, return-value]
 
 

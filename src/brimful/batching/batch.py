@@ -142,9 +142,9 @@ class PlannedBatches:
     def costs(self, cost: SampleCost) -> NDArray[np.float64]:
         """What each batch costs, float64 (len,): its slots, padded as they are; of packed rows the sum over its pieces."""
         if self.pieces is None:
-            return self.padded_sizes * sample_costs(widths(self.padded_lengths), cost)
+            return self.padded_sizes * sample_costs(widths(self.padded_lengths), cost, "balance_cost")
         batch_of = np.repeat(np.arange(len(self)), np.diff(self.bounds))
-        return part_sums(batch_of, sample_costs(self.pieces.lengths, cost), len(self))
+        return part_sums(batch_of, sample_costs(self.pieces.lengths, cost, "balance_cost"), len(self))
 
     def sums(self, counts: NDArray[Any]) -> IntArray:
         """What each batch has of something that was counted for each sample, or piece."""

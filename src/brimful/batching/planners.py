@@ -189,7 +189,9 @@ class ByPacking(BatchPlanner):
         return {"row_length": self.policy.row_length, "rows": self.num_rows, "overlong": self.overlong}
 
     def batches(self, window: PlanningWindow, key: int, first: bool) -> PlannedBatches:
-        row_length = self.policy.row_length
+        row_length, cost = self.policy.row_length, self.policy.cost
+        if cost is not None:  # an error of it names what a user wrote
+            sample_costs(np.clip(window.lengths, 1, row_length), cost, "balance_cost")
         if self.overlong == "split":
             numbers, starts, lengths = split_long(window.lengths, row_length)
             plan = self.policy.plan(lengths)
@@ -198,8 +200,8 @@ class ByPacking(BatchPlanner):
             lengths = np.minimum(window.lengths, row_length)
             numbers, starts = np.arange(len(window)), np.zeros(len(window), dtype=np.int64)
         order = random.permutation(len(plan), key) if self.shuffle else np.arange(len(plan))
-        if self.policy.cost is not None:
-            order = self._even(plan, sample_costs(lengths, self.policy.cost), order)
+        if cost is not None:
+            order = self._even(plan, sample_costs(lengths, cost), order)
         pieces, ends = _flat([plan.batches[row] for row in order.tolist()])
         count = -(-len(order) // self.num_rows)
         bounds = ends[np.minimum(np.arange(count + 1) * self.num_rows, len(order))]

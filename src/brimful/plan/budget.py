@@ -3,6 +3,7 @@ limit of an optimizer step among its batches."""
 
 from __future__ import annotations
 
+import inspect
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.errors import finite, one_of, settle
+from brimful.core.errors import finite, function, one_of, settle
 from brimful.plan.buckets import as_buckets
 from brimful.plan.cut import Cut, assemble, cut_greedy, plan_sorted
 from brimful.plan.least_padding import cut_fewest, cut_priced
@@ -274,31 +275,60 @@ class AttentionCost:
 SampleCost = AttentionCost | Callable[[int], float]
 
 
-def sample_costs(lengths: IntArray, cost: SampleCost | None) -> NDArray[np.float64]:
+def sample_cost(name: str, cost: SampleCost) -> SampleCost:
+    """What a user gave as the cost of a sample, which is refused where it is given if no length alone can be its argument.
+
+    >>> sample_cost("balance_cost", lambda rows, length: rows * length)
+    Traceback (most recent call last):
+    TypeError: balance_cost must take one argument, the length of a sample (got <function ...>, which takes (rows, length)); ...
+    """
+    if not isinstance(function(name, cost), AttentionCost):
+        try:
+            signature = inspect.signature(cost)
+        except ValueError:  # of some functions in C nobody knows it
+            return cost
+        try:
+            signature.bind(1)
+        except TypeError:
+            raise TypeError(
+                f"{name} must take one argument, the length of a sample (got {cost!r}, which takes {signature}); give a function "
+                "such as lambda length: length**2, or bf.AttentionCost(quadratic=...)"
+            ) from None
+    return cost
+
+
+def sample_costs(lengths: IntArray, cost: SampleCost | None, name: str = "cost") -> NDArray[np.float64]:
     """What samples of these lengths cost, (n,); by default their lengths. A function is called once for each distinct length.
 
+    Args:
+        name: the name that the user knows.
     Raises:
         ValueError: a cost is negative, or not finite where all samples have it.
-        TypeError: a function gives several numbers.
+        TypeError: a function gives something else than a number.
 
     >>> sample_costs(np.array([10, 20, 10]), AttentionCost(quadratic=1 / 10)).tolist()
     [20.0, 60.0, 20.0]
     """
     if cost is None:
         return lengths.astype(np.float64)
+    sample_cost(name, cost)
     values, where = np.unique(lengths, return_inverse=True)
     with np.errstate(over="ignore"):
         if isinstance(cost, AttentionCost):
             found = np.asarray(cost(1, values), np.float64)  # type: ignore[arg-type]  # arithmetic alone
         else:
-            found = np.array([cost(value) for value in values.tolist()], np.float64)
-        if found.shape != values.shape:
-            raise TypeError(f"cost must give a number for a length (cost({values[0]:,}) is {found[0]})")
+            given = [cost(value) for value in values.tolist()]
+            try:
+                found = np.array(given, np.float64)
+            except (TypeError, ValueError):  # of texts, and of some numbers and some lists
+                found = np.zeros(0)
+            if found.shape != values.shape:
+                raise TypeError(f"{name} must give a number for a length (cost({values[0]:,}) is {given[0]})")
         wrong = np.flatnonzero(~((found >= 0) & np.isfinite(found * len(lengths))))
     if len(wrong):
-        value, given = int(values[wrong[0]]), found[wrong[0]]
+        value, costs = int(values[wrong[0]]), found[wrong[0]]
         raise ValueError(
-            f"cost must be finite and not negative (cost({value:,}) is {given}), also in a sum of {len(lengths):,} samples"
+            f"{name} must be finite and not negative (cost({value:,}) is {costs}), also in a sum of {len(lengths):,} samples"
         )
     return found[where]
 

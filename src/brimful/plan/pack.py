@@ -10,8 +10,8 @@ from heapq import heappop, heapreplace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.errors import function, settle
-from brimful.plan.budget import SampleCost, sample_costs
+from brimful.core.errors import settle
+from brimful.plan.budget import SampleCost, sample_cost, sample_costs
 from brimful.plan.cut import ascending, cut_at, longest_first
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, Plan, one_length
@@ -54,7 +54,7 @@ class Packed:
     def __post_init__(self) -> None:
         settle(self, "row_length", 1, "token")
         if self.cost is not None:
-            function("cost", self.cost)
+            sample_cost("cost", self.cost)
 
     @property
     def max_length(self) -> int:
