@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from heapq import heapify, heappop, heappush
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -130,7 +131,8 @@ def time_many(name: str, draw: Callable[[int, int], Lengths]) -> None:
 
 
 def work_of(batches: bf.Batches) -> NDArray[np.float64]:
-    return np.concatenate([batch.plan.costs(WORK)[[batch.place]] for batch in batches.plans()])
+    windows = groupby(batches.plans(), lambda batch: batch.plan)
+    return np.concatenate([plan.costs(WORK)[[batch.place for batch in own]] for plan, own in windows])
 
 
 def waiting(work: NDArray[np.float64], ranks: int, parts: int) -> float:

@@ -724,6 +724,13 @@ MUTANTS = [
         of("tensors/test_columns", "test_every_column_of_labels_is_padded_with_minus_100[False]"),
     ),
     Mutant(
+        "an automatic window is too short for large groups",
+        "batches.py",
+        "GROUPS * group if group > 1",
+        "4 * group if group > 1",
+        of("batching/test_balanced", "test_an_automatic_window_holds_enough_batches_for_large_groups"),
+    ),
+    Mutant(
         "labels that a tokenizer made are padded with its own id",
         "batches.py",
         "padding.id is not None and not is_labels(name)",

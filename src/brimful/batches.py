@@ -33,7 +33,7 @@ from brimful.core.repeat import Repeat
 from brimful.core.stage import Stage, check_depth, running
 from brimful.encoding.encoder import Padding, paddings
 from brimful.index.indexed import Indexed
-from brimful.plan.budget import SampleCost
+from brimful.plan.budget import SampleCost, sample_cost
 from brimful.tensors.collated import Collated
 from brimful.tensors.layouts import CollateFnLayout, ColumnRules, Layout, PackedLayout, layout_named
 
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+GROUPS: Final = 16
+"""Of batches of like cost that an automatic window holds at least. With 4 of them, 64 ranks wait thrice as long."""
 
 _OF_SAMPLES: Final = frozenset(
     (
@@ -524,7 +526,7 @@ def batches_of(
     planner = planner if parts == 1 else planner.divided(parts)
     shuffle = check_shuffle(order.shuffle_batches)
     if order.balance_cost is not None:
-        function("balance_cost", order.balance_cost)
+        sample_cost("balance_cost", order.balance_cost)
         if planner.in_order:
             raise ValueError(
                 "balance_cost changes the order of batches, but without window= they keep the order of arrival. Give window=, or "
@@ -541,7 +543,12 @@ def batches_of(
     if originals is not None:
         _check_whole(planner)
         rules = replace(rules, explicit=())  # there are no columns
-    rows, batches = _rows(window, parts)
+    group = (
+        1
+        if order.balance_cost is None or stage.streamed_by
+        else integer("balance_group", order.balance_group, 1, "batch")
+    )
+    rows, batches = _rows(window, parts * group)
     required = planner.sizing is not None and not planner.in_order
     unmasked = rules.beside_tokens if planner.packs else ()
     sizing = planner.sizing, planner.rows_of(batches)
@@ -551,7 +558,8 @@ def batches_of(
         buffered = Buffered(stage, rows, rules.length_columns, required, *sizing, unmasked, text, *first)
         windows = Ahead(buffered, 1, "window")
     else:
-        windows = Planned(cast(Indexed, stage), rows, rules.length_columns, required, *sizing, unmasked, text)
+        fewest = GROUPS * group if group > 1 and batches is None else None
+        windows = Planned(cast(Indexed, stage), rows, rules.length_columns, required, *sizing, unmasked, text, fewest)
     follow = LabelsFollow(rules.follows(LABELS), rules.follows(SHIFTED))
     planned: Stage[Batch] = Batched(
         windows,
@@ -636,12 +644,12 @@ def _say_right() -> None:
     )
 
 
-def _rows(window: int | str, micro_batches: int) -> tuple[int, int | None]:
+def _rows(window: int | str, step_batches: int) -> tuple[int, int | None]:
     """How many rows are planned over, 0 where the policy says, and how many batches it then is to make of them, if so many."""
     if window == "auto":
         return 0, None
     if window == "steps":
-        return 0, 2 * micro_batches
+        return 0, 2 * step_batches
     if isinstance(window, str):
         raise ValueError(f"window must be a number of rows, 'auto' or 'steps' (got {window!r})")
     return integer("window", window, 1, "row"), None

@@ -42,7 +42,7 @@ from brimful.index.slice import Slice
 from brimful.index.train_valid_split import SplitMask
 from brimful.index.train_valid_split import TrainValidSplit as IndexTrainValidSplit
 from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
-from brimful.plan.budget import SampleCost
+from brimful.plan.budget import SampleCost, sample_cost
 from brimful.plan.rounded import Rounding
 from brimful.ray.spread import spread
 from brimful.rows.add_bos_eos import AddBosEos
@@ -945,7 +945,9 @@ class Dataset:
             window: how many rows to plan over. "auto" (also None for a policy) takes enough rows for about 1 % of
                 padding, and streams take 256 MB at most. An epoch of streams begins with 1,024 rows, then 4,096, and so
                 on. "steps" takes the rows of two optimizer steps of `micro_batches`, so that each step has samples of
-                nearly all lengths. Use it for losses that are means over samples. It costs some 10 % of padding.
+                nearly all lengths. Use it for losses that are means over samples. It costs some 10 % of padding. With
+                `balance_cost`, a window of indexed data grows with `balance_group`. "auto" takes 16 groups or more, and
+                "steps" counts the batches of a whole group.
             pad_to_multiple_of: round each padded length up. The limits of a policy hold for the rounded shape.
             buckets: or pad each batch to the smallest of these lengths that holds it.
             overlong: the reaction to a sample that is longer than the policy can place: "raise", "truncate", "drop", or
@@ -989,7 +991,8 @@ class Dataset:
                 steps continue into the next epoch. `take` a multiple of k batches, or the last step is cut. Trainers
                 accumulate gradients by this number: see docs/trainers.md.
             balance_group: keep so many batches of similar cost next to each other when they are shuffled. Give the
-                world size, so that all ranks do equal work.
+                world size, or a multiple of all world sizes that you use, so that all ranks do similar work. Give
+                `balance_cost` too, or the last, smaller group of a window moves later groups off the steps of the ranks.
             balance_cost: the cost of a sample, as for `bf.balance`. Groups then hold batches of equal cost, and not
                 only neighbours in the plan. Each group is one step of the ranks, in every window. With `micro_batches`
                 the sums over the batches of a step are even, too. A function must return the same cost each time, on
@@ -1167,7 +1170,9 @@ class Dataset:
 
         Args:
             row_length: tokens in a row.
-            rows: rows in every batch. If the last batch of a window has too few, the missing rows are padding.
+            rows: rows in an optimizer step of this rank. Without `micro_batches`, that is a batch. With
+                `micro_batches=k`, each batch has rows / k of them: `pack(512, rows=8, micro_batches=4)` makes batches of
+                2 rows. If the last batch of a window has too few, the missing rows are padding.
             window: how many samples to plan over. "auto" takes the samples of 250 batches, which wastes .2 to .5 %.
                 Streams take 256 MB at most, and an epoch of streams begins with the samples of 100 batches.
             overlong: the reaction to a sample that is longer than a row: "raise", "truncate", "drop", or "split" (cut
@@ -1196,6 +1201,8 @@ class Dataset:
         [[1, 2, 3, 6]]
         """
         one_of("overlong", overlong, "raise", "truncate", "drop", "split")
+        if balance_cost is not None:
+            sample_cost("balance_cost", balance_cost)
         policy, rows = Packed(row_length, balance_cost), integer("rows", rows, 1, "row")
         planner = ByPacking(policy, rows, overlong, bool(shuffle_batches))
         columns = ColumnSettings(length_column, token_columns, pad_values, dtypes)

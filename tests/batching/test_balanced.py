@@ -96,6 +96,43 @@ def test_groups_are_aligned_whatever_the_windows_leave_over() -> None:
         assert np.ptp(places) < RANKS, "neighbours in cost"
 
 
+def test_an_automatic_window_holds_enough_batches_for_large_groups() -> None:
+    ranks, samples = 64, data(50_000)
+
+    def made(**how: Any) -> tuple[int, float]:
+        found = [*samples.batch_by_tokens(2_048, **how).plans()]
+        costs = np.array([work(batch) for batch in found])
+        costs = costs[: len(costs) // ranks * ranks].reshape(-1, ranks)
+        return sum(batch.window.number == 0 for batch in found), float(1 - costs.mean() / costs.max(axis=1).mean())
+
+    alone, _ = made()
+    assert made(balance_group=ranks)[0] == made(balance_cost=COST)[0] == alone < 300
+    assert made(balance_group=4, balance_cost=COST)[0] == alone
+    rows = len(next(samples.batch_by_tokens(2_048).plans()).window)
+    _, short = made(balance_group=ranks, balance_cost=COST, window=rows)
+    many, waited = made(balance_group=ranks, balance_cost=COST)
+    assert many >= 0.95 * 16 * ranks
+    assert waited < 0.5 * short
+
+
+@pytest.mark.parametrize("make", ["padded", "packed"])
+def test_windows_of_two_steps_are_of_two_steps_of_the_group(make: str) -> None:
+    samples = data(4_000)
+    how: dict[str, Any] = {"window": "steps", "micro_batches": 2}
+
+    def batches(**group: Any) -> bf.Batches:
+        if make == "padded":
+            return samples.batch_by_tokens(4_096, **how, **group)
+        return samples.pack(512, rows=2, **how, **group)
+
+    alone, group, even = (
+        len(next(batches(**how).plans()).window)
+        for how in ({}, {"balance_group": 8}, {"balance_group": 8, "balance_cost": COST})
+    )
+    assert group == alone
+    assert even == pytest.approx(8 * alone, rel=0.05)
+
+
 def test_streams_of_one_step_do_equal_work(tmp_path: Path) -> None:
     for shard in range(RANKS):
         lengths = np.minimum(sft(400, seed=shard) // 8 + 1, 512).tolist()
@@ -200,8 +237,27 @@ def test_a_state_of_another_cost_is_refused() -> None:
 def test_batches_in_arrival_order_take_no_cost() -> None:
     with pytest.raises(ValueError, match=r"they keep the order of arrival. Give window=, or leave balance_cost out"):
         data(10).batch(2, balance_cost=COST)
-    with pytest.raises(TypeError, match=r"balance_cost needs a function \(got 3\)"):
-        data(10).batch_by_tokens(9_000, balance_cost=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", ["budget", "packed"])
+@pytest.mark.parametrize(
+    ("cost", "error", "message"),
+    [
+        (3, TypeError, r"balance_cost needs a function \(got 3\)"),
+        (
+            lambda rows, length: rows,
+            TypeError,
+            r"balance_cost must take one argument, .* \(got .*, which takes \(rows, length\)",
+        ),
+        (lambda length: "much", TypeError, r"balance_cost must give a number for a length \(cost\(\d+\) is much\)"),
+        (lambda length: -length, ValueError, r"balance_cost must be finite and not negative \(cost\(\d+\) is -\d+"),
+    ],
+)
+def test_an_error_of_a_cost_names_what_the_user_wrote(
+    make: str, cost: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=f"^{message}"):
+        next(MAKES[make](data(10), balance_cost=cost).plans())
 
 
 # -- gradients -----------------------------------------------------------------------------------------------------------

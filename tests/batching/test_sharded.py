@@ -21,11 +21,13 @@ from torch.distributed import HashStore
 import brimful as bf
 from brimful.batches import _say_unsharded
 from brimful.batching.batch import Batch
+from brimful.batching.distributed import say_split_groups
 from brimful.batching.window import IntArray
 from brimful.dataset import dataset_of
 from brimful.index.index import DataIndex
 from brimful.testing import first_difference
 from tests.effort import examples
+from tests.shards import write
 from tests.store.stores import small
 from tests.worlds import WORLDS, plans_by_step, taken_by_worlds
 
@@ -153,6 +155,32 @@ def test_ranks_that_all_read_the_same_are_told_once(
         assert len(list(batches.loader())) == 3
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith("there are 2 ranks, and each rank gets all of these batches. Call .shard()")
+
+
+@pytest.mark.parametrize("streams", [None, 24])
+@pytest.mark.parametrize(("group", "ranks"), [(4, 3), (4, 8), (1, 3), (4, 2), (4, 4), (4, 1)])
+def test_a_group_that_the_ranks_do_not_fit_is_told(
+    group: int, ranks: int, streams: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = dataset(40)
+    if streams is not None:
+        for shard in range(streams):
+            write(tmp_path / f"{shard}.jsonl", [{"input_ids": [1, 2]}])
+        data = bf.from_files(str(tmp_path / "*.jsonl"), streams=streams)
+    store = HashStore()
+    batches = data.batch_by_tokens(120, window=50, balance_group=group)
+    say_split_groups.cache_clear()
+    with caplog.at_level("WARNING", logger="brimful"), ThreadPoolExecutor(ranks) as pool:
+        runs = [batches.shard(rank, ranks, process_group=store if streams else None) for rank in range(ranks)]
+        assert len({len(found) for found in pool.map(list, runs)}) == 1
+        assert len(list(data.batch(2, balance_group=group).shard(0, 1))) > 0
+    said = [record.getMessage() for record in caplog.records]
+    expected = (
+        f"balance_group={group} is not a multiple of the {ranks} ranks, so the batches of a step come from several groups, and "
+        f"ranks wait for the dearest. Give balance_group={ranks}, or a multiple of all numbers of ranks that you use. A state "
+        "keeps its group"
+    )
+    assert set(said) == ({expected} if group > 1 and group % ranks else set())
 
 
 def test_why_the_number_of_batches_is_not_known() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 from typing import Any, NamedTuple
+
+from brimful.core.errors import logger
 
 
 class Rank(NamedTuple):
@@ -45,6 +48,18 @@ def check_group(process_group: Any, mesh: Any) -> None:
     if process_group is not None and not (hasattr(process_group, "size") or hasattr(process_group, "wait")):
         raise TypeError(
             f"process_group takes a group of torch.distributed that this rank is in, or a Store (got {process_group!r})"
+        )
+
+
+@cache
+def say_split_groups(balance_group: int, world_size: int) -> None:
+    """Once in a process, where a step of the ranks does not fit into a group of batches of like cost."""
+    if balance_group > 1 and balance_group % world_size:
+        logger.warning(
+            "balance_group=%d is not a multiple of the %d ranks, so the batches of a step come from several groups, and ranks "
+            "wait for the dearest. Give balance_group=%d, or a multiple of all numbers of ranks that you use. "
+            "A state keeps its group",
+            *(balance_group, world_size, world_size),
         )
 
 

@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, Generic, NamedTuple, TypeVar, cast, get_args
 
 from brimful.batching.batch import Uneven, filler
-from brimful.batching.distributed import Rank, resolve
+from brimful.batching.distributed import Rank, resolve, say_split_groups
 from brimful.batching.rendezvous import AHEAD_ROUNDS, Rendezvous, store_of
 from brimful.core.background import Channel, close_together
 from brimful.core.errors import DataError, StateError, one_of, settle
@@ -66,6 +66,7 @@ class RoundRobin(Stage[T]):
                 f"this state has the streams {', '.join(at['streams'])} of {self.num_streams}, but rank {rank} of {world_size} "
                 f"also reads {', '.join(missing)}: it is the state of one rank; join those of all with bf.merge_states"
             )
+        say_split_groups(self.upstream.settings().get("balance_group", 1), world_size)
         wrap = world_size > 1 and self.uneven == "wrap"
         readers: dict[int, StreamReader[T]] = {}
         try:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brimful.batching.batch import Batch, NumLabels, PlannedBatches, Uneven, apart, filler
-from brimful.batching.distributed import resolve
+from brimful.batching.distributed import resolve, say_split_groups
 from brimful.batching.labels import LabelsFollow, counted, step_labels
 from brimful.core.stage import END, Stage, State, running, runtime
 
@@ -52,6 +52,7 @@ class Sharded(Stage[Batch]):
                 f"data that are streamed (by {self.streamed}) cannot be divided among {world_size} ranks: each rank would read "
                 "and tokenise all of them. Use from_files(streams=...), or write a token store with to_store(path)"
             )
+        say_split_groups(self.upstream.settings().get("balance_group", 1), world_size)
         step = _Step(rank, world_size)
 
         def steps(planned: PlannedBatches, order: NDArray[np.int64], done: int) -> Iterator[tuple[Batch, int]]:

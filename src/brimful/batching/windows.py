@@ -196,12 +196,13 @@ class _BlockInParts(NamedTuple):
 
 @dataclass(frozen=True)
 class Planned(Windowed):
-    """Windows of `size` rows of indexed data (0: what `policy` needs for 1 % padding, judged once).
+    """Windows of `size` rows of indexed data (0: what `policy` needs for 1 % padding, and for `fewest` batches, judged once).
 
     State: [epoch, number of the window, size].
     """
 
     upstream: Indexed
+    fewest: int | None = runtime(None)
 
     @once
     def over_epochs(self) -> Stage[PlanningWindow]:
@@ -270,7 +271,9 @@ class Planned(Windowed):
             run = -(-min(count, SAMPLE_ROWS) // SAMPLE_RUNS)
             starts = distinct(np.linspace(0, count - run, SAMPLE_RUNS).astype(np.int64)).tolist()
             numbers = np.concatenate([rows(start, start + run) for start in starts])
-        return auto_rows(self.policy, self._lengths(numbers), self.batches)
+        lengths = self._lengths(numbers)
+        needs = {self.batches, self.fewest or self.batches}
+        return max(auto_rows(self.policy, lengths, batches) for batches in needs)
 
 
 def parts_of_windows(
