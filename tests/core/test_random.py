@@ -85,3 +85,13 @@ def test_neighbouring_keys_give_unrelated_hashes() -> None:
 def test_a_generator_depends_on_its_key_alone() -> None:
     drawn = [random.generator(key).normal(size=4).tolist() for key in (1, 2, 1)]
     assert drawn[0] == drawn[2] != drawn[1]
+
+
+@pytest.mark.parametrize(
+    "count", [1, 2, random.RADIX_FROM - 1, random.RADIX_FROM, 70_000, random.RADIX_TO, random.RADIX_TO + 1]
+)
+def test_a_permutation_is_the_order_of_hashes_by_any_sort(count: int) -> None:
+    for key in range(3):
+        low = (1 << count.bit_length()) - 1
+        hashes = random.hashes(key, count) & np.uint64(0xFFFFFFFFFFFFFFFF ^ low)
+        assert np.array_equal(random.permutation(count, key), hashes.argsort(kind="stable"))

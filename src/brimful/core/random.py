@@ -27,6 +27,9 @@ GOLDEN: Final = 0x9E3779B97F4A7C15
 _MIX_1: Final = 0xBF58476D1CE4E5B9
 _MIX_2: Final = 0x94D049BB133111EB
 _MASK: Final = 0xFFFFFFFFFFFFFFFF
+RADIX_FROM: Final = 1 << 11
+RADIX_TO: Final = 1 << 18
+"""Of so many hashes two radix sorts by 16 bits take half the time of one sort by 64."""
 
 
 def key(*parts: int) -> int:
@@ -51,11 +54,12 @@ def hashes(key: int, count: int, first: int = 0) -> NDArray[np.uint64]:
 
 def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """A 64-bit hash of each of some 64-bit values, shape (n,). Price: about 5 ns a value, vectorised."""
-    with np.errstate(over="ignore"):
-        x = values + np.uint64(GOLDEN)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2)
-        return x ^ (x >> np.uint64(31))
+    x = values + np.uint64(GOLDEN)
+    for bits, factor in ((30, _MIX_1), (27, _MIX_2)):
+        x ^= x >> np.uint64(bits)
+        x *= np.uint64(factor)
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def permutation(count: int, key: int) -> NDArray[np.int64]:
@@ -76,7 +80,13 @@ def permutation(count: int, key: int) -> NDArray[np.int64]:
     numbered = hashes(key, count)
     numbered &= ~low
     numbered |= np.arange(count, dtype=np.uint64)
-    numbered.sort()
+    if RADIX_FROM <= count <= RADIX_TO:  # by the upper 32 bits in two passes, which leaves hardly a pair out of order
+        for bits in (32, 48):
+            digits = (numbered >> np.uint64(bits)).astype(np.uint16)
+            numbered = numbered[digits.argsort(kind="stable")]
+        numbered.sort(kind="stable")
+    else:
+        numbered.sort()
     numbered &= low
     return numbered.view(np.int64)
 

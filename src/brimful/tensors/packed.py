@@ -13,12 +13,17 @@ from brimful.batching.batch import Batch, PackedPieces, PlannedBatches
 from brimful.blocks.ragged import LABELS, MASK, SHIFTED, offsets_of, runs
 from brimful.core.errors import DataError
 from brimful.tensors.columns import ColumnType, ListColumn, WindowColumns, held_in
-from brimful.tensors.layouts import put
+from brimful.tensors.layouts import refuse_taken
 
 SEQLEN_STEP: Final = 128
 """`max_seqlen` is rounded up to a multiple of it: each new value may compile a kernel anew."""
 SLOTS: Final = 1 << 17
 """So many are made at once, of several batches: small arrays take as long as the calls that make them."""
+OF_SEGMENTS: Final = (
+    *("position_ids", "segment_ids", "seq_idx", "cu_seqlens", "max_seqlen"),
+    *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "use_cache"),
+)
+"""What is made of the segments, beside what is of pieces."""
 SEQ_IDX: Final = ColumnType(torch.int32, np.dtype(np.int32), None)
 
 
@@ -50,28 +55,20 @@ def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
     >>> batch["labels"].tolist(), batch["cu_seqlens"].tolist(), batch["sample_numbers"].tolist()
     ([[-100, 8, 9, -100, 6, -100]], [0, 3, 5, 6], [1, 0])
     """
-    numbers, rows = batch.numbers, _rows_of(batch.plan, columns)
-    together = rows.together(batch.place)
-    at = batch.place - together.first
+    rows = _rows_of(batch.plan, columns)
+    slots = rows.slots(batch.place)
     out: dict[str, Any] = {}
     for column in columns.all:
-        if column.name in together.made:
-            out[column.name] = together.tensor(column.name, at)
+        if column.name in slots:
+            out[column.name] = slots[column.name]
         elif not isinstance(column, ListColumn):
-            out[column.name] = column.of(numbers)
+            out[column.name] = column.of(batch.numbers)
         elif column.name != MASK:
-            counts = column.counts[numbers]
-            out[column.name] = column.padded(numbers, counts, max(1, int(counts.max())), left=False)
-    if LABELS not in out:
-        out[LABELS] = together.tensor(LABELS, at)
-    own, longest = slice(rows.cuts[batch.place], rows.cuts[batch.place + 1] + 1), rows.longest[batch.place]
-    ends = rows.segments.bounds[own]
-    bounds = torch.from_numpy((ends - ends[0]).astype(np.int32))
-    put(
-        out,
-        position_ids=together.tensor("position_ids", at),
-        segment_ids=together.tensor("segment_ids", at),
-        seq_idx=together.tensor("seq_idx", at),
+            counts = column.counts[batch.numbers]
+            out[column.name] = column.padded(batch.numbers, counts, max(1, int(counts.max())), left=False)
+    bounds, longest = torch.from_numpy(rows.bounds(batch.place)), rows.longest[batch.place]
+    out.update(
+        slots,
         cu_seqlens=bounds,
         max_seqlen=longest,
         cu_seq_lens_q=bounds,
@@ -79,9 +76,9 @@ def packed(batch: Batch, columns: WindowColumns) -> dict[str, Any]:
         max_length_q=longest,
         max_length_k=longest,
         use_cache=False,
-        lengths=columns.made("lengths", columns.sizes(batch)[0].copy()),
-        sample_numbers=columns.made("sample_numbers", batch.window.samples[numbers]),
     )
+    for name, (values, kind) in rows.of_pieces.items():
+        out[name] = kind.tensor(values[batch.span].copy())
     return out
 
 
@@ -90,24 +87,18 @@ class _Together(NamedTuple):
 
     Args:
         first: the place of the first one.
-        rows: of each.
         made: what has a value for each slot, by name, with the type of its tensors.
     """
 
     first: int
-    rows: int
     made: dict[str, tuple[NDArray[Any], ColumnType]]
-
-    def tensor(self, name: str, at: int) -> torch.Tensor:
-        values, kind = self.made[name]
-        return kind.tensor(values[at * self.rows : (at + 1) * self.rows].astype(kind.made))
 
 
 class _PackedRows:
     """The segments of all batches of a plan, looked up once, and the slots of the latest of them.
 
-    Those of batch i are `segments.bounds[cuts[i] : cuts[i + 1] + 1]`; `longest`: `max_seqlen` of each batch. What counts within a
-    row is held in 16 bits where that does.
+    Those of batch i are `segments.bounds[cuts[i] : cuts[i + 1] + 1]`; `longest`: `max_seqlen` of each batch; `of_pieces`: what
+    has a value for each piece, by name, with the type of its tensors. What counts within a row takes 16 bits where these suffice.
     """
 
     def __init__(self, plan: PlannedBatches, columns: WindowColumns) -> None:
@@ -136,13 +127,25 @@ class _PackedRows:
             if one.name != MASK
         }
         self._slots = np.arange(slots)
+        sizes = plan.sizes if plan.sizes.ndim == 1 else plan.sizes[:, 0]
+        of_pieces = {"lengths": sizes, "sample_numbers": plan.window.samples[plan.numbers]}
+        kinds = {name: columns.type_of(name, values) for name, values in of_pieces.items()}
+        self.of_pieces = {name: (values.astype(kinds[name].made), kinds[name]) for name, values in of_pieces.items()}
+        refuse_taken((*OF_SEGMENTS, *self.of_pieces), {column.name for column in columns.all})
         self._latest: _Together | None = None
 
-    def together(self, place: int) -> _Together:
-        """The batch at a place, among those that are made with it."""
+    def slots(self, place: int) -> dict[str, torch.Tensor]:
+        """What has a value for each slot of a batch."""
         if self._latest is None or not self._latest.first <= place < self._latest.first + self._at_once:
             self._latest = self._made(place)
-        return self._latest
+        first = (place - self._latest.first) * self._rows
+        own = slice(first, first + self._rows)
+        return {name: kind.tensor(values[own].astype(kind.made)) for name, (values, kind) in self._latest.made.items()}
+
+    def bounds(self, place: int) -> NDArray[np.int32]:
+        """Where the segments of a batch begin, and its end."""
+        ends = self.segments.bounds[self.cuts[place] : self.cuts[place + 1] + 1]
+        return np.asarray(ends - ends[0], dtype=np.int32)
 
     @property
     def _at_once(self) -> int:
@@ -182,8 +185,7 @@ class _PackedRows:
         segment = {"position_ids": positions, "segment_ids": np.repeat(ids, sizes)}
         made |= {name: (values, columns.type_of(name, values)) for name, values in segment.items()}
         made["seq_idx"] = np.repeat(self._in_row[own], sizes), SEQ_IDX
-        in_rows = {name: (values.reshape(shape), kind) for name, (values, kind) in made.items()}
-        return _Together(first, self._rows, in_rows)
+        return _Together(first, {name: (values.reshape(shape), kind) for name, (values, kind) in made.items()})
 
 
 _ROWS: Final[WeakKeyDictionary[PlannedBatches, _PackedRows]] = WeakKeyDictionary()
