@@ -257,9 +257,10 @@ def _best(one: Tried) -> str:
 
 HEAD: Final = """# Which models keep the samples of a packed row apart
 
-A packed row holds several samples end to end. The model decides whether one sample sees another. `make isolation` writes this page.
-It makes each causal and encoder architecture of transformers {version} small, with random weights, on a CPU. It changes one
-sample and compares all others. Then it changes the padding. Last, it compares each sample with a run of this sample alone.
+A packed row holds several samples end to end. The model decides whether one sample sees another. `make isolation`
+writes this page. It makes each causal and encoder architecture of transformers {version} small, with random weights, on a CPU. It
+changes one sample and compares all others. Then it changes the padding. Last, it compares each sample with a run of this
+sample alone.
 
 This run tried {made} of {of} architectures:
 
