@@ -242,8 +242,8 @@ def page(results: list[Tried]) -> str:
 
 BEST: Final = {
     AS: "keep samples apart as they are, `model(**batch)`;",
-    "by a call": "keep them apart by `model(**bf.attention.padding_free(batch, ...))` with the words of the table;",
-    REFUSED: "raise an error for a packed batch by themselves, most for want of a kernel that takes boundaries;",
+    "by a call": "keep them apart by `model(**bf.attention.padding_free(batch, ...))` with the arguments in the table;",
+    REFUSED: "raise an error for a packed batch by themselves, most because they lack a kernel that takes boundaries;",
     LEAKS: "let samples see each other: give them padded batches.",
 }
 
@@ -257,19 +257,20 @@ def _best(one: Tried) -> str:
 
 HEAD: Final = """# Which models keep the samples of a packed row apart
 
-A packed row holds several samples end to end. The model decides whether one sees another. `make isolation` writes this page.
-It makes each causal and encoder architecture of transformers {version} small, with random weights, on a CPU. It changes one
-sample and compares all others. Then it changes the padding. Last, it compares each sample with itself run alone.
+A packed row holds several samples end to end. The model decides whether one sample sees another. `make isolation`
+writes this page. It makes each causal and encoder architecture of transformers {version} small, with random weights, on a CPU. It
+changes one sample and compares all others. Then it changes the padding. Last, it compares each sample with a run of this
+sample alone.
 
 This run tried {made} of {of} architectures:
 
 {counts}
 
-Each architecture counts for its best kernel. In {leaking} of them samples of `model(**batch)` see each other by at least one
-kernel. Each of these was also given packed rows by `trainer_class`, which raised an error.
+Each architecture counts with its best kernel. In {leaking} of them samples of `model(**batch)` see each other with at least one
+kernel. `trainer_class` gave packed rows to each of these as well, and raised an error.
 
 FlexAttention runs uncompiled here. No kernels for convolutions and state spaces are installed. A model may differ if it has other
-settings than its type's default, another kernel, or code of your own. Test yours, by the call that your step makes:
+settings than its type's default, another kernel, or code of your own. Test yours with the call that your step makes:
 
 ```py
 bf.testing.assert_isolated(model)  # model(**batch)
