@@ -37,8 +37,6 @@ def test_this_release_left_something_behind() -> None:
 
 @pytest.mark.parametrize(("of", "name"), CASES, ids=lambda one: one.name if isinstance(one, Path) else one)
 def test_a_state_goes_on_where_it_stood(of: Path, name: str, tmp_path: Path) -> None:
-    if name == "chat":
-        pytest.importorskip("transformers")
     folder = Path(shutil.copytree(of, tmp_path / "moved"))
     made, left = chains.CHAINS[name](folder), SAVED[of][name]
     assert chains.items(made.iter(), chains.BEFORE) == left["before"]

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pytest
 import torch
 
 import brimful as bf
@@ -104,9 +105,7 @@ def talk(number: int) -> dict[str, Any]:
 
 
 def chat(folder: Path) -> bf.Dataset:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    tokenizer = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder / "tokenizer")
     return bf.from_sequence([talk(number) for number in range(8)]).chat(tokenizer)
 
 
