@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from brimful.tensors import attention
     from brimful.tensors.loss import token_mean
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 set_up_log()
 
