@@ -234,6 +234,7 @@ class Planned(Windowed):
                 num_labels_at=labels,
                 schema=lambda: index.schema,
                 spans_at=index.spans,
+                texts_at=self._texts_at,
             )
             number += 1
             if count is None:
@@ -244,6 +245,13 @@ class Planned(Windowed):
     def _lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         lengths = self._index.lengths_at(numbers, self.length_columns, self.lengths_required)
         return np.asarray(lengths, dtype=np.int64)
+
+    def _texts_at(self, numbers: NDArray[np.int64]) -> list[str] | None:
+        index = self.upstream.index
+        if not (names := texts_in(index.schema, self.text.names)):
+            return None
+        block, rows = index.only(names).locate(numbers)
+        return [" ".join(str(block.column(name)[row]) for name in names) for row in rows.tolist()]
 
     @once
     def _index(self) -> Index:
