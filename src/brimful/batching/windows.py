@@ -247,11 +247,17 @@ class Planned(Windowed):
         return np.asarray(lengths, dtype=np.int64)
 
     def _texts_at(self, numbers: NDArray[np.int64]) -> list[str] | None:
-        index = self.upstream.index
-        if not (names := texts_in(index.schema, self.text.names)):
+        if (texts := self._texts) is None:
             return None
-        block, rows = index.only(names).locate(numbers)
-        return [" ".join(str(block.column(name)[row]) for name in names) for row in rows.tolist()]
+        block, rows = texts.locate(numbers)
+        return [" ".join(str(block.column(name)[row]) for name in texts.schema.names) for row in rows.tolist()]
+
+    @once
+    def _texts(self) -> Index | None:
+        """The text that was tokenised, where the index has it."""
+        index = self.upstream.index
+        names = texts_in(index.schema, self.text.names)
+        return ChosenIndex(index, Choice("select", tuple(names))) if names else None
 
     @once
     def _index(self) -> Index:
