@@ -18,7 +18,7 @@ from brimful.batching.sharded import Sharded
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import parts_of_windows
 from brimful.core import random
-from brimful.core.errors import count, settle, truth, where
+from brimful.core.errors import TALLY, count, settle, truth, where
 from brimful.core.once import once
 from brimful.core.repeat import Waiting
 from brimful.core.stage import END, Lane, Stage, State, described, place, running, runtime
@@ -42,17 +42,18 @@ def check_shuffle(value: Any) -> ShuffleBatches:
     return "stratified" if isinstance(value, str) else bool(value)
 
 
-def _count_empty(window: PlanningWindow) -> None:
-    """Says once that there are samples without tokens, such as blank lines. Where all are, nobody may have asked for lengths."""
-    empty = np.flatnonzero(~window.lengths.reshape(len(window), -1).any(axis=1))
-    if 0 < len(empty) < len(window):
+def _count_empty(batches: PlannedBatches) -> None:
+    """Says once that there are batches without a token, of blank lines for example; where all are, nobody asked for lengths."""
+    empty = np.flatnonzero(np.array(batches.num_tokens) == 0)
+    if 0 < len(empty) < len(batches):
+        window, samples = batches.window, batches.part(empty).numbers
         streamed = window.schema is None  # the rows are here
-        first = f", the first at {where(window.block, int(window.rows[empty[0]]))}" if streamed else ""
+        first = f" (one is {where(window.block, int(window.rows[samples.min()]))})" if streamed else ""
         count(
             "empty",
-            len(empty),
-            f"{len(empty):,} of the {len(window):,} samples of a window have no tokens{first}. A batch of these alone has "
-            "no label, and the mean of its loss is NaN. To leave them out: .filter(lambda sample: len(sample['input_ids']) > 0)",
+            len(samples),
+            f"{len(empty):,} of {len(batches):,} batches of a window have no tokens: {len(samples):,} samples have none{first}."
+            " The mean of a loss over no tokens is NaN. To leave them out: .filter(lambda sample: len(sample['input_ids']) > 0)",
         )
 
 
@@ -149,9 +150,9 @@ class Batched(Stage[Batch]):
         def of_window(window: PlanningWindow, done: int, last: bool) -> Iterator[tuple[T, int]]:
             nonlocal before, after
             key = random.key(self.seed, here, window.epoch, window.number)
-            if not done:
-                _count_empty(window)
             planned = self.planner.batches(window, key, first=not done)
+            if not done and TALLY.get() is not None:  # else somebody counts batches
+                _count_empty(planned)
             order = self._order(planned, window, key, after, last=last, first=not done)
             before, after = after, (after + len(order)) % self.balance_group
             waiting.got(len(order))
