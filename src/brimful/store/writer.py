@@ -241,8 +241,11 @@ class _Writer:
         schema, files = self._schema or pa.schema([]), tuple(self._journal.files)
         columns = {field.name: str(field.type) for field in schema}
         sides = write_side_files(self._folder, schema, files, self._journal.touch)
-        named = {"padding": self._padding, "texts": self._texts, "newest": self._journal.newest}
-        Manifest(self._pipeline, columns, files, **sides, **named).save(self._folder)
+        newest = self._journal.newest
+        manifest = Manifest(
+            self._pipeline, columns, files, **sides, padding=self._padding, texts=self._texts, newest=newest
+        )
+        manifest.save(self._folder)
 
     def _tell(self, rows: int) -> None:
         if self._report is not None:
