@@ -1934,10 +1934,10 @@ MUTANTS = [
     ),
     # -- rows: where they came from, what was left out of them, and what of them is counted
     Mutant(
-        "all rows of a block are of its first file",
-        "core/errors.py",
-        "np.ascontiguousarray(which, dtype=np.int32)",
-        "np.zeros(count, dtype=np.int32)",
+        "rows of a store have the places of those before them in the block",
+        "store/folder.py",
+        'origins(f"store {os.path.basename(self.path)}", ranges.rows, "row")',
+        'origins(f"store {os.path.basename(self.path)}", np.arange(ranges.counts.sum()), "row")',
         of("store/test_round_trip", "test_rows_come_back"),
     ),
     Mutant(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 import brimful as bf
 
 ROWS = [{"id": 1, "text": "a"}, {"id": 2, "text": "bb"}, {"id": 3, "text": "ccc"}]
@@ -45,6 +47,15 @@ def test_columns_follow_through_stages_that_say_what_they_make() -> None:
     )
     for unknown in (data.map(refuse), data.sliding_window(2) if hasattr(data, "sliding_window") else data.window(2)):
         assert str(unknown).splitlines()[1:] == lines(UNREAD, UNREAD)
+
+
+def test_types_of_a_store_are_those_of_its_samples(tmp_path: Path) -> None:
+    narrow = pa.table(
+        {"ids": pa.array([[1, 2]], pa.list_(pa.uint16())), "pixels": pa.array([[3]], pa.list_(pa.uint8(), 1))}
+    )
+    store = bf.from_sequence(narrow).to_store(tmp_path / "store")
+    assert store[0]["ids"].dtype == "int32"
+    assert str(store).splitlines()[1:] == lines("ids: list of int32, pixels: list of uint8", "1")
 
 
 def test_a_stream_that_has_not_been_read_says_so(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ runs too, unseen by the reader: the place for set-up. Commands in ```console blo
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,6 +68,20 @@ def test_code_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for _, line, text in blocks(page, "python"):
         # blank lines in front, so that a traceback names the page and its line
         exec(compile("\n" * (line - 1) + text, ROOT / page, "exec"), namespace)
+
+
+def test_the_loop_of_the_data_page_learns_from_blank_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    setup, loop, *_ = (text for _, _, text in blocks("docs/data.md", "python"))
+    exec(setup, namespace)
+    losses: list[float] = []
+    namespace["model"].register_forward_hook(lambda model, given, found: losses.append(found.loss.item()))
+    lines = [json.dumps({"id": number, "text": ""}) + "\n" for number in range(20_000)]
+    Path("corpus-01.jsonl").write_text("".join(lines))
+    exec(loop.replace(".jsonl.gz", ".jsonl*").replace("else 0, 4)", "else 0, 30)"), namespace)
+    assert len(losses) == 30
+    assert all(map(isfinite, losses))
 
 
 @pytest.mark.parametrize("command", commands("brimful"), ids=str)

@@ -429,9 +429,10 @@ class Batches:
     def explain(self, batch: Any) -> Explanation:
         """Shows where the samples of a batch come from. It prints as a table.
 
-        Each sample has a line with its length, its file and line (if read from files), and its text (if the chain has a
-        tokenizer). A packed row has a line for each piece, in order. Samples from a store show the store's own file and
-        row.
+        Each sample has a line with its length, its file and line (if read from files), and its text. The text is decoded
+        by the tokenizer of the chain, or read back from a store that keeps it. A packed row has a line for each piece, in
+        order. Lines and rows of files count from 1. Rows of a store and of a sequence count from 0: "store tokens, row 7"
+        is `from_store(path)[7]`.
 
         brimful remembers this beside a batch as long as its tensors live. It costs a few us a batch, and 32 bytes for
         each sample of its window. It follows the tensors through `map`, `prefetch` and `to_device`, but not into

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import logging
+from operator import methodcaller
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,3 +126,25 @@ def test_an_automatic_window_of_packed_rows_fills_250_batches() -> None:
     for each, windows in ((1, {500}), (2, {1_000}), (8, {4_000})):
         sizes = [len(batch.window) for batch in bf.from_sequence(rows).pack(100, rows=each).plans()]
         assert {*sizes[: len(sizes) // 2]} == windows
+
+
+@pytest.mark.parametrize("method", ["batch", "batch_by_tokens", "pack"])
+@pytest.mark.parametrize("stored", [False, True])
+def test_batches_without_tokens_are_named_once(
+    method: str, stored: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.txt").write_text(("the dog\n" + 23 * "\n") * 150)  # several windows
+    made = methodcaller(method, 8)
+    data = bf.from_files(tmp_path / "a.txt").tokenize(lambda texts: [list(text.encode()) for text in texts])
+    batches = made(data.to_store(tmp_path / "store", version="1") if stored else data)
+    with caplog.at_level(logging.WARNING, "brimful"):
+        assert sum(len(batches.explain(batch)) for batch in batches) == 3_600, "none is left out"
+        assert not stored or len(batches) > 0
+    (message,) = caplog.messages
+    assert "batches of a window have no tokens: " in message
+    assert ("samples have none (one is shard a.txt, line " in message) is not stored
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "brimful"):
+        assert len(list(made(data.filter(lambda sample: len(sample["input_ids"]) > 0)))) > 0
+        assert len(list(bf.from_sequence([{"id": 1}]).batch(1))) == 1, "nobody asked for tokens"
+    assert caplog.messages == []

@@ -112,7 +112,8 @@ def test_a_state_beside_an_epoch_is_refused() -> None:
     batches = bf.from_sequence(ROWS).batch(2)
     state = batches.iter(epoch=3).state_dict()
     with pytest.raises(
-        ValueError, match=r"^a state says its own epoch \(got epoch=3 beside one\); give one of the two$"
+        ValueError,
+        match=r"^give a state or epoch=3, not both: the state .* Leave out epoch= to resume, or the state to begin anew$",
     ):
         batches.iter(state, epoch=3)
 

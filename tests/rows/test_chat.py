@@ -286,3 +286,30 @@ def test_what_the_tokenizer_refuses_is_one_row_and_not_those_beside_it(caplog: p
     with caplog.at_level(logging.WARNING, "brimful"):
         assert [said(PLAIN, sample) for sample in data.chat(PLAIN, on_error="skip")] == [["x<|im_end|>"]] * 2
     assert "skipped: chat failed at sequence, row 1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("template", "first", "messages"),
+    [
+        (make.CHATML, "the fox<|im_end|>", []),
+        (make.MARKED.replace("add_generation_prompt", "nothing"), "the fox<|im_end|>", []),
+        ("{% for one in messages %}{{ one.content + ' ' }}{% endfor %}", "the fox ", []),
+        (
+            make.CHATML.replace("add_generation_prompt", "nothing"),
+            "<|im_start|>assistant\nthe fox<|im_end|>",
+            [
+                r"chat: '<|im_start|>assistant\n' before the assistant's words is trained on, too, as the chat template does not "
+                "use add_generation_prompt. To train on the words alone, mark them by {% generation %} ... "
+                "{% endgeneration %} in it"
+            ],
+        ),
+    ],
+)
+def test_a_role_that_is_trained_on_is_told_once(
+    template: str, first: str, messages: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = make.chatty(template)
+    with caplog.at_level(logging.WARNING, "brimful"):
+        sample, _ = talks(TALK, TALK).chat(tokenizer)
+    assert said(tokenizer, sample)[0] == first
+    assert caplog.messages == messages

@@ -276,7 +276,7 @@ def test_settings_are_checked(source: Any) -> None:
         (
             lambda: list(data.train_valid_split(0.1, key="x")[0]),
             bf.DataError,
-            r"^there is no column 'x' \(columns: id, doc, ",
+            r"^there is no column 'x' \(columns: id, doc, .*; key= is optional: name one of these columns, or leave it out to ",
         ),
     ):
         with pytest.raises(error, match=message):

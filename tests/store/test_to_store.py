@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 import brimful as bf
 from brimful.store.folders import verify_store
 from brimful.store.manifest import JOURNAL
+from tests.shards import write
 from tests.store.stores import rows_of
 
 ROWS = [{"input_ids": [number] * (number % 4), "id": number} for number in range(9)]
@@ -67,6 +70,48 @@ def test_of_data_that_repeat_one_epoch_is_written_and_it_repeats(tmp_path: Path)
     assert [row["id"] for row in store.take(21)] == [*once, *once, *once[:3]]
     assert once == [row["id"] for row in bf.from_sequence(ROWS, shuffle=True)], "the first epoch"
     assert [len(batch["id"]) for batch in store.batch(2).take(6)] == [2] * 6
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_file_that_is_edited_to_the_same_size_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, interrupted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"input_ids": [1]}] * 2_000 + [{"input_ids": [2]}]
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.jsonl", rows)
+        os.utime(tmp_path / f"{name}.jsonl", (1e9, 1e9))
+    fail = [interrupted]
+    monkeypatch.setattr("brimful.store.writer.FILE_BYTES", 1)
+    monkeypatch.setattr("brimful.store.writer.BATCH_BYTES", 4_096)
+
+    def checked(row: Any) -> Any:
+        if fail[0] and row["input_ids"][0] == 2:
+            raise RuntimeError("stopped")
+        return row
+
+    def opened() -> None:
+        bf.from_files(str(tmp_path / "*.jsonl")).map(checked).to_store(tmp_path / "store", version="1")
+
+    with caplog.at_level(logging.WARNING, "brimful"):
+        if interrupted:
+            with pytest.raises(bf.StageError):
+                opened()
+            assert (tmp_path / "store" / JOURNAL).exists()
+            fail[0] = False
+        else:
+            opened()
+            opened()
+        assert caplog.messages == []
+        write(tmp_path / "b.jsonl", [*rows[:-1], {"input_ids": [3]}])
+        os.utime(tmp_path / "b.jsonl", (1e9 + 1, 1e9 + 1))
+        opened()
+        assert len(bf.from_store(tmp_path / "store")) == 4_002
+    (message,) = caplog.messages
+    assert message == (
+        f"the store {tmp_path / 'store'} may be out of date: {tmp_path / 'b.jsonl'} was written at "
+        "2001-09-09 01:46:41.000+00:00, and the newest file at 2001-09-09 01:46:40.000+00:00 when the store was begun. "
+        "If its text has changed, remove the folder and write the store anew. If it is a copy, open the store by from_store"
+    )
 
 
 @pytest.mark.parametrize("method", ["to_store", "cache"])

@@ -85,10 +85,35 @@ def test_it_prints_as_a_table_of_what_is_known(files: bf.Dataset, tmp_path: Path
     )
     stored = files.tokenize(make.bert()).to_store(tmp_path / "store").select("input_ids").shuffle(9).batch(5)
     assert sorted(one.number for one in stored.explain(next(iter(stored)))) == [0, 1, 2, 3, 4]
-    read = bf.from_store(tmp_path / "store").batch(2)
-    assert [one.place for one in read.explain(next(iter(read)))] == [
-        f"store store/00000.arrow, row {row}" for row in (1, 2)
-    ]
+
+
+STORED: dict[str, Callable[[bf.IndexedDataset], bf.Batches]] = {
+    "in order": lambda store: store.batch(5),
+    "shuffled": lambda store: store.shuffle(3).batch_by_tokens(30),
+    "a split": lambda store: store.train_valid_split(0.3, key="id")[0].batch(2, keep_text=True),
+    "a slice": lambda store: store[1:4].batch(2),
+    "packed": lambda store: store.pack(7, overlong="split"),
+    "two stores": lambda store: (store + store).batch(5),
+    "a stream": lambda store: store.causal_labels().batch(2),
+    "without text": lambda store: store.select("input_ids").batch(2),
+}
+
+
+@pytest.mark.parametrize("layout", STORED)
+def test_of_a_store_the_place_finds_the_sample_and_the_text_is_that_it_keeps(
+    files: bf.Dataset, tmp_path: Path, layout: str
+) -> None:
+    files.tokenize(make.bert()).to_store(tmp_path / "store")
+    store = bf.from_store(tmp_path / "store")
+    batches = STORED[layout](store)
+    for batch in batches:
+        for one in batches.explain(batch):
+            name, _, row = str(one.place).rpartition(" ")
+            assert name == "store store, row"
+            sample = store[int(row)]
+            text = None if layout in ("a stream", "without text") else TEXTS[sample["id"]]
+            assert one.text == text == (text and sample["text"])
+            assert layout == "packed" or one.length == len(sample["input_ids"])
 
 
 def test_two_tokenizers_say_nothing_of_the_text(files: bf.Dataset) -> None:

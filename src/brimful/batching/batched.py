@@ -18,7 +18,7 @@ from brimful.batching.sharded import Sharded
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import parts_of_windows
 from brimful.core import random
-from brimful.core.errors import count, settle, truth
+from brimful.core.errors import TALLY, count, settle, truth, where
 from brimful.core.once import once
 from brimful.core.repeat import Waiting
 from brimful.core.stage import END, Lane, Stage, State, described, place, running, runtime
@@ -40,6 +40,21 @@ def check_shuffle(value: Any) -> ShuffleBatches:
     if value not in get_args(ShuffleBatches):
         raise ValueError(f"shuffle_batches must be True, False or 'stratified' (got {value!r})")
     return "stratified" if isinstance(value, str) else bool(value)
+
+
+def _count_empty(batches: PlannedBatches) -> None:
+    """Says once that there are batches without a token, of blank lines for example; where all are, nobody asked for lengths."""
+    empty = np.flatnonzero(np.array(batches.num_tokens) == 0)
+    if 0 < len(empty) < len(batches):
+        window, samples = batches.window, batches.part(empty).numbers
+        streamed = window.schema is None  # the rows are here
+        first = f" (one is {where(window.block, int(window.rows[samples.min()]))})" if streamed else ""
+        count(
+            "empty",
+            len(samples),
+            f"{len(empty):,} of {len(batches):,} batches of a window have no tokens: {len(samples):,} samples have none{first}."
+            " The mean of a loss over no tokens is NaN. To leave them out: .filter(lambda sample: len(sample['input_ids']) > 0)",
+        )
 
 
 @dataclass(frozen=True)
@@ -136,6 +151,8 @@ class Batched(Stage[Batch]):
             nonlocal before, after
             key = random.key(self.seed, here, window.epoch, window.number)
             planned = self.planner.batches(window, key, first=not done)
+            if not done and TALLY.get() is not None:  # else somebody counts batches
+                _count_empty(planned)
             order = self._order(planned, window, key, after, last=last, first=not done)
             before, after = after, (after + len(order)) % self.balance_group
             waiting.got(len(order))

@@ -33,6 +33,7 @@ class PlanningWindow:
         num_labels_at: counts the labels of rows without reading them, where the index knows them: see `index.index.Index`.
         schema: of the rows, where they need not be here for it.
         spans_at: gives all columns of rows where that needs no block: see `index.index.Index.spans`.
+        texts_at: gives the text of rows of the data set, which windows do not hold; None where the rows have none.
     """
 
     epoch: int
@@ -44,6 +45,7 @@ class PlanningWindow:
     num_labels_at: Callable[[IntArray], IntArray] | None = None
     schema: Callable[[], pa.Schema] | None = None
     spans_at: Callable[[IntArray], dict[str, RowSpans] | None] | None = None
+    texts_at: Callable[[IntArray], list[str] | None] = lambda numbers: None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -97,7 +99,7 @@ class PlanningWindow:
             rows = self.rows
             locate = lambda which: (own, rows[which])  # noqa: E731
             samples = np.arange(len(rows))
-        return PlanningWindow(self.epoch, self.number, self.lengths, samples, locate)
+        return PlanningWindow(self.epoch, self.number, self.lengths, samples, locate, texts_at=self.texts_at)
 
     @property
     def located(self) -> bool:

@@ -235,6 +235,7 @@ class Planned(Windowed):
                 num_labels_at=labels,
                 schema=lambda: index.schema,
                 spans_at=index.spans,
+                texts_at=self._texts_at,
             )
             number += 1
             if count is None:
@@ -245,6 +246,19 @@ class Planned(Windowed):
     def _lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         lengths = self._index.lengths_at(numbers, self.length_columns, self.lengths_required)
         return np.asarray(lengths, dtype=np.int64)
+
+    def _texts_at(self, numbers: NDArray[np.int64]) -> list[str] | None:
+        if (texts := self._texts) is None:
+            return None
+        block, rows = texts.locate(numbers)
+        return [" ".join(str(block.column(name)[row]) for name in texts.schema.names) for row in rows.tolist()]
+
+    @once
+    def _texts(self) -> Index | None:
+        """The text that was tokenised, where the index has it."""
+        index = self.upstream.index
+        names = texts_in(index.schema, self.text.names)
+        return ChosenIndex(index, Choice("select", tuple(names))) if names else None
 
     @once
     def _index(self) -> Index:

@@ -32,8 +32,8 @@ def visible(block: Block) -> Block:
     return block if len(names) == len(block.schema.names) else block.select(names)
 
 
-_WIDE: Final = {"uint8": np.int32, "int8": np.int32, "uint16": np.int32, "int16": np.int32, "uint32": np.int64}
-"""The types in which a function gets integers of few bits, as a store has tokens: -100 and a difference must fit."""
+WIDE: Final = {"uint8": "int32", "int8": "int32", "uint16": "int32", "int16": "int32", "uint32": "int64"}
+"""The types in which samples have lists of integers of few bits, as a store has tokens: -100 and a difference must fit."""
 
 
 def samples(block: Block) -> list[Sample]:
@@ -86,7 +86,7 @@ def _values(array: pa.Array) -> list[Any]:
 
 
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype(_WIDE.get(dtype.name, dtype))
+    return np.dtype(WIDE.get(dtype.name, dtype))
 
 
 def as_sample(row: Any) -> Sample:

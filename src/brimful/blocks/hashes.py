@@ -28,6 +28,7 @@ _NULL: Final = 0
 _NAN: Final = 0x7FF8 << 48
 _STEP: Final = 0x9E3779B97F4A7C15
 _WORD: Final = 8
+_BY_ALL: Final = "; key= is optional: name one of these columns, or leave it out to split by all of them"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Split:
         return np.concatenate([self._valid(piece) for piece in pieces])
 
     def _valid(self, block: Block) -> NDArray[np.bool_]:
-        hashes = row_hashes(block) if self.key is None else column_hashes(block, self.key)
+        hashes = row_hashes(block) if self.key is None else column_hashes(block, self.key, _BY_ALL)
         bound = np.uint64(int(self.valid_share * 2.0**64))
         below: NDArray[np.bool_] = random.mixed(hashes ^ np.uint64(random.key(self.seed))) < bound
         return below
@@ -82,14 +83,14 @@ def row_hashes(block: pa.RecordBatch) -> NDArray[np.uint64]:
     return random.mixed(out)
 
 
-def column_hashes(block: pa.RecordBatch, name: str) -> NDArray[np.uint64]:
+def column_hashes(block: pa.RecordBatch, name: str, remedy: str = "") -> NDArray[np.uint64]:
     """A hash of each value of a column, uint64 (n,).
 
     Raises:
         DataError: there is no such column, or its values cannot be hashed.
     """
     try:
-        return _hashes(column_of(block, name))
+        return _hashes(column_of(block, name, remedy=remedy))
     except _NoHashError as error:
         raise DataError(
             f"train_valid_split: column {name!r} has values of type {error}, which have no hash ({where(block, 0)}); name "

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from brimful.blocks.blocks import WIDE
 from brimful.blocks.ragged import is_list
 from brimful.blocks.schema import named
 from brimful.core.errors import DataError
@@ -75,7 +76,11 @@ def _lacking(stage: Stage[Any]) -> dict[str, str]:
 
 
 def _kind(kind: pa.DataType) -> str:
-    return f"list of {_kind(kind.value_type)}" if is_list(kind) else named(kind)
+    """A type as samples have it: a store has narrower integers."""
+    if not is_list(kind):
+        return named(kind)
+    inner = _kind(kind.value_type)
+    return f"list of {inner if pa.types.is_fixed_size_list(kind) else WIDE.get(inner, inner)}"
 
 
 def _rows(stage: Stage[Any]) -> str:

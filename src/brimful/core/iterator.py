@@ -40,7 +40,10 @@ class ResumableIterator(Iterator[T], Generic[T]):
         self, stage: Stage[T], state_dict: dict[str, Any] | None, allow: Collection[str], epoch: int = 0
     ) -> None:
         if epoch and state_dict is not None:
-            raise ValueError(f"a state says its own epoch (got epoch={epoch:,} beside one); give one of the two")
+            raise ValueError(
+                f"give a state or epoch={epoch:,}, not both: the state already says in which epoch it goes on. Leave out epoch= "
+                "to resume, or the state to begin anew"
+            )
         _keep_what_is_freed()
         self._process = os.getpid()
         different = allowed(allow)

@@ -221,6 +221,10 @@ class Stage(ABC, Generic[T_co]):
         """The columns of text that was tokenised, as far as they are still here: batches leave them out."""
         return tuple(dict.fromkeys(name for one in self.below for name in one.texts()))
 
+    def newest(self) -> tuple[float, str]:
+        """When the newest of the files that it reads was written, and its name; (0.0, "") where nobody says."""
+        return max((one.newest() for one in self.below), default=(0.0, ""))
+
     def why_missing(self, error: Exception) -> str:
         """Why a function of the user's did not find in an item what it looked for, and what to do; "" where nobody knows."""
         return next((words for one in self.below if (words := one.why_missing(error))), "")

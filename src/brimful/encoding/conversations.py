@@ -12,10 +12,11 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core.errors import DataError
+from brimful.core.errors import DataError, count
 
 TrainOn: TypeAlias = Literal["assistant", "last", "all"]
 _GENERATION: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_PROMPT: Final = "add_generation_prompt"
 _REMEDY: Final = (
     "mark what it generates by {% generation %} in the tokenizer's chat_template, take another train_on, or leave such rows out "
     "(on_error='skip')"
@@ -106,6 +107,7 @@ def rendered(tokenizer: Any, conversation: Any, tools: Any, train_on: TrainOn) -
         _check_begins(whole, upto, number, "the messages up to it")
         _check_begins(upto, before, number, "the messages before it, and the prompt to answer them,")
         turns.append(Turn(number, before, upto))
+        _say_prefix(template, messages[number], upto[len(before) :])
     return Rendered(whole, turns=tuple(turns))
 
 
@@ -157,6 +159,21 @@ def _text(
     )
     texts, spans = found
     return texts[0], [(begin, end) for begin, end in spans[0]] if marked else []
+
+
+def _say_prefix(template: str, message: Any, own: str) -> None:
+    """Says once that a role is trained on: a template without add_generation_prompt cannot say where the assistant begins."""
+    content = message.get("content")
+    if _PROMPT in template or not isinstance(content, str) or not (said := content.strip()):
+        return
+    before, found, _ = own.partition(said)
+    if found and before.strip():
+        count(
+            "prefix",
+            1,
+            f"chat: {before!r} before the assistant's words is trained on, too, as the chat template does not use {_PROMPT}. "
+            "To train on the words alone, mark them by {% generation %} ... {% endgeneration %} in it",
+        )
 
 
 def _check_begins(whole: str, beginning: str, number: int, what: str) -> None:

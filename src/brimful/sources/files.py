@@ -81,6 +81,9 @@ class FromFiles(Stage[Block]):
 
     holds_shards = True
 
+    def newest(self) -> tuple[float, str]:
+        return max(((shard.written, shard.url) for shard in self.urls.listed), default=(0.0, ""))
+
     def start(self, epoch: int) -> State:
         return [epoch, 0, []]
 

@@ -10,6 +10,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import chain, product, takewhile
 from math import prod
 from typing import Any, Final, NamedTuple
@@ -30,12 +31,13 @@ _MAGIC: Final = frozenset("*?[{")
 
 
 class Shard(NamedTuple):
-    """One file: its full name, its file system and its path there, its size in bytes (0: not known)."""
+    """One file: its full name, its file system and its path there, its size in bytes and when it was written (0: not known)."""
 
     url: str
     fs: Any
     path: str
     size: int
+    written: float
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Shards:
             if self._ask(fs, name, "exists", f"{path.rstrip('/')}/manifest.json"):
                 raise IsADirectoryError(f"{name!r} is a folder with a manifest; a token store is read by bf.from_store")
             raise IsADirectoryError(f"{name!r} is a folder; {self._inside(fs, path, name.rstrip('/'))}")
-        return Shard(path if is_local(fs) else name, fs, path, info["size"] or 0)
+        return Shard(path if is_local(fs) else name, fs, path, info["size"] or 0, _written(info))
 
     def _inside(self, fs: Any, path: str, name: str) -> str:
         """How to name the files of a folder: by the extension that most of them have, of those that can be read."""
@@ -126,15 +128,13 @@ class Shards:
     def _matches(self, name: str) -> Iterator[Shard]:
         fs, path = fsspec.core.url_to_fs(name, **self.storage_options)
         found = sorted(self._ask(fs, name, "glob", path, detail=True, limited=False).items())
-        files = [
-            (key, info["size"]) for key, info in found if _is_shown(key, path) and self._is_shard(fs, key, info, name)
-        ]
+        files = [(key, info) for key, info in found if _is_shown(key, path) and self._is_shard(fs, key, info, name)]
         if not files:
             dotted = any(not _is_shown(key, path) for key, _ in found)
             hidden = "; globs leave out names that begin with a dot, so write the dot" if dotted else ""
             raise FileNotFoundError(f"no file matches {name!r}{hidden}")
-        for key, size in files:
-            yield Shard(_full_name(fs, name, key), fs, key, size or 0)
+        for key, info in files:
+            yield Shard(_full_name(fs, name, key), fs, key, info["size"] or 0, _written(info))
 
     def _is_shard(self, fs: Any, path: str, info: dict[str, Any], glob: str) -> bool:
         """Whether a match of a glob is a file; folders, pipes and sockets are passed over.
@@ -187,6 +187,18 @@ def _extension(path: str) -> str:
     """
     stem, last = os.path.splitext(path)
     return os.path.splitext(stem)[1] + last if last in COMPRESSIONS else last
+
+
+def _written(info: dict[str, Any]) -> float:
+    """When a file was written, in seconds, by what its file system says of it; 0 where it does not say.
+
+    >>> _written({"mtime": 2.5}), _written({"LastModified": datetime.fromtimestamp(7)}), _written({"size": 1})
+    (2.5, 7.0, 0.0)
+    """
+    when = next((info[name] for name in ("mtime", "LastModified", "last_modified") if name in info), None)
+    if isinstance(when, datetime):
+        return when.timestamp()
+    return float(when) if isinstance(when, int | float) else 0.0
 
 
 def _identity(shard: Shard) -> str:

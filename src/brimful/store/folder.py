@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import offsets_of, with_column
-from brimful.core.errors import ORIGIN, DataError, origins_of
+from brimful.core.errors import ORIGIN, DataError, origins
 from brimful.core.once import once
 from brimful.index.index import RowSpans
 from brimful.store.manifest import JOURNAL, MANIFEST, Manifest, SideFile, StoredFile
@@ -202,14 +202,8 @@ class Folder(ABC):
         return f"there is no token store at {self.path}. To write one, use to_store(path) or `brimful tokenize`"
 
     def _origins(self, ranges: Ranges) -> pa.Array:
-        """The origin column: the file of each row, and which of its rows it is, from 1."""
-        files = self.record_batches.file_of[ranges.batches]
-        distinct, which = np.unique(files, return_inverse=True)
-        names = [f"store {os.path.basename(self.path)}/{self.manifest.files[file].name}" for file in distinct.tolist()]
-        first_rows = self.record_batches.starts[self.record_batches.first_of_file[files]]
-        shifts = ranges.firsts - first_rows + 1 - ranges.places
-        lines = np.repeat(shifts, ranges.counts) + np.arange(ranges.counts.sum())
-        return origins_of(names, np.repeat(which.astype(np.int32), ranges.counts), lines, "row")
+        """The origin column: the number of each row in the store, by which `from_store(path)[number]` gives it."""
+        return origins(f"store {os.path.basename(self.path)}", ranges.rows, "row")
 
 
 def numpy_file(content: Any) -> NDArray[Any]:

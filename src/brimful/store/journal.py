@@ -38,6 +38,7 @@ class Journal:
     state: before or after the block with the last row of the files; None at the beginning.
     skip: rows that follow the state and are in the files.
     executor: what runs the chain; each executor has its own kind of states.
+    newest: when the newest of its files was written, as the first writer saw it.
     """
 
     folder: Path
@@ -46,6 +47,7 @@ class Journal:
     state: State = None
     skip: int = 0
     executor: str = "local"
+    newest: float = 0.0
 
     @classmethod
     def of(cls, folder: Path, header: Any) -> Journal:
@@ -58,7 +60,15 @@ class Journal:
         try:
             saved = json.loads(path.read_bytes())
             files = [stored_file(file) for file in saved["files"]]
-            return cls(folder, saved["header"], files, saved["state"], saved["skip"], saved["executor"])
+            return cls(
+                folder,
+                saved["header"],
+                files,
+                saved["state"],
+                saved["skip"],
+                saved["executor"],
+                saved.get("newest", 0.0),
+            )
         except FileNotFoundError:
             return cls(folder, header)
         except (ValueError, KeyError, TypeError) as error:
@@ -75,6 +85,7 @@ class Journal:
             "state": self.state,
             "skip": self.skip,
             "executor": self.executor,
+            "newest": self.newest,
         }
         write_whole(self.folder / JOURNAL, json.dumps(content).encode() + b"\n", alone=True)
 

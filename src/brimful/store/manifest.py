@@ -17,10 +17,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from brimful.core.errors import DataError, StateError, check_version
+from brimful.core.errors import DataError, StateError, check_version, logger
 from brimful.core.once import once
 from brimful.core.stage import Stage, header_difference
 from brimful.core.whole import write_whole
@@ -82,6 +83,7 @@ class Manifest:
     first_labels: the side file that says where the first label is trained on; None in stores of earlier releases.
     padding: by column, where the tokenizer says it: {"id": the token that pads, "side": "left" or "right"}.
     texts: the columns of text that was tokenised; none in stores of earlier releases.
+    newest: when the newest of the files that were read was written, in seconds; 0 where nobody said.
     """
 
     pipeline: dict[str, Any]
@@ -94,6 +96,7 @@ class Manifest:
     first_labels: SideFile | None = None
     padding: dict[str, Any] = field(default_factory=dict)
     texts: tuple[str, ...] = ()
+    newest: float = 0.0
 
     @once
     def rows(self) -> int:
@@ -154,6 +157,7 @@ class Manifest:
             SideFile(**content["first_labels"]) if content.get("first_labels") else None,
             content.get("padding", {}),
             tuple(content.get("texts", ())),
+            content.get("newest", 0.0),
         )
 
 
@@ -197,6 +201,19 @@ def require_version(stage: Stage[Any], version: str | None) -> None:
         raise ValueError(
             f"a store cannot see when {', '.join(functions)} changes. Give a version, and a new one after each change: "
             'to_store(path, version="1")'
+        )
+
+
+def say_newer(folder: Path, newest: tuple[float, str], known: float) -> None:
+    """Warns of a file that was written after a store was made of it. It is no error: a copy has a new time, too."""
+    when, url = newest
+    if 0 < known < when:
+        logger.warning(
+            "the store %s may be out of date: %s was written at %s, and the newest file at %s when the store was begun. "
+            "If its text has changed, remove the folder and write the store anew. If it is a copy, open the store by from_store",
+            folder,
+            url,
+            *(datetime.fromtimestamp(one, UTC).isoformat(" ", "milliseconds") for one in (when, known)),
         )
 
 

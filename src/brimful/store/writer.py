@@ -35,6 +35,7 @@ from brimful.store.manifest import (
     check_same,
     pipeline_of,
     require_version,
+    say_newer,
     sha256_of,
 )
 from brimful.store.side import write_side_files
@@ -94,6 +95,7 @@ def write_store(
             _clear(folder)
     manifest = LocalFolder(str(folder)).manifest
     check_same(folder, manifest.pipeline, pipeline)
+    say_newer(folder, stage.newest(), manifest.newest)
     return manifest
 
 
@@ -115,6 +117,8 @@ class _Writer:
         self._schema: pa.Schema | None = None
         self._part: PartFile | None = None
         self._known = stage.known_columns
+        if not self._journal.files:
+            self._journal.newest = stage.newest()[0]
         self._seen = pa.schema([])  # of the last block without a row
         self._held: list[Block] = []  # rows that are in no record batch yet
         self._held_bytes = 0
@@ -237,7 +241,11 @@ class _Writer:
         schema, files = self._schema or pa.schema([]), tuple(self._journal.files)
         columns = {field.name: str(field.type) for field in schema}
         sides = write_side_files(self._folder, schema, files, self._journal.touch)
-        Manifest(self._pipeline, columns, files, **sides, padding=self._padding, texts=self._texts).save(self._folder)
+        newest = self._journal.newest
+        manifest = Manifest(
+            self._pipeline, columns, files, **sides, padding=self._padding, texts=self._texts, newest=newest
+        )
+        manifest.save(self._folder)
 
     def _tell(self, rows: int) -> None:
         if self._report is not None:

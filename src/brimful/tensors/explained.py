@@ -28,11 +28,13 @@ class Explained(NamedTuple):
     """A sample of a batch, or a piece of one.
 
     Args:
-        number: its row in the data set, of a stream in the window.
-        place: file and line, or row, that it was read from; of a chunk that of its first token; None where rows do not say it.
+        number: of a stream its place in the window. Else its row before any shuffle, and after a filter, slice or split.
+        place: where it was read from: "shard a.jsonl, line 1" is the first line. "store tokens, row 0" is `from_store(path)[0]`,
+            and "sequence, row 0" the first row of the list. Of a chunk it is the place of its first token.
         first: which of its tokens the piece begins with.
         length: its tokens here; None where no length column is in the batch.
-        text: what these stand for; None where no tokenizer of the chain says so.
+        text: what these stand for, by the tokenizer of the chain. Else the whole text of the sample, if a store keeps it and
+            no method has made a stream of the store.
     """
 
     number: int
@@ -167,15 +169,16 @@ def explained(batch: Any, column: str, text: Callable[[Sequence[int]], str | Non
             "what this batch was made of is not known: a collate_fn or map that makes all tensors anew, layout='grouped', a copy "
             "by hand and another process leave it behind; explain the batch as these batches hand it out"
         )
-    tokens = [*_tokens(batch, made, column)]
+    texts: Sequence[str | None] = [text(tokens) for tokens in _tokens(batch, made, column)]
     firsts = np.zeros(len(made.numbers), np.int64) if made.pieces is None else made.pieces.starts
     sizes = [None] * len(made.numbers) if made.lengths is None else made.lengths.tolist()
     planned = made.planned
-    samples, own = planned.samples[made.numbers].tolist(), planned.window.part(made.numbers)
-    return Explanation(
-        Explained(number, _place(own, which), first, size, text(tokens[which]) if which < len(tokens) else None)
-        for which, (number, first, size) in enumerate(zip(samples, firsts.tolist(), sizes, strict=True))
-    )
+    samples, own = planned.samples[made.numbers], planned.window.part(made.numbers)
+    texts = [*texts, *[None] * (len(samples) - len(texts))]
+    if {*texts} <= {None}:
+        texts = own.texts_at(samples) or texts
+    places = [_place(own, which) for which in range(len(samples))]
+    return Explanation(map(Explained, samples.tolist(), places, firsts.tolist(), sizes, texts))
 
 
 def _made(item: Mapping[Any, Any]) -> _Made | None:
