@@ -49,7 +49,6 @@ dist:  ## wheel and sdist, checked, and the demo from the wheel in an empty envi
 
 compat:  ## tests of what needs few extras, at the lowest versions that pyproject.toml allows (`make test` takes the newest)
 	rm -rf build/lowest && $(PYTHON) -m venv build/lowest
-	build/lowest/bin/pip install -qq $(TORCH)
 	build/lowest/bin/pip install -qq $$($(PYTHON) -m tests.lowest) -e ".[cbor,hf,tiktoken]" hypothesis pytest pytest-timeout pytest-xdist psutil
 	build/lowest/bin/python -m pytest $(SPREAD) -m "not mutant and not ray" $(ARGS) $$($(PYTHON) -m tests.lowest --tests)
 

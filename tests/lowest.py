@@ -1,4 +1,4 @@
-"""Prints what `make compat` installs: each dependency of pyproject.toml at its lowest version, torch aside.
+"""Prints what `make compat` installs: each dependency of pyproject.toml at its lowest version.
 
 With `--tests`, prints what it runs: the tests that import none of the larger extras.
 """
@@ -30,7 +30,7 @@ ALL: Final = (
 def pins() -> list[str]:
     """Such as `numpy==2` for `numpy>=2`."""
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    return [one.replace(">=", "==") for one in asked if not one.startswith("torch")]
+    return [one.replace(">=", "==") for one in asked]
 
 
 def tests() -> list[str]:

@@ -13,7 +13,8 @@ import brimful as bf
 from tests.integrations.unequal import batches, one, write_shards
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning"
+    "ignore:torch.distributed is .*unavailable or uninitialized:UserWarning",
+    "ignore:TypedStorage is deprecated:UserWarning",  # PyTorch 2.6's own
 )
 
 LOADERS: dict[str, Any] = {

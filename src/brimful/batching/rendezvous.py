@@ -391,4 +391,6 @@ def store_of(group: Any) -> Any:
         if not (dist.is_available() and dist.is_initialized()):
             return None
         group = dist.group.WORLD
+    if not hasattr(group, "get_group_store"):  # PyTorch 2.6
+        return dist.distributed_c10d._world.pg_map[group][1]
     return group.get_group_store()
