@@ -35,6 +35,12 @@ def test_this_release_left_something_behind() -> None:
     assert SAVED[chains.HERE / bf.__version__].keys() == {*chains.CHAINS, *LOADERS, "oom_guard"}
 
 
+def test_this_release_stands_in_the_changelog_and_the_citation() -> None:
+    root = Path(__file__).parents[1]
+    assert f"\n## [{bf.__version__}] - 20" in (root / "CHANGELOG.md").read_text("utf-8")
+    assert f"\nversion: {bf.__version__}\n" in (root / "CITATION.cff").read_text("utf-8")
+
+
 @pytest.mark.parametrize(("of", "name"), CASES, ids=lambda one: one.name if isinstance(one, Path) else one)
 def test_a_state_goes_on_where_it_stood(of: Path, name: str, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(of, tmp_path / "moved"))
