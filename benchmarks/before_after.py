@@ -1,4 +1,4 @@
-"""README's loop over a DataLoader with a collator, and the same loop over brimful: JSONL to padded batches, tokenised on the fly.
+"""README's loop over a DataLoader with a collator, and the same loop over brimful: JSONL to padded batches, tokenized on the fly.
 
     python benchmarks/before_after.py [runs]
 

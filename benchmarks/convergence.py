@@ -243,9 +243,9 @@ def table(runs: Sequence[Run]) -> None:
             "seconds",
             "loss at half",
             "loss",
-            "less random's",
+            "minus the loss of random",
         ]
-        titles += [f"random's loss + {NEAR} after"]
+        titles += [f"as low as random + {NEAR} after"]
         print("| " + " | ".join(titles) + " |\n|" + "---|" * len(titles))
         for name in dict.fromkeys(run["setting"] for run in here):
             of = [run for run in here if run["setting"] == name]
@@ -265,7 +265,7 @@ def table(runs: Sequence[Run]) -> None:
                 f"{np.mean([at(run['curve'], 0.5) for run in of]):.3f}",
                 shown([end[2] for end in ends]),
                 shown(gaps, "+"),
-                "never" if np.isnan(shares).all() else f"{np.nanmean(shares):.2f} of its seconds" + unreached(shares),
+                "never" if np.isnan(shares).all() else f"{np.nanmean(shares):.2f} of the seconds" + unreached(shares),
             ]
             print("| " + " | ".join(cells) + " |")
 

@@ -1,4 +1,4 @@
-"""A store tokenised by one worker of Ray, by two, and by this process alone, on the cores at hand.
+"""A store tokenized by one worker of Ray, by two, and by this process alone, on the cores at hand.
 
     python benchmarks/ray_tokenise.py [runs]
 

@@ -1,4 +1,4 @@
-"""What a process holds while a stream goes by: JSON lines to padded batches, tokenised on the fly.
+"""What a process holds while a stream goes by: JSON lines to padded batches, tokenized on the fly.
 
     python benchmarks/resident.py [millions of samples] [engine: cache, gigatoken, tokenizer or auto] [share of new words]
 

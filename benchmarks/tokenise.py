@@ -1,4 +1,4 @@
-"""JSONL to padded batches, tokenised on the fly, beside `encode_batch_fast` alone on the same text and cores.
+"""JSONL to padded batches, tokenized on the fly, beside `encode_batch_fast` alone on the same text and cores.
 
     python benchmarks/tokenise.py [runs]
     python benchmarks/tokenise.py memory [millions of tokens]     what an engine keeps of words that never come again

@@ -416,7 +416,7 @@ class Batches:
         them.
 
         With layout "grouped" these are the shapes of whole batches. Price: the time to plan the epoch. Indexed data
-        read no rows for this. Streamed data are read and tokenised.
+        read no rows for this. Streamed data are read and tokenized.
 
         >>> import brimful as bf
         >>> samples = bf.from_sequence([{"input_ids": [1] * length} for length in (7, 8, 5, 3, 4)])

@@ -383,7 +383,7 @@ class Dataset:
         max_workers: int = 1,
         executor_type: ExecutorType = "thread",
     ) -> Dataset:
-        """Adds the tokens of a text column as int32. It tokenises whole blocks, ahead of use.
+        """Adds the tokens of a text column as int32. It tokenizes whole blocks, ahead of use.
 
         Args:
             tokenizer: a tokenizers.Tokenizer, a transformers tokenizer, a tiktoken.Encoding, a gigatoken.Tokenizer, or
@@ -391,7 +391,7 @@ class Dataset:
                 folder or name for transformers, or tiktoken:NAME. brimful never changes it, and threads work on clones.
                 A gigatoken.Tokenizer is not compared with another tokenizer. Its memory grows with the number of
                 different words.
-            column: the text column, or several. With as many columns as `output_column`, each is tokenised by itself
+            column: the text column, or several. With as many columns as `output_column`, each is tokenized by itself
                 (the input of an encoder and the labels of a decoder). With two columns and one output, each row is a
                 pair of texts (for a cross-encoder). transformers gets `tokenizer(a, b)`, a callable gets two lists.
             output_column: the column, or columns, of tokens.
@@ -404,7 +404,7 @@ class Dataset:
             remove_columns: columns to leave out, usually the text.
             engine: the program that makes the tokens. All engines give the tokenizer's own ids, so states and stores
                 stay the same. "auto" takes the fastest engine that is known to be exact. "gigatoken" (the extra `fast`)
-                handles most byte-level and SentencePiece-style BPE. "cache" remembers words and tokenises only new
+                handles most byte-level and SentencePiece-style BPE. "cache" remembers words and tokenizes only new
                 ones. It handles most other tokenizers. "tokenizer" calls the tokenizer itself. It also makes pairs and
                 `extra_outputs`. The first two engines are compared with the tokenizer on the first 1,000 texts, then on
                 one text of 4,096. `repr` and `.stats.engines` show which engine runs. If you name an engine that cannot
@@ -416,7 +416,7 @@ class Dataset:
             tokenizer_kwargs: other keywords of a transformers call, of tiktoken, or of the callable. Keywords that
                 would be ignored are refused. Keywords that rows cannot hold are refused too
                 (`return_overflowing_tokens`, `return_tensors`, padding).
-            max_workers: blocks that are tokenised at the same time. A fast tokenizer uses all cores for one block. 0:
+            max_workers: blocks that are tokenized at the same time. A fast tokenizer uses all cores for one block. 0:
                 the caller's thread.
             executor_type: choose "process" for a slow tokenizer written in Python; see `map`.
         Raises:
@@ -554,7 +554,7 @@ class Dataset:
                 separated: the template changes earlier turns, or a token crosses the border of a turn.
             StageError: (when run) the template refuses a conversation.
         Price: .1 to .3 ms a message for the template, and the time of the tokenizer. Without {% generation %}, each
-            trained turn is tokenised twice, together with all messages before it.
+            trained turn is tokenized twice, together with all messages before it.
         Source: TRL and axolotl, which make the same labels.
 
         >>> import brimful as bf
@@ -811,7 +811,7 @@ class Dataset:
             TimeoutError: another writer makes no progress. The error names it.
             DataError: the rows differ in their columns or types. The error names file and line.
         Price: the time of the chain, and about 10 ns a token. 50 MB are held. On disk, a token takes 2 bytes if the
-            chain tokenises and the vocabulary has at most 65,536 tokens, else 4. A row takes 4 bytes for each list
+            chain tokenizes and the vocabulary has at most 65,536 tokens, else 4. A row takes 4 bytes for each list
             column. Other columns take the size that they have in Arrow.
 
         >>> import tempfile
@@ -959,7 +959,7 @@ class Dataset:
             pad_values: the padding value of each column. The default is -100 in `labels` and in columns whose name ends
                 in `_labels`. Other columns get the tokenizer's padding id, or 0.
             pad_side: the side of the padding, "right" or "left". The default is the tokenizer's side, else right.
-            keep_text: batches also hold the text that was tokenised, as lists. By default batches leave it out, which
+            keep_text: batches also hold the text that was tokenized, as lists. By default batches leave it out, which
                 saves a third of the time. Samples and stores always hold it. A `collate_fn`, or a function of `map` on
                 batches, needs `keep_text` to read the text. The functions of `batch_by` do not.
             layout: "padded", "nested" or "grouped". "nested" makes tensors of layout torch.jagged, without padding.

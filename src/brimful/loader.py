@@ -45,7 +45,7 @@ class Loader(IterableDataset[Any]):
     When you have taken the last batch, the epoch has ended, even if you do not ask for another one. The next loop or
     saved state then belongs to the next epoch. If you leave a loop earlier, the next loop begins the same epoch again.
 
-    The data are read in this process, with `prefetch` and tokenising in threads. Give the loader to the trainer as it
+    The data are read in this process, with `prefetch` and tokenizing in threads. Give the loader to the trainer as it
     is (with Accelerate, to `brimful.integrations.accelerate.prepare`). If the trainer needs a DataLoader, wrap it in
     one with batch_size=None and num_workers=0. Nobody may shard that again: a DataLoader that Accelerate prepared is
     refused.

@@ -50,7 +50,7 @@ class Sharded(Stage[Batch]):
         if world_size > 1 and self.streamed:
             raise ValueError(
                 f"data that are streamed (by {self.streamed}) cannot be divided among {world_size} ranks: each rank would read "
-                "and tokenise all of them. Use from_files(streams=...), or write a token store with to_store(path)"
+                "and tokenize all of them. Use from_files(streams=...), or write a token store with to_store(path)"
             )
         say_split_groups(self.upstream.settings().get("balance_group", 1), world_size)
         step = _Step(rank, world_size)

@@ -1,4 +1,4 @@
-"""The text that was tokenised: batches leave it out, unless they are told to keep it."""
+"""The text that was tokenized: batches leave it out, unless they are told to keep it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def why_missing(error: Exception, names: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """The columns of text that was tokenised, and whether windows hold them nonetheless.
+    """The columns of text that was tokenized, and whether windows hold them nonetheless.
 
     They are in no checksum, and no window is smaller for them: a state, and the order of the data, are the same with them.
     """

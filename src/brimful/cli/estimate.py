@@ -1,4 +1,4 @@
-"""An estimate of what tokenising will take: the first rows are made for once, and the sizes of the shards say how many follow."""
+"""An estimate of what tokenizing will take: the first rows are made for once, and the sizes of the shards say how many follow."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Estimate(NamedTuple):
         rows, tokens, bytes, seconds: of the whole; bytes are those of the store.
         tokens_per_second: of those that were made.
         sampled: the rows that were looked at.
-        all_read: whether these are all: then rows and tokens are exact where they were all tokenised.
+        all_read: whether these are all: then rows and tokens are exact where they were all tokenized.
         source_bytes: of all shards.
     """
 
@@ -55,15 +55,15 @@ class Estimate(NamedTuple):
 
 
 def estimate_of(files: Dataset, stage: Stage[Block], update: Update) -> Estimate:
-    """Tokenises the first rows and scales them up.
+    """Tokenizes the first rows and scales them up.
 
     Args:
         files: of `from_files`.
         stage: the chain over them, up to the columns of the store.
-        update: is told of the rows that were tokenised.
+        update: is told of the rows that were tokenized.
     Raises:
         ValueError: the size of a shard is not known; or there are no rows.
-    Price: `MOST_ROWS` rows or `MOST_BYTES` of text are read, and tokenised for `MOST_SECONDS` at most.
+    Price: `MOST_ROWS` rows or `MOST_BYTES` of text are read, and tokenized for `MOST_SECONDS` at most.
     """
     source = files.stage
     assert isinstance(source, FromFiles)

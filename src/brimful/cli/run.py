@@ -73,7 +73,7 @@ def run(
 ) -> None:
     """Stream batches of your own files: how fast, how full, and an exact place to go on from.
 
-    Tokenises on the fly and fills batches up to a budget of tokens, as training
+    Tokenizes on the fly and fills batches up to a budget of tokens, as training
     would. Shows samples, tokens a second, padding, and the share of the time
     spent waiting for data (with --step-seconds: what a training would wait).
     Samples stay whole unless --max-length cuts them.

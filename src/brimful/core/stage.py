@@ -218,7 +218,7 @@ class Stage(ABC, Generic[T_co]):
         return found
 
     def texts(self) -> tuple[str, ...]:
-        """The columns of text that was tokenised, as far as they are still here: batches leave them out."""
+        """The columns of text that was tokenized, as far as they are still here: batches leave them out."""
         return tuple(dict.fromkeys(name for one in self.below for name in one.texts()))
 
     def newest(self) -> tuple[float, str]:

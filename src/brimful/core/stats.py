@@ -48,7 +48,7 @@ class Stats(Mapping[str, Any]):
     `skipped_shards`: skipped records that also lose the rest of their shard (a damaged archive, other columns).
     `dropped`: samples left out. `truncated`: samples that were cut, also texts that `tokenize` cuts. `alone`: samples
     in a batch of their own. `dropped_tokens`: tokens of dropped and truncated samples, and of chunks that were not
-    filled. `engines`, an attribute only: how many texts each engine of `tokenize` tokenised, by its name.
+    filled. `engines`, an attribute only: how many texts each engine of `tokenize` tokenized, by its name.
 
     If you asked for few shapes (buckets, static shapes, a multiple), and there are more than torch.compile compiles, an
     iterator logs one warning.

@@ -100,7 +100,7 @@ def _stream(console: Console, corpus: Corpus, tokenizer: Path) -> None:
     import torch  # noqa: F401  before any clock starts
     from tokenizers import Tokenizer
 
-    _heading(console, 2, "Streaming: shards to padded batches, tokenised on the fly")
+    _heading(console, 2, "Streaming: shards to padded batches, tokenized on the fly")
     truncation = {"truncation": True, "max_length": MAX_LENGTH}
     encoder = Tokenizer.from_file(str(tokenizer))
     tokens = from_files(corpus.urls, columns=["text"]).tokenize(encoder, tokenizer_kwargs=truncation)

@@ -1,4 +1,4 @@
-"""Tokens of words that were seen before are looked up; only words never seen are tokenised."""
+"""Tokens of words that were seen before are looked up; only words never seen are tokenized."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_COLUMNS: Final = 1 << 15
 """Words of these that are kept in columns too, the first that came, which are most of any text. Blocks are coded by them: 50 to
 80 ns each, and 1 us saved for each that is in the block."""
 MAX_BYTES: Final = 64
-"""A longer piece is tokenised each time: a sentence of Chinese or Thai, or an address, seldom comes back."""
+"""A longer piece is tokenized each time: a sentence of Chinese or Thai, or an address, seldom comes back."""
 _ID_BYTES: Final = 4
 
 
@@ -46,7 +46,7 @@ class WordCache:
     holds a space after such a character; every run of white space is matched; it looks behind nowhere, and ahead only by
     `(?!\\S)` or `$`. Then nothing that a tokenizer looks at lies on both sides of a cut.
 
-    Threads share it without a lock: what two of them find new at once, both have tokenised, and keep once.
+    Threads share it without a lock: what two of them find new at once, both have tokenized, and keep once.
 
     Args:
         encode: the tokens of each of some texts, without special tokens, int32, flat.

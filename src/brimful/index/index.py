@@ -126,7 +126,7 @@ class DataIndex(Index):
         return {}
 
     def texts(self) -> tuple[str, ...]:
-        """The columns of text that was tokenised, as far as they are known; see `Stage.texts`."""
+        """The columns of text that was tokenized, as far as they are known; see `Stage.texts`."""
         return ()
 
     holds_files: ClassVar[bool] = False

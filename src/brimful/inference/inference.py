@@ -135,7 +135,7 @@ def map_batches_in_order(
             "text"). The results are a list, or a tensor with one row a sample. After a kill or out of memory, brimful
             may call it again for the same samples. `fn` may be a class: each worker makes one object of it, without
             arguments. The object can load the model.
-        texts_or_dataset: texts or dicts, in a list or another iterable that can be read again. Or a data set, tokenised
+        texts_or_dataset: texts or dicts, in a list or another iterable that can be read again. Or a data set, tokenized
             or not.
         policy: plans the batches of a window. An int: so many samples of similar length a batch.
         output: a folder for the results, one file a window. Each file is written whole: Parquet if the folder's name

@@ -25,7 +25,7 @@ from brimful.plan.plan import IntArray
 from brimful.plan.rounded import Rounding
 
 CHUNK: Final = 4_096
-"""Texts that are tokenised at once where only their lengths are wanted."""
+"""Texts that are tokenized at once where only their lengths are wanted."""
 
 WITHOUT_PEAKS: Final = (
     "batches will hardly grow: torch finds no CUDA device, whose peaks would say how memory grows. Give peak_bytes=, if your "
@@ -70,7 +70,7 @@ def build_dynamic_batch_dataloader(
             many.
         threshold: the share of full batches that may exceed the peak of the first one.
         shuffle: shuffle the batches anew for each epoch, from `seed` and the epoch's number.
-        num_workers: processes that tokenise and pad, as in DataLoader. torch starts them: by fork on Linux before
+        num_workers: processes that tokenize and pad, as in DataLoader. torch starts them: by fork on Linux before
             Python 3.14. With fork a script needs no main guard.
         batch_start_range, batch_end_range, steps: the possible sizes of later batches. There are `steps` sizes, evenly
             spaced from the first number to the second, times `batch_size` and rounded down. A batch takes the largest
@@ -85,7 +85,7 @@ def build_dynamic_batch_dataloader(
         tokenizer_kwargs: keywords of the tokenizer's call, such as add_special_tokens or pad_to_multiple_of.
     Raises:
         TypeError, ValueError: a setting or a text is invalid, a text has no tokens, or the tokenizer cannot pad.
-    Price: all texts are tokenised twice: here for their lengths, and in the workers for their contents. 8 bytes a text
+    Price: all texts are tokenized twice: here for their lengths, and in the workers for their contents. 8 bytes a text
         are held.
     Source: the dynabatch package, which has the same signature.
     Example:

@@ -1,1 +1,1 @@
-"""The same work on a Ray cluster: read and tokenise shards, run inference."""
+"""The same work on a Ray cluster: read and tokenize shards, run inference."""

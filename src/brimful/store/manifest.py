@@ -82,7 +82,7 @@ class Manifest:
     places: the side file that says where in the files the columns lie; None in stores of earlier releases.
     first_labels: the side file that says where the first label is trained on; None in stores of earlier releases.
     padding: by column, where the tokenizer says it: {"id": the token that pads, "side": "left" or "right"}.
-    texts: the columns of text that was tokenised; none in stores of earlier releases.
+    texts: the columns of text that was tokenized; none in stores of earlier releases.
     newest: when the newest of the files that were read was written, in seconds; 0 where nobody said.
     """
 

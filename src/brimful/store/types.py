@@ -18,7 +18,7 @@ _NO_CAST = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
 
 
 def vocabularies(stage: Stage[Any]) -> dict[str, int]:
-    """The number of token ids by column, for columns that a chain tokenises, where the tokenizers say it."""
+    """The number of token ids by column, for columns that a chain tokenizes, where the tokenizers say it."""
     found = {name: max(one.num_ids for one in made) for name, made in stage.tokenizers().items()}
     return {name: size for name, size in found.items() if size}
 

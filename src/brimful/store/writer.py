@@ -44,7 +44,7 @@ from brimful.store.types import conform, stored_schema, vocabularies
 BATCH_BYTES: Final = 8 << 20
 """The size of a record batch, by its rows before they are stored; stored tokens take half of that or less."""
 FILE_BYTES: Final = 128 << 20
-"""The size of a file, which is the most that an interruption loses: a minute or so of tokenising."""
+"""The size of a file, which is the most that an interruption loses: a minute or so of tokenizing."""
 
 
 def write_store(

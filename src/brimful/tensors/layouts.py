@@ -67,7 +67,7 @@ class ColumnRules:
         explicit: of all these names those that the user gave, each of which there must be.
         packs: several samples lie in a row, from which tokens are left out that `attention_mask` hides: it goes with the tokens
             whether or not it is named.
-        left_out: columns of text that was tokenised.
+        left_out: columns of text that was tokenized.
     """
 
     length_columns: tuple[str, ...]

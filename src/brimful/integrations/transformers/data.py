@@ -147,7 +147,7 @@ def can_count(given: Batches | Loader | AsyncLoader) -> bool:
 
 
 def counted_length(given: Batches | Loader | AsyncLoader) -> Length:
-    """The steps of an epoch, and this rank's samples, by a pass over the data: they are read and tokenised, no tensor is made."""
+    """The steps of an epoch, and this rank's samples, by a pass over the data: they are read and tokenized, no tensor is made."""
     batches = batches_of(given)
     logger.warning(
         "counting the steps of an epoch of %r, by a pass over the data: to_store(path) makes a store of it, which knows them, "
