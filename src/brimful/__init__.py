@@ -154,7 +154,12 @@ _MODULES: Final = {"attention", "grouping", "memory", "testing"}
 def __getattr__(name: str) -> Any:
     """Each name is imported on first use: a program that asks for the version, or prints help, waits for nothing else."""
     if name not in _MODULE_OF:
-        raise AttributeError(f"module 'brimful' has no attribute {name!r}")
+        public = not name.startswith("_")  # Python asks for many others, and a search imports torch
+        owner = next(
+            (one for one in sorted(_MODULES) if public and name in import_module(_MODULE_OF[one]).__all__), None
+        )
+        remedy = f"; say bf.{owner}.{name}" if owner else ""
+        raise AttributeError(f"module 'brimful' has no attribute {name!r}{remedy}")
     module = import_module(_MODULE_OF[name])
     value = globals()[name] = module if name in _MODULES else getattr(module, name)
     return value

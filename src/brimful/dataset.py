@@ -398,8 +398,9 @@ class Dataset:
             truncation: True, or the text of a pair that is cut: "longest_first" (the meaning of True), "only_first",
                 "only_second". None: the tokenizer's own setting, or cut to `max_length` if that is given. False: no
                 truncation.
-            max_length: tokens of a row at most, special tokens included. The default is the limit of a transformers
-                tokenizer's model.
+            max_length: tokens of a row at most, special tokens included. None: rows are not cut. With `truncation`, None
+                means `model_max_length` of a transformers tokenizer. Truncation that was enabled in a tokenizers.Tokenizer
+                still holds.
             add_special_tokens: add the special tokens that the tokenizer puts around texts (tiktoken has none).
             remove_columns: columns to leave out, usually the text.
             engine: the program that makes the tokens. All engines give the tokenizer's own ids, so states and stores

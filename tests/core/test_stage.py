@@ -125,6 +125,12 @@ DIFFERENT: dict[str, tuple[Any, Any, str]] = {
         samples.pack(16, rows=2, micro_batches=2),
         "pack.rows was 2 when it was saved and is 1 here; .* micro_batches=k counts here too",
     ),
+    "micro batches of the same size": (
+        samples.pack(16, rows=1),
+        samples.pack(16, rows=2, micro_batches=2),
+        r"pack.shuffle_batches was True when it was saved and is 'stratified' here; use the pipeline that saved it\. With "
+        "micro_batches, .* say shuffle_batches='stratified'",
+    ),
     "other weights": (
         bf.interleave_datasets([samples, samples], weights=[1, 2]),
         bf.interleave_datasets([samples, samples], weights=[1, 3]),

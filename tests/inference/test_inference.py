@@ -195,6 +195,18 @@ def test_a_run_that_stops_goes_on_with_the_window_at_work(tmp_path: Path, stop: 
     assert len(fn.asked) == asked, "all is there"
 
 
+def test_ctrl_c_says_that_the_same_call_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def stopped(batch: dict[str, Any]) -> list[str]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        map_batches_in_order(stopped, TEXTS, 2, output=tmp_path / "out")
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"interrupted: the same call goes on behind the last window that was written, in {tmp_path / 'out'}"
+    )
+
+
 def test_where_all_results_are_there_no_model_is_made(tmp_path: Path) -> None:
     made: list[int] = []
 
@@ -330,6 +342,10 @@ def test_what_it_is_given_is_checked_at_once() -> None:
         map_batches_in_order(spelled, TEXTS, bf.Packed(8))
     with pytest.raises(TypeError, match=r"takes several texts \(got a single str\)"):
         map_batches_in_order(spelled, "text", 2)
+    batches = bf.from_sequence(TEXTS).batch(2)
+    for one, name in ((batches, "Batches"), (batches.loader(), "Loader")):
+        with pytest.raises(TypeError, match=rf"takes the samples \(got {name}\)\. Pass the data set and the policy: "):
+            map_batches_in_order(spelled, one, 2)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="this data set repeats without end"):
         map_batches_in_order(spelled, bf.from_sequence(TEXTS, repeat=True), 2)
     with pytest.raises(

@@ -83,6 +83,16 @@ def test_a_trainer_refuses_what_leaks_and_takes_what_is_mended(tmp_path: Path) -
         trainer_class(Trainer, isolation="warn")
 
 
+def test_ids_that_a_model_does_not_have_are_named_with_its_vocabulary() -> None:
+    model = llama()
+    largest = model.config.vocab_size + 7
+    batch = next(iter(bf.from_sequence([[1, 2, 3], [1, largest]]).pack(8)))
+    with pytest.raises(
+        ValueError, match=rf"^LlamaForCausalLM has {largest - 7} ids .* in the batch is {largest}\. Use the"
+    ):
+        assert_isolated(model, batch)
+
+
 @pytest.mark.parametrize(
     ("changes", "remedy"),
     [

@@ -588,6 +588,12 @@ def test_what_a_guard_takes_is_checked_when_it_is_made() -> None:
         with pytest.raises(TypeError, match=rf"^oom_safe needs a function \(got {none}\)$"):
             oom_safe(none)  # type: ignore[arg-type]
 
+    def unscaled(batch: Any) -> None: ...
+
+    message = r"^oom_guard needs a step of two arguments, step\(batch, scale\), .* \(got unscaled\(batch: 'Any'\) -> 'None'\)$"
+    with pytest.raises(TypeError, match=message):
+        oom_guard(unscaled)  # type: ignore[arg-type]
+
 
 def test_a_batch_by_whose_labels_nobody_can_tell_what_a_part_weighs_is_refused(
     caplog: pytest.LogCaptureFixture,

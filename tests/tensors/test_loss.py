@@ -357,3 +357,6 @@ def test_attention_and_loss_are_had_from_the_package() -> None:
     assert {"attention", "token_mean"} <= set(bf.__all__)
     with pytest.raises(AttributeError, match="module 'brimful' has no attribute 'nothing'"):
         bf.nothing  # noqa: B018
+    for name, owner in {"oom_guard": "memory", "padding_free": "attention", "assert_isolated": "testing"}.items():
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}'; say bf\.{owner}\.{name}$"):
+            getattr(bf, name)

@@ -6,6 +6,7 @@ that any stage, however far down and in whichever process, can name the file and
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import threading
@@ -182,6 +183,23 @@ def function(name: str, fn: _Fn) -> _Fn:
     if not callable(fn):
         raise TypeError(f"{name} needs a function (got {fn!r})")
     return fn
+
+
+def other_signature(fn: Callable[..., Any], *arguments: Any) -> inspect.Signature | None:
+    """The signature of a function that cannot be called with these arguments; None where it can, or nobody knows.
+
+    >>> other_signature(lambda batch: None, {}, 1.0), other_signature(max, {}, 1.0)
+    (<Signature (batch)>, None)
+    """
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:  # of some functions in C nobody knows it
+        return None
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return signature
+    return None
 
 
 def check_path(name: str, path: str | os.PathLike[str]) -> None:

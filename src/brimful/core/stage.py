@@ -405,6 +405,8 @@ _REMEDIES: Final = {
     "for the rows that were taken already; another one begins anew, or with the next epoch",
     "fixed_weights": "a place in a mixture of indexed data is counted with its weights, which allow={'weights'} cannot change: "
     "end the epoch with those that saved it, and begin the next with others, or mix streamed data",
+    "shuffle_batches": "use the pipeline that saved it. With micro_batches, or with balance_cost over streams, True means "
+    "'stratified': without them, say shuffle_batches='stratified'",
 }
 """The remedy for a setting that differs, by its name."""
 

@@ -13,7 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
-from brimful.batches import ColumnSettings, FormSettings, OrderSettings, batches_of
+from brimful.batches import Batches, ColumnSettings, FormSettings, OrderSettings, batches_of
 from brimful.batching.batch import Batch
 from brimful.batching.planners import ByPolicy
 from brimful.batching.window import PlanningWindow
@@ -28,6 +28,7 @@ from brimful.core.errors import (
     finite,
     function,
     integer,
+    logger,
     name_of,
     one_of,
 )
@@ -40,6 +41,7 @@ from brimful.index.sequence import FromSequence
 from brimful.inference.batch_results import BatchResults, RayWorkers, batch_results
 from brimful.inference.result_index import ResultIndex
 from brimful.inference.results import ResultFolder, WindowsDone
+from brimful.loader import Loader
 from brimful.plan import FixedSize, OverlongError, Packed, Policy
 from brimful.ray.cluster import check_address
 from brimful.read import from_iterable, from_sequence
@@ -158,7 +160,7 @@ def map_batches_in_order(
             batch with this sample only). "truncate" cuts tokens only, never texts.
         token_columns, pad_values, pad_side, layout, dtypes, collate_fn: as for `Dataset.batch`.
     Raises:
-        TypeError: the policy packs, or the input is a single text.
+        TypeError: the policy packs, or the input is a single text or batches.
         ValueError: the data repeat without end, or are read as several streams. Or texts would be truncated, or the
             folder holds other files.
         StageError: (when run) see the stages.
@@ -217,7 +219,11 @@ def map_batches_in_order(
     }
     check_path("output", output)
     folder = ResultFolder(Path(output).expanduser(), settings)
-    done = run.write(folder)
+    try:
+        done = run.write(folder)
+    except KeyboardInterrupt:
+        logger.warning("interrupted: the same call goes on behind the last window that was written, in %s", folder.path)
+        raise
     crc = crc32(json.dumps([settings, done.digest, done.runs]).encode())
     return IndexedDataset(FromSequence(ResultIndex(folder.path, done.runs, crc), shuffle=False, seed=42))
 
@@ -387,6 +393,11 @@ def _planned_over(dataset: Dataset, length_column: str | None) -> tuple[str, boo
 def _dataset(texts_or_dataset: Any) -> Dataset:
     if isinstance(texts_or_dataset, str | bytes | Mapping):
         raise TypeError(f"map_batches_in_order takes several texts (got a single {type(texts_or_dataset).__name__})")
+    if isinstance(texts_or_dataset, Batches | Loader):
+        raise TypeError(
+            f"map_batches_in_order makes batches itself, and takes the samples (got {type(texts_or_dataset).__name__}). Pass the "
+            "data set and the policy: map_batches_in_order(fn, dataset, bf.TokenBudget(16_384))"
+        )
     if isinstance(texts_or_dataset, Dataset):
         dataset = texts_or_dataset
     elif hasattr(texts_or_dataset, "__len__") and hasattr(texts_or_dataset, "__getitem__"):

@@ -34,7 +34,16 @@ def report(
             vocabulary = vocabulary_of(model, batch)
             call = call_of(model, batch)
             call = call.short() if call.packed else call
-            examined = {"batch": _examined(model, call, vocabulary)}
+            try:
+                examined = {"batch": _examined(model, call, vocabulary)}
+            except IndexError as error:
+                largest = int(batch[call.tokens].max())
+                if largest < vocabulary:
+                    raise
+                raise ValueError(
+                    f"{type(model).__name__} has {vocabulary:,} ids (config.vocab_size), and the largest id in the batch is "
+                    f"{largest:,}. Use the model's own tokenizer, or model.resize_token_embeddings(len(tokenizer))"
+                ) from error
         else:
             vocabulary = min(vocabulary_of(model, None), LEAST_VOCABULARY)
             rows = segments(short=not of_transformers)

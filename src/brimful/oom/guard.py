@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from brimful.core.errors import function, name_of, one_of
+from brimful.core.errors import function, name_of, one_of, other_signature
 from brimful.oom.exhaustion import GuardedCall, PartRunner, Unfit
 from brimful.oom.parts import divisible, joined, mapped
 from brimful.oom.ranks import Distributed, agreed, reducing_modules, refuse_unsaid, unsynced
@@ -67,7 +67,7 @@ def oom_guard(
             sample.
     Raises:
         ValueError: there are several ranks, and no `distributed`.
-        TypeError: a parameter is not a tensor.
+        TypeError: a parameter is not a tensor, or `step` does not take a batch and a scale.
     State: see `OomGuard.state_dict`.
     Price: 100 us a batch. Gradients are copied only if there are some before the step: `.stats.cloned_bytes` counts
         their bytes. After an OOM, the parts run again.
@@ -121,7 +121,12 @@ class OomGuard(GuardedCall):
             one_of("distributed", distributed, *get_args(Distributed))
         one_of("unfit", unfit, *get_args(Unfit))
         refuse_unsaid(distributed)
-        self._step = function("oom_guard", step)
+        if signature := other_signature(function("oom_guard", step), {}, 1.0):
+            raise TypeError(
+                f"oom_guard needs a step of two arguments, step(batch, scale), which multiplies its loss by scale (got "
+                f"{name_of(step)}{signature})"
+            )
+        self._step = step
         self._parameters = None if parameters is None else _tensors(parameters)
         self._distributed = distributed
         self._reducing: Sequence[torch.nn.Module] | None = None

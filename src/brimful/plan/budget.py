@@ -3,7 +3,6 @@ limit of an optimizer step among its batches."""
 
 from __future__ import annotations
 
-import inspect
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.errors import finite, function, one_of, settle
+from brimful.core.errors import finite, function, one_of, other_signature, settle
 from brimful.plan.buckets import as_buckets
 from brimful.plan.cut import Cut, assemble, cut_greedy, plan_sorted
 from brimful.plan.least_padding import cut_fewest, cut_priced
@@ -282,18 +281,11 @@ def sample_cost(name: str, cost: SampleCost) -> SampleCost:
     Traceback (most recent call last):
     TypeError: balance_cost must take one argument, the length of a sample (got <function ...>, which takes (rows, length)); ...
     """
-    if not isinstance(function(name, cost), AttentionCost):
-        try:
-            signature = inspect.signature(cost)
-        except ValueError:  # of some functions in C nobody knows it
-            return cost
-        try:
-            signature.bind(1)
-        except TypeError:
-            raise TypeError(
-                f"{name} must take one argument, the length of a sample (got {cost!r}, which takes {signature}); give a function "
-                "such as lambda length: length**2, or bf.AttentionCost(quadratic=...)"
-            ) from None
+    if not isinstance(function(name, cost), AttentionCost) and (signature := other_signature(cost, 1)):
+        raise TypeError(
+            f"{name} must take one argument, the length of a sample (got {cost!r}, which takes {signature}); give a function "
+            "such as lambda length: length**2, or bf.AttentionCost(quadratic=...)"
+        )
     return cost
 
 
