@@ -124,6 +124,7 @@ class Batches:
         """An iterator over the batches, from the start of an epoch or from a saved state; see `Dataset.iter`.
 
         Args:
+            state_dict, allow: as for `Dataset.iter`.
             epoch: the epoch to begin with. A state knows its own epoch, so giving both is an error.
 
         >>> import brimful as bf

@@ -207,6 +207,7 @@ class Dataset:
         number of workers. Price: one Python call a sample. `map_blocks` is faster.
 
         Args:
+            fn: takes a sample, and returns the new one as a dict.
             seed: call `fn(sample, rng)`. `rng` is a numpy generator keyed by the row, so the number of workers does not
                 change it.
             on_error: the reaction to an error in `fn`. "raise" names file and line. "skip" leaves the sample out,
@@ -500,6 +501,7 @@ class Dataset:
         label after a hidden token, because the hidden token would predict it.
 
         Args:
+            target_column: the column of the tokens.
             shift: add `shift_labels` instead, with each label at the position that predicts it. Use it when samples are
                 cut across devices, because no device can then shift by one. Models of transformers take them by that
                 name. If the samples have `labels` (from `chat`), these are shifted.
