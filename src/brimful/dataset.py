@@ -43,6 +43,7 @@ from brimful.index.train_valid_split import SplitMask
 from brimful.index.train_valid_split import TrainValidSplit as IndexTrainValidSplit
 from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
 from brimful.plan.budget import SampleCost, sample_cost
+from brimful.plan.plan import is_policy
 from brimful.plan.rounded import Rounding
 from brimful.ray.spread import spread
 from brimful.rows.add_bos_eos import AddBosEos
@@ -1016,10 +1017,10 @@ class Dataset:
         [[[1, 0], [2, 3]], [[4]]]
         """
         one_of("overlong", overlong, *get_args(Overlong))
-        if isinstance(size_or_policy, Policy):
+        if is_policy(size_or_policy):
             policy, rows = size_or_policy, window or "auto"
         elif hasattr(size_or_policy, "__index__"):
-            policy = FixedSize(size_or_policy, sort=window is not None)
+            policy = FixedSize(cast(int, size_or_policy), sort=window is not None)
             rows = policy.n * max(1, 1024 // policy.n) if window is None else window
         else:
             raise TypeError(f"batch takes a number of samples or a policy (got {size_or_policy!r})")
