@@ -208,10 +208,15 @@ def always_wide(texts: list[str], **options: Any) -> Any:
             (
                 {name: 0.5},
                 TypeError,
-                rf"^{name} is no keyword of build_dynamic_batch_dataloader, and .* names none of that name \(it names text, "
-                r".*add_special_tokens, .*\)\. A keyword that it takes unnamed is for functools\.partial",
+                rf"^{name} is no keyword of build_dynamic_batch_dataloader{meant}, and .* names none of that name \(it "
+                r"names text, .*add_special_tokens, .*\)\. A keyword that it takes unnamed is for functools\.partial",
             )
-            for name in ("thresold", "shuffle_seed")
+            for name, meant in {
+                "thresold": r" \(did you mean threshold\?\)",
+                "batch_range": r" \(did you mean batch_end_range\?\)",
+                "add_special_token": r" \(did you mean add_special_tokens\?\)",
+                "rows_at_once": "",
+            }.items()
         ),
         ({"tokenizer": lambda texts, **settings: {}, "add_special_tokens": True}, TypeError, r"\(it names texts\)"),
         ({"seed": 0.5}, TypeError, r"^seed must be"),

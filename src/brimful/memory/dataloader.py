@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, Final
 
@@ -270,9 +271,13 @@ class TextCollator:
             if one.kind is not one.VAR_KEYWORD
         ]
         if unknown := [name for name in self.options if name not in named]:
+            ours = list(inspect.signature(build_dynamic_batch_dataloader).parameters)[:-1]
+            close = get_close_matches(unknown[0], ours, 1) or get_close_matches(unknown[0], named, 1)
+            meant = f" (did you mean {close[0]}?)" if close else ""
             raise TypeError(
-                f"{unknown[0]} is no keyword of build_dynamic_batch_dataloader, and {name_of(self.tokenizer)} names none of that "
-                f"name (it names {', '.join(named)}). A keyword that it takes unnamed is for functools.partial"
+                f"{unknown[0]} is no keyword of build_dynamic_batch_dataloader{meant}, "
+                f"and {name_of(self.tokenizer)} names none of that name (it names {', '.join(named)}). A keyword that it takes "
+                "unnamed is for functools.partial"
             )
         if self.max_length % self.multiple:
             raise ValueError(
