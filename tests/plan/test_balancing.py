@@ -142,6 +142,27 @@ def test_a_cost_that_is_infinite_in_a_sum_is_refused(cost: Any) -> None:
             call()
 
 
+def test_a_limit_holds_where_a_cost_falls_with_length() -> None:
+    lengths = [7, 6, 8, 1, 2]
+    for cost in (lambda length: 1 / (length + 1), lambda length: float(length % 3)):
+        parts = bf.balance(lengths, 3, cost=cost, max_tokens=8)
+        assert sorted(sorted(lengths[sample] for sample in part) for part in parts) == [[1, 7], [2, 6], [8]]
+
+
+@pytest.mark.parametrize(("num_ranks", "same", "counts"), [(1, True, [1]), (3, True, [1, 1, 1]), (3, False, [1, 0, 0])])
+def test_ranks_without_a_sample_get_the_same_number_of_micro_batches(
+    num_ranks: int, same: bool, counts: list[int]
+) -> None:
+    ranks = bf.micro_batches([], 8, num_ranks=num_ranks, same_count=same)
+    assert [len(rank) for rank in ranks] == counts
+    assert not any(len(part) for rank in ranks for part in rank)
+
+
+def test_a_cost_that_no_float_holds_is_refused() -> None:
+    with pytest.raises(ValueError, match=re.escape("cost must be finite and not negative (cost(3) is inf)")):
+        bf.balance([3, 4], 2, cost=lambda length: 10**400)
+
+
 def test_a_cost_of_several_numbers_is_refused() -> None:
     with pytest.raises(TypeError, match=re.escape("cost must give a number for a length (cost(3) is [3])")):
         bf.Packed(8, cost=lambda length: np.array([length])).plan([3, 4])  # type: ignore[arg-type, return-value]
