@@ -20,6 +20,7 @@ from math import isfinite
 from numbers import Real
 from operator import attrgetter
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar, cast
+from zlib import crc32
 
 import numpy as np
 
@@ -352,7 +353,8 @@ def is_function(value: Any) -> bool:
 
 
 def described(value: Any) -> Any:
-    """A setting of a stage as plain JSON: a dataclass by its fields, less those marked `runtime`.
+    """A setting of a stage as plain JSON: a dataclass by its fields, less those marked `runtime`; another object by its public
+    attributes.
 
     An object with a method `fingerprint()` stands as what that returns, a function as {"function": "module:qualified.name"}, a
     number that JSON does not know (nan, inf) as a string.
@@ -361,8 +363,10 @@ def described(value: Any) -> Any:
     >>> described(TokenBudget(512))["max_tokens"], described(described)
     (512, {'function': 'brimful.core.stage:described'})
     """
-    if isinstance(value, np.generic):
-        value = value.item()
+    if isinstance(value, np.ndarray) and value.size > _SHOWN:
+        return {"values": value.size, "crc32": crc32(value.tobytes())}
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, Real):
@@ -384,8 +388,14 @@ def described(value: Any) -> Any:
         return {
             "function": f"{getattr(fn, '__module__', '') or ''}:{getattr(fn, '__qualname__', type(fn).__qualname__)}"
         }
-    return type(value).__name__
+    public = {name: one for name, one in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+    if not public or isinstance(value, type):
+        return type(value).__name__
+    return {"type": type(value).__name__} | {name: described(one) for name, one in public.items()}
 
+
+_SHOWN: Final = 100
+"""An array of at most so many values is listed."""
 
 _REMEDIES: Final = {
     "urls": "a shard was added, taken away, renamed, put elsewhere in the list, or edited so that its size changed (a state has "

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from brimful.core.errors import integer, logger, name_of
+from brimful.core.errors import integer, logger, name_of, truth
 from brimful.core.random import key, permutation
 from brimful.memory.device import ReportedPeaks, StepPeaks
 from brimful.memory.first_batch import FirstBatchSizes, cut_lazily
@@ -104,6 +104,7 @@ def build_dynamic_batch_dataloader(
     batch_size = integer("batch_size", batch_size, 1, "text")
     limit = integer("max_input_token_length", max_input_token_length, 1, "token")
     num_workers, seed = integer("num_workers", num_workers), integer("seed", seed)
+    truth("shuffle", shuffle)
     model = _model(memory_model)
     sizes = FirstBatchSizes(
         model, batch_size, 1, risk=threshold, start=batch_start_range, end=batch_end_range, steps=steps
@@ -287,7 +288,8 @@ class TextCollator:
     @property
     def multiple(self) -> int:
         """To which padded lengths are rounded up."""
-        return integer("pad_to_multiple_of", self.options.get("pad_to_multiple_of") or 1, 1, "token")
+        given = self.options.get("pad_to_multiple_of")
+        return 1 if given is None else integer("pad_to_multiple_of", given, 1, "token")
 
     def __call__(self, texts: list[str]) -> dict[str, Any]:
         given = self._given(texts, padding=True, max_length=self.max_length, return_tensors="pt")
