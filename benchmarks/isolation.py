@@ -258,16 +258,16 @@ def _best(one: Tried) -> str:
 HEAD: Final = """# Which models keep the samples of a packed row apart
 
 A packed row holds several samples end to end. The model decides whether one sample sees another. `make isolation`
-writes this page. It makes each causal and encoder architecture of transformers {version} small, with random weights, on a CPU. It
-changes one sample and compares all others. Then it changes the padding. Last, it compares each sample with a run of this
-sample alone.
+writes this page. For each causal and encoder architecture of transformers {version}, it makes a small model with random
+weights, on a CPU. It changes one sample and compares all others. Then it changes the padding. Last, it compares each
+sample with a run of this sample alone.
 
 This run tried {made} of {of} architectures:
 
 {counts}
 
-Each architecture counts with its best kernel. In {leaking} of them samples of `model(**batch)` see each other with at least one
-kernel. `trainer_class` gave packed rows to each of these as well, and raised an error.
+Each architecture counts with its best kernel. With `model(**batch)`, samples see each other in {leaking} of them with at least
+one kernel. `trainer_class` gave packed rows to each of these as well, and raised an error.
 
 FlexAttention runs uncompiled here. No kernels for convolutions and state spaces are installed. A model may differ if it has other
 settings than its type's default, another kernel, or code of your own. Test yours with the call that your step makes:

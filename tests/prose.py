@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.surface import members, public
 
@@ -51,15 +51,18 @@ def pages() -> dict[str, str]:
     return {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in found}
 
 
-def docstrings() -> dict[str, str]:
-    """The docstring of each public name and of each public method, by its name in full."""
-    found = {}
+def objects() -> Iterator[tuple[str, Any]]:
+    """Each public name, method and property, by its name in full."""
     for name, value in public():
         for member, what in [("", value), *(members(value) if inspect.isclass(value) else ())]:
             inner = getattr(what, "__func__", what)
-            if (callable(inner) or isinstance(inner, property)) and (text := inspect.getdoc(inner)):
-                found[f"{name}.{member}".rstrip(".")] = text
-    return found
+            if callable(inner) or isinstance(inner, property):
+                yield f"{name}.{member}".rstrip("."), inner
+
+
+def docstrings() -> dict[str, str]:
+    """The docstring of each of them."""
+    return {name: text for name, what in objects() if (text := inspect.getdoc(what))}
 
 
 def faults(text: str) -> list[str]:

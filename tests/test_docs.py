@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.prose import ROOT, docstrings, faults, pages, sentences
+from tests.prose import ROOT, docstrings, faults, objects, pages, sentences
 from tests.surface import public
 
 DOCS: Final = ROOT / "docs"
@@ -68,3 +70,19 @@ def test_the_navigation_and_the_index_for_agents_have_each_page() -> None:
     for page in PAGES:
         assert any(Path("/", page).match(f"/{one}") for one in listed), f"zensical.toml has no line on {page}"
         assert any(Path("/", page).match(f"/{one}") for one in navigation), f".nav.yml has no line on {page}"
+
+
+def test_the_arguments_of_a_docstring_are_those_of_its_function() -> None:
+    assert not dict(odd_arguments())
+
+
+def odd_arguments() -> Iterator[tuple[str, set[str]]]:
+    """The names under `Args:` that are no parameter, and the parameters that are not there, unless "the rest" are."""
+    for name, what in objects():
+        text = inspect.getdoc(what) if callable(what) else None
+        if text and (args := re.search(r"^Args:\n((?: {4}.*\n?|\n)+)", text, re.MULTILINE)):
+            entries = [entry[1] for line in args[1].splitlines() if (entry := re.match(r" {4}(\S.*?): ", line))]
+            told = {one for entry in entries for one in entry.split(", ")}
+            known = inspect.signature(what).parameters.keys() - {"self", "cls"}
+            if wrong := (told - {"the rest"}) ^ (told & known if "the rest" in told else known):
+                yield name, wrong

@@ -173,3 +173,45 @@ def test_a_folder_of_tokenizers_is_not_one(tmp_path: Path) -> None:
         ValueError, match=r"\(the folder has no tokenizer.json; name one of its files if that is one: gpt2.json\)$"
     ):
         STREAM.tokenize(str(tmp_path))
+
+
+class NoLimit:
+    def plan(self, lengths: Any) -> Any:
+        return [[number] for number in range(len(lengths))]
+
+
+class Lists(NoLimit):
+    max_length = None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        INDEXED.batch,
+        lambda policy: map_batches_in_order(len, INDEXED, policy),
+        lambda policy: bf.BatchSampler([1], policy),
+    ],
+    ids=["batch", "map_batches_in_order", "BatchSampler"],
+)
+def test_a_policy_without_max_length_is_told_that_it_needs_one(call: Any) -> None:
+    message = r"^NoLimit has plan, but no max_length, which a policy needs too: the longest sample .* or None$"
+    with pytest.raises(TypeError, match=message):
+        call(NoLimit())
+
+
+@pytest.mark.parametrize("overlong", ["raise", "truncate", "drop", "alone"])
+@pytest.mark.parametrize("settings", [{}, {"window": 8}, {"pad_to_multiple_of": 4}], ids=["auto", "window", "rounded"])
+@pytest.mark.parametrize("use", [list, len, lambda batches: list(batches.plans())], ids=["list", "len", "plans"])
+def test_a_policy_that_returns_no_plan_is_told_how_to_make_one(use: Any, settings: Any, overlong: Any) -> None:
+    message = (
+        r"^Lists\.plan must return a bf\.Plan \(got list\); return bf\.Plan\.of\(lengths, batches\), where batches are "
+    )
+    with pytest.raises(TypeError, match=message):
+        use(INDEXED.batch(Lists(), overlong=overlong, **settings))
+
+
+def test_a_class_is_no_policy() -> None:
+    with pytest.raises(
+        TypeError, match=r"^batch takes a number of samples or a policy \(got <class 'brimful\..*TokenBudget'>"
+    ):
+        INDEXED.batch(bf.TokenBudget)  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
 """What README, CONTRIBUTING and the pages of docs show is true.
 
 Their ```python blocks run in order, in one namespace and an empty working folder; one that stands in an HTML comment
-runs too, unseen by the reader: the place for set-up. Commands in ```console blocks exist, with the options given.
+runs too, unseen by the reader: the place for set-up. The first block that a reader sees runs as it is, with no other
+names than those that the page calls the reader's own. Commands in ```console blocks exist, with the options given.
 """
 
 from __future__ import annotations
@@ -45,6 +46,17 @@ def blocks(page: str, language: str) -> Iterator[Snippet]:
             yield Snippet(page, text.count("\n", 0, fence.start(2)) + 1, fence[2])
 
 
+def above(block: Snippet) -> list[str]:
+    """The lines of its page above a block."""
+    return (ROOT / block.page).read_text(encoding="utf-8").splitlines(keepends=True)[: block.line - 1]
+
+
+def is_unseen(block: Snippet) -> bool:
+    """Whether a block stands in an HTML comment."""
+    lines = "".join(above(block))
+    return lines.count("<!--") > lines.count("-->")
+
+
 def commands(program: str) -> list[Snippet]:
     """The commands `$ program ...` and `... && program ...` of the console blocks, each as what follows the program's name."""
     return [
@@ -65,9 +77,18 @@ def commands(program: str) -> list[Snippet]:
 def test_code_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    for _, line, text in blocks(page, "python"):
-        # blank lines in front, so that a traceback names the page and its line
-        exec(compile("\n" * (line - 1) + text, ROOT / page, "exec"), namespace)
+    first = next((one.line for one in blocks(page, "python") if not is_unseen(one)), 0)
+    for block in blocks(page, "python"):
+        code = compile(
+            "\n" * (block.line - 1) + block.text, ROOT / page, "exec"
+        )  # a traceback names the page and its line
+        if block.line == first:  # it has no name but those that the words above it say are the reader's
+            told = re.findall(r"`(\w+)`", "".join(above(block)))
+            seen = {name: value for name, value in namespace.items() if name in (*told, "__name__")}
+            exec(code, seen)
+            namespace |= seen
+        else:
+            exec(code, namespace)
 
 
 def test_the_loop_of_the_data_page_learns_from_blank_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

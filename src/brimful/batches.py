@@ -124,6 +124,7 @@ class Batches:
         """An iterator over the batches, from the start of an epoch or from a saved state; see `Dataset.iter`.
 
         Args:
+            state_dict, allow: as for `Dataset.iter`.
             epoch: the epoch to begin with. A state knows its own epoch, so giving both is an error.
 
         >>> import brimful as bf
@@ -550,17 +551,18 @@ def batches_of(
         else integer("balance_group", order.balance_group, 1, "batch")
     )
     rows, batches = _rows(window, parts * group)
-    required = planner.sizing is not None and not planner.in_order
     unmasked = rules.beside_tokens if planner.packs else ()
     sizing = planner.sizing, planner.rows_of(batches)
     windows: Stage[PlanningWindow]
     if stage.streamed_by:
         first = planner.first_rows, planner.first_share
-        buffered = Buffered(stage, rows, rules.length_columns, required, *sizing, unmasked, text, *first)
+        buffered = Buffered(stage, rows, rules.length_columns, planner.needs_lengths, *sizing, unmasked, text, *first)
         windows = Ahead(buffered, 1, "window")
     else:
         fewest = GROUPS * group if group > 1 and batches is None else None
-        windows = Planned(cast(Indexed, stage), rows, rules.length_columns, required, *sizing, unmasked, text, fewest)
+        windows = Planned(
+            cast(Indexed, stage), rows, rules.length_columns, planner.needs_lengths, *sizing, unmasked, text, fewest
+        )
     follow = LabelsFollow(rules.follows(LABELS), rules.follows(SHIFTED))
     planned: Stage[Batch] = Batched(
         windows,

@@ -43,6 +43,7 @@ from brimful.index.train_valid_split import SplitMask
 from brimful.index.train_valid_split import TrainValidSplit as IndexTrainValidSplit
 from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
 from brimful.plan.budget import SampleCost, sample_cost
+from brimful.plan.plan import is_policy
 from brimful.plan.rounded import Rounding
 from brimful.ray.spread import spread
 from brimful.rows.add_bos_eos import AddBosEos
@@ -207,6 +208,7 @@ class Dataset:
         number of workers. Price: one Python call a sample. `map_blocks` is faster.
 
         Args:
+            fn: takes a sample, and returns the new one as a dict.
             seed: call `fn(sample, rng)`. `rng` is a numpy generator keyed by the row, so the number of workers does not
                 change it.
             on_error: the reaction to an error in `fn`. "raise" names file and line. "skip" leaves the sample out,
@@ -501,6 +503,7 @@ class Dataset:
         label after a hidden token, because the hidden token would predict it.
 
         Args:
+            target_column: the column of the tokens.
             shift: add `shift_labels` instead, with each label at the position that predicts it. Use it when samples are
                 cut across devices, because no device can then shift by one. Models of transformers take them by that
                 name. If the samples have `labels` (from `chat`), these are shifted.
@@ -1015,10 +1018,10 @@ class Dataset:
         [[[1, 0], [2, 3]], [[4]]]
         """
         one_of("overlong", overlong, *get_args(Overlong))
-        if isinstance(size_or_policy, Policy):
+        if is_policy(size_or_policy):
             policy, rows = size_or_policy, window or "auto"
         elif hasattr(size_or_policy, "__index__"):
-            policy = FixedSize(size_or_policy, sort=window is not None)
+            policy = FixedSize(cast(int, size_or_policy), sort=window is not None)
             rows = policy.n * max(1, 1024 // policy.n) if window is None else window
         else:
             raise TypeError(f"batch takes a number of samples or a policy (got {size_or_policy!r})")

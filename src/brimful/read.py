@@ -72,10 +72,12 @@ def from_files(
             by itself. Samples, or batches, come from each stream in turn, and `Batches.shard` gives the streams to
             ranks. Any world size that divides this number sees the same order. Each stream has its own shards and
             windows: see the price.
+        seed: the seed of the order of the shards.
         on_error: "raise" names file and line. "skip" leaves a bad record out, counts it, and logs file and line. Some
-        errors lose the rest of a shard: a bad header, wrong columns in a Parquet or Arrow file, or damage that hides the
-        next record. Such a shard counts once in `skipped` and once in `skipped_shards`. storage_options: options for
-        fsspec. timeout_seconds: how long to wait for a shard, with all attempts together. Then a TimeoutError names it.
+            errors lose the rest of a shard. These are a bad header, wrong columns in a Parquet or Arrow file, and damage
+            that hides the next record. Such a shard counts once in `skipped` and once in `skipped_shards`.
+        storage_options: options for fsspec.
+        timeout_seconds: how long to wait for a shard, with all attempts together. Then a TimeoutError names it.
     Raises:
         ImportError: the format is CBOR and cbor2 is not installed.
         FileNotFoundError: (when run) a name or a glob matches nothing, or a link leads nowhere.
@@ -339,6 +341,7 @@ def interleave_datasets(
     `select` the same columns of each.
 
     Args:
+        datasets: a list of data sets, all indexed or all streamed, or some of each.
         weights: a list with one number for each data set. The default is equal weights.
         stop: what happens at the end of a data set. "first": the mixture ends when the first data set ends. "all": it
             goes on without that data set. "all_repeat": the data set begins again, until each has ended once.

@@ -148,3 +148,15 @@ def test_batches_without_tokens_are_named_once(
         assert len(list(made(data.filter(lambda sample: len(sample["input_ids"]) > 0)))) > 0
         assert len(list(bf.from_sequence([{"id": 1}]).batch(1))) == 1, "nobody asked for tokens"
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("method", ["batch", "batch_by_tokens", "pack"])
+@pytest.mark.parametrize("lengths", [[0] * 7 + [5] * 7, [0]])
+def test_a_window_of_nothing_but_blank_lines_is_named(
+    method: str, lengths: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    data = bf.from_sequence([{"input_ids": [1] * length} for length in lengths])
+    with caplog.at_level(logging.WARNING, "brimful"):
+        assert len(list(methodcaller(method, 5, window=7)(data))) > 0
+    (message,) = caplog.messages
+    assert f"batches of a window have no tokens: {lengths.count(0)} samples have none" in message

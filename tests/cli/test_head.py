@@ -109,3 +109,11 @@ def test_rows_without_the_column_of_text_are_not_said_to_have_it(tmp_path: Path)
     path = tmp_path / "rows.jsonl"
     path.write_text('{"title": "a"}\n')
     assert "--tokenizer T and --column C show batches of a column of text too" in invoke("head", str(path)).output
+
+
+def test_a_record_that_cannot_be_read_may_be_left_out(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "alpha"}\n{"text": \n{"text": "beta"}\n')
+    assert "a.jsonl, line 2" in refusal("head", tmp_path / "a.jsonl")
+    output = shown(tmp_path / "a.jsonl", "--rows", 3, "--on-error", "skip", "--tokenizer", corpus.tokenizer)
+    assert [line.split()[0] for line in output.splitlines() if "str" in line.split()[:3]] == ["0", "1"]
+    assert "beta" in output

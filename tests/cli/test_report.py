@@ -296,3 +296,11 @@ def test_columns_that_have_the_names_of_settings_keep_them(tmp_path: Path) -> No
     path = tmp_path / "sizes.parquet"
     pq.write_table(pa.table({"batch_size": [1], "max_tokens": [2]}), path)
     assert "(columns: batch_size, max_tokens)" in refusal("report", str(path))
+
+
+def test_a_record_that_cannot_be_read_may_be_left_out(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "alpha"}\n{"text": \n{"text": "beta"}\n')
+    words = (tmp_path / "a.jsonl", "--tokenizer", corpus.tokenizer)
+    assert "a.jsonl, line 2" in refusal("report", *words)
+    result = invoke("report", *words, "--on-error", "skip", "--json")
+    assert json.loads(result.stdout)["lengths"]["samples"] == 2

@@ -114,6 +114,16 @@ DIFFERENT: dict[str, tuple[Any, Any, str]] = {
         samples.batch_by_tokens(32, window=8),
         "batch.policy.max_tokens was 16 when it was saved and is 32 here",
     ),
+    "another size, and so another window by default": (
+        samples.batch(4),
+        samples.batch(5),
+        "batch.policy.n was 4 when it was saved and is 5 here",
+    ),
+    "another window, and so no longer in arrival order": (
+        samples.batch(4),
+        samples.batch(4, window=8),
+        "batch.window was 1024 when it was saved and is 8 here",
+    ),
     "other micro batches": (
         samples.batch(8, micro_batches=2),
         samples.batch(8),

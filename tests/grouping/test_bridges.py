@@ -117,6 +117,15 @@ def jagged(*lengths: int, width: int = 0) -> Any:
             "the batch, key 'y', must have an axis of samples first (got shape ())",
         ),
         (
+            lambda: Collection.from_padded(
+                {"x": torch.tensor([[5, 6, 7], [0, 0, 8]]), "attention_mask": torch.tensor([[1, 1, 1], [0, 0, 1]])},
+                {"x": "seq"},
+                {"seq": [3, 1]},
+            ),
+            "row 1 of attention_mask has its last token at 3, beyond its length of 1; groups are padded on the right: make the "
+            "batch with tokenizer.padding_side = 'right', or with pad_side='right' where brimful makes it",
+        ),
+        (
             lambda: group_apply(len, {"input_ids": 3}, 2),
             "group_apply needs attention_mask (B, L) in the batch (got input_ids)",
         ),
@@ -289,3 +298,9 @@ def test_group_apply_takes_models_of_transformers() -> None:
     with torch.no_grad():
         whole = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
         torch.testing.assert_close(group_apply(model, batch, 2), whole * (batch["attention_mask"] != 0)[..., None])
+
+
+def test_a_mask_that_hides_first_tokens_is_no_padding_on_the_left() -> None:
+    batch = {"x": torch.tensor([[5, 6, 7], [8, 0, 0]]), "attention_mask": torch.tensor([[0, 1, 1], [0, 0, 0]])}
+    found = Collection.from_padded(batch, {"x": "seq"}, {"seq": [3, 1]}).ungroup()
+    assert [sample["x"].tolist() for sample in found] == [[5, 6, 7], [8]]

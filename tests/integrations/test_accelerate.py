@@ -178,6 +178,13 @@ def test_a_save_that_is_stopped_leaves_a_whole_checkpoint(
     assert not (folder / "last.partial").exists()
 
 
+def test_on_one_process_accelerates_own_prepare_takes_a_dataloader_around_a_loader(folder: Path) -> None:
+    loader = LOADERS["indexed"](folder)
+    expected = [batch["input_ids"].tolist() for batch in LOADERS["indexed"](folder)]
+    theirs = Accelerator(cpu=True).prepare(DataLoader(loader, batch_size=None))
+    assert [batch["input_ids"].tolist() for batch in theirs] == expected
+
+
 def test_what_would_lose_the_place_is_refused(folder: Path) -> None:
     accelerator = Accelerator(cpu=True)
     with pytest.raises(TypeError, match=r"^a DataLoader around a loader .* give prepare the loader itself$"):

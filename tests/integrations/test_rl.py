@@ -143,6 +143,15 @@ def test_nested_tensors_are_measured_and_cut_by_rows() -> None:
     assert [[int(row[0]) for row in batch["input_ids"].unbind()] for batch in micro_batches] == indices
 
 
+@pytest.mark.parametrize(("rewards", "rows"), [([1.0], 1), (torch.zeros(7), 7), (np.zeros((2, 3)), 2)])
+def test_a_column_of_other_samples_is_refused(rewards: Any, rows: int) -> None:
+    batch = {"input_ids": [[1, 2, 3], [4], [5, 6]], "rewards": rewards, "temperature": 0.7, "scale": torch.tensor(2.0)}
+    with pytest.raises(
+        ValueError, match=f"^rewards has {rows} rows, and the batch has 3 samples; give it a row for each"
+    ):
+        rearrange_micro_batches(batch, 3)
+
+
 def test_a_tensordict_comes_back_as_tensordicts() -> None:
     tensordict = pytest.importorskip("tensordict")
     tensors = {name: values for name, values in columns(torch.tensor).items() if name != "temperature"}

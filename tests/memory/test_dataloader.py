@@ -208,14 +208,21 @@ def always_wide(texts: list[str], **options: Any) -> Any:
             (
                 {name: 0.5},
                 TypeError,
-                rf"^{name} is no keyword of build_dynamic_batch_dataloader, and .* names none of that name \(it names text, "
-                r".*add_special_tokens, .*\)\. A keyword that it takes unnamed is for functools\.partial",
+                rf"^{name} is no keyword of build_dynamic_batch_dataloader{meant}, and .* names none of that name \(it "
+                r"names text, .*add_special_tokens, .*\)\. A keyword that it takes unnamed is for functools\.partial",
             )
-            for name in ("thresold", "shuffle_seed")
+            for name, meant in {
+                "thresold": r" \(did you mean threshold\?\)",
+                "batch_range": r" \(did you mean batch_end_range\?\)",
+                "add_special_token": r" \(did you mean add_special_tokens\?\)",
+                "rows_at_once": "",
+            }.items()
         ),
         ({"tokenizer": lambda texts, **settings: {}, "add_special_tokens": True}, TypeError, r"\(it names texts\)"),
         ({"seed": 0.5}, TypeError, r"^seed must be"),
+        ({"shuffle": "no"}, TypeError, r"^shuffle must be True or False \(got 'no'\)"),
         ({"max_length": 9}, TypeError, r"^max_length is not for tokenizer_kwargs"),
+        ({"pad_to_multiple_of": 0}, ValueError, r"^pad_to_multiple_of must be at least 1 token \(got 0\)"),
         ({"pad_to_multiple_of": 7}, ValueError, r"must be a multiple of pad_to_multiple_of=7 \(got 16\)"),
         (
             {"return_overflowing_tokens": True, "texts": ["a " * 40]},
@@ -500,10 +507,17 @@ def test_where_a_batch_is_split_beforehand_its_peak_is_not_that_of_its_shape() -
     assert changes == {(1, 0), (0, 1)}, "either it is split, or its peak is learnt"
 
 
-def test_what_a_device_reports_must_be_a_peak() -> None:
-    batches = iter(build(LONG, None, 32, 64, peak_bytes=lambda: -1.0))
+@pytest.mark.parametrize(
+    ("peak", "message"),
+    [
+        (-1.0, r"^what peak_bytes gives must be positive \(got -1.0\)"),
+        (1e308, r"^what peak_bytes gives must be at most 1,152,921,504,606,846,976 bytes \(got 1e\+308\)"),
+    ],
+)
+def test_what_a_device_reports_must_be_a_peak(peak: float, message: str) -> None:
+    batches = iter(build(LONG, None, 32, 64, peak_bytes=lambda: peak))
     next(batches)
-    with pytest.raises(ValueError, match=r"^what peak_bytes gives must be positive \(got -1.0\)"):
+    with pytest.raises(ValueError, match=message):
         next(batches)
 
 

@@ -127,10 +127,10 @@ def test_a_sample_over_the_limit_is_named() -> None:
     with pytest.raises(bf.OverlongError, match=r"a sample of 9 tokens \(sample 1\) cannot fit max_tokens=8") as found:
         bf.balance([2, 9, 3], 2, max_tokens=8)
     assert found.value.sample == 1
-    with pytest.raises(
-        ValueError, match=re.escape("3 samples of 18 tokens cannot be brought into 2 parts of at most max_tokens=8")
-    ):
-        bf.balance([6, 6, 6], 2, max_tokens=8)
+    for padded, fact in ((False, "were not"), (True, "cannot be")):  # only of padded parts all ways are known
+        words = f"3 samples of 18 tokens {fact} brought into 2 parts of at most max_tokens=8: take 3 parts"
+        with pytest.raises(ValueError, match=re.escape(words)):
+            bf.balance([6, 6, 6], 2, max_tokens=8, padded=padded)
     with pytest.raises(ValueError, match=re.escape("cost must be finite and not negative (cost(3) is nan)")):
         bf.balance([3, 4], 2, cost=lambda length: float("nan") if length == 3 else 1.0)
 
@@ -140,6 +140,27 @@ def test_a_cost_that_is_infinite_in_a_sum_is_refused(cost: Any) -> None:
     for call in (lambda: bf.balance([3, 4], 2, cost=cost), lambda: bf.micro_batches([3, 4], 8, cost=cost)):
         with pytest.raises(ValueError, match=r"\(cost\(3\) is .*\), also in a sum of 2 samples"):
             call()
+
+
+def test_a_limit_holds_where_a_cost_falls_with_length() -> None:
+    lengths = [7, 6, 8, 1, 2]
+    for cost in (lambda length: 1 / (length + 1), lambda length: float(length % 3)):
+        parts = bf.balance(lengths, 3, cost=cost, max_tokens=8)
+        assert sorted(sorted(lengths[sample] for sample in part) for part in parts) == [[1, 7], [2, 6], [8]]
+
+
+@pytest.mark.parametrize(("num_ranks", "same", "counts"), [(1, True, [1]), (3, True, [1, 1, 1]), (3, False, [1, 0, 0])])
+def test_ranks_without_a_sample_get_the_same_number_of_micro_batches(
+    num_ranks: int, same: bool, counts: list[int]
+) -> None:
+    ranks = bf.micro_batches([], 8, num_ranks=num_ranks, same_count=same)
+    assert [len(rank) for rank in ranks] == counts
+    assert not any(len(part) for rank in ranks for part in rank)
+
+
+def test_a_cost_that_no_float_holds_is_refused() -> None:
+    with pytest.raises(ValueError, match=re.escape("cost must be finite and not negative (cost(3) is inf)")):
+        bf.balance([3, 4], 2, cost=lambda length: 10**400)
 
 
 def test_a_cost_of_several_numbers_is_refused() -> None:

@@ -518,3 +518,28 @@ def test_an_integer_that_a_float_would_round_is_refused_with_its_line(
         bf.DataError, match=rf"^shard a.csv, line 5: column 'x' is {kind} by the schema but '{bad}' here"
     ):
         list(bf.from_files(url, schema=schema))
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "message"),
+    [
+        (
+            "tsv",
+            "id,text",
+            r"1 column, 'id,text', as tabs divide it, but it holds commas; say format='csv', or quote the name",
+        ),
+        (
+            "csv",
+            "id\ttext",
+            r"1 column, 'id\\ttext', as commas divide it, but it holds tabs; say format='tsv', or quote",
+        ),
+        ("csv", "id;text", r"but it holds semicolons; write the file with commas or tabs, or read it by a function"),
+        ("tsv", "id;text", r"as tabs divide it, but it holds semicolons; write the file with commas or tabs"),
+    ],
+)
+def test_a_header_of_other_delimiters_is_an_error(tmp_path: Path, name: str, header: str, message: str) -> None:
+    url = write(tmp_path / "a.txt", f"{header}\n1\n".encode())
+    with pytest.raises(bf.DataError, match=rf"^shard a\.txt, line 1: the header has .*{message}"):
+        list(bf.from_files(url, format=name))
+    quoted = write(tmp_path / "b.txt", f'"{header}"\n1\n'.encode())
+    assert list(bf.from_files(quoted, format=name)) == [{header: 1}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 import brimful as bf
 from brimful.store.folders import verify_store
-from brimful.store.manifest import JOURNAL
+from brimful.store.manifest import JOURNAL, say_newer
 from tests.shards import write
 from tests.store.stores import rows_of
 
@@ -112,6 +113,30 @@ def test_a_file_that_is_edited_to_the_same_size_is_named(
         "2001-09-09 01:46:41.000+00:00, and the newest file at 2001-09-09 01:46:40.000+00:00 when the store was begun. "
         "If its text has changed, remove the folder and write the store anew. If it is a copy, open the store by from_store"
     )
+
+
+def test_a_store_whose_text_is_written_anew_is_named_where_a_store_was_made_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, first, second = (tmp_path / name for name in ("a.jsonl", "first", "second"))
+    for when in (1e9, 1e9 + 1):
+        write(source, [{"input_ids": [int(when)]}])
+        os.utime(source, (when, when))
+        bf.from_files(str(source)).to_store(first)
+        with caplog.at_level(logging.WARNING, "brimful"):
+            bf.from_store(first).to_store(second)
+        shutil.rmtree(first)
+    (message,) = caplog.messages
+    assert message.startswith(
+        f"the store {second} may be out of date: a file of the store {first} was written at 2001-09-09"
+    )
+
+
+@pytest.mark.parametrize("when", [2.0**40, 2.0**50])
+def test_a_file_of_a_far_year_is_named_too(tmp_path: Path, caplog: pytest.LogCaptureFixture, when: float) -> None:
+    with caplog.at_level(logging.WARNING, "brimful"):
+        say_newer(tmp_path, (when, "a.jsonl"), 1e9)
+    assert "a.jsonl was written at 9999-12-31" in caplog.text
 
 
 @pytest.mark.parametrize("method", ["to_store", "cache"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -921,3 +922,27 @@ def test_lengths_are_those_of_tokens_that_a_mask_shows(layout: Any) -> None:
     rows = [{"input_ids": [5, 6, 7], "attention_mask": [0, 1, 1]}, {"input_ids": [], "attention_mask": []}]
     (batch,) = bf.from_sequence([*rows, {"input_ids": [8], "attention_mask": [1]}]).batch(3, layout=layout)
     assert batch["lengths"].tolist() == [2, 0, 1]
+
+
+def test_labels_that_a_function_makes_are_not_counted_as_those_of_the_samples() -> None:
+    data = bf.from_sequence([{"input_ids": [1] * size, "labels": [-100, *[1] * (size - 1)]} for size in (2, 5, 9, 4)])
+
+    def padded(rows: list[Any], trained_on: Any) -> dict[str, torch.Tensor]:
+        labels = [
+            torch.tensor([label if trained_on(place) else -100 for place, label in enumerate(row["labels"])])
+            for row in rows
+        ]
+        return {"labels": torch.nn.utils.rnn.pad_sequence(labels, True, -100)}
+
+    def batches(trained_on: Any, source: bf.Dataset = data) -> bf.Batches:
+        return source.batch(2, window=4, collate_fn=partial(padded, trained_on=trained_on)).shard(0, 1)
+
+    assert sorted(int(batch["num_items_in_batch"]) for batch in batches(lambda place: True)) == [4, 12]
+    with pytest.raises(
+        bf.DataError, match=r"^collate_fn made \d labels that are trained on, and the samples .* have (4|12), .*drop"
+    ):
+        list(batches(lambda place: place % 4 == 3))
+    (few,) = data.batch(
+        4, collate_fn=partial(padded, trained_on=lambda place: place == 1)
+    )  # nobody asked for the number
+    assert int((few["labels"] != -100).sum()) == 4

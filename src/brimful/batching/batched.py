@@ -42,10 +42,10 @@ def check_shuffle(value: Any) -> ShuffleBatches:
     return "stratified" if isinstance(value, str) else bool(value)
 
 
-def _count_empty(batches: PlannedBatches) -> None:
-    """Says once that there are batches without a token, of blank lines for example; where all are, nobody asked for lengths."""
+def _count_empty(batches: PlannedBatches, asked: bool) -> None:
+    """Says once that there are batches without a token, as of blank lines. Where all are, lengths must be `asked` for."""
     empty = np.flatnonzero(np.array(batches.num_tokens) == 0)
-    if 0 < len(empty) < len(batches):
+    if 0 < len(empty) < len(batches) + asked:
         window, samples = batches.window, batches.part(empty).numbers
         streamed = window.schema is None  # the rows are here
         first = f" (one is {where(window.block, int(window.rows[samples.min()]))})" if streamed else ""
@@ -152,7 +152,7 @@ class Batched(Stage[Batch]):
             key = random.key(self.seed, here, window.epoch, window.number)
             planned = self.planner.batches(window, key, first=not done)
             if not done and TALLY.get() is not None:  # else somebody counts batches
-                _count_empty(planned)
+                _count_empty(planned, self.planner.needs_lengths)
             order = self._order(planned, window, key, after, last=last, first=not done)
             before, after = after, (after + len(order)) % self.balance_group
             waiting.got(len(order))

@@ -79,6 +79,11 @@ class BatchPlanner(ABC):
         """The policy by which an automatic window is sized; None where windows have a given size."""
         return None
 
+    @property
+    def needs_lengths(self) -> bool:
+        """Whether it plans by lengths; else samples may have none, and count as empty."""
+        return self.sizing is not None and not self.in_order
+
     def rows_of(self, batches: int | None) -> int | None:
         """How many rows a window holds that is made into so many batches; None: as many as padding needs."""
         return batches

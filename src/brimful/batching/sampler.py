@@ -24,6 +24,7 @@ from brimful.core.stage import VERSION, Stage, State, check_header, described, r
 from brimful.core.states import check_form, position_of, restored_elsewhere, sealed
 from brimful.index.sequence import FromSequence, LengthIndex
 from brimful.plan import FixedSize, Overlong, Policy, as_lengths, plan_with
+from brimful.plan.plan import is_policy
 
 _ENOUGH = 10_000  # lengths by which a window is sized
 
@@ -110,7 +111,7 @@ class BatchSampler:
         shuffle_batches: ShuffleBatches | None = None,
         balance_group: int = 1,
     ) -> None:
-        if isinstance(policy, type) or not isinstance(policy, Policy):
+        if not is_policy(policy):
             raise TypeError(f"policy must have plan and max_length, as bf.TokenBudget(16_384) does (got {policy!r})")
         if isinstance(window, str):
             one_of("window", window, "auto")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import numpy as np
 import typer
@@ -14,7 +14,17 @@ from rich.table import Table
 from rich.text import Text
 
 from brimful import concat_datasets, from_files, from_store
-from brimful.cli.options import FILES, FormatName, MaxLength, MaxTokens, cut_figure, figures, is_store, tokenized
+from brimful.cli.options import (
+    FILES,
+    FormatName,
+    MaxLength,
+    MaxTokens,
+    OnError,
+    cut_figure,
+    figures,
+    is_store,
+    tokenized,
+)
 from brimful.cli.words import clear_errors
 from brimful.console import stdout
 from brimful.core.errors import require
@@ -35,7 +45,7 @@ TOKENS: Final = "input_ids"
 
 def head(
     urls: Annotated[list[str], typer.Argument(help=f"{FILES} Or a token store.", metavar="PATH")],
-    n: Annotated[int, typer.Option("-n", help="Rows to show, and samples of the batch.")] = 5,
+    n: Annotated[int, typer.Option("-n", "--rows", help="Rows to show, and samples of the batch.")] = 5,
     tokenizer: Annotated[
         str | None,
         typer.Option(
@@ -50,6 +60,7 @@ def head(
     format: FormatName = "auto",
     max_tokens: MaxTokens = 16_384,
     max_length: MaxLength = 0,
+    on_error: OnError = "raise",
 ) -> None:
     """Show the first rows of files or of a token store; with --tokenizer the first batches too.
 
@@ -66,7 +77,9 @@ def head(
             raise ValueError("--max-length cuts texts as they are tokenized: name a --tokenizer")
         console = stdout()
         stored = is_store(urls)
-        rows = concat_datasets([from_store(url) for url in urls]) if stored else from_files(urls, format=format)
+        skip = cast(Literal["raise", "skip"], on_error)
+        files = from_files(urls, format=format, on_error=skip)
+        rows = concat_datasets([from_store(url) for url in urls]) if stored else files
         found = rows.peek(n)
         if not found:
             raise ValueError(f"there are no rows in {', '.join(urls)}")
@@ -85,7 +98,7 @@ def head(
         elif tokenizer is None:
             console.print(f"--tokenizer T shows batches of the column {column or 'text'!r} too", soft_wrap=True)
         else:
-            texts = from_files(urls, format=format, columns=[column or "text"])
+            texts = from_files(urls, format=format, columns=[column or "text"], on_error=skip)
             tokens = tokenized(texts, tokenizer, column or "text", max_length)
             _show_batches(console, tokens.batch_by_tokens(max_tokens), n, encoder)
             cut = figures()

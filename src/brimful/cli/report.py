@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 import numpy as np
 import typer
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from brimful import from_files, from_store
-from brimful.cli.options import FILES, FormatName, MaxLength, MaxTokens, is_store, tokenized
+from brimful.cli.options import FILES, FormatName, MaxLength, MaxTokens, OnError, is_store, tokenized
 from brimful.cli.words import clear_errors
 from brimful.console import note, progress, stdout, thousands
 from brimful.core.errors import require
@@ -49,6 +49,7 @@ def report(
         int | None, typer.Option(help="Tokens in a packed row. (--max-length, or the longest.)")
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Samples in a batch of fixed size.")] = 32,
+    on_error: OnError = "raise",
     sample: Annotated[int, typer.Option(help="Samples to look at, from the first on. 0: all.")] = 200_000,
     hidden_size: Annotated[int, typer.Option(help="Width of the model: what attention costs beside the rest.")] = 768,
     compile_seconds: Annotated[float, typer.Option(help="Seconds to compile one shape.", metavar="SECONDS")] = 30.0,
@@ -78,7 +79,7 @@ def report(
                 note(f"{source} holds tokens already: --tokenizer is not used")
             lengths = _stored(urls, column or "input_ids", sample)
         elif tokenizer is not None:
-            lengths = _count(urls, tokenizer, column or "text", format, max_length, sample)
+            lengths = _count(urls, tokenizer, column or "text", format, max_length, on_error, sample)
             source += f" by {tokenizer}"
         elif format == "parquet" or all(url.endswith(SUFFIXES) for url in urls):
             lengths = read_lengths(urls, sample, column=column or "length")
@@ -107,9 +108,12 @@ def _stored(paths: list[str], column: str, sample: int) -> Lengths:
     return Lengths(lengths[:sample] if sample else lengths, bool(sample and len(lengths) > sample))
 
 
-def _count(urls: list[str], tokenizer: str, column: str, format: str, max_length: int, sample: int) -> Lengths:
+def _count(
+    urls: list[str], tokenizer: str, column: str, format: str, max_length: int, on_error: str, sample: int
+) -> Lengths:
     """The lengths of text, with a progress bar."""
-    dataset = tokenized(from_files(urls, format=format, columns=[column]), tokenizer, column, max_length)
+    files = from_files(urls, format=format, columns=[column], on_error=cast(Literal["raise", "skip"], on_error))
+    dataset = tokenized(files, tokenizer, column, max_length)
     done, most = 0, f" of at most {thousands(sample)}" if sample else ""
     with progress(None) as update:
 

@@ -486,6 +486,12 @@ def header_difference(
             return here  # of a digest neither part says much without the other
         inside = f"{path}." if path else ""
         owner = f"{inside}{ours['verb']}." if "verb" in ours else inside
+        policies = (
+            saved.get("policy"),
+            ours.get("policy"),
+        )  # the window by default, and sort, follow from what was given
+        if found := header_difference(*policies, allow | {"sort"}, f"{owner}policy", "policy"):
+            return found
         idle = ["seed"] if any(saved.get(name) is ours.get(name) is False for name in _SHUFFLES) else []
         names = [name for name in (*ours, *(name for name in saved if name not in ours)) if name not in {*allow, *idle}]
         pairs = [(saved.get(name), ours.get(name), f"{owner}{name}", name) for name in names]

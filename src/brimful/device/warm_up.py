@@ -41,6 +41,7 @@ def warm_up(
     restored afterwards.
 
     Args:
+        step: a function of one batch, such as your training step.
         policy: `StaticShapes`, `Batches` (or their loader), or a list of shapes (rows, tokens). The first batch of
             `Batches` gives the keys and types. Synthetic batches also go through the later stages (`map`, `to_device`
             with its buffers). Indexed data without static shapes use the shapes of the first epoch, if they are few.

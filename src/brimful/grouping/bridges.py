@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -17,6 +17,12 @@ from brimful.grouping.measure import checked_rules, expanded
 from brimful.grouping.padded_groups import PaddedGroups
 from brimful.grouping.rows import Tensor
 from brimful.plan.plan import IntArray, one_length
+
+PADDED_LEFT: Final = (
+    "groups are padded on the right: make the batch with tokenizer.padding_side = 'right', or with pad_side='right' where "
+    "brimful makes it"
+)
+"""The remedy for padding on the left."""
 
 
 def data_of_groups(
@@ -45,6 +51,32 @@ def data_of_groups(
     longest = PaddedGroups.of(checked(partition, count), sizes)
     groups = replace(longest, extents={**longest.extents, **_extents(texts, tensors, sizes)})
     return with_tensors(CollectionData(count, {}, sizes, {}, groups), tensors, texts, pad_values, "the batch")
+
+
+def token_ends(mask: Tensor) -> IntArray:
+    """Where the last token of each row of a mask (B, L) ends."""
+    real, width = mask != 0, mask.shape[1]
+    ends = (torch.arange(1, width + 1, device=mask.device) * real).amax(1) if width else real.sum(1)
+    found: IntArray = ends.cpu().numpy().astype(np.int64)
+    return found
+
+
+def refuse_left_padding(batches: Sequence[Any], data: CollectionData) -> None:
+    """Refuses padded groups whose lengths cut off tokens, as their masks tell.
+
+    Raises:
+        ValueError: an attention_mask has a token beyond the length of its row.
+    """
+    for batch, members in zip(batches, data.padded_groups.partition):
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        if data.sizes and isinstance(mask, Tensor) and mask.ndim == 2 and len(mask) == len(members):
+            ends = token_ends(mask)
+            lengths = np.max([sizes[list(members)] for sizes in data.sizes.values()], axis=0)
+            if len(rows := np.flatnonzero(ends > lengths)):
+                raise ValueError(
+                    f"row {rows[0]:,} of attention_mask has its last token at {ends[rows[0]]:,}, beyond its length of "
+                    f"{lengths[rows[0]]:,}; {PADDED_LEFT}"
+                )
 
 
 def _num_samples(path: str, tensor: Tensor) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from brimful.core.errors import integer, names_of
-from brimful.grouping.bridges import data_of_groups, data_of_nested, nested
+from brimful.grouping.bridges import data_of_groups, data_of_nested, nested, refuse_left_padding
 from brimful.grouping.calls import Names, Outputs, applied, mask, part_of
 from brimful.grouping.collection_data import CollectionData, data_of_samples, refilled, regrouped, ungrouped
 from brimful.grouping.groupers import Grouper, partition_by
@@ -70,13 +70,17 @@ class Collection:
     def from_padded(cls, batch: Any, dims: Any, lengths: Mapping[str, Any], *, pad_values: Any = None) -> Collection:
         """A batch that is padded on the right, as a collection of one group, without a copy.
 
+        Padding on the left cannot be seen in the values. brimful refuses it only if the batch has an `attention_mask`
+        (B, L). Otherwise check the padding side of your tokenizer first.
+
         Args:
             batch: a tensor, or nested dicts of tensors. The first axis is that of the samples.
             dims: the names of the other axes.
             lengths: the length of each sample, (B,), by name of the ragged dimension. Values beyond it are padding.
             pad_values: the padding value once the collection is grouped anew.
         Raises:
-            ValueError: a shape does not fit, or a length is beyond the padded one.
+            ValueError: a shape does not fit, or a length is beyond the padded one. Or an `attention_mask` of the batch
+                has a token beyond the length of its row.
 
         >>> import torch
         >>> Collection.from_padded(torch.tensor([[5, 6, 7], [8, 0, 0]]), "seq", {"seq": [3, 1]}).ungroup()
@@ -97,14 +101,18 @@ class Collection:
         """Groups that are already padded on the right, as a collection, without a copy; see `from_padded`.
 
         Args:
+            groups: a padded batch for each group, as `from_padded` takes one.
             partition: the sample numbers of each group. By default they count up from group to group.
+            the rest: as for `from_padded`.
 
         >>> import torch
         >>> groups = [torch.tensor([[5, 0], [6, 7]]), torch.tensor([[1, 2, 3, 4]])]
         >>> Collection.of_groups(groups, "seq", {"seq": [1, 2, 4]}).ungroup()
         [tensor([5]), tensor([6, 7]), tensor([1, 2, 3, 4])]
         """
-        return collection_of(data_of_groups(groups, dims, lengths, partition, pad_values))
+        data = data_of_groups(groups, dims, lengths, partition, pad_values)
+        refuse_left_padding(groups, data)
+        return collection_of(data)
 
     @classmethod
     def from_nested(cls, batch: Any, dims: Any, *, pad_values: Any = None) -> Collection:
@@ -114,6 +122,7 @@ class Collection:
             batch: a nested tensor of layout torch.jagged, or nested dicts of them. The ragged axis comes first, after
                 the axis of the samples. Dicts may also hold tensors (B, ...), if all samples have the same shape there.
             dims: the axes after that of the samples: "seq ...".
+            pad_values: as for `Collection`.
         Raises:
             ValueError: another layout, holes, or lengths that do not agree.
 

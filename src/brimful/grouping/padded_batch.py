@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import torch
 
 from brimful.core.errors import names_of
-from brimful.grouping.bridges import data_of_groups
+from brimful.grouping.bridges import PADDED_LEFT, data_of_groups, token_ends
 from brimful.grouping.calls import Outputs, applied
 from brimful.grouping.collection_data import CollectionData, regrouped
 from brimful.grouping.groupers import OptimalGroups, partition_by
@@ -130,17 +129,11 @@ def _input(name: str, tensor: Any, mask: Tensor) -> Tensor:
 
 def _lengths(mask: Tensor) -> IntArray:
     """The length of each row, up to its last token."""
-    real = mask != 0
-    width = mask.shape[1]
-    lengths = ((torch.arange(1, width + 1, device=mask.device) * real).amax(1) if width else real.sum(1)).cpu().numpy()
-    left = np.flatnonzero((lengths > 0) & ~real[:, :1].any(1).cpu().numpy())
+    lengths = token_ends(mask)
+    left = np.flatnonzero((lengths > 0) & (mask[:, :1] == 0).all(1).cpu().numpy())
     if len(left):
-        raise ValueError(
-            f"row {left[0]:,} of attention_mask begins with padding; groups are padded on the right: make the batch with "
-            "tokenizer.padding_side = 'right', or with pad_side='right' where brimful makes it"
-        )
-    found: IntArray = lengths.astype(np.int64)
-    return found
+        raise ValueError(f"row {left[0]:,} of attention_mask begins with padding; {PADDED_LEFT}")
+    return lengths
 
 
 def _main_of(model: Callable[..., Any]) -> Callable[..., Any]:

@@ -129,6 +129,10 @@ class DataIndex(Index):
         """The columns of text that was tokenized, as far as they are known; see `Stage.texts`."""
         return ()
 
+    def newest(self) -> tuple[float, str]:
+        """When the newest file that the samples were read from was written; see `Stage.newest`."""
+        return 0.0, ""
+
     holds_files: ClassVar[bool] = False
     """Whether files can be kept beside the samples: see `beside`."""
 

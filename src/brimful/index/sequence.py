@@ -161,6 +161,9 @@ class FromSequence(Source):
     def texts(self) -> tuple[str, ...]:
         return self.rows.texts()
 
+    def newest(self) -> tuple[float, str]:
+        return self.rows.newest()
+
     def functions(self) -> list[str]:
         return self.rows.functions()
 

@@ -43,6 +43,7 @@ from brimful.inference.result_index import ResultIndex
 from brimful.inference.results import ResultFolder, WindowsDone
 from brimful.loader import Loader
 from brimful.plan import FixedSize, OverlongError, Packed, Policy
+from brimful.plan.plan import is_policy
 from brimful.ray.cluster import check_address
 from brimful.read import from_iterable, from_sequence
 from brimful.tensors.collated import Collated
@@ -229,11 +230,11 @@ def map_batches_in_order(
 
 
 def _policy(policy: Policy | int) -> Policy:
-    if isinstance(policy, Packed) or not (isinstance(policy, Policy) or hasattr(policy, "__index__")):
+    if isinstance(policy, Packed) or not (is_policy(policy) or hasattr(policy, "__index__")):
         raise TypeError(
             f"map_batches_in_order takes a policy of padded batches, or a number of samples (got {policy!r})"
         )
-    return policy if isinstance(policy, Policy) else FixedSize(integer("policy", policy, 1, "sample"))
+    return policy if is_policy(policy) else FixedSize(integer("policy", policy, 1, "sample"))
 
 
 def _on_ray(

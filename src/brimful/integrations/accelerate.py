@@ -46,6 +46,7 @@ def prepare(accelerator: Accelerator, *objects: Any, isolation: str = "raise") -
     `accelerator.gradient_accumulation_steps` if that is 1.
 
     Args:
+        accelerator: the Accelerator of your loop.
         objects: the objects of your loop, in any order. They are returned in that order, one object by itself.
         isolation: "raise": raise an error at a model's first call with a packed batch, if its samples see each other.
             "off": no check.

@@ -79,7 +79,8 @@ def rearrange_micro_batches(
         The micro batches, of the batch's type, and for each the numbers of its samples, ascending.
     Raises:
         OverlongError: a sample of some rank alone exceeds `max_token_len`.
-        ValueError: more micro batches than some rank has samples, or a rank without a sample. Every rank raises it.
+        ValueError: more micro batches than some rank has samples, or a rank without a sample. Every rank raises it. Or a
+            column has another number of rows than `input_ids`.
     Price: that of `micro_batches` and `balance`, and one exchange of three integers among the ranks.
     Example:
         >>> batch = {"input_ids": [[1, 2, 3], [4], [5, 6]]}
@@ -147,6 +148,11 @@ def _lengths(batch: Any) -> IntArray:
 
 def _selected(batch: Any, indices: list[list[int]]) -> list[Any]:
     """The rows of each micro batch."""
+    samples = sum(map(len, indices))
+    for name, values in batch.items():
+        rows = len(values) if isinstance(values, list) else (*getattr(values, "shape", ()), samples)[0]
+        if rows != samples:
+            raise ValueError(f"{name} has {rows:,} rows, and the batch has {samples:,} samples; give it a row for each")
     columns = {name: _rows(values, indices) for name, values in batch.items()}
     dicts = [{name: rows[place] for name, rows in columns.items()} for place in range(len(indices))]
     if isinstance(batch, dict):

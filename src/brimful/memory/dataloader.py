@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from brimful.core.errors import integer, logger, name_of
+from brimful.core.errors import integer, logger, name_of, truth
 from brimful.core.random import key, permutation
 from brimful.memory.device import ReportedPeaks, StepPeaks
 from brimful.memory.first_batch import FirstBatchSizes, cut_lazily
@@ -103,6 +104,7 @@ def build_dynamic_batch_dataloader(
     batch_size = integer("batch_size", batch_size, 1, "text")
     limit = integer("max_input_token_length", max_input_token_length, 1, "token")
     num_workers, seed = integer("num_workers", num_workers), integer("seed", seed)
+    truth("shuffle", shuffle)
     model = _model(memory_model)
     sizes = FirstBatchSizes(
         model, batch_size, 1, risk=threshold, start=batch_start_range, end=batch_end_range, steps=steps
@@ -270,9 +272,13 @@ class TextCollator:
             if one.kind is not one.VAR_KEYWORD
         ]
         if unknown := [name for name in self.options if name not in named]:
+            ours = list(inspect.signature(build_dynamic_batch_dataloader).parameters)[:-1]
+            close = get_close_matches(unknown[0], ours, 1) or get_close_matches(unknown[0], named, 1)
+            meant = f" (did you mean {close[0]}?)" if close else ""
             raise TypeError(
-                f"{unknown[0]} is no keyword of build_dynamic_batch_dataloader, and {name_of(self.tokenizer)} names none of that "
-                f"name (it names {', '.join(named)}). A keyword that it takes unnamed is for functools.partial"
+                f"{unknown[0]} is no keyword of build_dynamic_batch_dataloader{meant}, "
+                f"and {name_of(self.tokenizer)} names none of that name (it names {', '.join(named)}). A keyword that it takes "
+                "unnamed is for functools.partial"
             )
         if self.max_length % self.multiple:
             raise ValueError(
@@ -282,7 +288,8 @@ class TextCollator:
     @property
     def multiple(self) -> int:
         """To which padded lengths are rounded up."""
-        return integer("pad_to_multiple_of", self.options.get("pad_to_multiple_of") or 1, 1, "token")
+        given = self.options.get("pad_to_multiple_of")
+        return 1 if given is None else integer("pad_to_multiple_of", given, 1, "token")
 
     def __call__(self, texts: list[str]) -> dict[str, Any]:
         given = self._given(texts, padding=True, max_length=self.max_length, return_tensors="pt")

@@ -22,6 +22,9 @@ from brimful.plan.memory import Length
 BLOCK_BYTES: Final = 512
 """CUDA's allocator rounds sizes up to a multiple of this."""
 
+MOST_BYTES: Final = 1 << 60
+"""No device has so much: a peak above is an error of the function that gave it."""
+
 
 def probe(
     step: Callable[[Any], object], make_batch: Callable[[int, Any], Any], shapes: ArrayLike, device: Any
@@ -236,5 +239,8 @@ class ReportedPeaks:
 
     def end(self, caught: int = 0) -> float | None:
         """After it."""
-        peak = self.peak_bytes()
-        return None if peak is None else positive("what peak_bytes gives", peak)
+        if (peak := self.peak_bytes()) is None:
+            return None
+        if positive("what peak_bytes gives", peak) > MOST_BYTES:
+            raise ValueError(f"what peak_bytes gives must be at most {MOST_BYTES:,} bytes (got {peak:,})")
+        return float(peak)

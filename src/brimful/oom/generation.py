@@ -48,6 +48,7 @@ def oom_safe_generate(model: Any, **generate_kwargs: Any) -> OomSafe:
     one batch.
 
     Args:
+        model: a model of transformers that generates.
         generate_kwargs: keywords of `generate`, beside `input_ids` and `attention_mask` of the batch. `generate` must
             return only the sequences: no return_dict_in_generate.
     Raises:

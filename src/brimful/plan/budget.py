@@ -314,6 +314,8 @@ def sample_costs(lengths: IntArray, cost: SampleCost | None, name: str = "cost")
                 found = np.array(given, np.float64)
             except (TypeError, ValueError):  # of texts, and of some numbers and some lists
                 found = np.zeros(0)
+            except OverflowError:  # of 10**400
+                found = np.full(len(values), np.inf)
             if found.shape != values.shape:
                 raise TypeError(f"{name} must give a number for a length (cost({values[0]:,}) is {given[0]})")
         wrong = np.flatnonzero(~((found >= 0) & np.isfinite(found * len(lengths))))

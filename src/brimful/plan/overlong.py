@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.core.errors import integer, one_of
-from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length
+from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length, planned
 
 Overlong = Literal["raise", "truncate", "drop", "alone"]
 
@@ -119,7 +119,7 @@ def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") 
     lengths = as_lengths(lengths)
     counts = {"truncated": 0, "dropped": 0, "alone": 0, "dropped_tokens": 0}
     if overlong == "raise":
-        plan = policy.plan(lengths)
+        plan = planned(policy, lengths)
         if (
             lengths.ndim == 1 and (longest := policy.max_length) is not None
         ):  # a user's policy may place what it says it cannot
@@ -133,9 +133,9 @@ def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") 
         counts["truncated"] = len(too_long)
         limit = policy.max_length
         counts["dropped_tokens"] = int((lengths[too_long] - (limit or 0)).sum())
-        return policy.plan(lengths if limit is None else np.minimum(lengths, limit)), counts
+        return planned(policy, lengths if limit is None else np.minimum(lengths, limit)), counts
     kept = np.delete(np.arange(len(lengths)), too_long)
-    plan = policy.plan(lengths[kept])
+    plan = planned(policy, lengths[kept])
     plan = Plan([kept[batch] for batch in plan.batches], plan.padded_lengths, plan.padded_sizes, plan.tokens)
     if overlong == "drop":
         counts["dropped"] = len(too_long)
@@ -176,7 +176,7 @@ def unplaceable(policy: Policy, lengths: IntArray) -> IntArray:
         longest = policy.max_length
         return np.zeros(0, np.int64) if longest is None else np.flatnonzero(lengths > longest)
     try:
-        policy.plan(lengths)
+        planned(policy, lengths)
     except OverlongError as error:
         return np.array(error.samples, dtype=np.int64)
     return np.zeros(0, np.int64)

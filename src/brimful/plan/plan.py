@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -134,7 +134,7 @@ class Policy(Protocol):
 
     A plan is a pure function of the lengths and the dataclass's fields. `max_length` is the longest sample that the
     policy can place, in tokens, or None if it can place any. For a longer sample, `plan` raises `OverlongError`.
-    `plan_with` truncates it, drops it or gives it a batch of its own. Pairs have no single longest length, so the
+    `overlong=` truncates it, drops it or gives it a batch of its own. Pairs have no single longest length, so the
     `OverlongError` of `plan` names those that cannot be placed.
     Example:
         >>> @dataclass(frozen=True)
@@ -172,6 +172,37 @@ class Policy(Protocol):
             [[[0, 2], [1]], [[0], [2, 1]], [[0, 1], [2]]]
         """
         ...
+
+
+def is_policy(value: object) -> TypeGuard[Policy]:
+    """Whether it is a policy. A class of policies is none.
+
+    Raises:
+        TypeError: it has only one of the two members.
+    """
+    found = [name for name in ("plan", "max_length") if hasattr(value, name)]
+    if found == ["plan"] and not isinstance(value, type):
+        raise TypeError(
+            f"{type(value).__name__} has plan, but no max_length, which a policy needs too: the longest sample in tokens that "
+            "it can place, or None"
+        )
+    return len(found) == 2 and not isinstance(value, type)
+
+
+def planned(policy: Policy, lengths: IntArray) -> Plan:
+    """The policy's plan.
+
+    Raises:
+        TypeError: a policy of the user's returned something else.
+    """
+    plan: object = policy.plan(lengths)
+    if not isinstance(plan, Plan):
+        name = type(policy).__name__
+        raise TypeError(
+            f"{name}.plan must return a bf.Plan (got {type(plan).__name__}); return bf.Plan.of(lengths, batches), where "
+            "batches are lists of sample numbers"
+        )
+    return plan
 
 
 def as_lengths(lengths: ArrayLike) -> IntArray:

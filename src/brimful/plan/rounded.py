@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from brimful.core.errors import settle
 from brimful.plan.buckets import as_buckets, pad_to_buckets
 from brimful.plan.overlong import refuse_overlong
-from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, widths
+from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, planned, widths
 
 
 @dataclass(frozen=True)
@@ -77,4 +77,4 @@ class Rounded:
             longest = lengths if lengths.ndim == 1 else lengths.max(axis=1, initial=0)
             words = f"{self.policy} in {self.rounding}"
             refuse_overlong(lengths, longest <= limit, max_length=limit, limit=words, remedy="add a longer bucket")
-        return replace(self.policy.plan(self.rounding(lengths)), tokens=int(widths(lengths).sum()))
+        return replace(planned(self.policy, self.rounding(lengths)), tokens=int(widths(lengths).sum()))

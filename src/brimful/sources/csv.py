@@ -33,6 +33,12 @@ _BEFORE_VALUES: Final = b'\n\r\t "'
 _INTEGER: Final = r"^-?[0-9]+$"
 _TOO_LONG: Final = r"^\s*-?[0-9]{16,}\s*$"
 """Digits of which a float would drop some."""
+_WORDS: Final = {",": "commas", "\t": "tabs", ";": "semicolons"}
+_REMEDIES: Final = {
+    ",": "say format='csv'",
+    "\t": "say format='tsv'",
+    ";": "write the file with commas or tabs, or read it by a function (format=)",
+}
 _SHOWN: Final = 40
 _REFUSED: Final = (pa.ArrowException, ValueError, OverflowError)
 
@@ -338,7 +344,7 @@ def _names(header: bytes, delimiter: str) -> tuple[str, ...]:
     """The names of the columns.
 
     Raises:
-        DataError: one occurs twice; or they are no UTF-8.
+        DataError: one occurs twice; or they are no UTF-8; or a single one holds other delimiters.
     """
     try:
         names = tuple(name.decode() for name in fields(header, delimiter))
@@ -346,6 +352,11 @@ def _names(header: bytes, delimiter: str) -> tuple[str, ...]:
         raise DataError(f"the header is no UTF-8: byte 0x{error.object[error.start]:02x} in a name") from error
     if twice := [name for number, name in enumerate(names) if name in names[:number]]:
         raise DataError(f"the header names {twice[0]!r} twice ({', '.join(names)}); rename one of them")
+    if len(names) == 1 and b'"' not in header and (other := next((sign for sign in _WORDS if sign in names[0]), None)):
+        raise DataError(
+            f"the header has 1 column, {names[0]!r}, as {_WORDS[delimiter]} divide it, but it holds {_WORDS[other]}; "
+            f"{_REMEDIES[other]}, or quote the name if it is one"
+        )
     return names
 
 

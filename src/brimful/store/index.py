@@ -105,6 +105,9 @@ class StoreIndex(DataIndex):
     def texts(self) -> tuple[str, ...]:
         return self.manifest.texts
 
+    def newest(self) -> tuple[float, str]:
+        return self.manifest.newest, f"a file of the store {self.path}"
+
     def __len__(self) -> int:
         return self.manifest.rows
 

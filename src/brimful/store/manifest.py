@@ -31,6 +31,9 @@ JOURNAL: Final = "journal.jsonl"
 FORMAT: Final = "brimful token store"
 VERSION: Final = 1
 
+_LAST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+"""File systems know later times, and `datetime` does not."""
+
 
 @dataclass(frozen=True)
 class SideFile:
@@ -213,7 +216,7 @@ def say_newer(folder: Path, newest: tuple[float, str], known: float) -> None:
             "If its text has changed, remove the folder and write the store anew. If it is a copy, open the store by from_store",
             folder,
             url,
-            *(datetime.fromtimestamp(one, UTC).isoformat(" ", "milliseconds") for one in (when, known)),
+            *(datetime.fromtimestamp(min(one, _LAST), UTC).isoformat(" ", "milliseconds") for one in (when, known)),
         )
 
 

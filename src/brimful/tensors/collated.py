@@ -14,7 +14,7 @@ from brimful.batching.window import PlanningWindow
 from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, loss_labels
 from brimful.blocks.texts import schema_without, why_missing
 from brimful.core.ahead import then
-from brimful.core.errors import TALLY, Tally, logger
+from brimful.core.errors import TALLY, DataError, Tally, logger
 from brimful.core.stage import Stage, State, described, running, runtime
 from brimful.core.stats import Made
 from brimful.tensors.layouts import (
@@ -126,6 +126,8 @@ class Collated(Stage[Any]):
 
             items = {"num_items_in_batch": batch.num_labels, "num_items_on_rank": batch.num_labels_here}
             counts = {name: self._num_items(labels, columns) for name, labels in items.items()}
+            if counts["num_items_in_batch"] is not None and (why := self.layout.why_miscounted(batch, item, columns)):
+                raise DataError(why)
             item = weighed(item, batch.weight, batch.ends_step, columns, counts)
         if tally is not None:
             tally.made.append(self._counted(batch, item, columns))

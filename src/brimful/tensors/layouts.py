@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from brimful.batching.batch import Batch, NumLabels
 from brimful.blocks.blocks import Block, samples
 from brimful.blocks.parallel import SERIAL, Parallel
-from brimful.blocks.ragged import MASK, TOKEN_COLUMNS, loss_labels
+from brimful.blocks.ragged import MASK, NOT_TRAINED_ON, TOKEN_COLUMNS, loss_labels
 from brimful.blocks.texts import why_missing
 from brimful.core.ahead import AHEAD, Deferred
 from brimful.core.errors import DataError, StageError, counted, integer, name_of, one_of, where
@@ -152,6 +152,10 @@ class Layout(ABC):
     def num_labels(self, known: NumLabels, columns: WindowColumns) -> int | None:
         """How many labels of a step are trained on; None where only somebody else knows."""
         return known.given
+
+    def why_miscounted(self, batch: Batch, item: Any, columns: WindowColumns) -> str:
+        """What is wrong where the labels of a batch are not those that `num_labels` counts; "" where they are."""
+        return ""
 
 
 @dataclass(frozen=True)
@@ -316,6 +320,21 @@ class CollateFnLayout(Layout):
     def num_labels(self, known: NumLabels, columns: WindowColumns) -> int | None:
         """Those of the samples; where these have none, the function alone knows how many it makes."""
         return known.given if loss_labels([column.name for column in columns.all]) else None
+
+    def why_miscounted(self, batch: Batch, item: Any, columns: WindowColumns) -> str:
+        name = loss_labels([column.name for column in columns.all])
+        labels: Any = item.get(name) if isinstance(item, Mapping) and "num_items_in_batch" not in item else None
+        if name is None or not hasattr(labels, "numel"):
+            return ""
+        rows = columns.rows(batch).column(name)
+        given, made = (int((each != NOT_TRAINED_ON).sum()) for each in (rows.flatten().to_numpy(), labels))
+        if given == made:
+            return ""
+        return (
+            f"collate_fn made {made:,} labels that are trained on, and the samples of this batch have {given:,}, which "
+            "num_items_in_batch counts: a loss divided by it would be wrong. Leave the samples' labels out, by "
+            f"drop({name!r}), or have collate_fn set num_items_in_batch, the labels of the step on all ranks"
+        )
 
     def shape(self, batch: Batch, item: Any, columns: WindowColumns) -> tuple[tuple[int, ...], int]:
         """That of the first length column, where it is to be seen; else that of the plan."""
