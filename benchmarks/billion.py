@@ -51,8 +51,8 @@ class Synthetic(DataIndex):
         tokens = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(np.zeros(offsets[-1], np.int32)))
         return pa.RecordBatch.from_arrays([tokens], ["input_ids"]), np.arange(len(numbers))
 
-    def fingerprint(self) -> int:
-        return self.count
+    def fingerprint(self) -> dict[str, int]:
+        return {"rows": self.count}
 
 
 def shuffled(count: int) -> bf.Dataset:
