@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 import brimful as bf
 from brimful.blocks.blocks import Block
 from brimful.core import random
+from brimful.core.states import sealed
 from brimful.index.index import DataIndex
 from brimful.index.sequence import FromSequence
 
@@ -55,8 +56,8 @@ class Synthetic(DataIndex):
         return {"rows": self.count}
 
 
-def shuffled(count: int) -> bf.Dataset:
-    return bf.Dataset(FromSequence(Synthetic(count), shuffle=True, seed=42))
+def shuffled(count: int) -> bf.IndexedDataset:
+    return bf.IndexedDataset(FromSequence(Synthetic(count), shuffle=True, seed=42))
 
 
 WAYS: dict[str, Callable[[], bf.Dataset]] = {
@@ -86,10 +87,12 @@ def main() -> None:
         next(it)
         state = it.state_dict()
         it.close()
-        state["position"][0][1] = 3_000  # windows on
+        window = state["position"][0]
+        window[1] = 3_000  # windows on
+        state = sealed(state["header"], [window, 0, 0])
 
         def resumed(state: Any = state, make: Callable[[], bf.Dataset] = make) -> None:
-            with make().batch_by_tokens(16_384).iter({**state, "position": [state["position"][0], 0, 0]}) as it:
+            with make().batch_by_tokens(16_384).iter(state) as it:
                 next(it)
 
         size = len(json.dumps(state))
