@@ -287,7 +287,9 @@ class Planned(Windowed):
             numbers = np.concatenate([rows(start, start + run) for start in starts])
         lengths = self._lengths(numbers)
         needs = {self.batches, self.fewest or self.batches}
-        return max(auto_rows(self.policy, lengths, batches) for batches in needs)
+        return max(
+            [auto_rows(self.policy, lengths, batches) for batches in needs]
+        )  # no generator: a policy may raise StopIteration
 
 
 def parts_of_windows(
