@@ -266,8 +266,8 @@ This run tried {made} of {of} architectures:
 
 {counts}
 
-Each architecture counts with its best kernel. With `model(**batch)`, samples see each other in {leaking} of them with at least
-one kernel. `trainer_class` gave packed rows to each of these as well, and raised an error.
+Each architecture counts with its best kernel. In {leaking} of the {made} architectures, at least one kernel lets samples see
+each other with `model(**batch)`. `trainer_class` gave packed rows to each of these as well, and raised an error.
 
 FlexAttention runs uncompiled here. No kernels for convolutions and state spaces are installed. A model may differ if it has other
 settings than its type's default, another kernel, or code of your own. Test yours with the call that your step makes:
@@ -284,8 +284,8 @@ an error if it leaks.
 The words of the table:
 
 - *as it is*: `model(**batch)`.
-- *keep_apart, causal, position_offset*: `model(**bf.attention.padding_free(batch, ...))` with these, and with
-  `attn_implementation` as the model has it.
+- *keep_apart, causal, position_offset*: `model(**bf.attention.padding_free(batch, ...))` with these
+  arguments. Give it the `attn_implementation` of the model, too.
 - *refused*: the model itself raises an error. *leaks*: none of these calls keeps samples apart. *-*: no small model has this
   kernel.
 - *layer*: the first one at which the samples of `model(**batch)` meet, or the model's error.
