@@ -195,18 +195,21 @@ class ByPacking(BatchPlanner):
 
     def batches(self, window: PlanningWindow, key: int, first: bool) -> PlannedBatches:
         row_length, cost = self.policy.row_length, self.policy.cost
-        if cost is not None:  # an error of it names what a user wrote
-            sample_costs(np.clip(window.lengths, 1, row_length), cost, "balance_cost")
         if self.overlong == "split":
             numbers, starts, lengths = split_long(window.lengths, row_length)
-            plan = self.policy.plan(lengths)
         else:
-            plan = _placed(window, self.policy, self.overlong, first)
             lengths = np.minimum(window.lengths, row_length)
             numbers, starts = np.arange(len(window)), np.zeros(len(window), dtype=np.int64)
+        # ahead of the plan: an error of a cost names what a user wrote, and not the policy's field
+        costs = None if cost is None else sample_costs(lengths, cost, "balance_cost")
+        plan = (
+            _placed(window, self.policy, self.overlong, first)
+            if self.overlong != "split"
+            else self.policy.plan(lengths)
+        )
         order = random.permutation(len(plan), key) if self.shuffle else np.arange(len(plan))
-        if cost is not None:
-            order = self._even(plan, sample_costs(lengths, cost), order)
+        if costs is not None:
+            order = self._even(plan, costs, order)
         pieces, ends = _flat([plan.batches[row] for row in order.tolist()])
         count = -(-len(order) // self.num_rows)
         bounds = ends[np.minimum(np.arange(count + 1) * self.num_rows, len(order))]
