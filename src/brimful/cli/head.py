@@ -78,8 +78,11 @@ def head(
         console = stdout()
         stored = is_store(urls)
         skip = cast(Literal["raise", "skip"], on_error)
-        files = from_files(urls, format=format, on_error=skip)
-        rows = concat_datasets([from_store(url) for url in urls]) if stored else files
+        rows = (
+            concat_datasets([from_store(url) for url in urls])
+            if stored
+            else from_files(urls, format=format, on_error=skip)
+        )
         found = rows.peek(n)
         if not found:
             raise ValueError(f"there are no rows in {', '.join(urls)}")

@@ -486,10 +486,8 @@ def header_difference(
             return here  # of a digest neither part says much without the other
         inside = f"{path}." if path else ""
         owner = f"{inside}{ours['verb']}." if "verb" in ours else inside
-        policies = (
-            saved.get("policy"),
-            ours.get("policy"),
-        )  # the window by default, and sort, follow from what was given
+        # the policy first: the window by default, and sort, follow from what was given
+        policies = saved.get("policy"), ours.get("policy")
         if found := header_difference(*policies, allow | {"sort"}, f"{owner}policy", "policy"):
             return found
         idle = ["seed"] if any(saved.get(name) is ours.get(name) is False for name in _SHUFFLES) else []
