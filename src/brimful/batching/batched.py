@@ -44,6 +44,8 @@ def check_shuffle(value: Any) -> ShuffleBatches:
 
 def _count_empty(batches: PlannedBatches, asked: bool) -> None:
     """Says once that there are batches without a token, as of blank lines. Where all are, lengths must be `asked` for."""
+    if batches.window.lengths.all():
+        return
     empty = np.flatnonzero(np.array(batches.num_tokens) == 0)
     if 0 < len(empty) < len(batches) + asked:
         window, samples = batches.window, batches.part(empty).numbers

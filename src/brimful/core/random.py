@@ -27,9 +27,8 @@ GOLDEN: Final = 0x9E3779B97F4A7C15
 _MIX_1: Final = 0xBF58476D1CE4E5B9
 _MIX_2: Final = 0x94D049BB133111EB
 _MASK: Final = 0xFFFFFFFFFFFFFFFF
-RADIX_FROM: Final = 1 << 11
-RADIX_TO: Final = 1 << 18
-"""Of so many hashes two radix sorts by 16 bits take half the time of one sort by 64."""
+CACHED: Final = 1 << 13
+"""So many 64-bit values are hashed at a time, as a core keeps them in its cache."""
 
 
 def key(*parts: int) -> int:
@@ -47,19 +46,27 @@ def key(*parts: int) -> int:
 def hashes(key: int, count: int, first: int = 0) -> NDArray[np.uint64]:
     """`count` 64-bit hashes of `key` from number `first` on, shape (count,): hash i depends on (key, i) alone.
 
-    Price: about 5 ns a hash, vectorised.
+    Price: about 3 ns a hash, vectorised.
     """
-    return mixed(np.arange(first, first + count, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(key))
+    numbers = np.arange(first, first + count, dtype=np.uint64)
+    numbers *= np.uint64(GOLDEN)
+    numbers += np.uint64(key + GOLDEN & _MASK)
+    return _mixed_in_place(numbers)
 
 
 def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A 64-bit hash of each of some 64-bit values, shape (n,). Price: about 5 ns a value, vectorised."""
-    x = values + np.uint64(GOLDEN)
-    for bits, factor in ((30, _MIX_1), (27, _MIX_2)):
-        x ^= x >> np.uint64(bits)
-        x *= np.uint64(factor)
-    x ^= x >> np.uint64(31)
-    return x
+    """A 64-bit hash of each of some 64-bit values, shape (n,). Price: about 3 ns a value, vectorised."""
+    return _mixed_in_place(values + np.uint64(GOLDEN))
+
+
+def _mixed_in_place(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    for first in range(0, len(values), CACHED):
+        x = values[first : first + CACHED]
+        for bits, factor in ((30, _MIX_1), (27, _MIX_2)):
+            x ^= x >> np.uint64(bits)
+            x *= np.uint64(factor)
+        x ^= x >> np.uint64(31)
+    return values
 
 
 def permutation(count: int, key: int) -> NDArray[np.int64]:
@@ -67,7 +74,7 @@ def permutation(count: int, key: int) -> NDArray[np.int64]:
 
     Each hash gives its low bits to its own number, so that one sort of unique integers is that argsort.
 
-    Price: about 20 ns an element.
+    Price: about 12 ns an element.
 
     >>> permutation(5, key=7).tolist() == permutation(5, key=7).tolist()
     True
@@ -80,13 +87,7 @@ def permutation(count: int, key: int) -> NDArray[np.int64]:
     numbered = hashes(key, count)
     numbered &= ~low
     numbered |= np.arange(count, dtype=np.uint64)
-    if RADIX_FROM <= count <= RADIX_TO:  # by the upper 32 bits in two passes, which leaves hardly a pair out of order
-        for bits in (32, 48):
-            digits = (numbered >> np.uint64(bits)).astype(np.uint16)
-            numbered = numbered[digits.argsort(kind="stable")]
-        numbered.sort(kind="stable")
-    else:
-        numbered.sort()
+    numbered.sort()
     numbered &= low
     return numbered.view(np.int64)
 
