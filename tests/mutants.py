@@ -2047,6 +2047,13 @@ MUTANTS = [
         of("device/test_async_loader", "test_loops_that_are_left_saved_and_restored_are_those_of_the_plain_loader"),
     ),
     Mutant(
+        "warm_up does not see that a collate_fn makes several shapes of one",
+        "device/warm_up.py",
+        "zip_longest(sizes[0], sizes[-1])",
+        "zip_longest(sizes[0], sizes[0])",
+        of("device/test_warm_up", "test_a_collate_fn_that_makes_several_shapes_of_one_is_refused"),
+    ),
+    Mutant(
         "one number a row is padded where there are as many as tokens",
         "device/bucketed.py",
         "a_number_a_row = tensor.ndim == 1 and first.ndim > 1",

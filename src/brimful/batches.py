@@ -416,14 +416,17 @@ class Batches:
         """Counts the shapes (rows, tokens) of an epoch's batches, the most frequent first. A compiler sees each of
         them.
 
-        With layout "grouped" these are the shapes of whole batches. Price: the time to plan the epoch. Indexed data
-        read no rows for this. Streamed data are read and tokenized.
+        With layout "grouped" these are the shapes of whole batches. With a `collate_fn` they are the planned shapes: it
+        may pad otherwise. Price: the time to plan the epoch. Indexed data read no rows for this. Streamed data are read
+        and tokenized.
 
         >>> import brimful as bf
         >>> samples = bf.from_sequence([{"input_ids": [1] * length} for length in (7, 8, 5, 3, 4)])
         >>> samples.batch_by_tokens(16, buckets=[4, 8]).shapes()
         {(2, 8): 2, (1, 4): 1}
         """
+        if not self.stage.batch_layout.as_tensors:
+            _say_planned()
         found = Counter((batch.padded_size, *batch.widths) for batch in self.plans(epoch))
         return dict(found.most_common())
 
@@ -475,6 +478,15 @@ def _say_unsharded(world_size: int) -> None:
         "there are %d ranks, and each rank gets all of these batches. Call .shard() to divide them, or .shard(0, 1) if this is "
         "meant",
         world_size,
+    )
+
+
+@cache
+def _say_planned() -> None:
+    """Once in a process."""
+    logger.warning(
+        "shapes() counts the shapes as they are planned, and does not see what collate_fn makes of the samples: have it pad to "
+        "the bucket of its longest sample, and fill up the rows of StaticShapes. warm_up checks that"
     )
 
 
@@ -582,7 +594,10 @@ def batches_of(
         planned = MicroBatches(planned, parts, follow)
     tokens = known.get(rules.length_columns[0])
     layout = _layout(form, planner, None if tokens is None else tokens.side, originals, rules.left_out)
-    return Batches(Collated(planned, rules, layout, planner.few_shapes, planner.verb), repeats)
+    remedy = planner.fewer_shapes
+    if remedy and not layout.as_tensors:
+        remedy = "have collate_fn pad to the buckets, and fill up the rows of StaticShapes"
+    return Batches(Collated(planned, rules, layout, remedy, planner.verb), repeats)
 
 
 def _check_whole(planner: BatchPlanner) -> None:

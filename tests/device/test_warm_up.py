@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ import torch
 from torch import nn
 
 import brimful as bf
+from brimful.batches import _say_planned
 from tests.test_wikitext import DATA, tokenized
 
 
@@ -227,7 +231,93 @@ def test_a_column_of_its_own_length_is_told_to_vary(caplog: pytest.LogCaptureFix
     )
 
 
-def test_batches_that_are_no_dicts_are_refused() -> None:
-    batches = bf.from_sequence(samples(5)).batch(bf.StaticShapes([100], 400), window=5, collate_fn=list)
-    with pytest.raises(ValueError, match=r"a dict of tensors \(got list\); call the step yourself"):
+BUCKETS = [16, 50, 80, 100]
+
+
+def to_bucket(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """A batch of the planned shape."""
+    width = min(bucket for bucket in BUCKETS if bucket >= max(len(one["input_ids"]) for one in samples))
+    full = samples + samples[:1] * (1_000 // width - len(samples))
+    ids = torch.zeros(len(full), width, dtype=torch.int64)
+    for row, one in zip(ids, full, strict=True):
+        row[: len(one["input_ids"])] = torch.as_tensor(one["input_ids"])
+    return {"input_ids": ids, "attention_mask": (ids != 0).long()}
+
+
+def to_longest(samples: list[dict[str, Any]], rows: int = 0) -> tuple[torch.Tensor, int]:
+    """What most have: no dict, and as long as the longest sample."""
+    rest = [torch.ones(1)] * (rows - len(samples))
+    frames = [torch.ones(len(one["input_ids"])) for one in samples]
+    return nn.utils.rnn.pad_sequence(frames + rest, batch_first=True), len(samples)
+
+
+@pytest.mark.parametrize("kind", ["dataset", "sequence", "stream", "shards", "ranks", "micro batches"])
+def test_a_collate_fn_that_keeps_to_the_shapes_is_run_on_samples_of_each(kind: str, tmp_path: Path) -> None:
+    rows = samples()
+    policy, settings = bf.StaticShapes(BUCKETS, 1_000), {"window": 200, "collate_fn": to_bucket}
+    if kind == "dataset":
+        lengths = [len(one["input_ids"]) for one in rows]
+        batches = bf.from_dataset(rows, lengths=lengths, collate_fn=to_bucket, shuffle=True).batch(policy, window=200)
+    elif kind == "stream":
+        batches = bf.from_sequence(rows).map(dict).batch(policy, **settings)
+    elif kind == "shards":
+        for shard in range(2):
+            (tmp_path / f"{shard}.jsonl").write_text("\n".join(map(json.dumps, rows[shard::2])))
+        batches = bf.from_files(str(tmp_path / "*.jsonl"), streams=2).batch(policy, **settings).shard(1, 2)
+    elif kind == "micro batches":
+        batches = bf.from_sequence(rows).batch(bf.StaticShapes(BUCKETS, 2_000), micro_batches=2, **settings)
+    else:
+        batches = bf.from_sequence(rows).batch(policy, **settings)
+        batches = batches.shard(1, 2) if kind == "ranks" else batches
+    batches = batches.shard(0, 1) if kind == "shards" else batches
+    assert_compiled_once_a_shape(batches.map(dict).to_device("cpu", static_buffers=True), 4)
+
+
+def test_a_collate_fn_that_makes_several_shapes_of_one_is_refused() -> None:
+    batches = bf.from_sequence(samples(), shuffle=True).batch(bf.StaticShapes([100], 400), collate_fn=to_longest)
+    steps: list[Any] = []
+    with pytest.raises(
+        ValueError,
+        match=r"^collate_fn=to_longest makes tensors of \(\d, \d+\) and \(4, \d+\) of two batches that are both planned as "
+        r"\(rows, tokens\) \(4, 100\)\. Have it pad to the smallest bucket that holds its longest sample, and fill up the rows",
+    ):
+        bf.warm_up(steps.append, batches)
+    assert steps == []
+    bf.warm_up(steps.append, batches.map(lambda batch: torch.zeros(4, 100)))  # as later stages hand it on
+    assert len(steps) == 1
+
+
+def test_a_collate_fn_may_give_its_tensors_any_name() -> None:
+    seen: list[tuple[int, ...]] = []
+    batches = bf.from_sequence(samples()).batch(bf.StaticShapes(BUCKETS, 1_000), collate_fn=to_bucket)
+    renamed = batches.map(lambda batch: {"frames": batch["input_ids"]})
+    assert list(bf.warm_up(lambda batch: seen.append(tuple(batch["frames"].shape)), renamed)) == seen
+    assert set(seen) == set(bf.StaticShapes(BUCKETS, 1_000).shapes)
+
+
+def test_too_few_rows_of_a_collate_fn_are_seen_and_none_are_missing_where_rows_are_planned() -> None:
+    rows = [{"input_ids": [1] * 10}] * 9
+    data = bf.from_sequence(rows)
+    batches = data.batch(bf.StaticShapes([10], 40), collate_fn=to_longest)
+    with pytest.raises(ValueError, match=r"makes tensors of \(1, 10\) and \(4, 10\) of two batches"):
         bf.warm_up(lambda batch: None, batches)
+    filled = data.batch(bf.StaticShapes([10], 40), collate_fn=partial(to_longest, rows=4))
+    assert list(bf.warm_up(lambda batch: None, filled)) == [(4, 10)]
+    assert list(bf.warm_up(lambda batch: None, data.batch(4, collate_fn=to_longest))) == [(4, 10), (1, 10)]
+
+
+def test_a_shape_that_a_collate_fn_gets_no_samples_for_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    data = bf.from_sequence([{"input_ids": [1] * 10}] * 9).map(dict)
+    assert list(bf.warm_up(lambda batch: None, data.batch(bf.StaticShapes([5, 10], 10), collate_fn=to_longest)))
+    assert "warm_up: no batch is planned with the shapes [(2, 5)], so collate_fn makes none" in caplog.text
+
+
+def test_shapes_say_that_a_collate_fn_makes_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    _say_planned.cache_clear()
+    data = bf.from_sequence([{"input_ids": [1] * 10}] * 9)
+    assert data.batch(4).shapes() == {(4, 10): 2, (1, 10): 1}
+    assert caplog.messages == []
+    for _ in range(2):
+        assert data.batch(4, collate_fn=to_longest).shapes() == {(4, 10): 2, (1, 10): 1}
+    (message,) = caplog.messages
+    assert message.startswith("shapes() counts the shapes as they are planned, and does not see what collate_fn makes")

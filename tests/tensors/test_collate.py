@@ -772,7 +772,17 @@ def test_more_shapes_than_torch_compiles_are_told_once_where_few_were_asked_for(
     assert message.startswith(
         "9 distinct batch shapes (rows, tokens) so far, and torch.compile runs eagerly what it would have to compile more"
     )
-    assert len(warnings(data.batch_by_tokens(41, window=40, buckets=list(range(2, 41, 2))))) == 1
+    assert message.endswith("recompile_limit): take fewer buckets, or raise that limit")
+    (message,) = warnings(data.batch_by_tokens(41, window=40, buckets=list(range(2, 41, 2))))
+    assert message.endswith("): take StaticShapes, whose rows do not vary, fewer buckets, or raise that limit")
+
+    def longest(samples: list[Any]) -> dict[str, torch.Tensor]:
+        return {"input_ids": torch.zeros(len(samples), max(len(one["input_ids"]) for one in samples))}
+
+    (message,) = warnings(data.batch(bf.StaticShapes([20, 40], 40), window=40, collate_fn=longest))
+    assert message.endswith(
+        "): have collate_fn pad to the buckets, and fill up the rows of StaticShapes, or raise that limit"
+    )
     assert len(warnings(data.batch_by_tokens(41, window=40, pad_to_multiple_of=2))) == 1
     torch._dynamo.config.recompile_limit = 7  # type: ignore[attr-defined]
     try:

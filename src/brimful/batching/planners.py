@@ -94,10 +94,12 @@ class BatchPlanner(ABC):
         return None
 
     @property
-    def few_shapes(self) -> bool:
-        """Whether the user wants so few shapes that a compiler can keep up."""
+    def fewer_shapes(self) -> str:
+        """How a user who wants so few shapes that a compiler can keep up gets fewer; "" where nobody wants that."""
         buckets, multiple = (getattr(self.rounded, name, None) for name in ("buckets", "pad_to_multiple_of"))
-        return buckets is not None or (multiple or 1) > 1
+        if buckets is None and (multiple or 1) == 1:
+            return ""
+        return "take fewer buckets" if self.shapes() else "take StaticShapes, whose rows do not vary, fewer buckets"
 
     @abstractmethod
     def batches(self, window: PlanningWindow, key: int, first: bool) -> PlannedBatches:

@@ -18,13 +18,16 @@ _NAMES: Final = (
 
 
 class Made(NamedTuple):
-    """The contents of a batch, counted when it is made: later stages pass on one item for each."""
+    """The contents of a batch, counted when it is made: later stages pass on one item for each.
+
+    `fewer_shapes`: how a user who asked for few shapes gets fewer; "" where nobody asked.
+    """
 
     samples: int
     tokens: int
     slots: int
     shape: tuple[int, ...]
-    few_shapes: bool
+    fewer_shapes: str
 
 
 class Writer(Protocol):
@@ -162,14 +165,14 @@ class Stats(Mapping[str, Any]):
         self.tokens += made.tokens
         self.slots += made.slots
         self._shapes.add(made.shape)
-        if made.few_shapes and not self._warned and len(self._shapes) > recompile_limit():
+        if made.fewer_shapes and not self._warned and len(self._shapes) > recompile_limit():
             self._warned = True
             logger.warning(
                 "%d distinct batch shapes (rows, tokens) so far, and torch.compile runs eagerly what it would have to compile "
-                "more than %d times (torch._dynamo.config.recompile_limit): take StaticShapes, whose rows do not vary, fewer "
-                "buckets, or raise that limit",
+                "more than %d times (torch._dynamo.config.recompile_limit): %s, or raise that limit",
                 len(self._shapes),
                 recompile_limit(),
+                made.fewer_shapes,
             )
 
 

@@ -192,7 +192,8 @@ class Bucketed(Stage[Any]):
 
     def _made(self, batch: Any, tokens: int) -> Made:
         shape = self._shape(batch)
-        return Made(shape[0], tokens, shape.numel(), tuple(shape), bool(self.to_buckets.buckets))
+        remedy = "take fewer buckets, or batches of one size" if self.to_buckets.buckets else ""
+        return Made(shape[0], tokens, shape.numel(), tuple(shape), remedy)
 
     def _shape(self, batch: Any) -> torch.Size:
         """Of the tensor that a batch goes by; nothing is known of the rows of something else."""

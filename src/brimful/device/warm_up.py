@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
+from itertools import zip_longest
 from typing import Any, Final, TypeAlias
 
 import torch
 
 from brimful.batches import Batches
-from brimful.core.errors import integer, logger, one_of
+from brimful.batching.batch import Batch
+from brimful.core.errors import integer, logger, name_of, one_of
 from brimful.core.items import TakeItems
 from brimful.core.stage import END, Stage, State, running, runtime
 from brimful.core.stats import recompile_limit
@@ -19,6 +21,7 @@ from brimful.isolation.guard import refuse_leaks_of_step
 from brimful.loader import Loader
 from brimful.plan import StaticShapes
 from brimful.tensors.layouts import ColumnRules
+from brimful.tensors.structures import tensors_of
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -44,7 +47,8 @@ def warm_up(
         step: a function of one batch, such as your training step.
         policy: `StaticShapes`, `Batches` (or their loader), or a list of shapes (rows, tokens). The first batch of
             `Batches` gives the keys and types. Synthetic batches also go through the later stages (`map`, `to_device`
-            with its buffers). Indexed data without static shapes use the shapes of the first epoch, if they are few.
+            with its buffers). Indexed data without static shapes use the shapes of the first epoch, if they are few. With
+            a `collate_fn`, the step gets real batches, because only the function knows what it makes of samples.
             For any other loader, an AsyncLoader included, give the shapes, and a batch as `example`.
         example: a batch with the keys and types to copy, if `policy` is not `Batches`. The default is input_ids,
             attention_mask and labels (B, L) int64 on the CPU.
@@ -53,11 +57,13 @@ def warm_up(
             check.
     Raises:
         ValueError: the batches have too many shapes, or the shapes are not known in advance. The error says how many to
-            expect, and what to do. Or the samples of a packed batch see each other.
+            expect, and what to do. Or the samples of a packed batch see each other. Or a `collate_fn` makes several
+            shapes of batches that are planned with one shape.
     Shapes: each row repeats the example's longest row up to its length. There is no padding, and all of its labels are
         kept.
     Price: a step for each shape, and its compilation. A warning says if there are more shapes than torch.compile
-        compiles.
+        compiles. A `collate_fn` also costs the time to plan an epoch (of streamed data, a window), and makes two
+        batches of each shape.
     Example:
         >>> def step(batch):
         ...     print(tuple(batch["input_ids"].shape))
@@ -131,18 +137,17 @@ def _largest_first(shapes: Iterable[Shape]) -> list[Shape]:
 
 @dataclass(frozen=True)
 class Synthetic(Stage[Any]):
-    """A batch of each shape in place of those that a pattern is the first of."""
+    """`make(one)` for each one that is wanted, in place of the batches of a stage."""
 
-    pattern: Mapping[str, Any] = runtime()
-    wanted: tuple[Shape, ...] = runtime()
-    columns: ColumnRules = runtime()
+    make: Callable[[Any], Any] = runtime()
+    wanted: tuple[Any, ...] = runtime()
 
     def start(self, epoch: int) -> State:
         return 0
 
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
-        for number, shape in enumerate(self.wanted[at:], at + 1):
-            yield like(self.pattern, shape, self.columns), END if number == len(self.wanted) else number
+        for number, one in enumerate(self.wanted[at:], at + 1):
+            yield self.make(one), END if number == len(self.wanted) else number
 
 
 def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, None]]:
@@ -157,28 +162,56 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
     shapes = _largest_first(_shapes(alone))
 
     def batches_like(collated: Any) -> Stage[Any]:
+        pattern: Any
         with running(padded_here := collated.padded_here(), padded_here.start(0)) as items:
             pattern, after = next(items, (None, None))
         if after is None:
             raise ValueError(
                 "there is no batch to warm up with: the data are empty, or drop_last leaves nothing of them"
             )
-        if not isinstance(pattern, Mapping):
-            raise ValueError(
-                f"warm_up makes batches like the first one, a dict of tensors (got {type(pattern).__name__}); call the step "
-                "yourself with a batch of each shape"
-            )
+        if not layout.as_tensors:
+            both = _extremes(collated.upstream)
+            if missing := [shape for shape in shapes if shape not in both]:
+                logger.warning("warm_up: no batch is planned with the shapes %s, so collate_fn makes none", missing)
+            shapes[:] = [shape for shape in shapes if shape in both]
+            planned = Synthetic(lambda batch: batch, tuple(batch for shape in shapes for batch in both[shape]))
+            return collated.over(planned)  # type: ignore[no-any-return]
         if layout.packs:  # all are of one shape, and where samples begin is no matter of shapes
             return TakeItems(collated, 1)
-        return Synthetic(pattern, tuple(shapes), collated.rules)
+        return Synthetic(partial(like, pattern, rules=collated.rules), tuple(shapes))
 
     above = alone.stage.rehearsed(batches_like)
 
     def made() -> Generator[Any, None, None]:
         with replace(alone, stage=above).iter() as items:
-            yield from islice(items, len(shapes))
+            for shape, *same in zip(shapes, *[items] * (1 if layout.as_tensors else 2)):
+                sizes = [[tuple(tensor.shape) for tensor in tensors_of(one)] for one in same]
+                for one, other in zip_longest(sizes[0], sizes[-1]):
+                    if one != other:
+                        raise ValueError(
+                            f"collate_fn={name_of(layout.collate_fn)} makes tensors of {one} and {other} of two batches that "
+                            f"are both planned as (rows, tokens) {shape}. Have it pad to the smallest bucket that holds its "
+                            "longest sample, and fill up the rows with copies of weight 0"
+                        )
+                yield same[-1]
 
     return shapes, made()
+
+
+def _extremes(planned: Stage[Batch]) -> dict[Shape, list[Batch]]:
+    """The emptiest and the fullest batch of each shape, in an epoch or in the first window of a stream."""
+    found: dict[Shape, list[Batch]] = {}
+    with running(planned, planned.start(0)) as batches:
+        for batch, _ in batches:
+            both = found.setdefault((batch.padded_size, *batch.widths), [batch, batch])
+            both[:] = min(both[0], batch, key=_size), max(batch, both[1], key=_size)
+            if batch.last and planned.streamed_by:
+                break
+    return found
+
+
+def _size(batch: Batch) -> tuple[int, int]:
+    return len(batch), batch.num_tokens
 
 
 def _shapes(batches: Batches) -> list[Shape]:

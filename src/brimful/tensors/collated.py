@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Collated(Stage[Any]):
     """Each batch as its layout has it, a dict of tensors unless a user's function says else; the state is passed on.
 
-    `few_shapes` says that the user wants so few shapes that a compiler can keep up: then `.stats` warns of too many.
+    `fewer_shapes` says how the user, who wants so few shapes that a compiler can keep up, gets fewer: `.stats` warns of too many.
     """
 
     itemwise = True
@@ -44,7 +44,7 @@ class Collated(Stage[Any]):
     upstream: Stage[Batch]
     rules: ColumnRules
     layout: Layout = runtime()
-    few_shapes: bool = runtime(False)
+    fewer_shapes: str = runtime("")
     verb: str = runtime("batch")
 
     @property
@@ -145,8 +145,8 @@ class Collated(Stage[Any]):
         """What a batch holds: by its plan, which also knows it of what a user's function returned."""
         shape, slots = self.layout.shape(batch, item, columns)
         if batch.weight == 0:
-            return Made(0, 0, slots, shape, self.few_shapes)
-        return Made(batch.num_samples, batch.num_tokens, slots, shape, self.few_shapes)
+            return Made(0, 0, slots, shape, self.fewer_shapes)
+        return Made(batch.num_samples, batch.num_tokens, slots, shape, self.fewer_shapes)
 
 
 @cache
