@@ -12,11 +12,11 @@ uses min(peak / bound, 1) of it. Two ways to know the bound:
 
 Then the batches that `build_dynamic_batch_dataloader` makes of a run's texts, as long as the batches were padded to in which they
 were. "prior": nothing is measured. "probed": by a model of eight probes, which learns from each batch. "default": one peak is
-known, and each batch is learnt from; how runs differ is what the other runs say. "8 ahead": the same, as four workers read ahead.
-The limit is the first batch's peak. Counted are the batches above the limit, and of those larger than
-the first the ones above it and above .95 of it. (Others have the first one's size and shorter texts, and are above it where a
-model generates without end for these.) The peak of a shape that a run does not have is a fit to all its peaks, times how far that
-is off the batch in which the first of its texts was.
+known, and each batch is learnt from, with any number of workers; how runs differ is what the other runs say. The limit is the
+first batch's peak. Counted are the batches above the limit, and of those larger than the first the ones above it and above .95 of
+it. (Others have the first one's size and shorter texts, and are above it where a model generates without end for these.) The peak
+of a shape that a run does not have is a fit to all its peaks, times how far that is off the batch in which the first of its texts
+was.
 
 Last, short texts, as long as the news sentences in the tests of the dynabatch package: half of them have fewer than 27 tokens,
 and none more than 134. Their peaks are a fit to each run, each off by as much as the run's batch at the same place is.
@@ -54,7 +54,6 @@ RISKS = (0.01, 0.025)
 NUM_PROBES = 8
 # A sample's share by length, 1 + linear L + quadratic L^2, as the prior may have it: what uses most of the limits is taken.
 SHARES = [(a, b) for a in (0, 3e-4, 5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3, 3e-3, 4e-3, 6e-3) for b in (0, 1e-6, 3e-6, 1e-5)]
-AHEAD = 8  # batches that four workers read ahead
 SHORT_TEXTS, SHORT_BATCH, SHORT_RISKS = 5_000, 16, (0.025, 0.1, 0.5)
 ERRORS_A_RUN = 100  # as which each run counts, however long
 
@@ -116,18 +115,16 @@ def truth(run: Run) -> tuple[MemoryModel, Floats]:
     return fitted, run.peaks / np.array([fitted.predict(*shape) for shape in run.shapes.tolist()])
 
 
-def built(run: Run, model: MemoryModel, learns: bool, risk: float, ahead: int = 0) -> Built:
-    """What the loader makes of a run's texts with this model, where so many batches are read ahead."""
+def built(run: Run, model: MemoryModel, learns: bool, risk: float) -> Built:
+    """What the loader makes of a run's texts with this model."""
     order = np.argsort(-run.shapes[:, 1], kind="stable")
     owners = np.repeat(order, run.shapes[order, 0])
     fitted, off = truth(run)
     sizes = FirstBatchSizes(model, int(run.shapes[order[0], 0]), int(run.shapes[order[0], 1]), risk=risk)
-    return cut(run.shapes[owners, 1], fitted, off[owners], sizes, learns, ahead)
+    return cut(run.shapes[owners, 1], fitted, off[owners], sizes, learns)
 
 
-def cut(
-    padded: NDArray[np.int64], fitted: MemoryModel, off: Floats, sizes: FirstBatchSizes, learns: bool, ahead: int = 0
-) -> Built:
+def cut(padded: NDArray[np.int64], fitted: MemoryModel, off: Floats, sizes: FirstBatchSizes, learns: bool) -> Built:
     """What the loader makes of texts, longest first, with peaks off the fit by as much as its first text says."""
     known = [sizes]
     found: list[tuple[float, int]] = []
@@ -135,8 +132,8 @@ def cut(
     for part in cut_lazily(padded, lambda: known[-1]):
         shapes.append((part.stop - part.start, int(padded[part.start])))
         found.append((fitted.predict(*shapes[-1]) * float(off[part.start]), shapes[-1][0]))
-        if learns and len(found) > ahead:
-            known.append(known[-1].learnt(*shapes[-1 - ahead], found[-1 - ahead][0]))
+        if learns:
+            known.append(known[-1].learnt(*shapes[-1], found[-1][0]))
     return Built(*((np.array(found)[1:-1] / found[0]).T))
 
 
@@ -272,11 +269,9 @@ def probed_models(runs: list[Run]) -> list[MemoryModel]:
     return [MemoryModel.fit(run.shapes[rows], run.peaks[rows]) for run, rows in zip(runs, probes)]
 
 
-def judged_loader(
-    runs: list[Run], models: list[MemoryModel], learns: bool = True, ahead: int = 0
-) -> list[dict[float, Built]]:
+def judged_loader(runs: list[Run], models: list[MemoryModel], learns: bool = True) -> list[dict[float, Built]]:
     """For each run, by risk, the batches of the loader that begins with this model."""
-    return [{risk: built(run, model, learns, risk, ahead) for risk in RISKS} for run, model in zip(runs, models)]
+    return [{risk: built(run, model, learns, risk) for risk in RISKS} for run, model in zip(runs, models)]
 
 
 def judged_short(runs: list[Run], models: list[MemoryModel]) -> tuple[list[dict[float, Built]], list[Built]]:
@@ -372,7 +367,6 @@ def main() -> None:
         "probed": judged_loader(runs, probed_models(runs)),
         "prior": judged_loader(runs, models, learns=False),
         "default": judged_loader(runs, models),
-        "8 ahead": judged_loader(runs, models, ahead=AHEAD),
     }
     for way, loaded in ways.items():
         for name, families in groups.items():

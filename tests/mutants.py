@@ -1423,6 +1423,13 @@ MUTANTS = [
     ),
     # -- memory
     Mutant(
+        "batches are cut by the peaks that were known when workers read them",
+        "memory/dataloader.py",
+        "return batches if padding is None else recut(batches, self._batches.cut(), padding)",
+        "return batches",
+        of("memory/test_dataloader", "test_batches_are_cut_by_all_peaks_before_however_many_are_read_ahead"),
+    ),
+    Mutant(
         "shuffled batches have the same order each epoch",
         "memory/dataloader.py",
         "self._epoch += 1",

@@ -360,9 +360,9 @@ def actual(batch: int, length: int) -> float:
     return 1_000 + batch * 20 * length
 
 
-def learning_loader(num_workers: int, shuffle: bool = False) -> tuple[DynamicBatchDataLoader, Measured]:
+def learning_loader(num_workers: int, shuffle: bool = False, **options: Any) -> tuple[DynamicBatchDataLoader, Measured]:
     texts = [text for text in TEXTS if len(text) > 3] * 3
-    tokenized = TextCollator(tokenizers.gpt2(), 64, {})
+    tokenized = TextCollator(tokenizers.gpt2(), 64, options)
     lengths = tokenized.lengths(texts).clip(max=64)
     order, measured = longest_first(lengths), Measured()
     sizes = FirstBatchSizes(MODEL, 4, int(lengths.max()), risk=0.1)
@@ -379,8 +379,8 @@ def shapes_of(loader: DynamicBatchDataLoader, measured: Measured) -> list[tuple[
     return found
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_batches_are_cut_by_all_peaks_before_but_those_of_batches_read_ahead(num_workers: int) -> None:
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_batches_are_cut_by_all_peaks_before_however_many_are_read_ahead(num_workers: int) -> None:
     loader, measured = learning_loader(num_workers)
     found = shapes_of(loader, measured)
     known = [FirstBatchSizes(MODEL, 4, found[0][1], risk=0.1)]  # after so many peaks
@@ -388,7 +388,7 @@ def test_batches_are_cut_by_all_peaks_before_but_those_of_batches_read_ahead(num
         known.append(known[-1] if number % 5 == 0 else known[-1].learnt(*shape, actual(*shape)))
     for number in range(1, len(found) - 1):
         rows, length = found[number]
-        assert rows == known[max(0, number - 2 * num_workers)].rows(length)
+        assert rows == known[number].rows(length)
     assert loader.memory_model == known[-1].model != MODEL
     assert sum(rows for rows, _ in found) == len(loader.dataset)  # type: ignore[arg-type]
     cut = [len(numbers) for numbers in loader.batch_sampler]  # type: ignore[union-attr]
@@ -398,6 +398,22 @@ def test_batches_are_cut_by_all_peaks_before_but_those_of_batches_read_ahead(num
         TypeError, match=r"^the number of batches is not known: their sizes follow the peaks that memory_"
     ):
         len(loader)
+
+
+@pytest.mark.parametrize("options", [{}, {"return_length": True}], ids=str)
+def test_texts_that_were_read_ahead_are_cut_anew_unless_a_column_would_change(options: dict[str, Any]) -> None:
+    tokenizer = tokenizers.gpt2()
+    at_once = [rows for rows, _ in shapes_of(*learning_loader(0, **options))]
+    loader, measured = learning_loader(1, **options)
+    found = []
+    for batch in loader:
+        given = tokenizer(batch["texts"], padding=True, truncation=True, max_length=64, return_tensors="pt", **options)
+        assert list(batch) == [*given, "texts"]
+        assert all(batch[name].equal(given[name]) for name in given)
+        measured.ran = tuple(batch["input_ids"].shape)
+        found.append(len(batch["texts"]))
+    assert sum(found) == len(loader.dataset)  # type: ignore[arg-type]
+    assert (found == at_once) == (not options), "lengths are counted with padding: such batches stay"
 
 
 def test_shuffled_batches_are_cut_when_the_epoch_begins() -> None:
@@ -459,7 +475,7 @@ def test_by_default_the_first_batches_say_how_large_the_next_may_be(fixed: float
     assert sum(sizes) == len(LONG)
     assert sizes[0] == 32
     assert max(peaks) == peaks[0]
-    assert all(rows < 64 for rows in sizes[: 3 + 2 * num_workers]), "no doubling before two peaks confirm it"
+    assert all(rows < 64 for rows in sizes[:3]), "no doubling before two peaks confirm it"
     assert sum(peaks[20:-1]) / len(peaks[20:-1]) > 0.8 * peaks[0]
     assert loader.memory_model.unit == "bytes"
     again = [batch["input_ids"].shape[0] for batch in loader]

@@ -19,6 +19,7 @@ from brimful.core.random import key, permutation
 from brimful.memory.device import ReportedPeaks, StepPeaks
 from brimful.memory.first_batch import FirstBatchSizes, cut_lazily
 from brimful.memory.model import MemoryModel
+from brimful.memory.recut import Padding, recut
 from brimful.oom.exhaustion import of_all_guards
 from brimful.plan.cut import longest_first
 from brimful.plan.memory import PeakModel
@@ -87,7 +88,7 @@ def build_dynamic_batch_dataloader(
     Raises:
         TypeError, ValueError: a setting or a text is invalid, a text has no tokens, or the tokenizer cannot pad.
     Price: all texts are tokenized twice: here for their lengths, and in the workers for their contents. 8 bytes a text
-        are held.
+        are held. A loader that learns copies what workers read: 50 us for 32 texts of 64 tokens.
     Source: the dynabatch package, which has the same signature.
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
@@ -141,11 +142,14 @@ class DynamicBatchDataLoader(DataLoader[Any]):
     current CUDA device. And the model can learn: the default model can, and so can one in bytes with `refined`.
 
     The loader measures the peak between two batches. When you ask for the second batch, the model learns this peak with
-    the shape of the first. DataLoader reads 2 x num_workers batches ahead, so a batch is cut without the peaks of
-    these. Shuffled batches are all cut when an epoch begins. A measured peak of the first batch replaces the predicted
-    one. By default, no batch reaches twice the first one's size before two peaks are known. After that, no batch has
-    more than twice a size that two peaks confirm. Texts shorter than any measured batch get the size of the shortest
-    measured batch. The batches depend only on the peaks, not on time. `len` is then not known, and raises a TypeError.
+    the shape of the first. Workers read 2 x num_workers batches ahead. When you ask for a batch, the loader cuts it
+    anew from these texts. So batches depend only on the peaks before, not on num_workers or time. There are two
+    exceptions. Shuffled batches are all cut when an epoch begins. Batches stay as the workers read them if a key of the
+    tokenizer has no value for each token, as with return_length. `len` is not known, and raises a TypeError.
+
+    A measured peak of the first batch replaces the predicted one. By default, no batch reaches twice the first one's
+    size before two peaks are known. After that, no batch has more than twice a size that two peaks confirm. Texts
+    shorter than any measured batch get the size of the shortest measured batch.
 
     If `oom_guard` or `oom_safe` runs a batch in parts because memory ran out, the model learns that its peak was above
     the first one's. From a batch that they split beforehand it learns nothing. If other code catches an
@@ -180,7 +184,15 @@ class DynamicBatchDataLoader(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         batches, peaks = super().__iter__(), self._batches.peaks
-        return batches if peaks is None else self._watched(batches, peaks)
+        return batches if peaks is None else self._watched(self._recut(batches), peaks)
+
+    def _recut(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """By the sizes known when a batch is due, where batches lie in the order in which they were cut."""
+        ends, collator = self._batches.ends, self.collate_fn
+        if not self.num_workers or ends is None or not isinstance(collator, TextCollator):
+            return batches
+        padding = Padding.seen(collator([self.dataset[number] for number in ends]), collator.multiple)
+        return batches if padding is None else recut(batches, self._batches.cut(), padding)
 
     def _watched(self, batches: Iterator[Any], peaks: StepPeaks | ReportedPeaks) -> Iterator[Any]:
         for batch in batches:
@@ -222,8 +234,17 @@ class DynamicBatches:
         self._order, self._padded, self._seed, self._epoch = order, padded, seed, 0
         self._count: int | None = None
 
+    @property
+    def ends(self) -> list[int] | None:
+        """The longest text and the shortest; None without texts, and where batches are shuffled."""
+        return self._order[[0, -1]].tolist() if len(self._order) and self._seed is None else None
+
+    def cut(self) -> Iterator[slice]:
+        """The parts of the order, each by the sizes known when it is asked for."""
+        return cut_lazily(self._padded, lambda: self.sizes)
+
     def __iter__(self) -> Iterator[list[int]]:
-        parts: Iterable[slice] = cut_lazily(self._padded, lambda: self.sizes)
+        parts: Iterable[slice] = self.cut()
         if self._seed is not None:
             built = list(parts)
             parts = [built[number] for number in permutation(len(built), key(self._seed, self._epoch)).tolist()]
@@ -237,7 +258,7 @@ class DynamicBatches:
                 "the number of batches is not known: their sizes follow the peaks that memory_model learns from"
             )
         if self._count is None:
-            self._count = sum(1 for _ in cut_lazily(self._padded, lambda: self.sizes))
+            self._count = sum(1 for _ in self.cut())
         return self._count
 
 
