@@ -73,9 +73,3 @@ def learn_until_memory_runs_out() -> None:
                 torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
         run(batch)
     assert len(loader.memory_model.margin) == before
-
-
-def test_batches_that_workers_read_ahead_stay_pinned() -> None:
-    texts = ["word " * (1 + number % 40) for number in range(60)]
-    loader: Any = bf.build_dynamic_batch_dataloader(texts, tokenizers.bert(), 4, 64, num_workers=1, pin_memory=True)
-    assert all(batch["input_ids"].is_pinned() for batch in loader)
