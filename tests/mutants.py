@@ -1200,6 +1200,20 @@ MUTANTS = [
         of("blocks/test_unmasked", "test_a_mask_hides_tokens_whether_or_not_it_is_named"),
     ),
     Mutant(
+        "two vocabularies behind a tokenizer without one are joined",
+        "encoding/encoder.py",
+        "            others[key] = part, one",
+        "            others.setdefault(key, (part, one)) if not others else None",
+        of("store/test_vocabularies", "test_two_of_three_are_found_around_one_that_has_no_vocabulary"),
+    ),
+    Mutant(
+        "a long sample alone is too large for the budget that allows it",
+        "tensors/layouts.py",
+        "if not limit or exceeded(self.policy, *planned):",
+        "if not limit:",
+        of("index/test_map_style", "test_a_collate_fn_may_do_what_the_budget_allows"),
+    ),
+    Mutant(
         "chunks leave labels out in silence",
         "blocks/ragged.py",
         "if left_out and block.num_rows:",

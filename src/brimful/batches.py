@@ -549,7 +549,8 @@ def batches_of(
     shuffle = False if planner.in_order else shuffle
     if shuffle is True and (parts > 1 or (order.balance_cost is not None and stage.streams is not None)):
         shuffle = "stratified"
-    known = paddings(stage.tokenizers())
+    said = columns.pad_values if form.pad_side and isinstance(columns.pad_values, Mapping) else ()
+    known = paddings({name: made for name, made in stage.tokenizers().items() if name not in said})
     texts = stage.texts()
     rules = replace(_rules(known, columns, planner.packs), left_out=() if form.keep_text else texts)
     text = TokenizedText(texts, kept=form.keep_text or planner.asks_samples)
@@ -641,7 +642,8 @@ def _layout(
         if form.layout not in ("padded", "packed") or form.num_groups is not None:
             given = f"layout={form.layout!r}" if form.layout != "padded" else f"num_groups={form.num_groups}"
             raise ValueError(f"collate_fn makes the batch, so {given} has no effect. Give one of the two")
-        return CollateFnLayout(function("collate_fn", collate_fn), parallel, originals, left_out)
+        policy = planner.sizing if originals is not None and originals.declared else None
+        return CollateFnLayout(function("collate_fn", collate_fn), parallel, originals, left_out, policy)
     if parallel != Parallel(prefetch_factor=1):
         raise ValueError("max_workers and executor_type need a collate_fn. To make batches ahead of use, call prefetch")
     if form.layout == "packed":

@@ -29,6 +29,7 @@ from brimful.core.progress import shown as progress
 from brimful.core.repeat import Repeat
 from brimful.core.stage import BLOCK_ROWS, Stage, check_depth, shown
 from brimful.encoding.conversations import TrainOn
+from brimful.encoding.encoder import one_vocabulary
 from brimful.encoding.encoders import chat_encoder_for, encoder_for, loaded
 from brimful.encoding.engines import EngineName
 from brimful.index.concat import Concat as IndexConcat
@@ -424,8 +425,8 @@ class Dataset:
             executor_type: choose "process" for a slow tokenizer written in Python; see `map`.
         Raises:
             ValueError: the tokenizer cannot do what is asked. For example, a callable must cut texts itself. Or the
-                named engine cannot replace the tokenizer.
-            DataError: a text is null. The error names file and line.
+                named engine cannot replace the tokenizer. Or `tokenize` or `chat` made `output_column` before.
+            DataError: a text is null, or one of `extra_outputs` is a column already. The error names file and line.
             StageError: (when iterated) the tokenizer raised an error, or an engine gave other tokens than the
                 tokenizer.
         `.stats` counts the effect of `max_length`: texts under `truncated`, tokens under `dropped_tokens`. It cannot
@@ -454,6 +455,11 @@ class Dataset:
         names_of("tokenize", (*made, *more))
         if kept := [name for name in removed if name in (*made, *more)]:
             raise ValueError(f"tokenize makes the column {kept[0]!r}, but remove_columns leaves it out")
+        if twice := [name for name in made if name in self.stage.tokenizers()]:
+            raise ValueError(
+                f"tokenize: column {twice[0]!r} holds tokens already. Write these to another one, such as "
+                f"output_column='labels' for the target of a pair. Or drop {twice[0]!r} first"
+            )
         asked: dict[str, Any] = {"truncation": truncation, "max_length": max_length}
         asked |= {"add_special_tokens": None if add_special_tokens else False}
         asked = {name: value for name, value in asked.items() if value is not None}
@@ -481,7 +487,8 @@ class Dataset:
         one is added.
 
         Raises:
-            TypeError, ValueError: the tokenizer does not name these tokens, or has neither.
+            TypeError, ValueError: the tokenizer does not name these tokens, or has neither. Or a tokenizer of another
+                vocabulary made the samples.
 
         >>> import brimful as bf
         >>> from tokenizers import Tokenizer, models
@@ -492,7 +499,12 @@ class Dataset:
         >>> [sample["input_ids"].tolist() for sample in samples.ensure_bos_eos(tokenizer)]
         [[0, 2, 2, 1], [0, 2, 1]]
         """
-        return self._add(EnsureBosEos(self.stage, *bos_eos_of(loaded(tokenizer)), target_column))
+        given = loaded(tokenizer)
+        added = bos_eos_of(given)
+        if hasattr(given, "model_max_length"):
+            here = {target_column: self.stage.tokenizers().get(target_column, ())}
+            one_vocabulary("ensure_bos_eos", {"data set": here, "tokenizer": {target_column: (encoder_for(given),)}})
+        return self._add(EnsureBosEos(self.stage, *added, target_column))
 
     def causal_labels(self, *, target_column: str = "input_ids", shift: bool = False) -> Dataset:
         """Adds `labels`, int32, for a model that predicts the next token: a copy of the tokens. The first label of each
@@ -997,10 +1009,10 @@ class Dataset:
             balance_group: keep so many batches of similar cost next to each other when they are shuffled. Give the
                 world size, or a multiple of all world sizes that you use, so that all ranks do similar work. Give
                 `balance_cost` too, or the last, smaller group of a window moves later groups off the steps of the ranks.
-            balance_cost: the cost of a sample, as for `bf.balance`. Groups then hold batches of equal cost, and not
-                only neighbours in the plan. Each group is one step of the ranks, in every window. With `micro_batches`
-                the sums over the batches of a step are even, too. A function must return the same cost each time, on
-                every rank. With streams, `shuffle_batches=True` means "stratified".
+            balance_cost: the cost of a sample, as for `bf.balance`. It needs `balance_group`. Groups then hold batches of
+                equal cost, and not only neighbours in the plan. Each group is one step of the ranks, in every window.
+                With `micro_batches` the sums over the batches of a step are even, too. A function must return the same
+                cost each time, on every rank. With streams, `shuffle_batches=True` means "stratified".
             seed: the seed of the order of batches.
             collate_fn: makes a batch from a list of samples (dicts), like the collators of Hugging Face. It replaces
                 the layout. Its random numbers are keyed by the batch, whether it takes them from Python, numpy, torch
@@ -1183,7 +1195,7 @@ class Dataset:
                 it into pieces).
             balance_cost: the cost of a sample. Attention costs the square of each sample's length, so rows of equal
                 tokens differ in work. With this cost, brimful gives rows and batches similar work. It needs at most a
-                thousandth more rows.
+                thousandth more rows. For the ranks of a step give `balance_group`, too.
             the rest: as for `batch`.
         Shapes: `input_ids`, `labels`, `position_ids`, `segment_ids` (rows, row_length) int64; `cu_seqlens` (n + 1,)
             int32; `max_seqlen` int.
@@ -1477,6 +1489,11 @@ def stages_of(caller: str, datasets: Sequence[Dataset], *, once: bool = False) -
     return tuple(dataset.stage if once else dataset._endless for dataset in given)
 
 
+def check_vocabularies(caller: str, stages: Sequence[Stage[Block]]) -> None:
+    """Refuses data sets that were tokenized by tokenizers of two vocabularies."""
+    one_vocabulary(caller, {f"data set {number}": stage.tokenizers() for number, stage in enumerate(stages)})
+
+
 def concatenated(datasets: Sequence[Dataset]) -> Dataset:
     """One stage for a + b + c too: several in each other would be as deep as there are data sets."""
     stages = stages_of("concat_datasets", datasets)
@@ -1485,6 +1502,7 @@ def concatenated(datasets: Sequence[Dataset]) -> Dataset:
             raise ValueError(
                 f"data set {number} repeats without end, so no data set after it is reached. Repeat only the last one"
             )
+    check_vocabularies("concat_datasets", stages)
     parts = tuple(part for stage in stages for part in (stage.below if stage.flat else (stage,)))
     if any(part.streamed_by for part in parts):
         return Dataset(Concat(parts))

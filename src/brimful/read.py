@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from brimful.blocks.blocks import Sample
 from brimful.core.errors import OnError, function, names_of, one_of, positive
-from brimful.dataset import Dataset, IndexedDataset, concatenated, several, stages_of
+from brimful.dataset import Dataset, IndexedDataset, check_vocabularies, concatenated, several, stages_of
 from brimful.index.indexed import Indexed
 from brimful.index.interleave import Interleave as IndexInterleave
 from brimful.index.map_style import MapStyleIndex, checked_lengths, new_name
@@ -192,6 +192,8 @@ def from_dataset(
         StageError: (when run) `__getitem__` raised an error, or returned something that is not a row. The error has the
             number of the sample.
         DataError: (when run) a sample has another length than the one it was planned with, or a sample has no length.
+            Or `lengths` are too small, and a batch of `collate_fn` is over the budget of tokens or cost. brimful sees
+            that in a tensor (B, L) of the length column.
     State: [epoch, samples handed on]; for batches [epoch, number of the window, batches handed on]. A state keeps the
         number of samples and a checksum of the lengths.
     Price: measuring fetches all samples once, in every process. To avoid it, save `data.lengths()` and give it as
@@ -348,6 +350,8 @@ def interleave_datasets(
         by: the unit of the weights, "samples" or "tokens". By "tokens", an empty sample counts as one token. Streamed
             data balance the tokens served so far. Indexed data use the mean length of each data set.
         length_column: the list column whose tokens count.
+    Raises:
+        ValueError: two of them have token ids of different vocabularies in one column.
 
     >>> import brimful as bf
     >>> one, two = bf.from_sequence(["H"] * 6), bf.from_sequence(["K"] * 4)
@@ -359,6 +363,7 @@ def interleave_datasets(
     if weights is not None and not isinstance(weights, Iterable):
         raise TypeError(f"weights takes a list, a number for each data set (got {weights!r})")
     shares = (1.0,) * len(stages) if weights is None else tuple(weights)
+    check_vocabularies("interleave_datasets", stages)
     column = length_column if by == "tokens" else None
     if any(stage.streamed_by for stage in stages):
         return Dataset(Interleave(stages, shares, stop, column))
@@ -424,6 +429,9 @@ def concat_datasets(datasets: Sequence[Dataset]) -> Dataset:
     indexed if all of them are.
 
     If a data set lacks a column, it is null in its samples, as with `interleave_datasets`.
+
+    Raises:
+        ValueError: two of them have token ids of different vocabularies in one column.
 
     >>> import brimful as bf
     >>> [sample["text"] for sample in bf.from_sequence(["a"]) + bf.from_sequence(["b"])]

@@ -183,6 +183,23 @@ def test_a_group_that_the_ranks_do_not_fit_is_told(
     assert set(said) == ({expected} if group > 1 and group % ranks else set())
 
 
+@pytest.mark.parametrize("make", ["batch_by_tokens", "pack"])
+@pytest.mark.parametrize(("group", "ranks"), [(1, 3), (1, 1), (3, 3)])
+def test_a_cost_without_groups_is_told_where_there_are_ranks(
+    group: int, ranks: int, make: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    batches = getattr(dataset(40), make)(120, balance_group=group, balance_cost=bf.AttentionCost(quadratic=1))
+    say_split_groups.cache_clear()
+    with caplog.at_level("WARNING", logger="brimful"):
+        for rank in range(ranks):
+            assert list(batches.shard(rank, ranks))
+    said = (
+        "balance_cost is given without balance_group, so the batches of a step differ in cost, and ranks wait for the dearest. "
+        "Give balance_group=3, or a multiple of all numbers of ranks that you use. A state keeps its group"
+    )
+    assert [record.getMessage() for record in caplog.records] == ([said] if group < ranks else [])
+
+
 def test_why_the_number_of_batches_is_not_known() -> None:
     streamed = dataset(10).map(lambda sample: sample)
     with pytest.raises(TypeError, match=r"the number of batches is not known: the data set is streamed \(by map\)"):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import brimful as bf
+from tests import tokenizers as make
 from tests.cli.commands import Corpus, invoke, refusal
 
 
@@ -64,12 +65,16 @@ def test_a_batch_and_the_plan_of_files(corpus: Corpus) -> None:
     )
 
 
-def test_a_store_has_batches_and_a_tokenizer_decodes_them(corpus: Corpus, store: Path) -> None:
+def test_a_store_has_batches_and_a_tokenizer_decodes_them(corpus: Corpus, store: Path, tmp_path: Path) -> None:
     output = shown(store, "-n", 1)
     assert "int32" in output
     assert "The plan of the first batches" in output
     assert "epsilon" not in output
     assert "epsilon" in shown(store, "--tokenizer", corpus.tokenizer)
+    make.bpe().save(str(other := tmp_path / "other.json"))
+    result = invoke("head", store, "--tokenizer", other)
+    assert result.exit_code == 2
+    assert "head: column 'input_ids' would hold the ids of two vocabularies. rows (the store " in result.stderr
 
 
 def test_a_format_is_named_where_no_extension_says_it(tmp_path: Path) -> None:

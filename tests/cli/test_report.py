@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import brimful as bf
 from tests import browser
 from tests.cli.commands import Corpus, invoke, refusal
 
@@ -103,6 +104,22 @@ def test_a_store_is_reported_without_reading_its_tokens(corpus: Corpus, tmp_path
     assert document(path, path, "--sample", 700)["lengths"]["samples"] == 700
     assert "there is no list column 'text' in the store" in refusal("report", path, "--column", "text")
     assert "--tokenizer is not used" in invoke("report", path, "--tokenizer", corpus.tokenizer).stderr
+
+
+def test_a_report_of_pairs_says_which_side_it_counts(corpus: Corpus, tmp_path: Path) -> None:
+    rows = bf.from_sequence([{"id": 1, "source": "alpha", "target": "beta gamma"}] * 50)
+    sides = {"column": ("source", "target"), "output_column": ("input_ids", "labels")}
+    rows.tokenize(corpus.tokenizer, **sides).to_store(tmp_path / "pairs")
+    assert (
+        f"{tmp_path}/pairs: only the tokens of 'input_ids' are counted, and not those of 'labels'. Batches of pairs hold both: "
+        "batch_by_tokens(..., length_column=('input_ids', 'labels'))"
+    ) in " ".join(invoke("report", tmp_path / "pairs").stderr.split())
+    rows.tokenize(corpus.tokenizer, column="source").causal_labels().to_store(tmp_path / "causal")
+    assert invoke("report", tmp_path / "causal").stderr == "", "labels beside the tokens"
+
+
+def test_no_page_is_named_that_an_installed_package_lacks(lengths: Path) -> None:
+    assert not re.search(r"docs/|\.md\b", invoke("report", lengths).stdout + json.dumps(document(lengths)))
 
 
 def test_a_format_is_named_where_no_extension_says_it(corpus: Corpus, tmp_path: Path) -> None:

@@ -46,6 +46,15 @@ def test_tokenize_then_verify(corpus: Corpus, tmp_path: Path) -> None:
     assert f"{path} is damaged: its sha256 is" in verified.stdout.replace("\n", " ")
 
 
+def test_columns_that_are_not_stored_are_named(tmp_path: Path, corpus: Corpus) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"id": 1, "text": "alpha", "tags": ["x"]}\n')
+    words = ("tokenize", rows, "--tokenizer", corpus.tokenizer)
+    assert "2   columns: id, tags; --keep stores one" in invoke(*words, "--dry-run").stdout
+    assert "1   columns: tags; --keep stores one" in invoke(*words, "--keep", "id", "--output", tmp_path / "a").stdout
+    assert "--keep stores" not in invoke(*words, "--keep", "id", "--keep", "tags", "--output", tmp_path / "b").stdout
+
+
 def test_engine_is_what_tokenizes_and_executor_is_where(corpus: Corpus, tmp_path: Path) -> None:
     words = ("tokenize", corpus.urls, "--tokenizer", corpus.tokenizer, "--output", tmp_path / "store")
     for engine in ("tokenizer", "cache"):  # the store does not know which

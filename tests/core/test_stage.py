@@ -46,8 +46,24 @@ def saved(data: bf.Dataset | bf.Batches, count: int = 3) -> dict[str, Any]:
 
 
 samples = bf.from_sequence(ROWS)
+mixed = {by: bf.interleave_datasets([samples, samples], by=by) for by in ("samples", "tokens")}
 batches = samples.batch_by_tokens(16, window=8)
 DIFFERENT: dict[str, tuple[Any, Any, str]] = {
+    "the unit of a mixture": (
+        mixed["samples"],
+        mixed["tokens"],
+        "interleave_datasets.by was 'samples' when it was saved and is 'tokens' here",
+    ),
+    "the unit of a mixture of streams": (
+        bf.interleave_datasets([samples.stream(), samples], by="tokens"),
+        bf.interleave_datasets([samples.stream(), samples]),
+        "interleave_datasets.by was 'tokens' when it was saved and is 'samples' here",
+    ),
+    "the length column of a mixture": (
+        mixed["tokens"],
+        bf.interleave_datasets([samples, samples], by="tokens", length_column="labels"),
+        "interleave_datasets.length_column was 'input_ids' when it was saved and is 'labels' here",
+    ),
     "a stage more": (
         samples,
         samples.take(9),

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 import brimful as bf
 from brimful.encoding.encoder_kinds import CallableEncoder, FastEncoder, TiktokenEncoder, TransformersEncoder
-from brimful.encoding.encoders import encoder_for
+from brimful.encoding.encoders import chat_encoder_for, encoder_for
 from tests import tokenizers as make
 from tests.tokenizers import TEXTS
 
@@ -647,3 +647,27 @@ def test_ensure_bos_eos_needs_to_know_the_ids() -> None:
     )
     with pytest.raises(TypeError, match=message):
         bf.from_sequence(["a"]).tokenize(make.bpe()).ensure_bos_eos(make.bpe())
+
+
+# -- vocabularies ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_vocabulary_is_of_the_ids_and_not_of_the_settings() -> None:
+    own = encoder_for(make.bpe()).vocabulary
+    assert own is not None
+    assert own.startswith("BPE of 300 tokens (")
+    longer = make.gpt2()
+    longer.add_special_tokens({"additional_special_tokens": ["<new>"]})
+    same: list[tuple[Any, dict[str, Any]]] = [
+        (make.gpt2(), {"max_length": 3}),
+        (longer, {}),
+        (make.gpt2(), {"return_attention_mask": False}),  # called as it is
+        (make.chatty(), {"add_special_tokens": False}),
+    ]
+    assert [encoder_for(tokenizer, kwargs).vocabulary for tokenizer, kwargs in same] == [own] * len(same)
+    assert encoder_for(make.gpt2(), {"max_length": 3}).fingerprint() != encoder_for(make.gpt2()).fingerprint()
+    assert chat_encoder_for(make.chatty()).vocabulary == own
+    others = [encoder_for(one()).vocabulary for one in (make.bert, make.tiktoken_bytes)]
+    assert len({own, None, *others}) == 4
+    assert encoder_for(make.byt5()).vocabulary is None
+    assert encoder_for(len).vocabulary is None

@@ -385,6 +385,7 @@ def test_a_gigatoken_tokenizer_is_taken_at_its_word() -> None:
     )
     assert encoder.fingerprint().startswith("gigatoken of 300 tokens, cut to 3 (")
     assert encoder_for(own).fingerprint() != encoder_for(make.bpe()).fingerprint()
+    assert encoder.vocabulary == encoder_for(make.bpe()).vocabulary
     with pytest.raises(ValueError, match=r"^engine='cache' cannot stand in for this tokenizer: it is called as it is;"):
         encoder_for(own, engine="cache")
     with pytest.raises(ValueError, match=r"^gigatoken\.Tokenizer makes no row of a pair of texts;"):

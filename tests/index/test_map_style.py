@@ -196,6 +196,74 @@ def test_a_data_set_is_called_by_its_class_unless_another_one_is_in_use() -> Non
     assert name(bf.from_dataset(Shorter(), collate_fn=numbers)) == "Shorter 2"
 
 
+def padded(to: int = 1, more: int = 0) -> Any:
+    """A collate_fn that adds tokens to each sample, and rounds the length of a batch up."""
+
+    def collate(samples: list[Any]) -> dict[str, Any]:
+        longest = max(len(tokens) for tokens, _ in samples) + more
+        return {"input_ids": torch.zeros(len(samples), -(-longest // to) * to, dtype=torch.int64)}
+
+    return collate
+
+
+def wrong(samples: Any) -> Any:
+    return bf.from_dataset(samples, lengths=[1] * len(COUNTS), collate_fn=padded())
+
+
+TOO_LARGE: dict[str, Any] = {
+    "lengths": lambda: wrong(Pairs()).batch_by_tokens(20, shuffle_batches=False),
+    "a function": lambda: bf.from_dataset(Pairs(), lengths=lambda _: 1, collate_fn=padded()).batch_by_tokens(20),
+    "workers": lambda: wrong(Pairs()).batch_by_tokens(20, max_workers=2),
+    "ahead": lambda: wrong(Pairs()).batch_by_tokens(20).prefetch(2),
+    "ranks": lambda: wrong(Pairs()).batch_by_tokens(20).shard(0, 1),
+    "a mixture": lambda: (lambda one: one.take(17) + one.skip(17))(wrong(Pairs())).batch_by_tokens(20),
+    "micro batches": lambda: wrong(Pairs()).batch_by_tokens(40, micro_batches=2),
+    "a cost": lambda: wrong(Pairs()).batch(bf.CostBudget(bf.AttentionCost(quadratic=0.0), 20)),
+    "static": lambda: wrong(Pairs()).batch(bf.StaticShapes([1, 20], 20)),
+}
+
+
+@pytest.mark.parametrize("how", TOO_LARGE)
+def test_a_collate_fn_does_not_exceed_the_budget_by_lengths_that_are_wrong(how: str) -> None:
+    limit = "limit=20" if how == "a cost" else "max_tokens=20"
+    message = (
+        rf"^collate_fn made a batch of 20 x 9 tokens, which is over {limit}\. By lengths= of from_dataset it was planned as "
+        r"20 x 1 \(the first sample is Pairs( \d+)?, sample \d+\)\. Give the lengths that collate_fn makes, special tokens "
+        r"included\. If it rounds them up, batch with pad_to_multiple_of=$"
+    )
+    with pytest.raises(bf.DataError, match=message):
+        list(TOO_LARGE[how]())
+
+
+def test_a_collate_fn_may_do_what_the_budget_allows() -> None:
+    def shapes(data: Any, **how: Any) -> list[torch.Size]:
+        return [batch["input_ids"].shape for batch in data.batch_by_tokens(64, **how)]
+
+    def data(collate_fn: Any, lengths: Any = COUNTS) -> Any:
+        return bf.from_dataset(Pairs(), lengths=lengths, collate_fn=collate_fn)
+
+    assert max(one.numel() for one in shapes(data(padded(more=2), [count + 2 for count in COUNTS]))) <= 64
+    assert max(one.numel() for one in shapes(data(padded(to=8)), pad_to_multiple_of=8)) <= 64
+    assert max(one.numel() for one in shapes(data(padded(), [9] * 20))) < 64, "shorter than planned"
+    assert {one[1] for one in shapes(data(padded(to=8)), window=1)} == {8, 16}, (
+        "longer than planned, and within the budget"
+    )
+    alone = bf.from_dataset(Pairs([99, 98]), collate_fn=padded(to=120), lengths=[99, 98])
+    assert shapes(alone, overlong="alone") == [(1, 120)] * 2
+
+
+def test_the_size_of_a_batch_is_compared_only_where_it_is_seen_and_lengths_were_given() -> None:
+    def made(collate_fn: Any, **lengths: Any) -> int:
+        return len(list(bf.from_dataset(Pairs(), collate_fn=collate_fn, **lengths).batch_by_tokens(20)))
+
+    ones = {"lengths": [1] * len(COUNTS)}
+    assert made(padded(more=9)), "measured"
+    assert made(numbers, **ones), "no tensor of tokens"
+    assert made(lambda samples: torch.zeros(20, 9), **ones), "no dict"
+    assert made(lambda samples: {"input_ids": torch.zeros(20, 4, 9)}, **ones), "which dimension is the length?"
+    assert len(list(bf.from_dataset(Pairs(), collate_fn=padded(), **ones).batch(20))) == 1, "a number of samples"
+
+
 def test_random_augmentation_for_a_collate_fn_is_keyed_by_the_batch() -> None:
     def batches(max_workers: int = 0) -> bf.Batches:
         kind: Any = "process" if max_workers else "thread"

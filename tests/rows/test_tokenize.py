@@ -38,6 +38,32 @@ def test_columns_can_be_named_also_several_times() -> None:
     assert ids(bf.from_sequence(["a"]).tokenize(letters, output_column="text"), "text") == [[97]]
 
 
+def test_tokens_are_not_replaced_by_those_of_another_column() -> None:
+    pairs = bf.from_sequence([{"source": "a", "target": "bc"}])
+    source = pairs.tokenize(letters, column="source")
+    message = (
+        r"^tokenize: column 'input_ids' holds tokens already\. Write these to another one, such as output_column='labels' for "
+        r"the target of a pair\. Or drop 'input_ids' first$"
+    )
+    for made in (source, source.map(dict), source.cache()):
+        with pytest.raises(ValueError, match=message):
+            made.tokenize(letters, column="target")
+    assert ids(source.drop("input_ids").tokenize(letters, column="target")) == [[98, 99]]
+    assert ids(bf.from_sequence([{"text": "a", "input_ids": [7]}]).tokenize(letters)) == [[97]]
+
+
+def test_other_outputs_are_not_replaced_by_those_of_another_column() -> None:
+    pairs = bf.from_sequence([{"source": "a", "target": "x x"}])
+    source = pairs.tokenize(make.bert(), column="source", extra_outputs="attention_mask")
+    target = {"column": "target", "output_column": "labels", "extra_outputs": "attention_mask"}
+    with pytest.raises(
+        bf.DataError, match=r"there is a column 'attention_mask' already \(sequence, row 0\); drop or rename"
+    ):
+        list(source.tokenize(make.bert(), **target))
+    both = source.rename({"attention_mask": "mask"}).tokenize(make.bert(), **target)
+    assert (ids(both, "mask"), ids(both, "attention_mask")) == ([[1, 1, 1]], [[1, 1, 1, 1]])
+
+
 def two(first: list[str], second: list[str]) -> dict[str, Any]:
     rows = list(zip(letters(first), letters(second)))
     return {

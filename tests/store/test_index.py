@@ -467,7 +467,9 @@ class Made(Given):
     known: Padding | None = None
 
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
-        return {"input_ids": (SimpleNamespace(padding=self.known, num_ids=0, fingerprint=lambda: "one"),)}
+        return {
+            "input_ids": (SimpleNamespace(padding=self.known, vocabulary=None, num_ids=0, fingerprint=lambda: "one"),)
+        }
 
 
 def test_padding_is_kept_and_changes_no_fingerprint(tmp_path: Path) -> None:

@@ -187,8 +187,11 @@ def test_two_tokenizers_of_one_column_that_pad_differently_are_refused() -> None
         r"the tokenizers of column 'input_ids' pad by Padding\(id=2, side='right'\) and by Padding\(id=3, side='right'\): "
         "say pad_values and pad_side"
     )
-    with pytest.raises(ValueError, match=message):
-        (one + two).batch(2)
+    for settings in ({}, {"pad_values": {"input_ids": 0}}, {"pad_side": "left"}):
+        with pytest.raises(ValueError, match=message):
+            (one + two).batch(2, **settings)
+    (batch,) = (one + two).drop("text").batch(4, pad_values={"input_ids": 9}, pad_side="left")
+    assert batch["input_ids"].tolist() == [[0, 1], [9, 0]] * 2
 
 
 def test_rows_that_were_padded_have_the_mask_of_what_was_there() -> None:

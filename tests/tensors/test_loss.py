@@ -360,3 +360,31 @@ def test_attention_and_loss_are_had_from_the_package() -> None:
     for name, owner in {"oom_guard": "memory", "padding_free": "attention", "assert_isolated": "testing"}.items():
         with pytest.raises(AttributeError, match=rf"no attribute '{name}'; say bf\.{owner}\.{name}$"):
             getattr(bf, name)
+
+
+def test_a_mean_is_no_sum() -> None:
+    labels = torch.tensor([[1, 2, -100]])
+    logits = torch.zeros(3, 4, requires_grad=True)
+    each = torch.nn.functional.cross_entropy(logits, labels[0], reduction="none")
+    for mean in (torch.nn.functional.cross_entropy(logits, labels[0]), each.mean(), each.mean(0, keepdim=True)):
+        with pytest.raises(
+            ValueError, match=r"^loss_sum must be a sum, and this tensor is a mean, .* or by \.sum\(\) in place"
+        ):
+            bf.token_mean(mean, {"labels": labels})
+    sums = (
+        torch.nn.functional.cross_entropy(logits, labels[0], reduction="sum"),
+        each.sum(),
+        each.mean() * 3,
+        each.sum().detach(),
+    )
+    for loss in sums:
+        torch.testing.assert_close(bf.token_mean(loss, {"labels": labels}), each.sum() / 2)
+
+
+def test_a_compiled_step_has_one_graph() -> None:
+    def step(loss: Tensor, labels: Tensor) -> Tensor:
+        return bf.token_mean(loss.sum(), {"labels": labels})
+
+    loss, labels = torch.ones(3, requires_grad=True), torch.tensor([[1, 2, -100]])
+    compiled = torch.compile(step, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(loss, labels), step(loss, labels))

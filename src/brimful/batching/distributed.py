@@ -52,14 +52,19 @@ def check_group(process_group: Any, mesh: Any) -> None:
 
 
 @cache
-def say_split_groups(balance_group: int, world_size: int) -> None:
-    """Once in a process, where a step of the ranks does not fit into a group of batches of like cost."""
-    if balance_group > 1 and balance_group % world_size:
+def say_split_groups(balance_group: int, world_size: int, has_cost: bool) -> None:
+    """Once in a process, where a step of the ranks does not fit into a group of batches of like cost.
+
+    Args:
+        has_cost: whether a balance_cost was given, which does nothing for the ranks without groups.
+    """
+    if (balance_group > 1 or has_cost) and balance_group % world_size:
+        alone = "balance_cost is given without balance_group, so the batches of a step differ in cost"
+        split = f"balance_group={balance_group} is not a multiple of the {world_size} ranks, so the batches of a step come from "
         logger.warning(
-            "balance_group=%d is not a multiple of the %d ranks, so the batches of a step come from several groups, and ranks "
-            "wait for the dearest. Give balance_group=%d, or a multiple of all numbers of ranks that you use. "
+            "%s, and ranks wait for the dearest. Give balance_group=%d, or a multiple of all numbers of ranks that you use. "
             "A state keeps its group",
-            *(balance_group, world_size, world_size),
+            *(alone if balance_group == 1 else f"{split}several groups", world_size),
         )
 
 

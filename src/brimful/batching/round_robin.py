@@ -66,7 +66,8 @@ class RoundRobin(Stage[T]):
                 f"this state has the streams {', '.join(at['streams'])} of {self.num_streams}, but rank {rank} of {world_size} "
                 f"also reads {', '.join(missing)}: it is the state of one rank; join those of all with bf.merge_states"
             )
-        say_split_groups(self.upstream.settings().get("balance_group", 1), world_size)
+        settings = self.upstream.settings()
+        say_split_groups(settings.get("balance_group", 1), world_size, "balance_cost" in settings)
         wrap = world_size > 1 and self.uneven == "wrap"
         readers: dict[int, StreamReader[T]] = {}
         try:

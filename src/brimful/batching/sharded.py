@@ -52,7 +52,8 @@ class Sharded(Stage[Batch]):
                 f"data that are streamed (by {self.streamed}) cannot be divided among {world_size} ranks: each rank would read "
                 "and tokenize all of them. Use from_files(streams=...), or write a token store with to_store(path)"
             )
-        say_split_groups(self.upstream.settings().get("balance_group", 1), world_size)
+        settings = self.upstream.settings()
+        say_split_groups(settings.get("balance_group", 1), world_size, "balance_cost" in settings)
         step = _Step(rank, world_size)
 
         def steps(planned: PlannedBatches, order: NDArray[np.int64], done: int) -> Iterator[tuple[Batch, int]]:

@@ -28,6 +28,7 @@ from brimful.cli.options import (
 from brimful.cli.words import clear_errors
 from brimful.console import stdout
 from brimful.core.errors import require
+from brimful.encoding.encoder import one_vocabulary
 from brimful.encoding.encoders import encoder_for
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ def head(
         _show_rows(console, found)
         encoder = None if tokenizer is None else encoder_for(tokenizer)
         if tokens_there:
+            if encoder is not None:
+                one_vocabulary("head", {"rows": rows.stage.tokenizers(), "--tokenizer": {TOKENS: (encoder,)}})
             _show_batches(console, rows.batch_by_tokens(max_tokens), n, encoder)
         elif tokenizer is None and (column or "text") not in found[0]:
             console.print("--tokenizer T and --column C show batches of a column of text too", soft_wrap=True)

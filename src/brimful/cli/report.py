@@ -22,6 +22,7 @@ from brimful.report.lengths import SUFFIXES
 from brimful.report.statistics import BATCHES_A_STEP, RANKS
 from brimful.report.words import notes, over_budget, share_of, spread_of, summary, window_of
 from brimful.sources.urls import Shards
+from brimful.store.folders import folder_of
 
 
 def report(
@@ -39,7 +40,7 @@ def report(
         str | None,
         typer.Option(
             help="The column of text (text); of a store that of tokens (input_ids); in .parquet files that of lengths "
-            "(length), or of lists of tokens."
+            "(length), or of lists of tokens. One column: of pairs, one side."
         ),
     ] = None,
     format: FormatName = "auto",
@@ -105,6 +106,15 @@ def report(
 def _stored(paths: list[str], column: str, sample: int) -> Lengths:
     """The lengths of the first rows of stores. No token is read."""
     lengths = np.concatenate([from_store(path).lengths(column) for path in paths]).astype(np.int64)
+    for path in paths:
+        manifest = folder_of(path).manifest
+        counted = manifest.lengths[column].sha256
+        own = [name for name, side in manifest.lengths.items() if side.sha256 != counted and name != column]
+        if pairs := [name for name in own if "int" in manifest.columns[name]]:
+            note(
+                f"{path}: only the tokens of {column!r} are counted, and not those of {', '.join(map(repr, pairs))}. Batches of "
+                f"pairs hold both: batch_by_tokens(..., length_column=({column!r}, {pairs[0]!r}))"
+            )
     return Lengths(lengths[:sample] if sample else lengths, bool(sample and len(lengths) > sample))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Annotated, Literal, cast
 
 import typer
@@ -63,6 +64,7 @@ def tokenize(
     A store is a folder of Arrow files. It is written whole or not at all: after
     Ctrl-C or kill -9 the same command goes on where it stopped. --dry-run says
     first how long it will take. Samples stay whole unless --max-length cuts them.
+    The store holds the tokens and the columns of --keep, and no other column.
 
     Example: brimful tokenize 'a/*.jsonl.gz' --tokenizer gpt2 --output store
     """
@@ -82,7 +84,7 @@ def tokenize(
         if not output or dry_run:
             with progress(None) as update:
                 found = estimate_of(files, stage, update)
-            _show_estimate(found, max_length)
+            _show_estimate(found, max_length, _left_out(urls, format, {column, *kept}))
             return
         run = run_by(cast(Executor, executor), stage, ray_address)
         began = time.perf_counter()
@@ -99,25 +101,36 @@ def tokenize(
         except KeyboardInterrupt:
             note(f"interrupted; the same command goes on where it stopped, in {output}")
             raise typer.Exit(130) from None
-        _show(manifest, output, max_length, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        _show(manifest, output, max_length, seconds, _left_out(urls, format, {column, *kept}))
         if not manifest.rows:
             raise ValueError(f"nothing was read: there is no row in {', '.join(urls)}, and the store {output} is empty")
 
 
-def _show(manifest: Manifest, path: str, max_length: int, seconds: float) -> None:
+def _left_out(urls: list[str], format: str, read: set[str]) -> list[tuple[str, ...]]:
+    """The row of a table that names the columns of the first row of the files which are not read, if there are some."""
+    names: list[str] = []
+    with suppress(Exception):  # of other columns, which need not be readable
+        (first,) = from_files(urls, format=format, n_active_shards=1).peek(1)
+        names = [name for name in first if name not in read]
+    return [("left out", f"{len(names)}", f"columns: {', '.join(names)}; --keep stores one")] if names else []
+
+
+def _show(manifest: Manifest, path: str, max_length: int, seconds: float, more: list[tuple[str, ...]]) -> None:
     table = figures()
     tokens = sum(file.tokens["input_ids"] for file in manifest.files)
     table.add_row("rows", f"{manifest.rows:,}")
     table.add_row("tokens", f"{tokens:,}", manifest.columns.get("input_ids", ""))
     table.add_row("files", f"{len(manifest.files):,}", f"{sum(file.bytes for file in manifest.files):,} bytes")
-    table.add_row(*cut_figure(max_length))
+    for row in (cut_figure(max_length), *more):
+        table.add_row(*row)
     table.add_row("time", f"{seconds:.2f} s")
     console = stdout()
     console.print(table)
     console.print(f'bf.from_store("{path}") reads it; brimful verify {path} checks it', soft_wrap=True)
 
 
-def _show_estimate(found: Estimate, max_length: int) -> None:
+def _show_estimate(found: Estimate, max_length: int, more: list[tuple[str, ...]]) -> None:
     table = figures()
     if found.all_read:
         table.add_row("rows", f"{found.rows:,}")
@@ -133,7 +146,8 @@ def _show_estimate(found: Estimate, max_length: int) -> None:
         f"about {duration(max(1, found.seconds))}",
         f"{thousands(found.tokens_per_second)} tokens a second, here",
     )
-    table.add_row(*cut_figure(max_length))
+    for row in (cut_figure(max_length), *more):
+        table.add_row(*row)
     console = stdout()
     console.print(table)
     console.print(f"estimated from {read}; nothing was written", soft_wrap=True)

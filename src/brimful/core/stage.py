@@ -473,6 +473,9 @@ def header_difference(
     if saved == ours:
         return None
     here = Difference(path or "pipeline", kind, _brief(saved), _brief(ours))
+    if kind == "length_column" and None in (saved, ours):  # interleave_datasets has none where it goes by samples
+        units = ("'samples'" if value is None else "'tokens'" for value in (saved, ours))
+        here = Difference(path.removesuffix(kind) + "by", "by", *units)
     if isinstance(saved, list) and isinstance(ours, list) and len(saved) == len(ours):
         named_by_verb = all(isinstance(one, dict) and "verb" in one for one in (*saved, *ours))
         pairs = [

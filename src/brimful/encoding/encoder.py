@@ -36,11 +36,13 @@ class Padding(NamedTuple):
 class StoredTokenizer:
     """The tokenizer that made a column of a store, as far as the store knows it."""
 
-    padding: Padding
+    padding: Padding | None
+    vocabulary: str | None
+    store: str
     num_ids = 0
 
     def fingerprint(self) -> str:
-        return str(self.padding)
+        return "" if self.padding is None else str(self.padding)
 
     def text(self, tokens: Sequence[int]) -> str | None:
         """None: nobody knows the tokenizer any longer."""
@@ -61,6 +63,34 @@ def paddings(tokenizers: Mapping[str, tuple[Any, ...]]) -> dict[str, Padding]:
                     f"the tokenizers of column {name!r} pad by {found[name]} and by {padding}: say pad_values and pad_side"
                 )
     return found
+
+
+def one_vocabulary(verb: str, parts: Mapping[str, Mapping[str, tuple[Any, ...]]]) -> None:
+    """Refuses to put token ids of two vocabularies into one column.
+
+    Args:
+        verb: the method that does it.
+        parts: the tokenizers by column, of each part by its name.
+    Raises:
+        ValueError: naming both parts and vocabularies.
+    """
+    known: dict[str, dict[str | None, tuple[str, Any]]] = {}
+    for part, tokenizers in parts.items():
+        for column, one in ((column, one) for column, made in tokenizers.items() for one in made):
+            others = known.setdefault(column, {})
+            # two encoders of one fingerprint have one vocabulary, which takes longer to look at
+            key = one.vocabulary if isinstance(one, StoredTokenizer) else one.fingerprint()
+            if key in others:
+                continue
+            for before, other in others.values():
+                if None not in (two := (other.vocabulary, one.vocabulary)) and len({*two}) == 2:
+                    stores = (f" (the store {each.store})" if hasattr(each, "store") else "" for each in (other, one))
+                    sides = (f"{name}{store}: {words}" for name, store, words in zip((before, part), stores, two))
+                    raise ValueError(
+                        f"{verb}: column {column!r} would hold the ids of two vocabularies. {'; '.join(sides)}. Use one "
+                        "tokenizer for both, or rename one of the columns"
+                    )
+            others[key] = part, one
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +130,12 @@ class Encoder(ABC):
     def num_ids(self) -> int:
         """How many token ids there are; 0 where the tokenizer does not say."""
         return 0
+
+    @property
+    def vocabulary(self) -> str | None:
+        """Which token each id is, as a few words and a digest; None where the tokenizer does not say. Tokenizers with one
+        vocabulary may differ in their settings, and in the tokens that were added to them."""
+        return None
 
     def functions(self) -> list[str]:
         """The user's function that makes the tokens, if it is one."""
@@ -146,7 +182,7 @@ class Encoder(ABC):
 
     @once
     def _fingerprint(self) -> str:
-        return f"{self.words()} ({hashlib.sha256(repr(self.depends_on()).encode()).hexdigest()[:16]})"
+        return f"{self.words()} ({digest(self.depends_on())})"
 
     @once
     def _spare(self) -> dict[str, list[Any]]:
@@ -187,6 +223,10 @@ class Encoder(ABC):
     def text(self, tokens: Sequence[int]) -> str | None:
         """The text of tokens, special ones included; None where the tokenizer cannot say."""
         return None
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 def _pairs(given: Iterable[Sequence[Any]], count: int) -> Ragged:

@@ -16,7 +16,7 @@ from brimful.blocks.ragged import Ragged, flat
 from brimful.core.once import once
 from brimful.core.stage import described
 from brimful.encoding import compiled, splittable
-from brimful.encoding.encoder import OFFSETS, Encoder, Texts
+from brimful.encoding.encoder import OFFSETS, Encoder, Texts, digest
 from brimful.encoding.engines import EngineName, Parts
 from brimful.encoding.fast import batched, twin
 from brimful.encoding.special_tokens import SpecialTokens, cut_off, cut_rows, special_tokens_of
@@ -127,6 +127,10 @@ class FastEncoder(Encoder):
     def num_ids(self) -> int:
         return max(Tokenizer.from_str(self.serialized).get_vocab().values(), default=-1) + 1
 
+    @once
+    def vocabulary(self) -> str:
+        return _vocabulary(self._copy)
+
     def words(self) -> str:
         with self._tokenizer() as made:
             size = f"{type(made.model).__name__} of {made.get_vocab_size():,} tokens"
@@ -190,6 +194,11 @@ class TransformersEncoder(Encoder):
     def num_ids(self) -> int:
         return max(self.tokenizer.get_vocab().values(), default=-1) + 1
 
+    @once
+    def vocabulary(self) -> str | None:
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        return _vocabulary(backend) if isinstance(backend, Tokenizer) else None
+
     def words(self) -> str:
         return f"{type(self.tokenizer).__name__} of {len(self.tokenizer):,} tokens{_called(self.kwargs)}"
 
@@ -242,6 +251,11 @@ class TiktokenEncoder(Encoder):
     def num_ids(self) -> int:
         return int(self.tokenizer.n_vocab)
 
+    @once
+    def vocabulary(self) -> str:
+        ranks = self.tokenizer._mergeable_ranks
+        return f"{self.tokenizer.name} of {len(ranks):,} tokens ({digest(sorted(ranks.items()))})"
+
     def words(self) -> str:
         return f"{self.tokenizer.name} of {self.tokenizer.n_vocab:,} tokens{_called(self.kwargs)}{_cut_to(self.max_length)}"
 
@@ -275,6 +289,11 @@ class GigatokenEncoder(Encoder):
     @property
     def num_ids(self) -> int:
         return int(self.tokenizer.vocab_size)
+
+    @once
+    def vocabulary(self) -> str | None:
+        text = compiled.json_of(self.tokenizer)
+        return None if text is None else _vocabulary(Tokenizer.from_str(text))
 
     def words(self) -> str:
         return f"gigatoken of {self.tokenizer.vocab_size:,} tokens{_cut_to(self.max_length)}"
@@ -348,6 +367,12 @@ def _called(kwargs: Mapping[str, Any]) -> str:
 
 def _cut_to(max_length: int | None) -> str:
     return "" if max_length is None else f", cut to {max_length:,}"
+
+
+def _vocabulary(tokenizer: Tokenizer) -> str:
+    """See `Encoder.vocabulary`. Price: .1 s for 50,000 tokens."""
+    ids = tokenizer.get_vocab(with_added_tokens=False)
+    return f"{type(tokenizer.model).__name__} of {len(ids):,} tokens ({digest(sorted(ids.items()))})"
 
 
 def _serialized(tokenizer: str) -> str:

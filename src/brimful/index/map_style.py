@@ -33,10 +33,12 @@ class Originals:
     Args:
         datasets: by the names that rows have as their origin.
         collate_fn: makes a batch of some of the samples.
+        declared: whether the user gave their lengths.
     """
 
     datasets: Mapping[str, Any]
     collate_fn: Callable[[list[Any]], Any]
+    declared: bool
 
     def samples(self, block: Block) -> Iterator[Any]:
         """The sample of each row, fetched when it is asked for."""
@@ -62,7 +64,8 @@ class Originals:
                 raise ValueError(
                     f"{verb} cannot tell data sets of one name apart ({', '.join(other.datasets)}); wrap them anew"
                 )
-            found = replace(found, datasets={**found.datasets, **other.datasets})
+            datasets = {**found.datasets, **other.datasets}
+            found = replace(found, datasets=datasets, declared=found.declared or other.declared)
         return found
 
 
@@ -99,7 +102,10 @@ class MapStyleIndex(DataIndex):
 
     @once
     def originals(self) -> Originals | None:
-        return None if self.collate_fn is None else Originals({self.name: self.dataset}, self.collate_fn)
+        if self.collate_fn is None:
+            return None
+        declared = self.given is not None or self.length_of is not None
+        return Originals({self.name: self.dataset}, self.collate_fn, declared)
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -416,6 +416,19 @@ def divided(policy: Policy, parts: int) -> Policy:
     return policy
 
 
+def exceeded(policy: Policy | None, rows: int, length: int) -> str:
+    """The limit of tokens or cost that is too low for a batch of this shape; "" where there is none.
+
+    >>> exceeded(TokenBudget(60), 3, 30), exceeded(TokenBudget(60), 2, 30)
+    ('max_tokens=60', '')
+    """
+    if isinstance(policy, TokenBudget | StaticShapes) and rows * length > policy.max_tokens:
+        return f"max_tokens={policy.max_tokens:,}"
+    if isinstance(policy, CostBudget) and policy.cost(rows, length) > policy.limit:
+        return f"limit={policy.limit:,}"
+    return ""
+
+
 def share(budget: int, parts: int, unit: str, *, even: bool = False) -> int:
     """An equal share of a budget, rounded down.
 

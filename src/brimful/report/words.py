@@ -86,8 +86,7 @@ def notes(report: Report) -> dict[str, str]:
         ),
         "steps": (
             "how much of the variance of lengths lies between optimizer steps of 1, 2, 4 or 8 such batches: of random "
-            "ones next to nothing. Steps of one length slow training down (docs/convergence.md); micro_batches= deals a "
-            "step to several."
+            "ones next to nothing. Steps of one length slow training down; micro_batches= deals a step to several."
         ),
         "ranks": (
             "they wait for the slowest of each step. tokens: a batch takes as long as it has tokens, padding included. work: as "

@@ -67,6 +67,9 @@ class Tokenize(BlockFunction):
         return self.begin(block)()
 
     def begin(self, block: Block) -> Callable[[], Block]:
+        for name in self.extra_outputs:
+            if name in block.schema.names:
+                raise DataError(f"tokenize: there is a column {name!r} already ({where(block, 0)}); drop or rename it")
         columns = [self._texts(block, name) for name in self.column]
         out, checks = block, []
         for number, output in enumerate(self.output_column):

@@ -100,7 +100,12 @@ class StoreIndex(DataIndex):
         return pa.schema([schema.field(name) for name in self._columns])
 
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
-        return {name: (StoredTokenizer(Padding(**padding)),) for name, padding in self.manifest.padding.items()}
+        manifest, found = self.manifest, dict[str, tuple[Any, ...]]()
+        for name in {**manifest.padding, **manifest.vocabularies}:
+            padding = Padding(**manifest.padding[name]) if name in manifest.padding else None
+            vocabulary = manifest.vocabularies.get(name) if name in self._columns else None
+            found[name] = (StoredTokenizer(padding, vocabulary, self.path),)
+        return found
 
     def texts(self) -> tuple[str, ...]:
         return self.manifest.texts

@@ -87,6 +87,7 @@ class Manifest:
     padding: by column, where the tokenizer says it: {"id": the token that pads, "side": "left" or "right"}.
     texts: the columns of text that was tokenized; none in stores of earlier releases.
     newest: when the newest of the files that were read was written, in seconds; 0 where nobody said.
+    vocabularies: by column, the vocabulary of its tokenizer (`Encoder.vocabulary`); none in stores of earlier releases.
     """
 
     pipeline: dict[str, Any]
@@ -100,6 +101,7 @@ class Manifest:
     padding: dict[str, Any] = field(default_factory=dict)
     texts: tuple[str, ...] = ()
     newest: float = 0.0
+    vocabularies: dict[str, str] = field(default_factory=dict)
 
     @once
     def rows(self) -> int:
@@ -161,6 +163,7 @@ class Manifest:
             content.get("padding", {}),
             tuple(content.get("texts", ())),
             content.get("newest", 0.0),
+            content.get("vocabularies", {}),
         )
 
 
@@ -187,8 +190,12 @@ def _digest(content: Any) -> str:
 
 def pipeline_of(stage: Stage[Any], version: str | None) -> dict[str, Any]:
     """The chain that makes the rows as plain JSON, for a manifest. Tokenizers stand by the columns that they make."""
-    made = {name: " and ".join(one.fingerprint() for one in found) for name, found in stage.tokenizers().items()}
-    return {"version": version, "tokenizers": made, "chain": stage.header()}
+    made = {
+        name: " and ".join(filter(None, (one.fingerprint() for one in found)))
+        for name, found in stage.tokenizers().items()
+    }
+    known = {name: words for name, words in made.items() if words}
+    return {"version": version, "tokenizers": known, "chain": stage.header()}
 
 
 def require_version(stage: Stage[Any], version: str | None) -> None:

@@ -112,6 +112,8 @@ class _Writer:
         self._folder, self._pipeline = folder, pipeline
         self._num_ids = vocabularies(stage)
         self._padding = {name: padding._asdict() for name, padding in paddings(stage.tokenizers()).items()}
+        known = [(name, one.vocabulary) for name, made in stage.tokenizers().items() for one in made]
+        self._vocabularies = {name: vocabulary for name, vocabulary in known if vocabulary is not None}
         self._texts = stage.texts()
         self._journal = Journal.of(folder, pipeline)
         self._schema: pa.Schema | None = None
@@ -243,7 +245,14 @@ class _Writer:
         sides = write_side_files(self._folder, schema, files, self._journal.touch)
         newest = self._journal.newest
         manifest = Manifest(
-            self._pipeline, columns, files, **sides, padding=self._padding, texts=self._texts, newest=newest
+            self._pipeline,
+            columns,
+            files,
+            **sides,
+            padding=self._padding,
+            texts=self._texts,
+            newest=newest,
+            vocabularies=self._vocabularies,
         )
         manifest.save(self._folder)
 

@@ -120,6 +120,8 @@ class Collated(Stage[Any]):
                 f"collate_fn returned a {type(item).__name__}, and shard(uneven='pad') marks a filler in a dict. Return "
                 "a dict, or say uneven='drop', which leaves out a step without a batch for each rank"
             )
+        if why := self.layout.why_too_large(batch, item, columns):
+            raise DataError(why)
         remember(item, batch, columns)
         if batch.weight is not None:
             from brimful.tensors.loss import weighed

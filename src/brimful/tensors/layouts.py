@@ -19,6 +19,8 @@ from brimful.core.errors import DataError, StageError, counted, integer, name_of
 from brimful.core.once import once, settings_of
 from brimful.core.random import generators_of, seeded
 from brimful.core.stage import State
+from brimful.plan import Policy
+from brimful.plan.budget import exceeded
 from brimful.plan.rounded import Rounding
 
 if TYPE_CHECKING:
@@ -157,6 +159,10 @@ class Layout(ABC):
         """What is wrong where the labels of a batch are not those that `num_labels` counts; "" where they are."""
         return ""
 
+    def why_too_large(self, batch: Batch, item: Any, columns: WindowColumns) -> str:
+        """What is wrong where a batch is larger than its policy allows; "" where it is not."""
+        return ""
+
 
 @dataclass(frozen=True)
 class Padded(Layout):
@@ -291,6 +297,9 @@ class CollateFnLayout(Layout):
     """What a function of the user's makes of the samples, cut as planned; see `Collate`.
 
     It is called by the consumer's thread when the batch is taken, so that nothing else draws meanwhile, or by workers.
+
+    Args:
+        policy: the policy that planned by lengths that the user gave; None where brimful knows the lengths itself.
     """
 
     as_tensors = False
@@ -299,6 +308,7 @@ class CollateFnLayout(Layout):
     parallel: Parallel = SERIAL
     originals: Any = None
     left_out: tuple[str, ...] = ()
+    policy: Policy | None = None
 
     def item(self, batch: Batch, columns: WindowColumns) -> Any:
         return self._collate()(columns.rows(batch))
@@ -334,6 +344,23 @@ class CollateFnLayout(Layout):
             f"collate_fn made {made:,} labels that are trained on, and the samples of this batch have {given:,}, which "
             "num_items_in_batch counts: a loss divided by it would be wrong. Leave the samples' labels out, by "
             f"drop({name!r}), or have collate_fn set num_items_in_batch, the labels of the step on all ranks"
+        )
+
+    def why_too_large(self, batch: Batch, item: Any, columns: WindowColumns) -> str:
+        if self.policy is None or not isinstance(item, Mapping):
+            return ""
+        shapes = [tuple(getattr(item.get(name), "shape", ())) for name in columns.rules.length_columns]
+        if any(len(shape) != 2 for shape in shapes):  # of others the dimension of the length is not known
+            return ""
+        made = shapes[0][0], sum(width for _, width in shapes)
+        planned = batch.padded_size, sum(batch.widths)
+        limit = exceeded(self.policy, *made)
+        if not limit or exceeded(self.policy, *planned):  # as overlong="alone" allows
+            return ""
+        return (
+            f"collate_fn made a batch of {made[0]:,} x {made[1]:,} tokens, which is over {limit}. By lengths= of from_dataset it "
+            f"was planned as {planned[0]:,} x {planned[1]:,} (the first sample is {where(columns.rows(batch), 0)}). Give the "
+            "lengths that collate_fn makes, special tokens included. If it rounds them up, batch with pad_to_multiple_of="
         )
 
     def shape(self, batch: Batch, item: Any, columns: WindowColumns) -> tuple[tuple[int, ...], int]:

@@ -43,7 +43,8 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
         process_group: the data-parallel process group, or a device mesh of one dimension. The default is all ranks of
             torch.distributed if it is initialised, else this process alone.
     Raises:
-        ValueError: the batch has none of these keys. Or it is part of an optimizer step and has neither number.
+        ValueError: the batch has none of these keys. Or it is part of an optimizer step and has neither number. Or
+            `loss_sum` is the result of a mean, as far as autograd shows it.
     Source: transformers (num_items_in_batch), and the issue that led to it (#34242).
 
     >>> import torch
@@ -62,6 +63,11 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
     if not isinstance(loss_sum, torch.Tensor):
         raise TypeError(
             f"loss_sum must be a tensor, such as cross_entropy(..., reduction='sum') gives (got {loss_sum!r})"
+        )
+    if not torch.compiler.is_compiling() and _is_mean(loss_sum):
+        raise ValueError(
+            "loss_sum must be a sum, and this tensor is a mean, which token_mean would divide once more. Compute it by "
+            "cross_entropy(..., reduction='sum'), or by .sum() in place of .mean()"
         )
     ranks, world_size = _group(process_group)
     tokens = batch.get("num_items_in_batch")
@@ -86,6 +92,14 @@ def token_mean(loss_sum: torch.Tensor, batch: Mapping[str, Any], *, process_grou
             torch.distributed.all_reduce(tokens, group=ranks)
     count = torch.as_tensor(tokens).to(loss_sum.device, non_blocking=True)
     return loss_sum * world_size / count.clamp(min=1)
+
+
+def _is_mean(loss: torch.Tensor) -> bool:
+    """Whether the last step that made it was a mean, as far as autograd kept that step."""
+    made_by = loss.grad_fn
+    return made_by is not None and (
+        made_by.name().startswith("MeanBackward") or getattr(made_by, "_saved_reduction", None) == 1
+    )
 
 
 def _group(group: Any) -> tuple[Any, int]:
