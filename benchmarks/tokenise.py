@@ -53,6 +53,7 @@ def ours(tokenizer: str, files: list[str], engine: str) -> dict[str, Any]:
 
     import brimful as bf
     import brimful.batches
+    import brimful.read
     import brimful.tensors.explained
     import brimful.tensors.padded
     from brimful.encoding import compiled
