@@ -2292,6 +2292,41 @@ MUTANTS = [
     ),
     # -- integrations: what trainers count is what was trained on, and what they skip costs nothing
     Mutant(
+        "other weights hold for rows that are read again",
+        "blocks/blocks.py",
+        "    reached()\n",
+        "",
+        of("core/test_replay", "test_other_weights_lose_nothing_and_repeat_nothing_at_any_place[windows]"),
+    ),
+    Mutant(
+        "how far the weights before hold depends on workers",
+        "blocks/parallel.py",
+        "not self.max_workers or REPLAY.get() is not None",
+        "not self.max_workers",
+        of("core/test_replay", "test_old_weights_hold_for_the_open_windows_alone_however_much_is_read_ahead"),
+    ),
+    Mutant(
+        "how far the weights before hold depends on threads",
+        "core/ahead.py",
+        "if REPLAY.get() is not None:",
+        "if False:",
+        of("core/test_replay", "test_old_weights_hold_for_the_open_windows_alone_however_much_is_read_ahead"),
+    ),
+    Mutant(
+        "other weights are made up for all that was served before",
+        "rows/interleave.py",
+        "source.served = 0",
+        "pass",
+        of("core/test_replay", "test_the_shares_are_those_of_the_new_weights_a_window_later"),
+    ),
+    Mutant(
+        "weights change in silence where a state cannot say since when",
+        "rows/interleave.py",
+        "elif held:",
+        "elif False:",
+        of("core/test_replay", "test_weights_cannot_change_where_rows_of_two_epochs_of_the_mixture_are_read_again"),
+    ),
+    Mutant(
         "a mixture of what repeats is counted to its end",
         "rows/interleave.py",
         '(all if self.stop == "first" else any)(one.endless for one in self.upstreams)',

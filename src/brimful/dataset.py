@@ -115,7 +115,8 @@ class Dataset:
             allow: settings in which the state may differ from this data set. "functions": your functions changed, but
                 give the same rows for the samples already taken. A resume calls them again from the beginning of the
                 open window. "urls": shards were moved, or added at the end. "weights": the weights of a mixture of
-                streams changed.
+                streams changed. The open window keeps the old ones, and the new ones hold after it. For that, the window
+                is read once more.
         Raises:
             StateError: the state belongs to another pipeline, or the data have changed since it was saved.
 

@@ -14,6 +14,7 @@ from brimful.batching.distributed import Rank, resolve, say_split_groups
 from brimful.batching.rendezvous import AHEAD_ROUNDS, Rendezvous, store_of
 from brimful.core.background import Channel, close_together
 from brimful.core.errors import DataError, StateError, one_of, settle
+from brimful.core.replay import REPLAY, replayed
 from brimful.core.stage import END, Stage, State, running, runtime, shown
 
 T = TypeVar("T")
@@ -66,6 +67,11 @@ class RoundRobin(Stage[T]):
                 f"this state has the streams {', '.join(at['streams'])} of {self.num_streams}, but rank {rank} of {world_size} "
                 f"also reads {', '.join(missing)}: it is the state of one rank; join those of all with bf.merge_states"
             )
+        if (found := REPLAY.get()) is not None:
+            at["streams"] = {stream: entry for stream, entry in at["streams"].items() if int(stream) in own}
+            for stream, entry in at["streams"].items():  # each by itself, as other ranks may read it with others
+                found += replayed(self._stream(int(stream)), entry["again"] if began_again(entry) else entry)
+            return
         settings = self.upstream.settings()
         say_split_groups(settings.get("balance_group", 1), world_size, "balance_cost" in settings)
         wrap = world_size > 1 and self.uneven == "wrap"

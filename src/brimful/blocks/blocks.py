@@ -14,6 +14,7 @@ from brimful.blocks.ragged import array_of, column_of, is_ragged, numpy_of, with
 from brimful.blocks.schema import UNFIT, as_column
 from brimful.core import random
 from brimful.core.errors import HIDDEN, ORIGIN, DataError, OnError, StageError, StateError, name_of, skipped, where
+from brimful.core.replay import reached
 from brimful.core.stage import BLOCK_ROWS, Stage, named
 
 Sample: TypeAlias = dict[str, Any]
@@ -190,7 +191,8 @@ def with_origin(out: Block, block: Block, parents: NDArray[np.int64]) -> Block:
 
 
 def check_replay(stage: Stage[Any], ours: int, saved: int, at: str) -> None:
-    """Refuses to go on where a replay gave other rows than those that the state was saved over.
+    """Refuses to go on where a replay gave other rows than those that the state was saved over. Called when all of it is read:
+    only so far do weights hold with which the state was saved.
 
     Raises:
         StateError: naming the stage, its place and both checksums.
@@ -203,3 +205,4 @@ def check_replay(stage: Stage[Any], ours: int, saved: int, at: str) -> None:
             "allow={'urls'} for shards that were moved, or added behind the others); go on with the "
             "data and code that saved it, or start anew"
         )
+    reached()

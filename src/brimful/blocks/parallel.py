@@ -14,6 +14,7 @@ from brimful.blocks.resize import resized, resized_start
 from brimful.core.background import RUN, Workers, map_ahead
 from brimful.core.errors import StageError, one_of, settle, where
 from brimful.core.processes import DiedError, Remote, UnsentError
+from brimful.core.replay import REPLAY
 from brimful.core.stage import Stage, State
 
 T = TypeVar("T")
@@ -92,7 +93,7 @@ class Parallel:
         shared: bool = False,
     ) -> Generator[tuple[Block, Made | None, T], None, None]:
         """Each block, the result of `fn(block, *more())` (None where it has no row), and its mark; see `called`."""
-        if not self.max_workers:
+        if not self.max_workers or REPLAY.get() is not None:
             for block, mark in blocks:
                 yield block, fn(block, *more()) if block.num_rows else None, mark
             return

@@ -31,6 +31,7 @@ from brimful.blocks.schema import (
 from brimful.core.errors import TALLY, OnError, StageError, Tally, name_of, skipped, where
 from brimful.core.once import once
 from brimful.core.repeat import Waiting
+from brimful.core.replay import REPLAY
 from brimful.core.stage import END, Stage, State, runtime
 
 
@@ -51,6 +52,7 @@ class Typed(Stage[Block]):
             return self.types()
         context = copy_context()
         context.run(TALLY.set, Tally())
+        context.run(REPLAY.set, None)
         return context.run(self.first_types)
 
     def stream(self, number: int, count: int) -> Self:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from brimful.core.background import read_ahead
 from brimful.core.errors import settle
+from brimful.core.replay import REPLAY
 from brimful.core.stage import Stage, State, runtime
 
 T = TypeVar("T")
@@ -55,6 +56,9 @@ def items_ahead(
 ) -> Generator[tuple[T, State], None, None]:
     """The items of `read_ahead`. Deferred ones are made when they are taken: where several threads lie one behind the other, by
     the last of them, the consumer's."""
+    if REPLAY.get() is not None:
+        yield from start()
+        return
     inside = AHEAD.get()
 
     def started() -> Generator[tuple[T, State], None, None]:

@@ -18,6 +18,7 @@ import numpy as np
 from brimful.core.ahead import AHEAD, HANDED_ON, Deferred
 from brimful.core.background import JOIN_SECONDS, KEEPER, RUN, Running, check_process, close_all, stop_all
 from brimful.core.errors import TALLY, BrokenError, StateError, Tally, counted
+from brimful.core.replay import keep_weights
 from brimful.core.stage import END, VERSION, Stage, State, allowed, check_header, shown
 from brimful.core.states import check_form, position_of, sealed
 from brimful.core.stats import Stats
@@ -223,6 +224,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
         check_form(state_dict, "header", "position", "crc32", version=VERSION)
         position = position_of(state_dict)
         check_header(state_dict["header"], self._header, allow)
+        self._context.run(keep_weights, self._stage, position, state_dict["header"], self._header)
         return position
 
 

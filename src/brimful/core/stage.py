@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from contextlib import closing, contextmanager
 from math import isfinite
 from numbers import Real
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar, cast
 from zlib import crc32
 
@@ -302,6 +302,11 @@ class Stage(ABC, Generic[T_co]):
         """The chain with other batches in place of those that collating makes: `batches(that stage)`. Nothing is sent ahead."""
         return self.over(self.below[0].rehearsed(batches))
 
+    def saved_with(self, weights: Iterator[Any]) -> Stage[T_co]:
+        """The chain as a state was saved that has these weights of its mixtures, from the sources on; the rest is as it is."""
+        below = tuple(one.saved_with(weights) for one in self.below)
+        return self if all(map(is_, below, self.below)) else self.over(*below)
+
     def settings(self) -> dict[str, Any]:
         """The parameters that change the order of the data, by the names that users write, as plain JSON."""
         fields = (field for field in dataclasses.fields(cast(Any, self)) if not field.metadata.get("runtime"))
@@ -405,6 +410,7 @@ _REMEDIES: Final = {
     "for the rows that were taken already; another one begins anew, or with the next epoch",
     "fixed_weights": "a place in a mixture of indexed data is counted with its weights, which allow={'weights'} cannot change: "
     "end the epoch with those that saved it, and begin the next with others, or mix streamed data",
+    "weights": "go on with the weights that saved it, or with these all the same by allow={'weights'}",
     "shuffle_batches": "use the pipeline that saved it. With micro_batches, or with balance_cost over streams, True means "
     "'stratified': without them, say shuffle_batches='stratified'",
 }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
-from typing import ClassVar, Final
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +17,10 @@ from brimful.blocks.resize import Cursor
 from brimful.blocks.schema import as_text, from_text
 from brimful.blocks.several import conformed, union_of
 from brimful.blocks.typed import Typed
-from brimful.core.stage import BLOCK_ROWS, END, Stage, State
-from brimful.plan.mix import Stop, check, due, stratified
+from brimful.core.errors import StateError
+from brimful.core.replay import REPLAY
+from brimful.core.stage import BLOCK_ROWS, END, Stage, State, described, runtime
+from brimful.plan.mix import ENDLESS, Stop, check, due, stratified
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,12 @@ class Interleave(Typed):
     least (tokens served + 1/2) / weight, which needs no length of a row to come; an empty row counts as one token. So
     shares are exact to one row of each at any time.
 
+    A state that is given to other weights than it was saved with keeps those for what is read again; from there on the shares
+    are counted anew.
+
     State: [epoch, [rows or tokens served, its epoch, 1 if it has ended once or 2 if it is left out, state before its block,
-    rows of the block served, its crc32] of each, the types as text].
+    rows of the block served, its crc32] of each, the types as text, [rows or tokens, weights] of each of the weights that hold
+    before those of this mixture, until so many are served].
     """
 
     verb = "interleave_datasets"
@@ -43,6 +49,8 @@ class Interleave(Typed):
     weights: tuple[float, ...]
     stop: Stop
     length_column: str | None = None
+    saved_weights: tuple[float, ...] | None = runtime(None)
+    """Those with which a state was saved, where others are to follow."""
 
     def __post_init__(self) -> None:
         check(len(self.upstreams), self.weights, self.stop)
@@ -55,28 +63,48 @@ class Interleave(Typed):
         return [epoch, [[0, epoch, 0, upstream.start(epoch), 0, 0] for upstream in self.upstreams], ""]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        epoch, states, text = at
+        epoch, states, text, *earlier = at
         schema = from_text(text) if text else self.schema
         text = text or as_text(schema)
+        replay = None
+        if self.saved_weights is not None:
+            earlier.append([ENDLESS, [*self.saved_weights]])
+            replay = _Replay(self, at, [sum(state[0] for state in states), earlier[0][1]])
         with ExitStack() as stack:
             sources = []
-            for upstream, weight, state in zip(self.upstreams, self.weights, states, strict=True):
-                sources.append(_Source(upstream, weight, *state))
+            for upstream, state in zip(self.upstreams, states, strict=True):
+                sources.append(_Source(upstream, *state))
                 stack.enter_context(closing(sources[-1]))
-            if not self._settle(sources):
-                yield EMPTY, END
-                return
-            more = True
-            while more:
-                block = _serve(sources, self.length_column, schema)
-                state = [epoch, [source.state for source in sources], text]
+            block, state, past = EMPTY, at, 0
+            while True:
+                weights = earlier[past][1] if past < len(earlier) else self.weights
+                for source, weight in zip(sources, weights, strict=True):
+                    source.weight = weight
+                more, failure = True, None
                 try:
-                    more, failure = self._settle(sources), None
+                    more = self._settle(sources)
                 except Exception as error:  # raised once the rows before it are out
                     failure = error
-                yield block, state if more else END
+                if block.num_rows or not more:
+                    yield block, state if more else END
                 if failure is not None:
                     raise failure
+                if not more:
+                    return
+                if past < len(earlier) and sum(source.served for source in sources) >= earlier[past][0]:
+                    past, block = past + 1, EMPTY
+                    for source in sources:
+                        source.served = 0
+                    continue
+                block = _serve(sources, self.length_column, schema)
+                state = [epoch, [source.state for source in sources], text, *earlier[past:]]
+                if replay is not None:
+                    replay.place = [*earlier[:past], [sum(source.served for source in sources), earlier[past][1]]]
+
+    def saved_with(self, weights: Iterator[Any]) -> Interleave:
+        own = self.over(*(one.saved_with(weights) for one in self.upstreams))
+        saved = next(weights)
+        return replace(own, saved_weights=None if saved == described(self.weights) else tuple(saved))
 
     def first_types(self) -> pa.Schema:
         return union_of(self.upstreams, "interleave_datasets")
@@ -99,6 +127,36 @@ class Interleave(Typed):
         return False
 
 
+class _Replay:
+    """A run of a mixture that has other weights than its state. `place`: how long each of those held so far."""
+
+    def __init__(self, mixture: Interleave, at: State, place: State) -> None:
+        self._mixture, self._at = mixture, at
+        self.place = self._until = [place]
+        if (found := REPLAY.get()) is not None:
+            found.append(self)
+
+    def reached(self) -> None:
+        self._until = self.place
+
+    def hold(self, parts: Collection[int]) -> None:
+        """As `Replayed` says.
+
+        Raises:
+            StateError: the run began at the start of an epoch, of which the state says nothing.
+        """
+        held = [[served, weights] for served, weights in self._until if served]
+        if id(self._at) in parts:
+            self._at[3:] = held
+        elif held:
+            saved, ours = described(self._mixture.saved_weights), described(self._mixture.weights)
+            raise StateError(
+                f"{self._mixture.verb} cannot change weights {saved} to {ours} at this state: the rows that must be read again "
+                f"go over the start of epoch {self._at[0]:,} of the mixture, and a state says only where they begin; go on with "
+                f"weights {saved} for some batches, and change them at a later state"
+            )
+
+
 _LEFT_OUT: Final = 2
 
 
@@ -106,9 +164,10 @@ class _Source:
     """One of the data sets: how much it gave, and where it is."""
 
     def __init__(
-        self, upstream: Stage[Block], weight: float, served: int, epoch: int, ended: int, *at: *tuple[State, int, int]
+        self, upstream: Stage[Block], served: int, epoch: int, ended: int, *at: *tuple[State, int, int]
     ) -> None:
-        self.upstream, self.weight, self.served, self.epoch = upstream, weight, served, epoch
+        self.upstream, self.served, self.epoch = upstream, served, epoch
+        self.weight = 0.0  # that of the next rows
         self.ended, self.left_out = ended > 0, ended == _LEFT_OUT
         self.cursor = Cursor(upstream, *at)
         self.barren = False  # begun again, and the new epoch has given no row so far

@@ -1,0 +1,77 @@
+"""What a run that goes on from a state reads again. It must come as it did before, also where weights have changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextvars import ContextVar, copy_context
+from typing import Any, Final, Protocol
+
+from brimful.core.errors import TALLY, Tally
+from brimful.core.stage import Stage, State, running
+
+
+class Replayed(Protocol):
+    """A run of a stage that has the setting with which the state was saved, and has another one now."""
+
+    def reached(self) -> None:
+        """What it gave so far must come again."""
+
+    def hold(self, parts: Collection[int]) -> None:
+        """Writes into the state where the run began how far the saved setting holds.
+
+        Args:
+            parts: the ids of all parts of the position that the state is in.
+        """
+
+
+REPLAY: Final[ContextVar[list[Replayed] | None]] = ContextVar("brimful_replay", default=None)
+"""The runs so far, while it is found out how far a state has them read again: meanwhile nobody reads ahead. None: otherwise."""
+
+
+def reached() -> None:
+    """A stage has read again all that it must."""
+    for one in REPLAY.get() or ():
+        one.reached()
+
+
+def replayed(stage: Stage[Any], at: State) -> list[Replayed]:
+    """The runs that lead to the first item after a state."""
+    found: list[Replayed] = []
+    context = copy_context()
+    context.run(REPLAY.set, found)
+    context.run(TALLY.set, Tally(lambda message: None))
+    context.run(_first, stage, at)
+    return found
+
+
+def keep_weights(stage: Stage[Any], position: State, saved: Any, ours: Any) -> None:
+    """Has a position say how far the weights in the header `saved` still hold, where `ours` has others. It is changed in place.
+
+    Price: what the position has read again is read once more, by one thread.
+    """
+    weights = [*_weights(saved)]
+    if weights != [*_weights(ours)]:
+        parts = {*_ids(position)}
+        for one in replayed(stage.saved_with(iter(weights)), position):
+            one.hold(parts)
+
+
+def _first(stage: Stage[Any], at: State) -> None:
+    with running(stage, at) as items:
+        next(items, None)
+
+
+def _weights(header: Any) -> Iterator[list[float]]:
+    """Those of each mixture of streams, in the order of `Stage.saved_with`."""
+    for one in header:
+        for branch in one.get("datasets", ()):
+            yield from _weights(branch)
+        if one.get("verb") == "interleave_datasets" and "weights" in one:
+            yield one["weights"]
+
+
+def _ids(position: State) -> Iterator[int]:
+    yield id(position)
+    if isinstance(position, dict | list):
+        for one in position.values() if isinstance(position, dict) else position:
+            yield from _ids(one)
