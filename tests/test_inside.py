@@ -127,3 +127,10 @@ def test_a_mixture_says_which_data_set_lacks_a_column() -> None:
         assert f"  columns: {ids}\n" in repr(mixed[:1].select("input_ids"))
     assert "null in" not in repr(texts + tokens.select("text") + bf.from_sequence([]))
     assert "null in" not in repr(bf.zip_datasets([texts, tokens.select("input_ids")]))
+
+
+def test_a_split_within_a_mixture_shows_its_columns() -> None:
+    train, _ = bf.from_iterable([{"id": number} for number in range(40)]).train_valid_split(0.1, key="id")
+    mixture = bf.interleave_datasets([train, bf.from_iterable([{"id": 1, "text": "a"}])])
+    next(iter(mixture))
+    assert "id: int64, text: string (null in data set 0)" in repr(mixture)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from brimful.core.background import KEEPER, Running
 from brimful.core.consumed import Consumed, Snapshot
 from brimful.core.errors import StateError, integer
 from brimful.core.iterator import ResumableIterator
-from brimful.core.stage import Stage, shown
+from brimful.core.stage import Stage, allowed, shown
 from brimful.core.states import as_text, from_text, restored_elsewhere
 from brimful.core.stats import Stats
 
@@ -24,7 +24,9 @@ from brimful.core.stats import Stats
 class Runs(Protocol):
     """What a loader runs: Batches, or Samples."""
 
-    def iter(self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0) -> ResumableIterator[Any]: ...
+    def iter(
+        self, state_dict: dict[str, Any] | None = None, *, allow: Collection[str] = (), epoch: int = 0
+    ) -> ResumableIterator[Any]: ...
 
     def __len__(self) -> int: ...
 
@@ -74,6 +76,7 @@ class Loader(IterableDataset[Any]):
         self._running: ResumableIterator[Any] | None = None
         self._last: object = None  # what the last iteration ran, unless this was sent elsewhere since
         self._restored: dict[str, Any] | None = None
+        self._allow: Collection[str] = ()  # in which settings a restored state may differ
         self._left: dict[str, Any] | None = None  # the place of a loop that read ahead of what was used
         self._loaded = False  # a state, and no loop has begun since
         self._kept: Running | None = None  # the workers of all epochs
@@ -161,7 +164,7 @@ class Loader(IterableDataset[Any]):
             self._kept = Running.kept_by(self)
         before = KEEPER.set(self._kept)
         try:
-            return self.batches.iter(state, epoch=self.epoch if state is None else 0)
+            return self.batches.iter(state, allow=self._allow, epoch=self.epoch if state is None else 0)
         finally:
             KEEPER.reset(before)
 
@@ -245,14 +248,17 @@ class Loader(IterableDataset[Any]):
         steps = None if self.steps_per_epoch is None else self._steps
         return lambda: as_text(epoch, place(), batches.streams, steps)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any], *, allow: Collection[str] = ()) -> None:
         """Makes the next iteration continue from a state. It is checked against the pipeline then.
 
+        Args:
+            allow: settings in which the state may differ from this pipeline, as for `Batches.iter`.
         Raises:
             StateError: this is not the state of a loader. Or only one of the two has epochs of steps. Or the state was
                 saved after as many steps of an epoch as this loader's epochs have, or more.
         """
         saved = self._read(state_dict)
+        self._allow = allowed(allow)
         self._leave()
         self.epoch, self._steps, self._left = saved
         self._restored, self._left = self._left, None
@@ -334,7 +340,7 @@ class Loader(IterableDataset[Any]):
         """Whether a loop was left after its last batch, where no state says so: of ranks that read streams."""
         if self.batches.streams is None:
             return False
-        with suppress(Exception), self.batches.iter(place) as rest:
+        with suppress(Exception), self.batches.iter(place, allow=self._allow) as rest:
             return next(rest, None) is None
         return False
 
@@ -354,8 +360,10 @@ class Samples:
     streams: int | None = None
     sharded: bool = False
 
-    def iter(self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0) -> ResumableIterator[Any]:
-        return ResumableIterator(self.stage, state_dict, (), epoch)
+    def iter(
+        self, state_dict: dict[str, Any] | None = None, *, allow: Collection[str] = (), epoch: int = 0
+    ) -> ResumableIterator[Any]:
+        return ResumableIterator(self.stage, state_dict, allow, epoch)
 
     def __len__(self) -> int:
         return self.count()

@@ -315,3 +315,27 @@ def test_another_shard_is_still_refused_where_weights_change() -> None:
         next(it), next(it)
         with pytest.raises(bf.StateError, match="gave other rows than when this state was saved"):
             made((1, 3), 1).iter(it.state_dict(), allow={"weights"})
+
+
+@pytest.mark.parametrize("steps", [None, 4])
+def test_a_loader_takes_other_weights(steps: int | None) -> None:
+    def loader(weights: Weights) -> bf.Loader:
+        return mixture(weights).batch_by_tokens(40, window=20).loader(steps_per_epoch=steps)
+
+    seen: list[Any] = []
+    old, new = loader((3, 1)), loader((1, 3))
+    taken = iter(old)
+    seen += [next(taken)["input_ids"] for _ in range(3)]
+    state = old.state_dict()
+    new.load_state_dict(state)
+    with pytest.raises(bf.StateError, match=r"weights .*allow=\{'weights'\}"):
+        next(iter(new))
+    new.load_state_dict(state, allow={"weights"})
+    for _ in range(1 if steps is None else 2):
+        seen += [batch["input_ids"] for batch in new]
+    times = Counter(token for batch in seen for token in batch.flatten().tolist() if token)
+    every = {token for name in (0, 1) for number in range(COUNT) for token in row(name, number)["input_ids"]}
+    assert {*times.values()} == {1}
+    assert len(seen) == 8 if steps else {*times} == every
+    with pytest.raises(ValueError, match="allow takes the names"):
+        new.load_state_dict(state, allow={"weight"})

@@ -211,7 +211,7 @@ def _alone(whole: Divisible, error: BaseException) -> str:
     width = f" (of {' and '.join(f'{one:,}' for one in dict.fromkeys(whole.widths))} values)" if whole.widths else ""
     return (
         f"out of memory with 1 sample alone{width}, of a batch of {whole.samples:,}; filter or truncate such samples, "
-        "let the model take less (checkpointing, autocast), or say unfit='skip'. The device said: "
+        "let the model take less (checkpointing, autocast), or skip them by oom_guard(step, unfit='skip'). The device said: "
         f"{str(error).partition(chr(10))[0]}"
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from brimful.blocks.blocks import Block
 from brimful.blocks.blockwise import Blockwise
 from brimful.blocks.hashes import Side, Split
@@ -20,6 +22,9 @@ class TrainValidSplit(Blockwise):
 
     def settings(self) -> dict[str, Any]:
         return {**vars(self.split), "side": self.side}
+
+    def known_columns(self) -> pa.Schema | None:
+        return self.upstream.known_columns()
 
     def apply(self, block: Block) -> Block:
         return block.filter(array_of(self.split.valid(block) == (self.side == "valid")))

@@ -166,7 +166,8 @@ class FromFiles(Stage[Block]):
         """Every `count`-th shard of each epoch's order; the schema is that of the first shard of all."""
         if count > len(self.urls.listed):
             raise ValueError(
-                f"{len(self.urls.listed):,} shards cannot be read as streams={count:,}: each needs one at least"
+                f"{len(self.urls.listed):,} shards cannot be read as streams={count:,}: each needs one at least. Take "
+                f"fewer streams, divide the data into {count:,} files or more, or write a token store with to_store(path)"
             )
         return replace(
             self,
