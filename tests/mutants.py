@@ -1209,7 +1209,7 @@ MUTANTS = [
     Mutant(
         "a long sample alone is too large for the budget that allows it",
         "tensors/layouts.py",
-        "if not limit or exceeded(self.policy, *planned):",
+        "if not limit or (self.alone and planned[0] == 1):",
         "if not limit:",
         of("index/test_map_style", "test_a_collate_fn_may_do_what_the_budget_allows"),
     ),
@@ -2297,6 +2297,27 @@ MUTANTS = [
         "    reached()\n",
         "",
         of("core/test_replay", "test_other_weights_lose_nothing_and_repeat_nothing_at_any_place[windows]"),
+    ),
+    Mutant(
+        "other weights change the rest of a step whose labels were counted",
+        "core/replay.py",
+        "    yield from islice(items, count)\n    reached()\n",
+        "    yield from islice(items, count)\n",
+        of("core/test_replay", "test_an_open_step_has_the_labels_that_its_first_batches_said[False-2]"),
+    ),
+    Mutant(
+        "a mixture that has ended goes on with other weights",
+        "rows/interleave.py",
+        "if replay is not None and not more:",
+        "if False:",
+        of("core/test_replay", "test_a_mixture_that_ended_without_a_row_ends_so_again"),
+    ),
+    Mutant(
+        "rows are cut anew that alone do not tell how they are padded",
+        "memory/recut.py",
+        "return found if all(joined[name].equal(column) for name, column in columns.items()) else None",
+        "return found",
+        of("memory/test_dataloader", "test_texts_lose_no_token_where_the_mask_hides_the_token_that_also_pads"),
     ),
     Mutant(
         "how far the weights before hold depends on workers",

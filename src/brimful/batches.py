@@ -643,7 +643,8 @@ def _layout(
             given = f"layout={form.layout!r}" if form.layout != "padded" else f"num_groups={form.num_groups}"
             raise ValueError(f"collate_fn makes the batch, so {given} has no effect. Give one of the two")
         policy = planner.sizing if originals is not None and originals.declared else None
-        return CollateFnLayout(function("collate_fn", collate_fn), parallel, originals, left_out, policy)
+        alone = planner.overlong == "alone"
+        return CollateFnLayout(function("collate_fn", collate_fn), parallel, originals, left_out, policy, alone)
     if parallel != Parallel(prefetch_factor=1):
         raise ValueError("max_workers and executor_type need a collate_fn. To make batches ahead of use, call prefetch")
     if form.layout == "packed":

@@ -257,12 +257,59 @@ def test_old_weights_hold_for_the_open_windows_alone_however_much_is_read_ahead(
 
 
 def of_streams(weights: Weights) -> bf.Batches:
+    return streamed(weights).batch(2, window=6)
+
+
+def streamed(weights: Weights) -> bf.Dataset:
     parts = []
     for name in range(2):
         rows = [row(name, number) for number in range(COUNT)]
         urls = [draw.shard(draw.json_lines(rows[shard::4]), ".jsonl") for shard in range(4)]
         parts.append(bf.from_files(urls, streams=4))
-    return bf.interleave_datasets(parts, weights=weights, stop="all").batch(2, window=6)
+    return bf.interleave_datasets(parts, weights=weights, stop="all")
+
+
+@pytest.mark.parametrize("micro_batches", [2, 8])
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_open_step_has_the_labels_that_its_first_batches_said(streams: bool, micro_batches: int) -> None:
+    def made(weights: Weights) -> bf.Batches:
+        data = streamed(weights) if streams else mixture(weights)
+        return data.causal_labels().batch(2 * micro_batches, window=6, micro_batches=micro_batches)
+
+    with draw.small(4):
+        first = [*made((1, 1))]
+        with made((1, 1)).iter() as it:
+            states = [it.state_dict() for _ in first if next(it)]
+        for place, state in enumerate(states, 1):
+            labels = []
+            for batch in [*first[:place], *made((1, 3)).iter(state, allow={"weights"})]:
+                labels.append(int((batch["labels"] >= 0).sum()))
+                if batch["ends_step"]:
+                    assert batch["num_items_in_batch"] == sum(labels), f"place {place}"
+                    labels = []
+
+
+def test_a_mixture_that_ended_without_a_row_ends_so_again() -> None:
+    def made(weights: Weights) -> bf.Batches:
+        ends_at_once = bf.interleave_datasets([source(1, 0), source(2)], weights=weights, stop="first")
+        return (ends_at_once + source(0)).batch(4, window=12)
+
+    items, states = run(made((1, 1)).iter())
+    assert run(made((1, 9)).iter(states[1], allow={"weights"}))[0] == items[1:]
+
+
+def test_a_mixture_that_ended_with_the_change_of_its_weights_ends_so_again() -> None:
+    def made(weights: Weights) -> bf.Batches:
+        return bf.interleave_datasets([source(0), source(1, 6)], weights=weights, stop="first").batch(2, window=12)
+
+    with draw.small(8):
+        items, states = run(made((9, 1)).iter())
+        for place, state in enumerate(states):
+            rest, later = run(made((1, 9)).iter(state, allow={"weights"}))
+            for hop, middle in enumerate(later):
+                last, _ = run(made((5, 1)).iter(middle, allow={"weights"}))
+                found = [token for item in items[:place] + rest[:hop] + last for token in item]
+                assert len(found) == len({*found}), f"place {place}, {hop} items later"
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

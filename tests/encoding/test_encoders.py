@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tiktoken import Encoding
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 import brimful as bf
@@ -667,6 +668,10 @@ def test_a_vocabulary_is_of_the_ids_and_not_of_the_settings() -> None:
     assert [encoder_for(tokenizer, kwargs).vocabulary for tokenizer, kwargs in same] == [own] * len(same)
     assert encoder_for(make.gpt2(), {"max_length": 3}).fingerprint() != encoder_for(make.gpt2()).fingerprint()
     assert chat_encoder_for(make.chatty()).vocabulary == own
+    tik = make.tiktoken_bytes()
+    more = {**tik._special_tokens, "<|new|>": tik.n_vocab}
+    extended = Encoding("new", pat_str=tik._pat_str, mergeable_ranks=tik._mergeable_ranks, special_tokens=more)
+    assert encoder_for(extended).vocabulary == encoder_for(tik).vocabulary
     others = [encoder_for(one()).vocabulary for one in (make.bert, make.tiktoken_bytes)]
     assert len({own, None, *others}) == 4
     assert encoder_for(make.byt5()).vocabulary is None

@@ -250,6 +250,10 @@ def test_a_collate_fn_may_do_what_the_budget_allows() -> None:
     )
     alone = bf.from_dataset(Pairs([99, 98]), collate_fn=padded(to=120), lengths=[99, 98])
     assert shapes(alone, overlong="alone") == [(1, 120)] * 2
+    near = bf.from_dataset(Pairs([63]), collate_fn=padded(to=10), lengths=[63])
+    assert shapes(near, overlong="alone", pad_to_multiple_of=10) == [(1, 70)], (
+        "over the budget only as it is rounded up"
+    )
 
 
 def test_the_size_of_a_batch_is_compared_only_where_it_is_seen_and_lengths_were_given() -> None:

@@ -482,6 +482,19 @@ def test_by_default_the_first_batches_say_how_large_the_next_may_be(fixed: float
     assert sum(again) == len(LONG)
 
 
+def test_texts_lose_no_token_where_the_mask_hides_the_token_that_also_pads() -> None:
+    def tokenizer(texts: list[str], padding: bool = False, **settings: Any) -> dict[str, Any]:
+        made = dict(tokenizers.bert()(texts, padding=padding, **settings))
+        if padding:
+            made["attention_mask"] *= made["input_ids"] != tokenizers.bert().sep_token_id
+        return made
+
+    device = Device()
+    for batch in build(LONG[:200], tokenizer, 8, 64, peak_bytes=device.peak_bytes, num_workers=1):
+        device.step(batch)
+        assert batch["input_ids"].equal(TextCollator(tokenizer, 64, {})(batch["texts"])["input_ids"])
+
+
 def test_a_batch_that_ran_out_of_memory_is_split_and_the_model_learns_from_it() -> None:
     """The first batch fits as it must; the device is then taken by somebody else."""
     device = Device()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from brimful.memory.dataloader import TextCollator
 from brimful.memory.recut import Padding, recut
@@ -14,6 +15,10 @@ from tests import tokenizers
 
 MAKES = {"bert": tokenizers.bert, "gpt2": tokenizers.gpt2, "llama": tokenizers.llama, "byt5": tokenizers.byt5}
 TEXTS = [f"{number} " + "word fox dog "[: number * 5 % 13] * (number % 23) + "x" for number in range(100)]
+
+
+def seen(collator: TextCollator, longest: str, shortest: str) -> Padding | None:
+    return Padding.seen(collator([longest, shortest]), [collator([longest]), collator([shortest])], collator.multiple)
 
 
 def cuts(rng: np.random.Generator, count: int) -> list[slice]:
@@ -30,7 +35,7 @@ def test_batches_cut_anew_are_what_the_tokenizer_makes_of_their_texts(
 ) -> None:
     collator = TextCollator(MAKES[make](padding_side=side), 48, options)
     texts = sorted(TEXTS, key=lambda text: -int(collator.lengths([text])[0]))
-    padding = Padding.seen(collator([texts[0], texts[-1]]), collator.multiple)
+    padding = seen(collator, texts[0], texts[-1])
     assert padding is not None
     rng, moved = np.random.default_rng(0), 0
     for _ in range(10):
@@ -53,7 +58,7 @@ def test_each_cut_is_asked_for_when_its_batch_is_due() -> None:
             asked.append(start)
             yield slice(start, start + 4)
 
-    padding = Padding.seen(collator(["a b c", "a"]), 1)
+    padding = seen(collator, "a b c", "a")
     assert padding is not None
     for number, _ in enumerate(recut(map(collator, [["a b"] * 9, ["a"] * 11]), due(), padding), 1):
         assert len(asked) == number
@@ -63,16 +68,41 @@ def test_each_cut_is_asked_for_when_its_batch_is_due() -> None:
 def test_columns_of_several_values_a_token_are_cut_too_and_others_are_not() -> None:
     texts = ["word fox", "x"]
     offsets = TextCollator(tokenizers.bert(), 48, {"return_offsets_mapping": True})
-    padding = Padding.seen(offsets(texts), 1)
+    padding = seen(offsets, *texts)
     assert padding is not None
     joined = padding.joined([offsets([text]) for text in texts])
     assert all(joined[name].equal(column) for name, column in offsets(texts).items() if name != "texts")
-    assert Padding.seen(TextCollator(tokenizers.bert(), 48, {"return_length": True})(texts), 1) is None
+    assert seen(TextCollator(tokenizers.bert(), 48, {"return_length": True}), *texts) is None
+
+
+def positions(ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"position_ids": torch.arange(ids.shape[1]).expand_as(ids)}
+
+
+def first_unseen(ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"attention_mask": mask * (torch.arange(ids.shape[1]) > 0)}
+
+
+def end_pads(ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"attention_mask": mask * (ids != tokenizers.bert().sep_token_id)}
+
+
+def pairs(ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"pairs": mask[:, :, None] * mask[:, None]}
+
+
+@pytest.mark.parametrize("more", [positions, first_unseen, end_pads, pairs])
+def test_batches_stay_as_they_are_where_rows_alone_do_not_tell_how_they_are_padded_together(more: Any) -> None:
+    def tokenizer(texts: list[str], padding: bool, **settings: Any) -> dict[str, Any]:
+        made = dict(tokenizers.bert()(texts, padding=padding, **settings))
+        return made | (more(made["input_ids"], made["attention_mask"]) if padding else {})
+
+    assert seen(TextCollator(tokenizer, 48, {}), "a b c", "a") is None
 
 
 def test_texts_of_one_length_need_no_padding() -> None:
     collator = TextCollator(tokenizers.gpt2(), 48, {})
-    padding = Padding.seen(collator(["fox", "fox"]), 1)
+    padding = seen(collator, "fox", "fox")
     assert padding is not None
     (joined,) = recut(map(collator, [["fox"], ["fox", "fox"]]), [slice(0, 3)], padding)
     assert joined["input_ids"].equal(collator(["fox"] * 3)["input_ids"])

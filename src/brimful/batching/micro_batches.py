@@ -13,6 +13,7 @@ from brimful.batching.labels import LabelsFollow, counted, read, step_labels
 from brimful.core.errors import settle
 from brimful.core.once import once
 from brimful.core.repeat import endless
+from brimful.core.replay import whole_step
 from brimful.core.stage import Stage, State, running, runtime
 
 
@@ -56,7 +57,9 @@ class MicroBatches(Stage[Batch]):
                 left, labels = to_come, known and NumLabels(*known)
             at = at["after"]
         with running(self.upstream, at) as items:
-            while taken := list(islice(items, left)):
+            rest = whole_step(items, left) if labels is not None else islice(items, left)
+            while taken := list(rest):
+                rest = islice(items, self.number)
                 step = [batch for batch, _ in taken]
                 labels, here = labels or step_labels([batch.num_labels for batch in step]), None
                 if labels is None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator
 from contextvars import ContextVar, copy_context
-from typing import Any, Final, Protocol
+from itertools import islice
+from typing import Any, Final, Protocol, TypeVar
 
 from brimful.core.errors import TALLY, Tally
 from brimful.core.stage import Stage, State, running
+
+T = TypeVar("T")
 
 
 class Replayed(Protocol):
@@ -28,14 +32,26 @@ REPLAY: Final[ContextVar[list[Replayed] | None]] = ContextVar("brimful_replay", 
 """The runs so far, while it is found out how far a state has them read again: meanwhile nobody reads ahead. None: otherwise."""
 
 
+STEP: Final[ContextVar[int]] = ContextVar("brimful_step", default=1)
+"""The items after a state that must come again: more than one where the state has the labels of all of them."""
+
+
 def reached() -> None:
     """A stage has read again all that it must."""
     for one in REPLAY.get() or ():
         one.reached()
 
 
+def whole_step(items: Iterator[T], count: int) -> Iterator[T]:
+    """The next `count` items, which must come again where a state has the labels of all of them."""
+    if REPLAY.get() is not None:
+        STEP.set(count)
+    yield from islice(items, count)
+    reached()
+
+
 def replayed(stage: Stage[Any], at: State) -> list[Replayed]:
-    """The runs that lead to the first item after a state."""
+    """The runs that lead to the first item after a state, or to the last one of `STEP`."""
     found: list[Replayed] = []
     context = copy_context()
     context.run(REPLAY.set, found)
@@ -58,7 +74,7 @@ def keep_weights(stage: Stage[Any], position: State, saved: Any, ours: Any) -> N
 
 def _first(stage: Stage[Any], at: State) -> None:
     with running(stage, at) as items:
-        next(items, None)
+        deque(islice(items, STEP.get()), maxlen=0)
 
 
 def _weights(header: Any) -> Iterator[list[float]]:

@@ -254,7 +254,8 @@ class TiktokenEncoder(Encoder):
     @once
     def vocabulary(self) -> str:
         ranks = self.tokenizer._mergeable_ranks
-        return f"{self.tokenizer.name} of {len(ranks):,} tokens ({digest(sorted(ranks.items()))})"
+        # no name: a copy to which special tokens were added has another one
+        return f"tiktoken of {len(ranks):,} tokens ({digest(sorted(ranks.items()))})"
 
     def words(self) -> str:
         return f"{self.tokenizer.name} of {self.tokenizer.n_vocab:,} tokens{_called(self.kwargs)}{_cut_to(self.max_length)}"

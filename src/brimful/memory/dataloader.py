@@ -191,7 +191,8 @@ class DynamicBatchDataLoader(DataLoader[Any]):
         ends, collator = self._batches.ends, self.collate_fn
         if not self.num_workers or ends is None or not isinstance(collator, TextCollator):
             return batches
-        padding = Padding.seen(collator([self.dataset[number] for number in ends]), collator.multiple)
+        texts = [self.dataset[number] for number in ends]
+        padding = Padding.seen(collator(texts), [collator([text]) for text in texts], collator.multiple)
         return batches if padding is None else recut(batches, self._batches.cut(), padding)
 
     def _watched(self, batches: Iterator[Any], peaks: StepPeaks | ReportedPeaks) -> Iterator[Any]:

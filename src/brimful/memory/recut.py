@@ -27,12 +27,14 @@ class Padding:
     multiple: int
 
     @classmethod
-    def seen(cls, batch: TextBatch, multiple: int) -> Padding | None:
-        """The padding of the last row, which is the shortest; None if a column has no value for each token.
+    def seen(cls, batch: TextBatch, alone: list[TextBatch], multiple: int) -> Padding | None:
+        """The padding of the last row, which is the shortest. None if a column has no value for each token, or if `alone`,
+        each row as a batch by itself, cannot be joined to this batch.
 
         >>> import torch
-        >>> ids = torch.tensor([[5, 6], [9, 7]])
-        >>> seen = Padding.seen({"input_ids": ids, "attention_mask": torch.tensor([[1, 1], [0, 1]]), "texts": ["a b", "c"]}, 1)
+        >>> masks = [torch.tensor(mask) for mask in ([[1, 1], [0, 1]], [[1, 1]], [[1]])]
+        >>> batch, *alone = [{"input_ids": 9 - 4 * mask, "attention_mask": mask, "texts": [""] * len(mask)} for mask in masks]
+        >>> seen = Padding.seen(batch, alone, 1)
         >>> seen.left, seen.values["input_ids"].tolist()
         (True, [[9]])
         """
@@ -43,7 +45,11 @@ class Padding:
         left = not mask[-1, 0]
         padded = left or not mask[-1, -1]  # else no row is ever padded
         edge = 0 if left else -1
-        return cls(left, {name: column[-1:, edge, None] * padded for name, column in columns.items()}, multiple)
+        found = cls(left, {name: column[-1:, edge, None] * padded for name, column in columns.items()}, multiple)
+        if any(part[name].shape[2:] != column.shape[2:] for part in alone for name, column in columns.items()):
+            return None
+        joined = found.joined(alone)
+        return found if all(joined[name].equal(column) for name, column in columns.items()) else None
 
     def joined(self, parts: list[TextBatch]) -> TextBatch:
         """One batch, as wide as the tokenizer would make it of all texts.
@@ -73,8 +79,8 @@ class Padding:
 
     def _used(self, mask: Tensor) -> int:
         """The tokens of the longest row."""
-        used = mask.any(0).nonzero()
-        return mask.shape[1] - int(used[0]) if self.left else int(used[-1]) + 1
+        used = mask.any(0).nonzero().ravel().tolist() or [0]
+        return int(mask.shape[1] - used[0] if self.left else used[-1] + 1)
 
     def _kept(self, column: Tensor, width: int) -> Tensor:
         """Without the padding that makes it wider than that."""

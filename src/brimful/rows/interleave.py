@@ -85,6 +85,9 @@ class Interleave(Typed):
                     more = self._settle(sources)
                 except Exception as error:  # raised once the rows before it are out
                     failure = error
+                if replay is not None and not more:  # its end must come again too, also where it gave no row
+                    served = max(1, sum(source.served for source in sources))
+                    replay.place = [*earlier[:past], [served, earlier[past][1]]]
                 if block.num_rows or not more:
                     yield block, state if more else END
                 if failure is not None:

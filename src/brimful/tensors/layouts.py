@@ -300,6 +300,7 @@ class CollateFnLayout(Layout):
 
     Args:
         policy: the policy that planned by lengths that the user gave; None where brimful knows the lengths itself.
+        alone: whether a sample that no batch can hold has one of its own.
     """
 
     as_tensors = False
@@ -309,6 +310,7 @@ class CollateFnLayout(Layout):
     originals: Any = None
     left_out: tuple[str, ...] = ()
     policy: Policy | None = None
+    alone: bool = False
 
     def item(self, batch: Batch, columns: WindowColumns) -> Any:
         return self._collate()(columns.rows(batch))
@@ -355,7 +357,7 @@ class CollateFnLayout(Layout):
         made = shapes[0][0], sum(width for _, width in shapes)
         planned = batch.padded_size, sum(batch.widths)
         limit = exceeded(self.policy, *made)
-        if not limit or exceeded(self.policy, *planned):  # as overlong="alone" allows
+        if not limit or (self.alone and planned[0] == 1):
             return ""
         return (
             f"collate_fn made a batch of {made[0]:,} x {made[1]:,} tokens, which is over {limit}. By lengths= of from_dataset it "
