@@ -6,7 +6,7 @@ import copy
 import json
 import logging
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Any
 
@@ -508,8 +508,8 @@ class Walked:
     def __init__(self) -> None:
         self.batches, self.walks = make_batches(), 0
 
-    def iter(self, state_dict: dict[str, Any] | None = None, *, epoch: int = 0) -> Any:
-        return self.batches.iter(state_dict, epoch=epoch)
+    def iter(self, state_dict: dict[str, Any] | None = None, *, allow: Collection[str] = (), epoch: int = 0) -> Any:
+        return self.batches.iter(state_dict, allow=allow, epoch=epoch)
 
     @property
     def stage(self) -> Any:

@@ -426,8 +426,9 @@ class Dataset:
             executor_type: choose "process" for a slow tokenizer written in Python; see `map`.
         Raises:
             ValueError: the tokenizer cannot do what is asked. For example, a callable must cut texts itself. Or the
-                named engine cannot replace the tokenizer. Or `tokenize` or `chat` made `output_column` before.
-            DataError: a text is null, or one of `extra_outputs` is a column already. The error names file and line.
+                named engine cannot replace the tokenizer.
+            DataError: a text is null. Or `tokenize` or `chat` made `output_column` before, or one of `extra_outputs` is a
+                column already. The error names file and line.
             StageError: (when iterated) the tokenizer raised an error, or an engine gave other tokens than the
                 tokenizer.
         `.stats` counts the effect of `max_length`: texts under `truncated`, tokens under `dropped_tokens`. It cannot
@@ -456,17 +457,13 @@ class Dataset:
         names_of("tokenize", (*made, *more))
         if kept := [name for name in removed if name in (*made, *more)]:
             raise ValueError(f"tokenize makes the column {kept[0]!r}, but remove_columns leaves it out")
-        if twice := [name for name in made if name in self.stage.tokenizers()]:
-            raise ValueError(
-                f"tokenize: column {twice[0]!r} holds tokens already. Write these to another one, such as "
-                f"output_column='labels' for the target of a pair. Or drop {twice[0]!r} first"
-            )
         asked: dict[str, Any] = {"truncation": truncation, "max_length": max_length}
         asked |= {"add_special_tokens": None if add_special_tokens else False}
         asked = {name: value for name, value in asked.items() if value is not None}
         encoder = encoder_for(tokenizer, tokenizer_kwargs, asked, pairs=pairs, outputs=more, engine=engine)
         parallel = Parallel(max_workers, executor_type, prefetch_factor=2, shares=executor_type == "process")
-        return self._add(Tokenize(self.stage, encoder, columns, made, more, removed, parallel=parallel))
+        tokenized = tuple(self.stage.tokenizers())
+        return self._add(Tokenize(self.stage, encoder, columns, made, more, removed, tokenized, parallel=parallel))
 
     def add_bos_eos(
         self, bos_token_id: int | None, eos_token_id: int | None, *, target_column: str = "input_ids"

@@ -42,13 +42,14 @@ def test_tokens_are_not_replaced_by_those_of_another_column() -> None:
     pairs = bf.from_sequence([{"source": "a", "target": "bc"}])
     source = pairs.tokenize(letters, column="source")
     message = (
-        r"^tokenize: column 'input_ids' holds tokens already\. Write these to another one, such as output_column='labels' for "
-        r"the target of a pair\. Or drop 'input_ids' first$"
+        r"^tokenize: column 'input_ids' holds tokens already \(sequence, row 0\)\. Write these to another one, such as "
+        r"output_column='labels' for the target of a pair\. Or drop 'input_ids' first$"
     )
     for made in (source, source.map(dict), source.cache()):
-        with pytest.raises(ValueError, match=message):
-            made.tokenize(letters, column="target")
+        with pytest.raises(bf.DataError, match=message):
+            list(made.tokenize(letters, column="target"))
     assert ids(source.drop("input_ids").tokenize(letters, column="target")) == [[98, 99]]
+    assert ids(source.map(lambda pair: {"text": pair["target"]}).tokenize(letters)) == [[98, 99]]
     assert ids(bf.from_sequence([{"text": "a", "input_ids": [7]}]).tokenize(letters)) == [[97]]
 
 

@@ -13,6 +13,7 @@ from brimful.blocks.blocks import Block
 from brimful.blocks.parallel import BlockFunction
 from brimful.blocks.ragged import Ragged, array_of, column_of, list_array, null_in, with_column
 from brimful.core.errors import HIDDEN, DataError, StageError, where
+from brimful.core.stage import runtime
 from brimful.encoding.encoder import Encoder, Texts
 from brimful.encoding.engines import EngineError
 
@@ -25,6 +26,7 @@ class Tokenize(BlockFunction):
         column, output_column: as many of one as of the other: each by itself; or two columns and one output: pairs of texts.
         extra_outputs: what else the tokenizer says of them, each in a column of that name.
         remove_columns: columns that are left out then.
+        tokenized: columns that tokenizers made before: their tokens are not replaced.
     """
 
     tokenizer: Encoder
@@ -32,6 +34,7 @@ class Tokenize(BlockFunction):
     output_column: tuple[str, ...]
     extra_outputs: tuple[str, ...] = ()
     remove_columns: tuple[str, ...] = ()
+    tokenized: tuple[str, ...] = runtime(())
 
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
         return self.upstream.tokenizers() | dict.fromkeys(self.output_column, (self.tokenizer,))
@@ -67,6 +70,12 @@ class Tokenize(BlockFunction):
         return self.begin(block)()
 
     def begin(self, block: Block) -> Callable[[], Block]:
+        for name in self.output_column:
+            if name in block.schema.names and name in self.tokenized:
+                raise DataError(
+                    f"tokenize: column {name!r} holds tokens already ({where(block, 0)}). Write these to another one, such as "
+                    f"output_column='labels' for the target of a pair. Or drop {name!r} first"
+                )
         for name in self.extra_outputs:
             if name in block.schema.names:
                 raise DataError(f"tokenize: there is a column {name!r} already ({where(block, 0)}); drop or rename it")
