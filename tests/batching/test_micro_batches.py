@@ -71,6 +71,30 @@ def test_each_batch_has_the_labels_of_its_whole_step(make: str, data: Callable[[
         assert {int(batch["num_items_in_batch"]) for batch in step} == {sum(map(trained_on, step))}
 
 
+@pytest.mark.parametrize("kind", [int, float])
+@pytest.mark.parametrize("make", ["budget", "static", "fixed"])
+def test_labels_of_one_number_a_sample_are_counted(make: str, kind: type, tmp_path: Path) -> None:
+    rows = [one | {"labels": kind(number % 3 if number % 5 else -100)} for number, one in enumerate(samples())]
+    bf.from_sequence(rows).to_store(tmp_path / "store")
+    for data in (bf.from_sequence(rows, shuffle=True), bf.from_iterable(rows), bf.from_store(tmp_path / "store")):
+        batches = list(MAKES[make](data))
+        for first in range(0, len(batches), 4):
+            step = batches[first : first + 4]
+            own = [(batch["labels"] != -100) & (batch.get("sample_weights", torch.ones(1)) > 0) for batch in step]
+            assert {int(batch["num_items_in_batch"]) for batch in step} == {sum(int(each.sum()) for each in own)}
+
+
+def test_ranks_count_labels_of_one_number_a_sample_together() -> None:
+    rows = bf.from_sequence([one | {"labels": number % 3} for number, one in enumerate(samples(97))])
+    ranks = [list(rows.batch(8, micro_batches=2).shard(rank, 2)) for rank in range(2)]
+    assert ranks[1][-1]["is_filler"]
+    for rank in ranks:
+        for first in range(0, len(rank), 2):
+            step = rank[first : first + 2]
+            own = sum(trained_on(batch) for batch in step if not batch["is_filler"])
+            assert {int(batch["num_items_on_rank"]) for batch in step} == {own}
+
+
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_the_labels_of_a_step_are_those_of_all_ranks(world_size: int) -> None:
     batches = MAKES["budget"](indexed())

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from brimful.batching.batch import Batch, NumLabels, PlannedBatches
 from brimful.batching.window import IntArray, PlanningWindow
-from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, SHIFTED, gather, loss_labels, ragged, trained_on
+from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, SHIFTED, gather, loss_labels, numpy_of, ragged, trained_on
 from brimful.index.index import has_labels
 
 
@@ -60,19 +61,25 @@ def step_labels(found: Sequence[NumLabels | None]) -> NumLabels | None:
 
 def read(batch: Batch, follow: LabelsFollow) -> NumLabels | None:
     """The labels of a batch that the loss is taken over and that are trained on, counted in its rows, of a filler none; None
-    where it has none that are classes, or some are null.
+    where it has none that are classes or numbers, one for each token or for each sample, or some are null.
 
     Price: that of locating the rows, which is done once for all that the batch's window is asked for, and 10 ns a token.
     """
     window, schema = batch.window, batch.window.block.schema
     name = loss_labels(schema.names)
-    if name is None or not has_labels(schema.field(name).type):
+    if name is None:
         return None
     column = window.block.column(name)
-    if column.null_count or column.flatten().null_count:
+    one_each = batch.plan.pieces is None and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
+    if not (one_each or has_labels(column.type)):
+        return None
+    if column.null_count or (not one_each and column.flatten().null_count):
         return None  # whoever makes a tensor of it says which row
     if batch.weight == 0:
         return NumLabels(0, 0)
+    if one_each:
+        given = numpy_of(column)[window.rows[batch.numbers]] != NOT_TRAINED_ON
+        return NumLabels(int(np.count_nonzero(given)), 0)
     labels = window.ragged(name)
     begins, sizes = labels.spans(window.rows[batch.numbers])
     follows = follow.shifted if name == SHIFTED else follow.labels

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from brimful.batching.batch import Batch, NumLabels
 from brimful.blocks.blocks import Block, samples
 from brimful.blocks.parallel import SERIAL, Parallel
-from brimful.blocks.ragged import MASK, NOT_TRAINED_ON, TOKEN_COLUMNS, loss_labels
+from brimful.blocks.ragged import MASK, NOT_TRAINED_ON, TOKEN_COLUMNS, is_list, loss_labels
 from brimful.blocks.texts import why_missing
 from brimful.core.ahead import AHEAD, Deferred
 from brimful.core.errors import DataError, StageError, counted, integer, name_of, one_of, where
@@ -339,6 +339,8 @@ class CollateFnLayout(Layout):
         if name is None or not hasattr(labels, "numel"):
             return ""
         rows = columns.rows(batch).column(name)
+        if not is_list(rows.type):  # one a sample, of which collate_fn may make several numbers
+            return ""
         given, made = (int((each != NOT_TRAINED_ON).sum()) for each in (rows.flatten().to_numpy(), labels))
         if given == made:
             return ""
