@@ -417,3 +417,12 @@ def test_what_cannot_be_is_refused_with_what_to_do() -> None:
     ):
         list(masked.pack(4))
     assert next(iter(masked.drop("attention_mask").pack(4)))["input_ids"].tolist() == [[1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(("sample", "unit"), [(("some text", 1), "characters"), (([1, 2, 3], 1), "")])
+def test_lengths_that_count_characters_are_said(sample: Any, unit: str, caplog: pytest.LogCaptureFixture) -> None:
+    data = bf.from_dataset([sample] * 3, collate_fn=list)
+    assert data.lengths().tolist() == [len(sample[0])] * 3
+    assert caplog.text.count("characters") == bool(unit)
+    assert bf.from_dataset([sample] * 3, lengths=[1] * 3, collate_fn=list).lengths().tolist() == [1] * 3
+    assert caplog.text.count("characters") == bool(unit)

@@ -186,10 +186,16 @@ class MapStyleIndex(DataIndex):
                     by_column.setdefault(name, np.full(len(self), _NONE, np.int32))[number] = size
         if named and named < len(self):
             raise DataError(f"some samples of {self.name} are dicts and some are not: give lengths= to from_dataset")
+        if len(self) and isinstance(_first(sample), str):
+            logger.warning(
+                "the samples of %s are texts, so their lengths are counted in characters, and max_tokens is too. To count "
+                "tokens, give from_dataset lengths=, an array or a function of a sample",
+                self.name,
+            )
         return by_column if named else single
 
     def _measure(self, sample: Any, number: int) -> int:
-        first = sample[0] if isinstance(sample, tuple) and sample else sample
+        first = _first(sample)
         if (size := _size(first)) is not None:
             return size
         kind = f"{type(first).__name__}{_shape(first)}"
@@ -307,6 +313,11 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     return value.reshape(1)[0] if isinstance(value, np.ndarray) and not value.ndim else value
+
+
+def _first(sample: Any) -> Any:
+    """What a sample is measured by, where it is no dict."""
+    return sample[0] if isinstance(sample, tuple) and sample else sample
 
 
 def _size(value: Any) -> int | None:
