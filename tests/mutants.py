@@ -1535,7 +1535,7 @@ MUTANTS = [
         "memory/dataloader.py",
         "self._batches.sizes.learnt(rows, length, peak)",
         "self._batches.sizes.learnt(rows + 1, length, peak)",
-        of("memory/test_dataloader", "test_batches_are_cut_by_all_peaks_before_but_those_of_batches_read_ahead[0]"),
+        of("memory/test_dataloader", "test_batches_are_cut_by_all_peaks_before_however_many_are_read_ahead[0]"),
     ),
     Mutant(
         "what parts of a batch took is learnt as what the whole took",
