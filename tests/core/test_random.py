@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from brimful.core import random
 
+SORT_ENDS = (random.DIGIT_SORTED.start, random.DIGIT_SORTED.stop)
+
 keys = st.integers(0, 2**64 - 1)
 
 
@@ -87,7 +89,9 @@ def test_a_generator_depends_on_its_key_alone() -> None:
     assert drawn[0] == drawn[2] != drawn[1]
 
 
-@pytest.mark.parametrize("count", [1, 2, random.CACHED - 1, random.CACHED + 1, 70_000])
+@pytest.mark.parametrize(
+    "count", [1, 2, *(end + more for end in (random.CACHED, *SORT_ENDS) for more in (-1, 0, 1)), 70_000]
+)
 def test_a_permutation_is_the_order_of_hashes_by_any_sort(count: int) -> None:
     for key in range(3):
         low = (1 << count.bit_length()) - 1
