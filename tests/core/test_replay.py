@@ -19,7 +19,7 @@ import brimful as bf
 from brimful.core.iterator import ResumableIterator
 from tests import strategies as draw
 from tests.batching.test_round_robin import Ranks
-from tests.effort import examples
+from tests.effort import SOAK, examples
 from tests.oracle import Rows, interleaved
 
 Weights: TypeAlias = tuple[float, ...]
@@ -160,7 +160,7 @@ def whole_block(block: Any) -> Any:
     return block
 
 
-@examples(40)
+@examples(25)
 @given(chains, ends, shares, shares, st.sampled_from([1, 3, 8, 30]), st.integers(0, 60), st.integers(0, 30))
 def test_other_weights_in_any_chain(
     chain: list[Any], end: Any, before: Weights, after: Weights, rows: int, place: int, hop: int
@@ -280,7 +280,8 @@ def test_an_open_step_has_the_labels_that_its_first_batches_said(streams: bool, 
         first = [*made((1, 1))]
         with made((1, 1)).iter() as it:
             states = [it.state_dict() for _ in first if next(it)]
-        for place, state in enumerate(states, 1):
+        every = 3 if streams and not SOAK else 1  # every place in a step is among them
+        for place, state in [*enumerate(states, 1)][::every]:
             labels = []
             for batch in [*first[:place], *made((1, 3)).iter(state, allow={"weights"})]:
                 labels.append(int((batch["labels"] >= 0).sum()))
