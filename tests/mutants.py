@@ -531,8 +531,8 @@ MUTANTS = [
     Mutant(
         "the state is that of an item before it is handed out",
         "core/iterator.py",
-        "                self.stats.took(item)\n",
-        "                self._state = after\n                self.stats.took(item)\n",
+        "                item = then(item, self._counted)\n",
+        "                self._state = after\n                item = then(item, self._counted)\n",
         of("test_interrupt", "test_a_ctrl_c_at_any_place_loses_no_item_no_state_and_no_thread"),
     ),
     Mutant(
@@ -1088,7 +1088,7 @@ MUTANTS = [
         "the labels of a filler count",
         "batching/sharded.py",
         "step_labels(step.labels)",
-        "step_labels([*step.labels, *step.labels[-1:] * (step.world_size - step.taken)])",
+        "step_labels([*step.labels, *step.labels[-1:] * (world_size - step.taken)])",
         of("batching/test_sharded", "test_every_batch_knows_the_labels_of_its_step[budget-3-pad]"),
     ),
     # -- optimizer steps of several batches
@@ -2084,7 +2084,7 @@ MUTANTS = [
     Mutant(
         "a filler of a static shape is another shape",
         "batching/batch.py",
-        "padded_size=batch.padded_size if batch.static else 1",
+        "padded_size=batch.padded_size if batch.plan.static else 1",
         "padded_size=1",
         of("tensors/test_on_device", "test_fillers_of_static_shapes_have_the_shape_of_the_others"),
     ),

@@ -75,10 +75,6 @@ class PlannedBatches:
     def __len__(self) -> int:
         return len(self.padded_sizes)
 
-    def batch(self, place: int, last: bool = False) -> Batch:
-        """One of them; `last`: no batch of the window follows."""
-        return Batch(self, place, last=last)
-
     def part(self, places: IntArray) -> PlannedBatches:
         """Some of them, in the order given."""
         sizes = np.diff(self.bounds)[places]
@@ -210,11 +206,6 @@ class Batch:
         return self.plan.shapes[self.place][0]
 
     @property
-    def static(self) -> bool:
-        """Whether its shape is one of few that a compiler knows, which a filler keeps."""
-        return self.plan.static
-
-    @property
     def key(self) -> int:
         """The key of what is drawn at random for it."""
         return random.key(self.plan.key, self._number)
@@ -273,7 +264,7 @@ def _numbers(array: NDArray[Any]) -> list[int]:
 def filler(batch: Batch) -> Batch:
     """One real row of a batch, without weight; of a static shape, and copies up to it."""
     own = np.arange(1) if batch.pieces is None else np.flatnonzero(batch.pieces.rows == 0)
-    return batch.of(own, padded_size=batch.padded_size if batch.static else 1, weight=0.0)
+    return batch.of(own, padded_size=batch.padded_size if batch.plan.static else 1, weight=0.0)
 
 
 def apart(batch: Batch) -> Batch:

@@ -71,6 +71,7 @@ class Batched(Stage[Batch]):
     """
 
     verb = ""
+    plans = True
 
     upstream: Stage[PlanningWindow]
     planner: BatchPlanner
@@ -117,12 +118,6 @@ class Batched(Stage[Batch]):
     def shapes(self) -> list[tuple[int, ...]] | None:
         return self.planner.shapes()
 
-    @property
-    def planned(self) -> Stage[Batch]:
-        return self
-
-    limited = planned
-
     @once
     def over_epochs(self) -> Stage[Batch] | None:
         """Batches in arrival order fill up with what comes next, if of another epoch; what is sorted or shuffled stays in one."""
@@ -137,7 +132,7 @@ class Batched(Stage[Batch]):
             planned = plan.part(order)
             for number in range(done, len(planned)):
                 last = number + 1 == len(planned)
-                yield planned.batch(number, last), 0 if last else number + 1
+                yield Batch(planned, number, last=last), 0 if last else number + 1
 
         yield from self.parts(at, batches)
 

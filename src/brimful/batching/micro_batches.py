@@ -45,9 +45,6 @@ class MicroBatches(Stage[Batch]):
     def micro_batches(self) -> int:
         return self.number
 
-    def start(self, epoch: int) -> State:
-        return self.upstream.start(epoch)
-
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
         size = [self.number, self.upstream.num_ranks]
         left, labels = self.number, None

@@ -20,9 +20,6 @@ class Narrowed(Stage[Batch]):
 
     upstream: Stage[Batch]
 
-    def start(self, epoch: int) -> State:
-        return self.upstream.start(epoch)
-
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
         with running(self.upstream, at) as batches:
             for batch, after in batches:

@@ -35,6 +35,7 @@ class RoundRobin(Stage[T]):
     """
 
     verb = ""
+    plans = True
 
     upstream: Stage[T]
     num_streams: int = runtime()
@@ -92,12 +93,6 @@ class RoundRobin(Stage[T]):
 
     def num_items(self, most: int | None = None) -> int | None:
         return None
-
-    @property
-    def planned(self) -> Stage[T]:
-        return self
-
-    limited = planned
 
     def sharded(self, **how: Any) -> RoundRobin[T]:
         return replace(self, is_sharded=True, **how)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -32,6 +32,8 @@ class Sharded(Stage[Batch]):
     """
 
     verb = "shard"
+    plans = True
+    is_sharded = True
 
     upstream: Batched
     rank: int | None = runtime(None)
@@ -42,9 +44,6 @@ class Sharded(Stage[Batch]):
     labels_follow: LabelsFollow = runtime(LabelsFollow())
     itemwise: ClassVar[bool] = True
 
-    def start(self, epoch: int) -> State:
-        return self.upstream.start(epoch)
-
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
         rank, world_size = resolve(self.rank, self.world_size, self.process_group)
         if world_size > 1 and self.streamed:
@@ -54,24 +53,31 @@ class Sharded(Stage[Batch]):
             )
         settings = self.upstream.settings()
         say_split_groups(settings.get("balance_group", 1), world_size, "balance_cost" in settings)
-        step = _Step(rank, world_size)
+        fills = world_size > 1 and self.uneven == "pad"
+        step = _Step()
+
+        def weighed(batch: Batch | None, weight: float) -> Batch:
+            assert batch is not None
+            return replace(batch, weight=weight, may_fill=fills, num_labels=step_labels(step.labels))
 
         def steps(planned: PlannedBatches, order: NDArray[np.int64], done: int) -> Iterator[tuple[Batch, int]]:
             """The rank's batch of each step that ends among the batches of a window; of a step that goes on, it is kept."""
+            nonlocal step
             known, count = counted(planned, self.labels_follow), len(order)
             labels = [known[place] for place in order.tolist()]
             own = planned.part(order[done + (rank - step.taken) % world_size :: world_size])
             own = own.apart() if world_size > 1 else own
-            batches = map(own.batch, range(len(own)))
+            batches = (Batch(own, place) for place in range(len(own)))
             while done < count:
                 before, end = step.taken, min(done + world_size - step.taken, count)
-                step.add(labels[done:end], planned.batch(int(order[end - 1])))
+                step.labels += labels[done:end]
+                step.latest = Batch(planned, int(order[end - 1]))
                 if before <= rank < step.taken:
                     step.own = next(batches)
                 done = end
                 if step.taken == world_size:
-                    yield self._weighed(step, step.own, 1.0), done % count
-                    step.clear()
+                    yield weighed(step.own, 1.0), done % count
+                    step = _Step()
 
         yield from self.upstream.parts(at, steps)
         if step.taken and self.uneven != "drop":
@@ -84,19 +90,11 @@ class Sharded(Stage[Batch]):
             own, weight = step.own, 1.0
             if self.uneven == "wrap":
                 firsts = self._firsts(step.latest.window.epoch, world_size - step.taken)
-                step.labels += [known for _, known in firsts]
                 own = own or apart(firsts[rank - step.taken][0])
+                step.labels += [known for _, known in firsts]
             elif own is None:
                 own, weight = apart(filler(step.latest)), 0.0
-            yield self._weighed(step, own, weight), END
-
-    def _weighed(self, step: _Step, batch: Batch | None, weight: float) -> Batch:
-        """A batch as that of its step."""
-        assert batch is not None
-        fills = step.world_size > 1 and self.uneven == "pad"
-        return replace(batch, weight=weight, may_fill=fills, num_labels=step_labels(step.labels))
-
-    is_sharded = True
+            yield weighed(own, weight), END
 
     @property
     def streamed_by(self) -> str:
@@ -104,12 +102,6 @@ class Sharded(Stage[Batch]):
 
     def sharded(self, **how: Any) -> Stage[Batch]:
         return self.upstream.sharded(**how)
-
-    @property
-    def planned(self) -> Stage[Batch]:
-        return self
-
-    limited = planned
 
     def num_items(self, most: int | None = None) -> int | None:
         batches = self.upstream.num_items(None if most is None else most * self.num_ranks)
@@ -135,22 +127,14 @@ class Sharded(Stage[Batch]):
         return list(islice(cycle(zip(batches, known, strict=True)), count))
 
 
+@dataclass
 class _Step:
-    """The batches of all ranks in one step, as far as they are planned: how many, their labels, the rank's own, the latest."""
+    """The batches of all ranks in one step, as far as they are planned: their labels, the rank's own, the latest."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
-        self.rank, self.world_size = rank, world_size
-        self.clear()
+    labels: list[NumLabels | None] = field(default_factory=list)
+    own: Batch | None = None
+    latest: Batch | None = None
 
-    def clear(self) -> None:
-        """The next step begins."""
-        self.taken = 0
-        self.labels: list[NumLabels | None] = []
-        self.own: Batch | None = None
-        self.latest: Batch | None = None
-
-    def add(self, labels: Sequence[NumLabels | None], latest: Batch) -> None:
-        """More batches."""
-        self.taken += len(labels)
-        self.labels += labels
-        self.latest = latest
+    @property
+    def taken(self) -> int:
+        return len(self.labels)

@@ -22,9 +22,6 @@ class Blockwise(Stage[Block]):
 
     upstream: Stage[Block]
 
-    def start(self, epoch: int) -> State:
-        return self.upstream.start(epoch)
-
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         with closing(coalesced(self.upstream, at)) as items:
             for block, after in items:

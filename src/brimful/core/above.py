@@ -6,17 +6,14 @@ from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 
-class Above:
-    """The functions of a module that lies above its caller; it is imported when the first of them is asked for."""
-
-    def __init__(self, module: str) -> None:
-        self._module = module
+class _Guard:
+    """The functions of a module that lies above its callers; it is imported when the first of them is asked for."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self._module), name)
+        return getattr(import_module("brimful.integrations.guard"), name)
 
 
-GUARD: Final = Above("brimful.integrations.guard")
+GUARD: Final = _Guard()
 """Who runs a loop that begins: other libraries' loops may read ahead, shard again or stack."""
 
 

@@ -84,8 +84,5 @@ class Ahead(Stage[T]):
     def __post_init__(self) -> None:
         settle(self, "depth", 1, "item")
 
-    def start(self, epoch: int) -> State:
-        return self.upstream.start(epoch)
-
     def items(self, at: State) -> Generator[tuple[T, State], None, None]:
         yield from items_ahead(lambda: self.upstream.items(at), self.depth, self.name)

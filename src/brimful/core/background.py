@@ -368,11 +368,8 @@ def read_ahead(start: Callable[[], Generator[T, None, None]], depth: int, name: 
 
     The thread that runs the generator also closes it. An exception in it reaches the consumer in its place.
     """
-    channel = Channel(start, depth, name)
-    try:
+    with closing(Channel(start, depth, name)) as channel:
         yield from channel.items()
-    finally:
-        channel.close()
 
 
 class Channel(Generic[T]):

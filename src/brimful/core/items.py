@@ -22,9 +22,6 @@ class MapItems(Stage[Any]):
     upstream: Stage[Any]
     fn: Callable[[Any], Any]
 
-    def start(self, epoch: int) -> State:
-        return self.upstream.start(epoch)
-
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
         with running(self.upstream, at) as items:
             for item, after in items:

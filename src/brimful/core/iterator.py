@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from brimful.core.ahead import AHEAD, HANDED_ON, Deferred
+from brimful.core.ahead import AHEAD, HANDED_ON, then
 from brimful.core.background import JOIN_SECONDS, KEEPER, RUN, Running, check_process, close_all, stop_all
 from brimful.core.errors import TALLY, BrokenError, StateError, Tally, counted
 from brimful.core.replay import keep_weights
@@ -182,10 +182,8 @@ class ResumableIterator(Iterator[T], Generic[T]):
                 self._items = self._stage.items(self._state)
             item, after = next(self._items, (nothing, None))
             self.stats.waited(began, time.perf_counter())
-            if isinstance(item, Deferred):
-                item = cast(T, item.then(self._made_later))
-            elif after is not None:
-                self.stats.took(item)
+            if after is not None:
+                item = then(item, self._counted)
             return item, after, None
         except StopIteration as error:
             wrong = _no_end(error)
@@ -194,7 +192,7 @@ class ResumableIterator(Iterator[T], Generic[T]):
         except BaseException as error:
             return nothing, None, error
 
-    def _made_later(self, item: T) -> T:
+    def _counted(self, item: T) -> T:
         self.stats.took(item)
         return item
 

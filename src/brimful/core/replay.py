@@ -8,7 +8,7 @@ from contextvars import ContextVar, copy_context
 from itertools import islice
 from typing import Any, Final, Protocol, TypeVar
 
-from brimful.core.errors import TALLY, Tally
+from brimful.core.errors import TALLY, quiet_tally
 from brimful.core.stage import Stage, State, running
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def replayed(stage: Stage[Any], at: State) -> list[Replayed]:
     found: list[Replayed] = []
     context = copy_context()
     context.run(REPLAY.set, found)
-    context.run(TALLY.set, Tally(lambda message: None))
+    context.run(TALLY.set, quiet_tally())
     context.run(_first, stage, at)
     return found
 

@@ -65,13 +65,16 @@ class Stage(ABC, Generic[T_co]):
     holds_shards: ClassVar[bool] = False
     """Whether it is a source of shards, each of which may be read anywhere."""
 
+    plans: ClassVar[bool] = False
+    """Whether its items are the batches that are planned, or shared out, as integers."""
+
     itemwise: ClassVar[bool] = False
     """Whether each item follows from one of upstream and how many came before: ends of epochs mean nothing to it. So are all
     that are `by_row`."""
 
-    @abstractmethod
     def start(self, epoch: int) -> State:
-        """The state before the first item of an epoch."""
+        """The state before the first item of an epoch; by default, that of the stage below."""
+        return self.below[0].start(epoch)
 
     @abstractmethod
     def items(self, at: State) -> Generator[tuple[T_co, State], None, None]:
@@ -95,20 +98,18 @@ class Stage(ABC, Generic[T_co]):
     @property
     def below(self) -> tuple[Stage[Any], ...]:
         """The stages that it reads from: its fields that are stages, or tuples of them."""
-        values = [getattr(self, field.name) for field in dataclasses.fields(cast(Any, self))]
-        several = [value if isinstance(value, tuple) else (value,) for value in values]
+        several = [value if isinstance(value, tuple) else (value,) for value in settings_of(self).values()]
         return tuple(value for group in several for value in group if isinstance(value, Stage))
 
     def over(self, *stages: Stage[Any]) -> Self:
         """The same stage, which reads from others: as many as `below` has, in that order."""
         given = iter(stages)
         changes: dict[str, Any] = {}
-        for field in dataclasses.fields(cast(Any, self)):
-            value = getattr(self, field.name)
+        for name, value in settings_of(self).items():
             if isinstance(value, Stage):
-                changes[field.name] = next(given)
+                changes[name] = next(given)
             elif isinstance(value, tuple) and any(isinstance(one, Stage) for one in value):
-                changes[field.name] = tuple(next(given) for _ in value)
+                changes[name] = tuple(next(given) for _ in value)
         return cast(Self, dataclasses.replace(cast(Any, self), **changes))
 
     # -- questions: by default, what the stages below answer ---------------------------------------------------------------
@@ -236,8 +237,8 @@ class Stage(ABC, Generic[T_co]):
 
     def functions(self) -> list[str]:
         """The functions of the user's that it calls, which no header holds by value, each with its verb: `map(clean)`."""
-        values = [getattr(self, field.name) for field in dataclasses.fields(cast(Any, self))]
-        own = [f"{self.verb}({name_of(getattr(value, 'func', value))})" for value in values if is_function(value)]
+        called = filter(is_function, settings_of(self).values())
+        own = [f"{self.verb}({name_of(getattr(value, 'func', value))})" for value in called]
         return [*(each for one in self.below for each in one.functions()), *own]
 
     def num_items(self, most: int | None = None) -> int | None:
@@ -249,12 +250,12 @@ class Stage(ABC, Generic[T_co]):
     @property
     def planned(self) -> Stage[Any]:
         """The stage that plans the batches of an epoch, while they are still integers."""
-        return self.below[0].planned
+        return self if self.plans else self.below[0].planned
 
     @property
     def limited(self) -> Stage[Any]:
         """The stage that plans the batches, as far as they are taken."""
-        return self.below[0].limited
+        return self if self.plans else self.below[0].limited
 
     @property
     def uneven(self) -> str:
@@ -309,11 +310,7 @@ class Stage(ABC, Generic[T_co]):
 
     def settings(self) -> dict[str, Any]:
         """The parameters that change the order of the data, by the names that users write, as plain JSON."""
-        fields = (field for field in dataclasses.fields(cast(Any, self)) if not field.metadata.get("runtime"))
-        values = {
-            field.name: getattr(self, field.name) for field in fields if field.name not in ("upstream", "upstreams")
-        }
-        return {name: described(value) for name, value in values.items()}
+        return _compared(self, "upstream", "upstreams")
 
     def header(self) -> list[Any]:
         """The description that a state is compared with: the stages from the source on, each a dict of its verb and its settings.
@@ -384,10 +381,7 @@ def described(value: Any) -> Any:
     if hasattr(value, "fingerprint"):
         return value.fingerprint()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        compared = [field for field in dataclasses.fields(value) if not field.metadata.get("runtime")]
-        return {"type": type(value).__name__} | {
-            field.name: described(getattr(value, field.name)) for field in compared
-        }
+        return {"type": type(value).__name__} | _compared(value)
     if callable(value):
         fn = getattr(value, "func", value)
         return {
@@ -397,6 +391,12 @@ def described(value: Any) -> Any:
     if not public or isinstance(value, type):
         return type(value).__name__
     return {"type": type(value).__name__} | {name: described(one) for name, one in public.items()}
+
+
+def _compared(description: Any, *left_out: str) -> dict[str, Any]:
+    """The fields of a dataclass that change the order of the data, as plain JSON."""
+    fields = [field for field in dataclasses.fields(description) if not field.metadata.get("runtime")]
+    return {field.name: described(getattr(description, field.name)) for field in fields if field.name not in left_out}
 
 
 _SHOWN: Final = 100

@@ -168,9 +168,6 @@ class Bucketed(Stage[Any]):
     upstream: Stage[Any]
     to_buckets: ToBuckets
 
-    def start(self, epoch: int) -> State:
-        return self.upstream.start(epoch)
-
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
         tally = TALLY.get()
         with running(self.upstream, at) as batches:

@@ -76,9 +76,6 @@ class Collated(Stage[Any]):
     def why_missing(self, error: Exception) -> str:
         return why_missing(error, self.rules.left_out)
 
-    def start(self, epoch: int) -> State:
-        return self.upstream.start(epoch)
-
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
         from brimful.tensors.columns import ListColumn, columns_of
         from brimful.tensors.explained import remember
@@ -94,7 +91,7 @@ class Collated(Stage[Any]):
                     columns = known.get(batch.window)
                     if columns is None:
                         columns = known[batch.window] = columns_of(batch.window, self.rules, as_tensors)
-                        if batch.static and batch.pieces is None:
+                        if batch.plan.static and batch.plan.pieces is None:
                             _say_varying(
                                 tuple(
                                     one.name

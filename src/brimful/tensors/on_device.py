@@ -41,9 +41,6 @@ class OnDevice(Stage[Any]):
         """While a CUDA graph is captured no other thread may allocate."""
         return replace(self.over(self.upstream.rehearsed(batches)), prefetch=0)
 
-    def start(self, epoch: int) -> State:
-        return self.upstream.start(epoch)
-
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
         copies, inside = copier(self.device, self.copies and self.prefetch > 0), AHEAD.get()
 
