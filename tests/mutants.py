@@ -1133,7 +1133,7 @@ MUTANTS = [
     Mutant(
         "an index counts labels where the loss is taken over shifted ones",
         "batching/labels.py",
-        "if SHIFTED in window.names or",
+        "if SHIFTED in names or",
         "if",
         of(
             "batching/test_micro_batches",

@@ -139,11 +139,6 @@ def test_resume_is_exact_at_every_window() -> None:
     assert_exact_resume(lambda: Planned(tokens([1], [2, 3], [], [4]).stage, 2, LENGTHS, True))  # type: ignore[arg-type]
 
 
-def test_a_size_below_none_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^window must be at least 0 rows \(got -1\)$"):
-        Buffered(streamed([1]).stage, -1)
-
-
 @pytest.mark.parametrize("rows", [bf.from_sequence, bf.from_iterable])
 @pytest.mark.parametrize("sizes", [[(10, 10)] * 10 + [(10, 70)], [(10, 70)]], ids=["one pair", "all pairs"])
 def test_an_automatic_window_is_judged_without_the_pairs_that_are_too_long(rows: Any, sizes: Any) -> None:

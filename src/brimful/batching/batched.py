@@ -49,7 +49,7 @@ def _count_empty(batches: PlannedBatches, asked: bool) -> None:
     empty = np.flatnonzero(np.array(batches.num_tokens) == 0)
     if 0 < len(empty) < len(batches) + asked:
         window, samples = batches.window, batches.part(empty).numbers
-        streamed = window.schema is None  # the rows are here
+        streamed = window.index is None  # the rows are here
         first = f" (one is {where(window.block, int(window.rows[samples.min()]))})" if streamed else ""
         count(
             "empty",

@@ -31,8 +31,9 @@ def counted(batches: PlannedBatches, follow: LabelsFollow) -> Sequence[NumLabels
     Price: 70 ns a sample; 10 ns a token of those that are cut.
     """
     window, numbers, pieces = batches.window, batches.numbers, batches.pieces
-    if SHIFTED in window.names or window.num_labels is None:
-        if pieces is None or loss_labels(window.names):
+    names = window.schema.names
+    if SHIFTED in names or window.num_labels is None:
+        if pieces is None or loss_labels(names):
             return [None] * len(batches)
         counts, firsts = pieces.lengths, pieces.lengths > 0  # each token but the first of a piece
     else:

@@ -10,7 +10,6 @@ import numpy as np
 
 from brimful.batching.batch import Batch, NumLabels
 from brimful.batching.labels import LabelsFollow, counted, read, step_labels
-from brimful.core.errors import settle
 from brimful.core.once import once
 from brimful.core.repeat import endless
 from brimful.core.replay import whole_step
@@ -32,9 +31,6 @@ class MicroBatches(Stage[Batch]):
     upstream: Stage[Batch]
     number: int = runtime()
     labels_follow: LabelsFollow = runtime(LabelsFollow())
-
-    def __post_init__(self) -> None:
-        settle(self, "number", 1, "batch", "micro_batches")
 
     @once
     def over_epochs(self) -> Stage[Batch]:

@@ -15,7 +15,7 @@ from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Sample, call, samples
 from brimful.blocks.ragged import offsets_of
 from brimful.core import random
-from brimful.core.errors import DataError, count, require, where
+from brimful.core.errors import DataError, count, where
 from brimful.core.stage import described, runtime
 from brimful.plan import (
     FixedSize,
@@ -62,17 +62,15 @@ class BatchPlanner(ABC):
     @property
     def in_order(self) -> bool:
         """Whether batches have the samples in arrival order."""
-        return False
+        return self.first_rows > 0
 
     @property
     def first_rows(self) -> int:
         """How many rows the first window needs, where windows of few rows give the same batches; 0: they do not."""
         return 0
 
-    @property
-    def first_share(self) -> float:
-        """How much of an automatic window the first one of a stream has, besides at least 1,024 rows."""
-        return 0.0
+    first_share = 0.0
+    """How much of an automatic window the first one of a stream has, besides at least 1,024 rows."""
 
     @property
     def sizing(self) -> Policy | None:
@@ -128,10 +126,6 @@ class ByPolicy(BatchPlanner):
         return self.policy.n if isinstance(self.policy, FixedSize) and not self.policy.sort else 0
 
     @property
-    def in_order(self) -> bool:
-        return self.first_rows > 0
-
-    @property
     def sizing(self) -> Policy:
         return self.policy
 
@@ -172,15 +166,9 @@ class ByPacking(BatchPlanner):
     overlong: Literal["raise", "truncate", "drop", "split"]
     shuffle: bool
 
-    def __post_init__(self) -> None:
-        require("rows", self.num_rows, 1, "row")
-
     verb = "pack"
     packs = True
-
-    @property
-    def first_share(self) -> float:
-        return 0.4  # 100 of 250 batches: what the last of them lacks is padding
+    first_share = 0.4  # 100 of 250 batches: what the last of them lacks is padding
 
     @property
     def sizing(self) -> Policy:
@@ -275,7 +263,7 @@ class ByKey(BatchPlanner):
         longest: list[NDArray[np.int64]] = []
         start = 0
         while start < len(order):
-            size = self._size(rows[order[start]])
+            size = self.batch_size if isinstance(self.batch_size, int) else int(self.batch_size(rows[order[start]]))
             if size < 1:
                 self._leave(size, where(block, order[start]), int(window.lengths[order[start]].sum()), first)
                 size = 1
@@ -287,10 +275,11 @@ class ByKey(BatchPlanner):
             stop = next((at for at in range(start, stop) if bounds[order[at]] != bound), stop)
             numbers = np.array(order[start:stop])
             batches.append(numbers)
-            longest.append(self._padded(window.lengths[numbers].max(axis=0, initial=1)))
+            longest.append(window.lengths[numbers].max(axis=0, initial=1))
             start = stop
         members, ends = _flat(batches)
         padded = np.array(longest, dtype=np.int64).reshape(len(batches), *window.lengths.shape[1:])
+        padded = padded if self.rounding is None else self.rounding(padded)
         return PlannedBatches(window, members, ends, padded, np.diff(ends), key=key)
 
     def divided(self, parts: int) -> ByKey:
@@ -300,12 +289,6 @@ class ByKey(BatchPlanner):
 
     def complete(self, batches: PlannedBatches, last: bool) -> NDArray[np.bool_]:
         return _full(batches, self.batch_size if isinstance(self.batch_size, int) else None, last)
-
-    def _padded(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.maximum(longest, 1) if self.rounding is None else self.rounding(longest)
-
-    def _size(self, longest: Sample) -> int:
-        return self.batch_size if isinstance(self.batch_size, int) else int(self.batch_size(longest))
 
     def _leave(self, size: int, place: str, tokens: int, first: bool) -> None:
         """A sample that no batch may have, as `batch_size` says; an error, unless it is left alone or dropped, and counted."""

@@ -7,13 +7,13 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Generic, NamedTuple, TypeVar, cast, get_args
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from brimful.batching.batch import Uneven, filler
 from brimful.batching.distributed import Rank, resolve, say_split_groups
 from brimful.batching.rendezvous import AHEAD_ROUNDS, Rendezvous, store_of
 from brimful.core.background import Channel, close_together
-from brimful.core.errors import DataError, StateError, one_of, settle
+from brimful.core.errors import DataError, StateError
 from brimful.core.replay import REPLAY, replayed
 from brimful.core.stage import END, Stage, State, running, runtime, shown
 
@@ -46,10 +46,6 @@ class RoundRobin(Stage[T]):
     uneven: Uneven = runtime("pad")
     timeout_seconds: float = runtime(600.0)
     ahead: int = runtime(1)
-
-    def __post_init__(self) -> None:
-        settle(self, "num_streams", 1, "stream", "streams")
-        one_of("uneven", self.uneven, *get_args(Uneven))
 
     def start(self, epoch: int) -> State:
         starts = {str(stream): self._stream(stream).start(epoch) for stream in range(self.num_streams)}

@@ -14,7 +14,7 @@ from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import Ragged, array_of, ragged
 from brimful.core.errors import ORIGIN
 from brimful.core.once import once
-from brimful.index.index import RowSpans
+from brimful.index.index import Index, RowSpans
 
 IntArray: TypeAlias = NDArray[np.int64]
 
@@ -30,9 +30,7 @@ class PlanningWindow:
         locate: gives a block that holds rows of these numbers and, int64, which row of it each of them is; called when the
             first sample is wanted, once for all of them.
         crc32: the checksum that a replay must reproduce; 0 where the header says it already.
-        num_labels_at: counts the labels of rows without reading them, where the index knows them: see `index.index.Index`.
-        schema: of the rows, where they need not be here for it.
-        spans_at: gives all columns of rows where that needs no block: see `index.index.Index.spans`.
+        index: of the rows, where they need not be here: it knows their columns, perhaps also their labels, without a block.
         texts_at: gives the text of rows of the data set, which windows do not hold; None where the rows have none.
     """
 
@@ -42,9 +40,7 @@ class PlanningWindow:
     samples: IntArray
     locate: Callable[[IntArray], tuple[Block, IntArray]]
     crc32: int = 0
-    num_labels_at: Callable[[IntArray], IntArray] | None = None
-    schema: Callable[[], pa.Schema] | None = None
-    spans_at: Callable[[IntArray], dict[str, RowSpans] | None] | None = None
+    index: Index | None = None
     texts_at: Callable[[IntArray], list[str] | None] = lambda numbers: None
 
     def __len__(self) -> int:
@@ -53,13 +49,14 @@ class PlanningWindow:
     @once
     def num_labels(self) -> IntArray | None:
         """For each sample: its labels, those that are trained on, and whether the first one is, int64 (3, n); None: not known."""
-        return None if self.num_labels_at is None else self.num_labels_at(self.samples)
+        if self.index is None or not self.index.knows_labels:
+            return None
+        return self.index.num_labels_at(self.samples)
 
     @property
-    def names(self) -> list[str]:
-        """The columns of the rows."""
-        schema: pa.Schema = self.block.schema if self.schema is None else self.schema()
-        return list(schema.names)
+    def schema(self) -> pa.Schema:
+        """The columns and types of the rows."""
+        return self.block.schema if self.index is None else self.index.schema
 
     def part(self, numbers: IntArray) -> PlanningWindow:
         """The window as far as some of its samples go, so that no other rows are located."""
@@ -88,7 +85,7 @@ class PlanningWindow:
     @once
     def spans(self) -> dict[str, RowSpans] | None:
         """All columns of the samples, where these can be had sooner without `block`, which is not there yet."""
-        return None if self.spans_at is None or self.located else self.spans_at(self.samples)
+        return None if self.index is None or self.located else self.index.spans(self.samples)
 
     @once
     def origins(self) -> PlanningWindow:

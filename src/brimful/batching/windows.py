@@ -21,7 +21,6 @@ from brimful.blocks.choice import Choice
 from brimful.blocks.ragged import EMPTY, MASK, concat, fingerprint, token_counts, unmasked
 from brimful.blocks.texts import TokenizedText, texts_in
 from brimful.core.distinct import distinct
-from brimful.core.errors import settle
 from brimful.core.once import once
 from brimful.core.repeat import Waiting, endless, passed
 from brimful.core.stage import END, Stage, State, running, runtime
@@ -64,9 +63,6 @@ class Windowed(Stage[PlanningWindow]):
     batches: int | None = runtime(None)
     unmasked: tuple[str, ...] = runtime(())
     text: TokenizedText = runtime(TokenizedText())
-
-    def __post_init__(self) -> None:
-        settle(self, "size", 0, "rows", "window")
 
     def settings(self) -> dict[str, Any]:
         return {"window": self.size or "auto", "length_column": [*self.length_columns]}
@@ -225,18 +221,8 @@ class Planned(Windowed):
         while first != count:
             last = first + (size if count is None else window_ends(count - first, size))
             numbers = rows(first, last)
-            labels = index.num_labels_at if index.knows_labels else None
-            window = PlanningWindow(
-                epoch,
-                number,
-                self._lengths(numbers),
-                numbers,
-                index.locate,
-                num_labels_at=labels,
-                schema=lambda: index.schema,
-                spans_at=index.spans,
-                texts_at=self._texts_at,
-            )
+            lengths = self._lengths(numbers)
+            window = PlanningWindow(epoch, number, lengths, numbers, index.locate, index=index, texts_at=self._texts_at)
             number += 1
             if count is None:
                 passed(self, (last - at[1] * size) // len(index))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from brimful.core.background import read_ahead
-from brimful.core.errors import settle
 from brimful.core.replay import REPLAY
 from brimful.core.stage import Stage, State, runtime
 
@@ -80,9 +79,6 @@ class Ahead(Stage[T]):
     depth: int = runtime()
     name: str = runtime("ahead")
     itemwise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        settle(self, "depth", 1, "item")
 
     def items(self, at: State) -> Generator[tuple[T, State], None, None]:
         yield from items_ahead(lambda: self.upstream.items(at), self.depth, self.name)

@@ -266,7 +266,7 @@ def columns_of(window: PlanningWindow, rules: ColumnRules, as_tensors: bool = Tr
     Price: about 30 ns a sample and list column.
     """
     spans = window.spans if as_tensors else None
-    schema = window.block.schema if spans is None or window.schema is None else window.schema()
+    schema = window.block.schema if spans is None else window.schema
     left_out = texts_in(schema, rules.left_out)
     fields = {one.name: one for one in schema if not one.name.startswith(HIDDEN) and one.name not in left_out}
     _check_names(fields, rules)
