@@ -33,7 +33,7 @@ def resolve(rank: int | None = None, world_size: int | None = None, group: Any =
     if rank is None or world_size is None:
         rank, world_size = _of_group(group) if group is not None else _of_process()
     if not 0 <= rank < world_size:
-        raise ValueError(f"rank must be at least 0 and below world_size={world_size} (got {rank})")
+        raise ValueError(f"rank must be at least 0 and below world_size={world_size:,} (got {rank:,})")
     return Rank(rank, world_size)
 
 

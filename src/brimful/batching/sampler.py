@@ -10,20 +10,21 @@ from itertools import islice
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from brimful.batching.batch import Batch
 from brimful.batching.batched import Batched, ShuffleBatches, check_shuffle
+from brimful.batching.distributed import resolve
 from brimful.batching.planners import ByPolicy
 from brimful.batching.sharded import Sharded
 from brimful.batching.windows import Planned, auto_rows
 from brimful.core.above import GUARD, ReadsAhead
-from brimful.core.errors import TALLY, DataError, StateError, Tally, integer, logger, one_of, truth
+from brimful.core.errors import TALLY, DataError, StateError, Tally, integer, logger, one_of
 from brimful.core.once import once
-from brimful.core.stage import VERSION, Stage, State, check_header, described, running
+from brimful.core.stage import VERSION, Stage, State, check_header, running
 from brimful.core.states import check_form, position_of, restored_elsewhere, sealed
 from brimful.index.sequence import FromSequence, LengthIndex
-from brimful.plan import FixedSize, Overlong, Policy, as_lengths, plan_with
+from brimful.plan import Overlong, Policy, as_lengths, plan_with
 from brimful.plan.plan import is_policy
 
 _ENOUGH = 10_000  # lengths by which a window is sized
@@ -113,33 +114,25 @@ class BatchSampler:
     ) -> None:
         if not is_policy(policy):
             raise TypeError(f"policy must have plan and max_length, as bf.TokenBudget(16_384) does (got {policy!r})")
-        if isinstance(window, str):
-            one_of("window", window, "auto")
-        else:
-            window = integer("window", window, 1, "sample")
-        world_size, rank = integer("world_size", world_size, 1), integer("rank", rank, None)
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank must be at least 0 and below world_size={world_size:,} (got {rank:,})")
+        world_size = integer("world_size", world_size, 1)
+        self.rank, self.world_size = resolve(integer("rank", rank, None), world_size)
         one_of("uneven", uneven, "wrap", "drop", "raise")
         one_of("overlong", overlong, *get_args(Overlong))
-        truth("shuffle", shuffle)
-        truth("drop_last", drop_last)
-        in_order = isinstance(policy, FixedSize) and not policy.sort
-        self.policy, self.rank, self.world_size, self.uneven = policy, rank, world_size, uneven
-        self.drop_last: bool = drop_last or uneven == "drop"  # what Accelerate asks, which then shards the batches out
-        self._samples = LengthIndex(as_lengths(lengths))
-        self._window = window
-        self._settings: dict[str, Any] = {
-            "shuffle": shuffle,
-            "overlong": overlong,
-            "drop_last": drop_last,
-            "shuffle_batches": check_shuffle(shuffle if shuffle_batches is None else shuffle_batches) and not in_order,
-            "balance_group": integer("balance_group", balance_group, 1, "batch"),
-            "seed": integer("seed", seed, None),
-        }
-        values, longest = self._samples.values, policy.max_length
+        self.policy, self.uneven = policy, uneven
+        values, longest = as_lengths(lengths), policy.max_length
         if overlong == "raise" and values.ndim == 1 and longest is not None and values.max(initial=0) > longest:
             policy.plan(values)  # which says which sample, and what to do
+        if isinstance(window, str):
+            one_of("window", window, "auto")
+            window = _auto_rows(policy, values)
+        self._rows = integer("window", window, 1, "sample")
+        self._samples = FromSequence(LengthIndex(values), shuffle, seed)
+        windows = Planned(self._samples, self._rows, lengths_required=True)
+        planner = ByPolicy(policy, overlong)
+        shuffled = check_shuffle(shuffle if shuffle_batches is None else shuffle_batches) and not planner.in_order
+        self._batches = Batched(windows, planner, drop_last, shuffled, balance_group, seed)
+        self._shard = Sharded(self._batches, self.rank, world_size, uneven=uneven)
+        self.drop_last: bool = drop_last or uneven == "drop"  # what Accelerate asks, which then shards the batches out
         self._epoch = 0
         self._restored: tuple[int, State] | None = None  # where the next iteration begins, in the epoch that it names
         self._running: _Run | None = None  # since the last `iter` that a list was taken from
@@ -190,7 +183,7 @@ class BatchSampler:
         return self._shard.steps_of(self._checked(self._count()))
 
     def __repr__(self) -> str:
-        return f"BatchSampler({len(self._samples):,} samples, {self.policy}, rank {self.rank} of {self.world_size})"
+        return f"BatchSampler({self._samples.count:,} samples, {self.policy}, rank {self.rank} of {self.world_size})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_tally"}  # it holds a lock
@@ -284,7 +277,7 @@ class BatchSampler:
                 f"both Accelerate ({run.reader.processes} processes) and this BatchSampler ({self.world_size} ranks) shard the "
                 "batches. Leave rank and world_size of the BatchSampler out"
             )
-        if self._repeated == run.epoch and self._settings["shuffle"]:
+        if self._repeated == run.epoch and self._samples.shuffle:
             logger.warning("epoch %d again, in the same order: call set_epoch(epoch) before each epoch", run.epoch)
         self._restored, self._running = None, run
         if self.uneven == "raise" and self.world_size > 1:
@@ -309,7 +302,7 @@ class BatchSampler:
 
     def _count(self) -> int:
         """How many batches all ranks have in the epoch."""
-        epoch = self._epoch if self._settings["shuffle"] else 0
+        epoch = self._epoch if self._samples.shuffle else 0
         if self._counted is None or self._counted[0] != epoch:
             self._counted = epoch, sum(1 for _ in self._run(self._batches, self._batches.start(epoch)))
         return self._counted[1]
@@ -321,8 +314,6 @@ class BatchSampler:
                 f"{self.world_size:,} ranks; choose uneven='wrap' or 'drop'"
             )
         return batches
-
-    # -- the stages ------------------------------------------------------------------------------------------------------
 
     def _run(self, stage: Stage[Batch], place: State) -> Generator[tuple[Batch, State], None, None]:
         """The items of a stage, so that what the planner leaves out or cuts is logged once."""
@@ -337,40 +328,19 @@ class BatchSampler:
         return Tally()
 
     @once
-    def _shard(self) -> Sharded:
-        return Sharded(self._batches, self.rank, self.world_size, uneven=self.uneven)
-
-    @once
-    def _batches(self) -> Batched:
-        settings = self._settings
-        samples = FromSequence(self._samples, settings["shuffle"], settings["seed"])
-        windows = Planned(samples, self._rows, lengths_required=True)
-        planner = ByPolicy(self.policy, settings["overlong"])
-        return Batched(
-            windows,
-            planner,
-            settings["drop_last"],
-            settings["shuffle_batches"],
-            settings["balance_group"],
-            settings["seed"],
-        )
-
-    @once
-    def _rows(self) -> int:
-        """Samples in a window."""
-        if not isinstance(self._window, str):
-            return self._window
-        count = len(self._samples)
-        lengths = self._samples.values[np.linspace(0, count - 1, min(count, _ENOUGH), dtype=np.int64)]
-        if lengths.ndim == 2:  # which pairs are too long, only the policy can say
-            kept = plan_with(self.policy, lengths, "drop")[0].batches
-            lengths = lengths[np.concatenate(kept)] if kept else lengths[:0]
-        return auto_rows(self.policy, lengths) if len(lengths) else 1
-
-    @once
     def _header(self) -> dict[str, Any]:
-        header = {"verb": "BatchSampler", **self._samples.fingerprint(), "policy": described(self.policy)}
-        return header | self._settings | {"window": self._rows}
+        names = "drop_last", "shuffle_batches", "balance_group"
+        order = {name: getattr(self._batches, name) for name in names} | {"window": self._rows}
+        return {"verb": "BatchSampler"} | self._samples.settings() | self._batches.planner.settings() | order
+
+
+def _auto_rows(policy: Policy, lengths: NDArray[np.int64]) -> int:
+    """The samples in an automatic window."""
+    sample = lengths[np.linspace(0, len(lengths) - 1, min(len(lengths), _ENOUGH), dtype=np.int64)]
+    if sample.ndim == 2:  # which pairs are too long, only the policy can say
+        kept = plan_with(policy, sample, "drop")[0].batches
+        sample = sample[np.concatenate(kept)] if kept else sample[:0]
+    return auto_rows(policy, sample) if len(sample) else 1
 
 
 @dataclass
