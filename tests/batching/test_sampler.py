@@ -209,6 +209,19 @@ def test_pairs_of_lengths() -> None:
     assert max(len(one) * pairs[one].max(axis=0).sum() for one in lists) <= 240
 
 
+def test_each_stretch_of_a_stratified_order_has_short_and_long_batches() -> None:
+    lengths = np.arange(1, 801)
+
+    def spread(order: Any) -> float:
+        """How much stretches of ten batches differ in length."""
+        lists = list(sampler(lengths, bf.FixedSize(8), window=800, shuffle=False, shuffle_batches=order))
+        assert sorted(chain(*lists)) == list(range(800))
+        longest = lengths[[batch[0] for batch in lists]]
+        return float(longest.reshape(-1, 10).mean(axis=1).std())
+
+    assert spread("stratified") < spread(True) / 3 < spread(False) / 3
+
+
 # -- what cannot be placed, what cannot be set -----------------------------------------------------------------------------
 
 
