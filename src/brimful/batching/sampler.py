@@ -129,7 +129,8 @@ class BatchSampler:
         self._samples = FromSequence(LengthIndex(values), shuffle, seed)
         windows = Planned(self._samples, self._rows, lengths_required=True)
         planner = ByPolicy(policy, overlong)
-        shuffled = check_shuffle(shuffle if shuffle_batches is None else shuffle_batches) and not planner.in_order
+        shuffle_batches = check_shuffle(shuffle if shuffle_batches is None else shuffle_batches)
+        shuffled = False if planner.in_order else shuffle_batches
         self._batches = Batched(windows, planner, drop_last, shuffled, balance_group, seed)
         self._shard = Sharded(self._batches, self.rank, world_size, uneven=uneven)
         self.drop_last: bool = drop_last or uneven == "drop"  # what Accelerate asks, which then shards the batches out
