@@ -30,9 +30,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 import brimful as bf
-from brimful.batching.batched import Batched
+from brimful.batching.batched import Batched, Narrowed
 from brimful.batching.micro_batches import MicroBatches
-from brimful.batching.narrowed import Narrowed
 from brimful.batching.planners import ByKey, ByPacking, ByPolicy
 from brimful.batching.round_robin import RoundRobin
 from brimful.batching.sharded import Sharded

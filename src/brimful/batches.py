@@ -9,11 +9,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, TypeVar, cast, get_args
 
 from brimful.batching.batch import Batch, Uneven
-from brimful.batching.batched import Batched, ShuffleBatches, check_shuffle
+from brimful.batching.batched import Batched, Narrowed, ShuffleBatches, check_shuffle
 from brimful.batching.distributed import check_group, world_size_here
 from brimful.batching.labels import LabelsFollow
 from brimful.batching.micro_batches import MicroBatches
-from brimful.batching.narrowed import Narrowed
 from brimful.batching.planners import BatchPlanner
 from brimful.batching.round_robin import RoundRobin
 from brimful.batching.window import PlanningWindow
@@ -425,7 +424,7 @@ class Batches:
         >>> samples.batch_by_tokens(16, buckets=[4, 8]).shapes()
         {(2, 8): 2, (1, 4): 1}
         """
-        if not self.stage.batch_layout.as_tensors:
+        if not self.stage.collated.layout.as_tensors:
             _say_planned()
         found = Counter((batch.padded_size, *batch.widths) for batch in self.plans(epoch))
         return dict(found.most_common())
@@ -454,7 +453,7 @@ class Batches:
         """
         from brimful.tensors.explained import explained
 
-        column = self.stage.column_rules.length_columns[0]
+        column = self.stage.collated.rules.length_columns[0]
         made = self.stage.planned.tokenizers().get(column, ())
         return explained(batch, column, lambda tokens: made[0].text(tokens) if len(made) == 1 else None)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.batching.batch import Batch, PlannedBatches
+from brimful.batching.batch import Batch, PlannedBatches, apart
 from brimful.batching.labels import LabelsFollow
 from brimful.batching.planners import BatchPlanner
 from brimful.batching.sharded import Sharded
@@ -212,3 +212,19 @@ class Batched(Stage[Batch]):
         if self.shuffle_batches == "stratified":
             return low_discrepancy_order(num_groups, key)
         return random.permutation(num_groups, key) if self.shuffle_batches else np.arange(num_groups)
+
+
+@dataclass(frozen=True)
+class Narrowed(Stage[Batch]):
+    """The batches, each with a window of its own samples: for data whose rows are fetched one by one, and cost more than the call
+    that fetches several. The state is passed on."""
+
+    verb = ""
+    itemwise = True
+
+    upstream: Stage[Batch]
+
+    def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
+        with running(self.upstream, at) as batches:
+            for batch, after in batches:
+                yield apart(batch), after

@@ -44,7 +44,7 @@ class MicroBatches(Stage[Batch]):
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
         size = [self.number, self.upstream.num_ranks]
         left, labels = self.number, None
-        if is_inside(at):
+        if isinstance(at, dict) and at.keys() == {"step", "after"}:
             *saved, to_come, known = at["step"]
             if saved == size:
                 left, labels = to_come, known and NumLabels(*known)
@@ -77,11 +77,6 @@ class MicroBatches(Stage[Batch]):
         return step_labels(
             [labels or read(batch, self.labels_follow) for labels, batch in zip(found, step, strict=True)]
         )
-
-
-def is_inside(state: State) -> bool:
-    """Whether a state is one inside a step."""
-    return isinstance(state, dict) and state.keys() == {"step", "after"}
 
 
 def check_accumulation(batches: int | None, given: int, setting: str) -> None:

@@ -121,22 +121,17 @@ class Rendezvous:
             if waited > patience:
                 if self._runs.words is not None:
                     raise RankError(self._runs.words)
-                self._look_for_another()
+                if (other := self._runs.other()) is not None:
+                    self._name, words = other
+                    error = StateError(words)
+                    self.fail(error, posted=-1)
+                    raise error
             if min(self._waited, waited) > self._timeout_seconds:
                 late = f"rank 0 (never came{self._runs.wants(0)})"
                 raise TimeoutError(
                     f"waited {self._timeout_seconds:g} seconds for {late} to begin a run like that of rank {self._rank}: {_WHY}"
                 )
         raise Stopped
-
-    def _look_for_another(self) -> None:
-        """All ranks must read the same data in the same way, from one place on; rank 0 says which."""
-        other = self._runs.other()
-        if other is not None:
-            self._name, words = other
-            error = StateError(words)
-            self.fail(error, posted=-1)
-            raise error
 
     def _outcome(self, number: int) -> int:
         noticed = 0.0

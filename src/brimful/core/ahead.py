@@ -22,18 +22,15 @@ HANDED_ON: Final[ContextVar[bool]] = ContextVar("brimful_handed_on", default=Fal
 """Whether a stage of ours takes the items of an iterator here, and hands on the deferred ones as they are."""
 
 
+@dataclass(frozen=True)
 class Deferred(Generic[T]):
     """An item that is made by whoever takes it."""
 
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-
-    def made(self) -> T:
-        return self._make()
+    made: Callable[[], T]
 
     def then(self, fn: Callable[[T], R]) -> Deferred[R]:
         """`fn` of the item, deferred as well."""
-        return Deferred(lambda: fn(self._make()))
+        return Deferred(lambda: fn(self.made()))
 
 
 def then(item: Any, fn: Callable[[Any], Any]) -> Any:

@@ -131,12 +131,10 @@ def integer(name: str, value: Any, least: int | None = 0, unit: str = "", most: 
     return number
 
 
-def settle(
-    description: Any, field: str, least: int | None = 0, unit: str = "", name: str | None = None, most: int = MOST
-) -> None:
+def settle(description: Any, field: str, least: int | None = 0, unit: str = "", most: int = MOST) -> None:
     """Checks a field of a frozen dataclass that counts something, as `integer` does, and keeps it as that says; from
-    `__post_init__`. `name`: the name that the user knows."""
-    object.__setattr__(description, field, integer(name or field, getattr(description, field), least, unit, most))
+    `__post_init__`."""
+    object.__setattr__(description, field, integer(field, getattr(description, field), least, unit, most))
 
 
 def finite(name: str, value: Any) -> float:

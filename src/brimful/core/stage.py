@@ -263,9 +263,9 @@ class Stage(ABC, Generic[T_co]):
         return self.below[0].uneven if self.below else ""
 
     @property
-    def batch_layout(self) -> Any:
-        """The layout of the samples of a batch in its tensors."""
-        return self.below[0].batch_layout
+    def collated(self) -> Any:
+        """The stage that makes the batches, which knows the rules for their columns and their layout."""
+        return self.below[0].collated
 
     def sharded(self, **how: Any) -> Stage[T_co]:
         """The batches of one data-parallel rank: rank, world_size, group, uneven, timeout_seconds."""
@@ -289,11 +289,6 @@ class Stage(ABC, Generic[T_co]):
     def shapes(self) -> list[tuple[int, ...]] | None:
         """The few shapes (rows, tokens) that all batches have; None where these are not known before they come."""
         return self.below[0].shapes() if self.below else None
-
-    @property
-    def column_rules(self) -> Any:
-        """The rules by which each column is batched."""
-        return self.below[0].column_rules
 
     def unpadded(self) -> Stage[Any] | None:
         """The same batches, padded by what comes next; None where that cannot be."""

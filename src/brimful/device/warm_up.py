@@ -153,7 +153,7 @@ class Synthetic(Stage[Any]):
 def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, None]]:
     """The shapes of batches, and a batch of each that went through all stages after the one that makes tensors."""
     alone = batches.shard(0, 1) if batches.sharded else batches  # no other rank is waited for
-    layout = alone.stage.batch_layout
+    layout = alone.stage.collated.layout
     if layout.varies:
         raise ValueError(
             f"warm_up cannot know the shapes of layout='{layout.name}' before they come; call the step yourself, or batch with "

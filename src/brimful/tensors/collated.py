@@ -48,12 +48,8 @@ class Collated(Stage[Any]):
     verb: str = runtime("batch")
 
     @property
-    def column_rules(self) -> ColumnRules:
-        return self.rules
-
-    @property
-    def batch_layout(self) -> Layout:
-        return self.layout
+    def collated(self) -> Collated:
+        return self
 
     def settings(self) -> dict[str, Any]:
         return {"token_columns": described(self.rules.token_columns)}
