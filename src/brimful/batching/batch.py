@@ -230,13 +230,7 @@ class Batch:
         """The padded length, by length column."""
         return self.plan.shapes[self.place][1:]
 
-    def of(
-        self,
-        own: IntArray,
-        padded_size: int,
-        padded_length: int | tuple[int, ...] | None = None,
-        weight: float | None = None,
-    ) -> Batch:
+    def of(self, own: IntArray, padded_size: int, padded_length: int | tuple[int, ...] | None = None) -> Batch:
         """A batch of some of its samples, or pieces, by their places in it, perhaps of another shape."""
         length = self.padded_length if padded_length is None else padded_length
         pieces = None if self.pieces is None else PackedPieces(*(field[own] for field in self.pieces))
@@ -249,7 +243,7 @@ class Batch:
             pieces=pieces,
             keys=np.array([self._number]),
         )
-        return replace(self, plan=plan, place=0, weight=self.weight if weight is None else weight)
+        return replace(self, plan=plan, place=0)
 
     @property
     def _number(self) -> int:
@@ -264,7 +258,7 @@ def _numbers(array: NDArray[Any]) -> list[int]:
 def filler(batch: Batch) -> Batch:
     """One real row of a batch, without weight; of a static shape, and copies up to it."""
     own = np.arange(1) if batch.pieces is None else np.flatnonzero(batch.pieces.rows == 0)
-    return batch.of(own, padded_size=batch.padded_size if batch.plan.static else 1, weight=0.0)
+    return replace(batch.of(own, padded_size=batch.padded_size if batch.plan.static else 1), weight=0.0)
 
 
 def apart(batch: Batch) -> Batch:

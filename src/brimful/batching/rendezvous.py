@@ -106,10 +106,21 @@ class Rendezvous:
             Stopped: the run was closed meanwhile.
         """
         with self._reached():
-            count = self._outcome(number)
-            if self._rank == 0 and number > AHEAD_ROUNDS:  # all have posted this one, so have the outcomes before those
-                self._store.delete_key(f"{self._name}/{number - AHEAD_ROUNDS - 1}")
-        return count
+            noticed = 0.0
+            for waited in self._looks():
+                ranks, count = divmod(int(self._store.add(f"{self._name}/{number}", 0)), _POSTED)
+                if ranks == self._world_size:
+                    if self._rank == 0 and number > AHEAD_ROUNDS:  # all have the outcomes of rounds before those
+                        self._store.delete_key(f"{self._name}/{number - AHEAD_ROUNDS - 1}")
+                    return count
+                if waited - noticed > _NOTICE:
+                    noticed = waited
+                    self._look_for_gone(number)
+                    if min(self._waited, waited) > self._timeout_seconds:
+                        error = TimeoutError(self._missing(number))
+                        self.fail(error, posted=number - 1)  # others may wait longer, or lose the store with this rank
+                        raise error
+        raise Stopped
 
     def _joined(self) -> str:
         """The name of the run of rank 0's that is like this one, as soon as there is one."""
@@ -131,21 +142,6 @@ class Rendezvous:
                 raise TimeoutError(
                     f"waited {self._timeout_seconds:g} seconds for {late} to begin a run like that of rank {self._rank}: {_WHY}"
                 )
-        raise Stopped
-
-    def _outcome(self, number: int) -> int:
-        noticed = 0.0
-        for waited in self._looks():
-            ranks, count = divmod(int(self._store.add(f"{self._name}/{number}", 0)), _POSTED)
-            if ranks == self._world_size:
-                return count
-            if waited - noticed > _NOTICE:
-                noticed = waited
-                self._look_for_gone(number)
-                if min(self._waited, waited) > self._timeout_seconds:
-                    error = TimeoutError(self._missing(number))
-                    self.fail(error, posted=number - 1)  # others may wait longer, or lose the store with this rank
-                    raise error
         raise Stopped
 
     def _looks(self) -> Iterator[float]:

@@ -84,12 +84,6 @@ class RoundRobin(Stage[T]):
         finally:
             close_together([one.channel for one in readers.values() if one.channel is not None])
 
-    def stream(self, number: int, count: int) -> Stage[T]:
-        raise AssertionError("streams are taken in turn once")
-
-    def num_items(self, most: int | None = None) -> int | None:
-        return None
-
     def sharded(self, **how: Any) -> RoundRobin[T]:
         return replace(self, is_sharded=True, **how)
 

@@ -12,7 +12,7 @@ import math
 import random as python
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -242,19 +242,13 @@ def generators_of(fn: Callable[..., Any]) -> list[Any]:
             if getattr(value, "seed", None) is not None and getattr(value, "generator", 0) is None:
                 getattr(value, "create_rng", lambda: None)()
             inside = [*getattr(value, "__dict__", {}).values(), getattr(value, "__self__", None)]
-            inside += [cell.cell_contents for cell in getattr(value, "__closure__", None) or () if _is_filled(cell)]
+            for cell in getattr(value, "__closure__", None) or ():
+                with suppress(ValueError):  # there is nothing in it yet
+                    inside.append(cell.cell_contents)
             if isinstance(value, partial):
                 inside += [value.func, *value.args, *value.keywords.values()]
             waiting += [(one, depth + 1) for one in inside]
     return found
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018  it raises where there is nothing yet
-    except ValueError:
-        return False
-    return True
 
 
 def _is_generator(value: Any) -> bool:

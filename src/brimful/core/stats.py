@@ -57,20 +57,18 @@ class Stats(Mapping[str, Any]):
     iterator logs one warning.
     """
 
-    batches: int
-    samples: int
-    tokens: int
-    slots: int
-    seconds: float
-    seconds_waited: float
-    seconds_to_first: float
+    batches: int = 0
+    samples: int = 0
+    tokens: int = 0
+    slots: int = 0
+    seconds: float = 0.0
+    seconds_waited: float = 0.0
+    seconds_to_first: float = 0.0
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
         self._shapes: set[tuple[int, ...]] = set()
         self._warned = False
-        self.batches = self.samples = self.tokens = self.slots = 0
-        self.seconds = self.seconds_waited = self.seconds_to_first = 0.0
         self._first: float | None = None
         self._logged = (0.0, 0.0)  # seconds, and those waited, up to the last `log_to`
 
