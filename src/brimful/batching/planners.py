@@ -17,17 +17,7 @@ from brimful.blocks.ragged import offsets_of
 from brimful.core import random
 from brimful.core.errors import DataError, count, where
 from brimful.core.stage import described, runtime
-from brimful.plan import (
-    FixedSize,
-    Overlong,
-    OverlongError,
-    Packed,
-    Plan,
-    Policy,
-    divided,
-    plan_with,
-    split_long,
-)
+from brimful.plan import FixedSize, Overlong, OverlongError, Packed, Plan, Policy, divided, plan_with, split_long
 from brimful.plan.balancing import in_turns, part_sums
 from brimful.plan.budget import sample_costs, share
 from brimful.plan.rounded import Rounded, Rounding

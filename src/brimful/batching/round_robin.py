@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from brimful.batching.batch import Uneven, filler
 from brimful.batching.distributed import Rank, resolve, say_split_groups
@@ -100,11 +100,10 @@ class RoundRobin(Stage[T]):
         while any(entry != END for entry in entries.values()):
             stream = place % self.num_streams
             place += 1
-            taken = readers[stream].take()
-            entries[str(stream)] = taken.entry
-            if taken.item is not None:
+            item, entries[str(stream)] = readers[stream].take()
+            if item is not None:
                 over = all(entry == END for entry in entries.values())
-                yield self._weighed(taken.item), END if over else at | {"next": place, "streams": dict(entries)}
+                yield self._weighed(item), END if over else at | {"next": place, "streams": dict(entries)}
 
     def _together(
         self, at: State, readers: dict[int, StreamReader[T]], rank: Rank
@@ -121,7 +120,7 @@ class RoundRobin(Stage[T]):
         rounds = Channel(lambda: self._rounds(at["next"], readers, rendezvous), 1, "streams")
         with closing(rounds), closing(rendezvous):
             pending = rounds.items(rendezvous.waiting)
-            held: dict[int, Taken[T]] = {}  # by their places
+            held: dict[int, tuple[T | None, State]] = {}  # what came of streams, by their places
             entries = {str(stream): at["streams"][str(stream)] for stream in readers}
             place = at["next"]
             end = place - place % self.num_streams  # of the rounds that go on, as far as they are known
@@ -138,13 +137,12 @@ class RoundRobin(Stage[T]):
                         end += self.num_streams
                 if place >= end or (self.uneven == "drop" and end < place + rank.world_size):
                     return
-                one = held.pop(mine, None)
+                stream = str(mine % self.num_streams)
+                found, entries[stream] = held.pop(mine, (None, entries[stream]))
                 place += rank.world_size
-                if one is not None:
-                    entries[str(mine % self.num_streams)] = one.entry
-                if one is not None and one.item is not None:
-                    spare = one.item if spare is None and at["next"] == 0 else spare
-                    item = self._weighed(one.item)
+                if found is not None:
+                    spare = found if spare is None and at["next"] == 0 else spare
+                    item = self._weighed(found)
                 else:
                     spare = self._any_item(at["epoch"], [*readers]) if spare is None else spare
                     item = cast(T, filler(spare))
@@ -152,10 +150,10 @@ class RoundRobin(Stage[T]):
 
     def _rounds(
         self, place: int, readers: dict[int, StreamReader[T]], rendezvous: Rendezvous
-    ) -> Generator[dict[int, Taken[T]], None, None]:
+    ) -> Generator[dict[int, tuple[T | None, State]], None, None]:
         """This rank's part of each round that goes on: by stream, from the place of the next step on."""
         first, done = divmod(place, self.num_streams)
-        held: deque[tuple[int, dict[int, Taken[T]]]] = deque()
+        held: deque[tuple[int, dict[int, tuple[T | None, State]]]] = deque()
         failure: Exception | None = None
         over = False
         try:
@@ -166,7 +164,8 @@ class RoundRobin(Stage[T]):
                         still = [stream for stream in readers if number > first or stream >= done]
                         taken = {stream: readers[stream].take() for stream in still}
                         given = len(readers) - len(still)  # before the state, in the middle of the first round
-                        rendezvous.post(number, given + sum(one.first for one in taken.values()))
+                        firsts = (item is not None and not began_again(entry) for item, entry in taken.values())
+                        rendezvous.post(number, given + sum(firsts))
                         held.append((number, taken))
                     except Exception as error:  # raised once the rounds before it are out
                         failure = error
@@ -211,15 +210,6 @@ class RoundRobin(Stage[T]):
         return cast(T, replace(cast(Any, item), weight=1.0, may_fill=fills))
 
 
-class Taken(NamedTuple, Generic[T]):
-    """The part of a stream in a round: an item, or None; the stream's entry in the state after it; whether it is of the
-    stream's first time through the epoch."""
-
-    item: T | None
-    entry: State
-    first: bool
-
-
 class StreamReader(Generic[T]):
     """One stream, `ahead` of whose items a thread reads; at its end begun again where `wrap` says so.
 
@@ -234,8 +224,8 @@ class StreamReader(Generic[T]):
             entry = entry["again"] if wrap else END
         self._open(entry)
 
-    def take(self) -> Taken[T]:
-        """The next item; at the end None, or the epoch's first one again."""
+    def take(self) -> tuple[T | None, State]:
+        """The next item, and the stream's entry in the state after it; at the end None, or the epoch's first one again."""
         item, after = next(self._items, (None, END))
         if item is None and self._wrap:
             if self.channel is not None:
@@ -243,7 +233,7 @@ class StreamReader(Generic[T]):
             self._again = True
             self._open(self._stage.start(self._epoch))
             item, after = next(self._items, (None, END))
-        return Taken(item, {"again": after} if self._again else after, item is not None and not self._again)
+        return item, {"again": after} if self._again else after
 
     def _open(self, at: State) -> None:
         self.channel: Channel[tuple[T, State]] | None = (

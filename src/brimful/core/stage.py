@@ -290,10 +290,6 @@ class Stage(ABC, Generic[T_co]):
         """The few shapes (rows, tokens) that all batches have; None where these are not known before they come."""
         return self.below[0].shapes() if self.below else None
 
-    def unpadded(self) -> Stage[Any] | None:
-        """The same batches, padded by what comes next; None where that cannot be."""
-        return None
-
     def rehearsed(self, batches: Callable[[Any], Stage[Any]]) -> Stage[Any]:
         """The chain with other batches in place of those that collating makes: `batches(that stage)`. Nothing is sent ahead."""
         return self.over(self.below[0].rehearsed(batches))

@@ -61,10 +61,6 @@ class Collated(Stage[Any]):
         """The same batches, with all padding done before they are sent."""
         return replace(self, layout=self.layout.padded_here())
 
-    def unpadded(self) -> Stage[Any] | None:
-        layout = self.layout.unpadded()
-        return None if layout is None else replace(self, layout=layout)
-
     def known_columns(self) -> Any:
         below = self.upstream.known_columns()
         return below and schema_without(below, self.rules.left_out)
