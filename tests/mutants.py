@@ -1223,8 +1223,8 @@ MUTANTS = [
     Mutant(
         "the tokens of samples that are too long are not counted",
         "batching/planners.py",
-        '        count("dropped_tokens", tokens)\n    return plan',
-        "        pass\n    return plan",
+        '    count("dropped_tokens", tokens)\n    return plan',
+        "    return plan",
         of("test_api", "test_the_tokens_that_are_cut_or_dropped_are_counted"),
     ),
     Mutant(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any, Literal, TypeVar, get_args
 
@@ -18,7 +19,7 @@ from brimful.batching.sharded import Sharded
 from brimful.batching.window import PlanningWindow
 from brimful.batching.windows import parts_of_windows
 from brimful.core import random
-from brimful.core.errors import TALLY, count, settle, truth, where
+from brimful.core.errors import TALLY, count, settle, tallied, truth, where
 from brimful.core.once import once
 from brimful.core.repeat import Waiting
 from brimful.core.stage import END, Lane, Stage, State, described, place, running, runtime
@@ -147,10 +148,8 @@ class Batched(Stage[Batch]):
         def of_window(window: PlanningWindow, done: int, last: bool) -> Iterator[tuple[T, int]]:
             nonlocal before, after
             key = random.key(self.seed, here, window.epoch, window.number)
-            planned = self.planner.batches(window, key, first=not done)
-            if not done and TALLY.get() is not None:  # else somebody counts batches
-                _count_empty(planned, self.planner.needs_lengths)
-            order = self._order(planned, window, key, after, last=last, first=not done)
+            plan = partial(self._planned, window, key, after, last)
+            planned, order = tallied(plan)[0] if done else plan()  # what it left out was counted before
             before, after = after, (after + len(order)) % self.balance_group
             waiting.got(len(order))
             return parts(planned, order, done)
@@ -162,22 +161,24 @@ class Batched(Stage[Batch]):
                 else:
                     yield part, [*state, before if state[1] else after]
 
-    def _order(
-        self, batches: PlannedBatches, window: PlanningWindow, key: int, before: int, *, last: bool, first: bool
-    ) -> NDArray[np.int64]:
-        """The order of a plan's batches, without the incomplete ones where they are not wanted."""
+    def _planned(
+        self, window: PlanningWindow, key: int, before: int, last: bool
+    ) -> tuple[PlannedBatches, NDArray[np.int64]]:
+        """The batches of a window, and their order without the incomplete ones where these are not wanted."""
+        batches = self.planner.batches(window, key)
+        if TALLY.get() is not None:  # else somebody counts batches
+            _count_empty(batches, self.planner.needs_lengths)
         complete = self.planner.complete(batches, last) if self.drop_last else np.ones(len(batches), dtype=bool)
-        if first and not complete.all():
+        if not complete.all():
             incomplete = batches.part(np.flatnonzero(~complete))
             left_out = sum(incomplete.num_samples)
             count("dropped", left_out, f"drop_last: {left_out:,} samples of a window fill no batch and are left out")
             count("dropped_tokens", sum(incomplete.num_tokens))
         if self.balance_cost is None:
             shuffled = self._shuffled(len(batches), window, key)
-            kept: NDArray[np.int64] = shuffled[complete[shuffled]]
-            return kept
+            return batches, shuffled[complete[shuffled]]
         kept = np.flatnonzero(complete)
-        return kept[self._balanced(batches.costs(self.balance_cost)[kept], window, key, before)]
+        return batches, kept[self._balanced(batches.costs(self.balance_cost)[kept], window, key, before)]
 
     def _shuffled(self, count: int, window: PlanningWindow, key: int) -> NDArray[np.int64]:
         """An order in which neighbours stay together."""

@@ -27,8 +27,7 @@ PACKED_BATCHES: Final = 250
 
 
 class BatchPlanner(ABC):
-    """Plans a window. `key` is that of its random choices; `first` says that nothing of the window has been handed on:
-    then what is left out or cut is counted in `.stats`."""
+    """Plans a window. `key` is that of its random choices. What is left out or cut is counted in `.stats`."""
 
     verb = "batch"
 
@@ -90,7 +89,7 @@ class BatchPlanner(ABC):
         return "take fewer buckets" if self.shapes() else "take StaticShapes, whose rows do not vary, fewer buckets"
 
     @abstractmethod
-    def batches(self, window: PlanningWindow, key: int, first: bool) -> PlannedBatches:
+    def batches(self, window: PlanningWindow, key: int) -> PlannedBatches:
         """The window's batches, in the order of their cost."""
 
     @abstractmethod
@@ -130,9 +129,9 @@ class ByPolicy(BatchPlanner):
     def settings(self) -> dict[str, Any]:
         return {"policy": described(self.policy), "overlong": self.overlong, **_rounding(self.rounding)}
 
-    def batches(self, window: PlanningWindow, key: int, first: bool) -> PlannedBatches:
+    def batches(self, window: PlanningWindow, key: int) -> PlannedBatches:
         policy = self.policy if self.rounding is None else Rounded(self.policy, self.rounding)
-        plan = _placed(window, policy, self.overlong, first, self.parts)
+        plan = _placed(window, policy, self.overlong, self.parts)
         numbers, bounds = _flat(plan.batches)
         static = self.shapes() is not None
         return PlannedBatches(window, numbers, bounds, plan.padded_lengths, plan.padded_sizes, static=static, key=key)
@@ -173,7 +172,7 @@ class ByPacking(BatchPlanner):
     def settings(self) -> dict[str, Any]:
         return {"row_length": self.policy.row_length, "rows": self.num_rows, "overlong": self.overlong}
 
-    def batches(self, window: PlanningWindow, key: int, first: bool) -> PlannedBatches:
+    def batches(self, window: PlanningWindow, key: int) -> PlannedBatches:
         row_length, cost = self.policy.row_length, self.policy.cost
         if self.overlong == "split":
             numbers, starts, lengths = split_long(window.lengths, row_length)
@@ -182,11 +181,7 @@ class ByPacking(BatchPlanner):
             numbers, starts = np.arange(len(window)), np.zeros(len(window), dtype=np.int64)
         # ahead of the plan: an error of a cost names what a user wrote, and not the policy's field
         costs = None if cost is None else sample_costs(lengths, cost, "balance_cost")
-        plan = (
-            _placed(window, self.policy, self.overlong, first)
-            if self.overlong != "split"
-            else self.policy.plan(lengths)
-        )
+        plan = _placed(window, self.policy, self.overlong) if self.overlong != "split" else self.policy.plan(lengths)
         order = random.permutation(len(plan), key) if self.shuffle else np.arange(len(plan))
         if costs is not None:
             order = self._even(plan, costs, order)
@@ -243,7 +238,7 @@ class ByKey(BatchPlanner):
         functions = {name: described(getattr(self, name)) for name in ("batch_size", "key", "boundary_key")}
         return {**functions, "overlong": self.overlong, **_rounding(self.rounding)}
 
-    def batches(self, window: PlanningWindow, key: int, first: bool) -> PlannedBatches:
+    def batches(self, window: PlanningWindow, key: int) -> PlannedBatches:
         block = window.take(np.arange(len(window)))
         rows = samples(block)
         keys = list(call("batch_by", self.key, block))
@@ -255,7 +250,7 @@ class ByKey(BatchPlanner):
         while start < len(order):
             size = self.batch_size if isinstance(self.batch_size, int) else int(self.batch_size(rows[order[start]]))
             if size < 1:
-                self._leave(size, where(block, order[start]), int(window.lengths[order[start]].sum()), first)
+                self._leave(size, where(block, order[start]), int(window.lengths[order[start]].sum()))
                 size = 1
                 if self.overlong == "drop":
                     start += 1
@@ -280,20 +275,19 @@ class ByKey(BatchPlanner):
     def complete(self, batches: PlannedBatches, last: bool) -> NDArray[np.bool_]:
         return _full(batches, self.batch_size if isinstance(self.batch_size, int) else None, last)
 
-    def _leave(self, size: int, place: str, tokens: int, first: bool) -> None:
+    def _leave(self, size: int, place: str, tokens: int) -> None:
         """A sample that no batch may have, as `batch_size` says; an error, unless it is left alone or dropped, and counted."""
         if self.overlong == "raise":
             raise DataError(
                 f"batch_size must be at least 1 sample (got {size:,}, {place}). Filter such samples out, or set "
                 "overlong='alone' (a batch of its own) or 'drop'"
             )
-        if first:
-            name = "alone" if self.overlong == "alone" else "dropped"
-            count(name, 1, f"overlong: samples {name}, as batch_size is {size:,} ({place})")
-            count("dropped_tokens", tokens if name == "dropped" else 0)
+        name = "alone" if self.overlong == "alone" else "dropped"
+        count(name, 1, f"overlong: samples {name}, as batch_size is {size:,} ({place})")
+        count("dropped_tokens", tokens if name == "dropped" else 0)
 
 
-def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, first: bool, parts: int = 1) -> Plan:
+def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, parts: int = 1) -> Plan:
     try:
         plan, counts = plan_with(policy, window.lengths, overlong)
     except OverlongError as error:
@@ -303,10 +297,9 @@ def _placed(window: PlanningWindow, policy: Policy, overlong: Overlong, first: b
         raise DataError(f"{error.located(place)}{share}; or set overlong= for such samples") from error
     tokens = counts.pop("dropped_tokens")
     for name, number in counts.items():
-        if first and number:
+        if number:
             count(name, number, f"overlong: {number:,} samples of a window {name}, longer than {policy} takes")
-    if first:
-        count("dropped_tokens", tokens)
+    count("dropped_tokens", tokens)
     return plan
 
 
