@@ -156,7 +156,6 @@ class Batch:
         weight: of a data-parallel rank's batch; 0.0 for a filler.
         num_labels: of this batch, of a data-parallel rank's of its whole step, on all ranks; None where not known.
         num_labels_here: where those are not known, of this rank's batches of an optimizer step.
-        may_fill: whether other batches of its step may be fillers, which only a dict can say of itself.
         ends_step: whether it is the last one of an optimizer step; None where nothing says which ones are.
         last: whether no batch of the window follows.
     """
@@ -166,7 +165,6 @@ class Batch:
     weight: float | None = None
     num_labels: NumLabels | None = None
     num_labels_here: NumLabels | None = None
-    may_fill: bool = False
     ends_step: bool | None = None
     last: bool = False
 

@@ -114,7 +114,7 @@ class Batched(Stage[Batch]):
 
     def sharded(self, **how: Any) -> Sharded:
         how.pop("timeout_seconds", None)  # ranks that share an index wait for nobody
-        return Sharded(self, **how, streamed=self.streamed_by, labels_follow=self.labels_follow)
+        return Sharded(self, **how, streamed=self.streamed_by)
 
     def shapes(self) -> list[tuple[int, ...]] | None:
         return self.planner.shapes()

@@ -204,10 +204,7 @@ class RoundRobin(Stage[T]):
         raise AssertionError("an epoch that goes on has an item")
 
     def _weighed(self, item: T) -> T:
-        if not self.is_sharded:
-            return item
-        fills = self.num_ranks > 1 and self.uneven == "pad"
-        return cast(T, replace(cast(Any, item), weight=1.0, may_fill=fills))
+        return cast(T, replace(cast(Any, item), weight=1.0)) if self.is_sharded else item
 
 
 class StreamReader(Generic[T]):

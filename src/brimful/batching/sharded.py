@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from brimful.batching.batch import Batch, NumLabels, PlannedBatches, Uneven, apart, filler
 from brimful.batching.distributed import resolve, say_split_groups
-from brimful.batching.labels import LabelsFollow, counted, step_labels
+from brimful.batching.labels import counted, step_labels
 from brimful.core.stage import END, Stage, State, running, runtime
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ class Sharded(Stage[Batch]):
     process_group: Any = runtime(None)
     uneven: Uneven = runtime("pad")
     streamed: str = runtime("")
-    labels_follow: LabelsFollow = runtime(LabelsFollow())
     itemwise: ClassVar[bool] = True
 
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
@@ -53,17 +52,16 @@ class Sharded(Stage[Batch]):
             )
         settings = self.upstream.settings()
         say_split_groups(settings.get("balance_group", 1), world_size, "balance_cost" in settings)
-        fills = world_size > 1 and self.uneven == "pad"
         step = _Step()
 
         def weighed(batch: Batch | None, weight: float) -> Batch:
             assert batch is not None
-            return replace(batch, weight=weight, may_fill=fills, num_labels=step_labels(step.labels))
+            return replace(batch, weight=weight, num_labels=step_labels(step.labels))
 
         def steps(planned: PlannedBatches, order: NDArray[np.int64], done: int) -> Iterator[tuple[Batch, int]]:
             """The rank's batch of each step that ends among the batches of a window; of a step that goes on, it is kept."""
             nonlocal step
-            known, count = counted(planned, self.labels_follow), len(order)
+            known, count = counted(planned, self.upstream.labels_follow), len(order)
             labels = [known[place] for place in order.tolist()]
             own = planned.part(order[done + (rank - step.taken) % world_size :: world_size])
             own = own.apart() if world_size > 1 else own
@@ -123,7 +121,8 @@ class Sharded(Stage[Batch]):
         """Batches from the beginning of the epoch, beginning again where it has fewer, with their labels."""
         with running(self.upstream, self.upstream.start(epoch)) as items:
             batches = [batch for batch, _ in islice(items, count)]
-        known = [counted(batch.plan.part(np.array([batch.place])), self.labels_follow)[0] for batch in batches]
+        follow = self.upstream.labels_follow
+        known = [counted(batch.plan.part(np.array([batch.place])), follow)[0] for batch in batches]
         return list(islice(cycle(zip(batches, known, strict=True)), count))
 
 
