@@ -61,8 +61,8 @@ def step_labels(found: Sequence[NumLabels | None]) -> NumLabels | None:
 
 
 def read(batch: Batch, follow: LabelsFollow) -> NumLabels | None:
-    """The labels of a batch that the loss is taken over and that are trained on, counted in its rows, of a filler none; None
-    where it has none that are classes or numbers, one for each token or for each sample, or some are null.
+    """The labels of a batch that the loss is taken over and that are trained on, counted in its rows; None where it has none that
+    are classes or numbers, one for each token or for each sample, or some are null.
 
     Price: that of locating the rows, which is done once for all that the batch's window is asked for, and 10 ns a token.
     """
@@ -76,8 +76,6 @@ def read(batch: Batch, follow: LabelsFollow) -> NumLabels | None:
         return None
     if column.null_count or (not one_each and column.flatten().null_count):
         return None  # whoever makes a tensor of it says which row
-    if batch.weight == 0:
-        return NumLabels(0, 0)
     if one_each:
         given = numpy_of(column)[window.rows[batch.numbers]] != NOT_TRAINED_ON
         return NumLabels(int(np.count_nonzero(given)), 0)

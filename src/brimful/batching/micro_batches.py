@@ -72,11 +72,9 @@ class MicroBatches(Stage[Batch]):
         known: list[NumLabels | None] = []
         for plan, own in groupby(step, lambda batch: batch.plan):
             known += counted(plan.part(np.array([batch.place for batch in own])), self.labels_follow)
+        counts = [labels or read(batch, self.labels_follow) for labels, batch in zip(known, step, strict=True)]
         none = NumLabels(0, 0)  # a filler asks for no label
-        found = [labels and (labels if batch.weight != 0 else none) for labels, batch in zip(known, step, strict=True)]
-        return step_labels(
-            [labels or read(batch, self.labels_follow) for labels, batch in zip(found, step, strict=True)]
-        )
+        return step_labels([labels and (labels if batch.weight != 0 else none) for labels, batch in zip(counts, step)])
 
 
 def check_accumulation(batches: int | None, given: int, setting: str) -> None:

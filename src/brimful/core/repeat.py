@@ -51,7 +51,7 @@ class Repeat(Stage[T]):
             passed(self, epoch - first)
             with running(self.upstream, before) as items:
                 for item, after in items:
-                    filled = int(filled or _rows(item) > 0)
+                    filled = int(filled or getattr(item, "num_rows", 1) > 0)
                     yield item, [epoch, after, filled]
             if not filled:
                 logger.warning("repeat: epoch %d has no sample; the stream ends here", epoch)
@@ -64,10 +64,6 @@ class Repeat(Stage[T]):
 def endless(stage: Stage[T]) -> Stage[T]:
     """Epoch after epoch, for a stage that flows over their seams."""
     return stage.over_epochs or Repeat(stage)
-
-
-def _rows(item: Any) -> int:
-    return int(item.num_rows) if hasattr(item, "num_rows") else 1
 
 
 # -- epochs that give nothing --------------------------------------------------------------------------------------------
