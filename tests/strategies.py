@@ -762,7 +762,7 @@ SHARES: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to ba
     ),
 }
 STEPS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # likewise
-    MicroBatches: on(MicroBatches, number=few),
+    MicroBatches: on(MicroBatches, micro_batches=few),
     Narrowed: on(Narrowed),
 }
 TENSORS: Final[dict[type[Stage[Any]], SearchStrategy[Link]]] = {  # batches to what is trained on

@@ -18,18 +18,18 @@ from brimful.core.stage import Stage, State, running, runtime
 
 @dataclass(frozen=True)
 class MicroBatches(Stage[Batch]):
-    """Each `number` batches make an optimizer step: each batch knows the labels of all, and the last one that it ends the step.
+    """So many batches make an optimizer step: each one knows the labels of all, and the last one that it ends the step.
 
     Where neither an index nor the plan knows the labels of all ranks, they are this rank's. Steps are counted from the beginning
     of what they are made of, an epoch or epochs without end, whose last one may have fewer batches. State: the upstream's;
-    inside a step {"step": [number, ranks, batches of it to come, labels of it, where all ranks know them], "after": the
+    inside a step {"step": [micro_batches, ranks, batches of it to come, labels of it, where all ranks know them], "after": the
     upstream's}. With another number of batches or ranks than were saved a step begins there.
     """
 
     verb = ""
 
     upstream: Stage[Batch]
-    number: int = runtime()
+    micro_batches: int = runtime()
     labels_follow: LabelsFollow = runtime(LabelsFollow())
 
     @once
@@ -37,13 +37,9 @@ class MicroBatches(Stage[Batch]):
         """Steps go on over the ends of epochs, as the loops do that count to so many."""
         return replace(self, upstream=endless(self.upstream))
 
-    @property
-    def micro_batches(self) -> int:
-        return self.number
-
     def items(self, at: State) -> Generator[tuple[Batch, State], None, None]:
-        size = [self.number, self.upstream.num_ranks]
-        left, labels = self.number, None
+        size = [self.micro_batches, self.upstream.num_ranks]
+        left, labels = self.micro_batches, None
         if isinstance(at, dict) and at.keys() == {"step", "after"}:
             *saved, to_come, known = at["step"]
             if saved == size:
@@ -52,7 +48,7 @@ class MicroBatches(Stage[Batch]):
         with running(self.upstream, at) as items:
             rest = whole_step(items, left) if labels is not None else islice(items, left)
             while taken := list(rest):
-                rest = islice(items, self.number)
+                rest = islice(items, self.micro_batches)
                 step = [batch for batch, _ in taken]
                 labels, here = labels or step_labels([batch.num_labels for batch in step]), None
                 if labels is None:
@@ -65,7 +61,7 @@ class MicroBatches(Stage[Batch]):
                     weight = 1.0 if batch.weight is None else batch.weight
                     own = replace(batch, weight=weight, num_labels=labels, num_labels_here=here, ends_step=ends)
                     yield own, after if ends else {"step": [*size, left, labels and [*labels]], "after": after}
-                left, labels = self.number, None
+                left, labels = self.micro_batches, None
 
     def _here(self, step: Sequence[Batch]) -> NumLabels | None:
         """Those of this rank, as an index or the plan knows them, or counted in the rows; None where there are none to count."""
