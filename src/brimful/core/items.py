@@ -66,16 +66,13 @@ class TakeItems(Stage[Any]):
     """The first `n` items. State: [upstream's state, items taken]."""
 
     verb = "take"
+    endless = False
 
     upstream: Stage[Any]
     n: int
 
     def __post_init__(self) -> None:
         settle(self, "n", 0, "batches")
-
-    @property
-    def endless(self) -> bool:
-        return False
 
     @property
     def limited(self) -> Stage[Any]:
