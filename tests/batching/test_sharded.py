@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 import brimful as bf
-from brimful.batches import _say_unsharded
 from brimful.batching.batch import Batch
-from brimful.batching.distributed import say_split_groups
 from brimful.batching.window import IntArray
+from brimful.core.errors import warn_once
 from brimful.dataset import dataset_of
 from brimful.index.index import DataIndex
 from brimful.testing import first_difference
@@ -146,7 +145,7 @@ def test_ranks_that_all_read_the_same_are_told_once(
     batches = dataset(6).batch(2)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    _say_unsharded.cache_clear()
+    warn_once.cache_clear()
     with caplog.at_level("WARNING", logger="brimful"):
         assert len(list(batches.shard())) == 2
         assert len(list(batches.shard(0, 1))) == 3
@@ -169,7 +168,7 @@ def test_a_group_that_the_ranks_do_not_fit_is_told(
         data = bf.from_files(str(tmp_path / "*.jsonl"), streams=streams)
     store = HashStore()
     batches = data.batch_by_tokens(120, window=50, balance_group=group)
-    say_split_groups.cache_clear()
+    warn_once.cache_clear()
     with caplog.at_level("WARNING", logger="brimful"), ThreadPoolExecutor(ranks) as pool:
         runs = [batches.shard(rank, ranks, process_group=store if streams else None) for rank in range(ranks)]
         assert len({len(found) for found in pool.map(list, runs)}) == 1
@@ -189,7 +188,7 @@ def test_a_cost_without_groups_is_told_where_there_are_ranks(
     group: int, ranks: int, make: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     batches = getattr(dataset(40), make)(120, balance_group=group, balance_cost=bf.AttentionCost(quadratic=1))
-    say_split_groups.cache_clear()
+    warn_once.cache_clear()
     with caplog.at_level("WARNING", logger="brimful"):
         for rank in range(ranks):
             assert list(batches.shard(rank, ranks))

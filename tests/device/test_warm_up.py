@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import brimful as bf
-from brimful.batches import _say_planned
+from brimful.core.errors import warn_once
 from tests.test_wikitext import DATA, tokenized
 
 
@@ -313,7 +313,7 @@ def test_a_shape_that_a_collate_fn_gets_no_samples_for_is_told(caplog: pytest.Lo
 
 
 def test_shapes_say_that_a_collate_fn_makes_its_own(caplog: pytest.LogCaptureFixture) -> None:
-    _say_planned.cache_clear()
+    warn_once.cache_clear()
     data = bf.from_sequence([{"input_ids": [1] * 10}] * 9)
     assert data.batch(4).shapes() == {(4, 10): 2, (1, 10): 1}
     assert caplog.messages == []

@@ -17,7 +17,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import brimful as bf
-from brimful.memory import MemoryModel, SimulatedOOM, dataloader, oom_guard, oom_safe_generate
+from brimful.core.errors import warn_once
+from brimful.memory import MemoryModel, SimulatedOOM, oom_guard, oom_safe_generate
 from brimful.memory.dataloader import WITHOUT_PEAKS, DynamicBatchDataLoader, DynamicBatches, TextCollator
 from brimful.memory.first_batch import FirstBatchSizes
 from brimful.plan.cut import longest_first
@@ -554,7 +555,7 @@ def test_without_peaks_the_prior_stays_and_that_is_said_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    dataloader._say_without_peaks.cache_clear()
+    warn_once.cache_clear()
     texts = TEXTS[:100:7]
     build(texts, None, 8, 512, memory_model=MODEL)
     build(texts, None, 8, 512, peak_bytes=lambda: None)

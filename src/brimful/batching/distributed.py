@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import cache
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from brimful.core.errors import logger
+from brimful.core.errors import warn_once
 
 
 class Rank(NamedTuple):
@@ -51,17 +51,14 @@ def check_group(process_group: Any, mesh: Any) -> None:
         )
 
 
-@cache
-def say_split_groups(balance_group: int, world_size: int, has_cost: bool) -> None:
-    """Once in a process, where a step of the ranks does not fit into a group of batches of like cost.
-
-    Args:
-        has_cost: whether a balance_cost was given, which does nothing for the ranks without groups.
-    """
-    if (balance_group > 1 or has_cost) and balance_group % world_size:
+def say_split_groups(settings: Mapping[str, Any], world_size: int) -> None:
+    """Warns where a step of the ranks does not fit into a group of batches of like cost, as the settings of `Batched` say. A
+    balance_cost does nothing for the ranks without groups."""
+    balance_group = settings.get("balance_group", 1)
+    if (balance_group > 1 or "balance_cost" in settings) and balance_group % world_size:
         alone = "balance_cost is given without balance_group, so the batches of a step differ in cost"
         split = f"balance_group={balance_group} is not a multiple of the {world_size} ranks, so the batches of a step come from "
-        logger.warning(
+        warn_once(
             "%s, and ranks wait for the dearest. Give balance_group=%d, or a multiple of all numbers of ranks that you use. "
             "A state keeps its group",
             *(alone if balance_group == 1 else f"{split}several groups", world_size),

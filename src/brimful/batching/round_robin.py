@@ -69,8 +69,7 @@ class RoundRobin(Stage[T]):
             for stream, entry in at["streams"].items():  # each by itself, as other ranks may read it with others
                 found += replayed(self._stream(int(stream)), entry["again"] if began_again(entry) else entry)
             return
-        settings = self.upstream.settings()
-        say_split_groups(settings.get("balance_group", 1), world_size, "balance_cost" in settings)
+        say_split_groups(self.upstream.settings(), world_size)
         wrap = world_size > 1 and self.uneven == "wrap"
         readers: dict[int, StreamReader[T]] = {}
         try:

@@ -50,8 +50,7 @@ class Sharded(Stage[Batch]):
                 f"data that are streamed (by {self.streamed}) cannot be divided among {world_size} ranks: each rank would read "
                 "and tokenize all of them. Use from_files(streams=...), or write a token store with to_store(path)"
             )
-        settings = self.upstream.settings()
-        say_split_groups(settings.get("balance_group", 1), world_size, "balance_cost" in settings)
+        say_split_groups(self.upstream.settings(), world_size)
         step = _Step()
 
         def weighed(batch: Batch | None, weight: float) -> Batch:

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar, copy_context
+from functools import cache
 from math import isfinite
 from numbers import Real
 from operator import index
@@ -30,6 +31,12 @@ logger: Final = logging.getLogger("brimful")
 HIDDEN: Final = "__brimful_"
 """Names of columns that users do not see begin with this."""
 ORIGIN: Final = f"{HIDDEN}origin"
+
+
+@cache
+def warn_once(message: str, *arguments: Any) -> None:
+    """Logs a warning, once in a process for the same arguments."""
+    logger.warning(message, *arguments)
 
 
 class DataError(ValueError):

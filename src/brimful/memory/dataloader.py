@@ -7,14 +7,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from brimful.core.errors import integer, logger, name_of, truth
+from brimful.core.errors import integer, logger, name_of, truth, warn_once
 from brimful.core.random import key, permutation
 from brimful.memory.device import ReportedPeaks, StepPeaks
 from brimful.memory.first_batch import FirstBatchSizes, cut_lazily
@@ -124,15 +123,9 @@ def build_dynamic_batch_dataloader(
     sizes = replace(sizes, longest=int(padded.max(initial=1)))
     peaks = _peaks(model, peak_bytes)
     if memory_model is None and peaks is None:
-        _say_without_peaks()
+        warn_once(WITHOUT_PEAKS)
     batches = DynamicBatches(order, padded, sizes, seed if shuffle else None, peaks)
     return DynamicBatchDataLoader(texts, batches, collator, num_workers, truncated)
-
-
-@cache
-def _say_without_peaks() -> None:
-    """Once in a process."""
-    logger.warning(WITHOUT_PEAKS)
 
 
 class DynamicBatchDataLoader(DataLoader[Any]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, MutableMapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -14,7 +14,7 @@ from brimful.batching.window import PlanningWindow
 from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, loss_labels
 from brimful.blocks.texts import schema_without, why_missing
 from brimful.core.ahead import then
-from brimful.core.errors import TALLY, DataError, Tally, logger
+from brimful.core.errors import TALLY, DataError, Tally, warn_once
 from brimful.core.stage import Stage, State, described, running, runtime
 from brimful.core.stats import Made
 from brimful.tensors.layouts import (
@@ -84,13 +84,8 @@ class Collated(Stage[Any]):
                     if columns is None:
                         columns = known[batch.window] = columns_of(batch.window, self.rules, as_tensors)
                         if batch.plan.static and batch.plan.pieces is None:
-                            _say_varying(
-                                tuple(
-                                    one.name
-                                    for one in columns.all
-                                    if isinstance(one, ListColumn) and one.follows is None
-                                )
-                            )
+                            lists = [one for one in columns.all if isinstance(one, ListColumn)]
+                            _say_varying([one.name for one in lists if one.follows is None])
                         if batch.weight is not None and as_tensors:
                             made = OF_RANKS if batch.ends_step is None else (*OF_RANKS, *OF_STEPS)
                             refuse_taken(made, [column.name for column in columns.all])
@@ -140,11 +135,9 @@ class Collated(Stage[Any]):
         return Made(batch.num_samples, batch.num_tokens, slots, shape, self.fewer_shapes)
 
 
-@cache
-def _say_varying(names: tuple[str, ...]) -> None:
-    """Once in a process."""
+def _say_varying(names: list[str]) -> None:
     if names:
-        logger.warning(
+        warn_once(
             "static shapes are those of the tokens; %s is padded to its own longest in each batch, so its shapes vary: drop it, "
             "or name it in token_columns",
             ", ".join(names),
