@@ -29,7 +29,7 @@ class MicroBatches(Stage[Batch]):
     verb = ""
 
     upstream: Stage[Batch]
-    micro_batches: int = runtime()
+    micro_batches: int = runtime(1)
     labels_follow: LabelsFollow = runtime(LabelsFollow())
 
     @once
