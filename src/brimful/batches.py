@@ -408,13 +408,13 @@ class Batches:
     def _unpadded(self) -> Batches:
         """Batches whose lists are padded by what comes next."""
         collated = self.stage.collated
-        layout = collated.layout.unpadded() if collated is self.stage else None
-        if layout is None:
+        layout = collated.layout.unpadded()
+        if layout is None or self.stage is not collated:
             raise ValueError(
                 "pad_on_device needs brimful's own padded batches. Leave out collate_fn, other layouts and pack, and call map, "
                 "take, enumerate and prefetch after to_device"
             )
-        return replace(self, stage=replace(collated, layout=layout))
+        return replace(self, stage=replace(self.stage.collated, layout=layout))
 
     def shapes(self, epoch: int = 0) -> dict[tuple[int, ...], int]:
         """Counts the shapes (rows, tokens) of an epoch's batches, the most frequent first. A compiler sees each of
