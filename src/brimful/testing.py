@@ -351,9 +351,10 @@ def _batch_difference(found: Batch, expected: Batch) -> str | None:
     """What they have, not how its samples are numbered: a rank's window has some rows of it alone, after a resume others."""
     one, other = found.window, expected.window
     own = [field.name for field in fields(found) if field.name not in ("plan", "place")]
-    planned = ("padded_length", "padded_size", "pieces", "static", "key", "lengths")
+    planned = ("padded_length", "padded_size", "pieces", "key", "lengths")
     return _fields(found, expected, *planned, *own) or _first(
         [
+            (".static", found.plan.static, expected.plan.static),
             (".window.epoch", one.epoch, other.epoch),
             (".window.number", one.number, other.number),
             (".window.crc32", one.crc32, other.crc32),
