@@ -134,6 +134,7 @@ class BatchSampler:
         self._batches = Batched(windows, planner, drop_last, shuffled, balance_group, seed)
         self._shard = Sharded(self._batches, self.rank, world_size, uneven=uneven)
         self.drop_last: bool = drop_last or uneven == "drop"  # what Accelerate asks, which then shards the batches out
+        self._tally = Tally()
         self._epoch = 0
         self._restored: tuple[int, State] | None = None  # where the next iteration begins, in the epoch that it names
         self._running: _Run | None = None  # since the last `iter` that a list was taken from
@@ -185,9 +186,6 @@ class BatchSampler:
 
     def __repr__(self) -> str:
         return f"BatchSampler({self._samples.count:,} samples, {self.policy}, rank {self.rank} of {self.world_size})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_tally"}  # it holds a lock
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iteration. A restored epoch continues at its place. Any other epoch begins at its
@@ -323,10 +321,6 @@ class BatchSampler:
         with running(stage, place) as items:
             while (item := context.run(next, items, None)) is not None:
                 yield item
-
-    @once
-    def _tally(self) -> Tally:
-        return Tally()
 
     @once
     def _header(self) -> dict[str, Any]:

@@ -330,6 +330,9 @@ class Tally:
         self._counts: Counts = {}
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> Any:
+        return Tally, ()  # a copy in another process counts anew
+
     def add(self, name: str, number: int, message: str | None) -> None:
         with self._lock:
             first = name not in self._counts

@@ -36,10 +36,9 @@ def shown(total: int | None = None) -> Iterator[Report]:
         task = bar.add_task("", total=total, visible=False)
 
         def report(rows: int, status: Callable[[], str]) -> None:
+            bar.update(task, advance=rows)
             if monotonic() - began > PATIENCE_SECONDS:
-                bar.update(task, advance=rows, description=f"brimful: {status()}", visible=True)
-            else:
-                bar.update(task, advance=rows)
+                bar.update(task, description=f"brimful: {status()}", visible=True)
 
         yield report
 
