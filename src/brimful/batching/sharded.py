@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,12 +62,12 @@ class Sharded(Stage[Batch]):
             labels = [known[place] for place in order.tolist()]
             own = planned.part(order[done + (rank - step.taken) % world_size :: world_size])
             own = own.apart() if world_size > 1 else own
-            batches = map(own.batch, range(len(own)))
+            places = iter(range(len(own)))
             while done < count:
                 before, end = step.taken, min(done + world_size - step.taken, count)
-                step.add(labels[done:end], planned.batch(int(order[end - 1])))
+                step.add(labels[done:end], _Place(planned, int(order[end - 1])))
                 if before <= rank < step.taken:
-                    step.own = next(batches)
+                    step.own = _Place(own, next(places))
                 done = end
                 if step.taken == world_size:
                     yield self._weighed(step, step.own, 1.0), done % count
@@ -83,18 +83,18 @@ class Sharded(Stage[Batch]):
             assert step.latest is not None
             own, weight = step.own, 1.0
             if self.uneven == "wrap":
-                firsts = self._firsts(step.latest.window.epoch, world_size - step.taken)
+                firsts = self._firsts(step.latest.plan.window.epoch, world_size - step.taken)
                 step.labels += [known for _, known in firsts]
-                own = own or apart(firsts[rank - step.taken][0])
+                own = own or _Place.of(apart(firsts[rank - step.taken][0]))
             elif own is None:
-                own, weight = apart(filler(step.latest)), 0.0
+                own, weight = _Place.of(apart(filler(Batch(*step.latest)))), 0.0
             yield self._weighed(step, own, weight), END
 
-    def _weighed(self, step: _Step, batch: Batch | None, weight: float) -> Batch:
+    def _weighed(self, step: _Step, own: _Place | None, weight: float) -> Batch:
         """A batch as that of its step."""
-        assert batch is not None
+        assert own is not None
         fills = step.world_size > 1 and self.uneven == "pad"
-        return replace(batch, weight=weight, may_fill=fills, num_labels=step_labels(step.labels))
+        return Batch(*own, weight=weight, may_fill=fills, num_labels=step_labels(step.labels))
 
     is_sharded = True
 
@@ -135,6 +135,17 @@ class Sharded(Stage[Batch]):
         return list(islice(cycle(zip(batches, known, strict=True)), count))
 
 
+class _Place(NamedTuple):
+    """A batch by its place in a plan: a `Batch` is made of those alone that are handed on."""
+
+    plan: PlannedBatches
+    place: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> _Place:
+        return cls(batch.plan, batch.place)
+
+
 class _Step:
     """The batches of all ranks in one step, as far as they are planned: how many, their labels, the rank's own, the latest."""
 
@@ -146,10 +157,10 @@ class _Step:
         """The next step begins."""
         self.taken = 0
         self.labels: list[NumLabels | None] = []
-        self.own: Batch | None = None
-        self.latest: Batch | None = None
+        self.own: _Place | None = None
+        self.latest: _Place | None = None
 
-    def add(self, labels: Sequence[NumLabels | None], latest: Batch) -> None:
+    def add(self, labels: Sequence[NumLabels | None], latest: _Place) -> None:
         """More batches."""
         self.taken += len(labels)
         self.labels += labels
