@@ -100,7 +100,7 @@ def permutation(count: int, key: int) -> NDArray[np.int64]:
 def _by_digits(hashed: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Hashes in ascending order. Hardly a pair is out of order after the upper 16 bits, and timsort mends these as it goes."""
     digits = (hashed >> np.uint64(48)).astype(np.uint16)
-    found: NDArray[np.uint64] = hashed[digits.argsort(kind="stable")]
+    found: NDArray[np.uint64] = hashed.take(digits.argsort(kind="stable"))
     found.sort(kind="stable")
     return found
 
