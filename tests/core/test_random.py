@@ -92,7 +92,11 @@ def test_a_generator_depends_on_its_key_alone() -> None:
 @pytest.mark.parametrize(
     "count", [1, 2, *(end + more for end in (random.CACHED, *SORT_ENDS) for more in (-1, 0, 1)), 70_000]
 )
-def test_a_permutation_is_the_order_of_hashes_by_any_sort(count: int) -> None:
+@pytest.mark.parametrize("by_digits", [False, True])
+def test_a_permutation_is_the_order_of_hashes_by_any_sort(
+    count: int, by_digits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random, "_digits_are_faster", lambda: by_digits)
     for key in range(3):
         low = (1 << count.bit_length()) - 1
         hashes = random.hashes(key, count) & np.uint64(0xFFFFFFFFFFFFFFFF ^ low)

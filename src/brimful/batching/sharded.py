@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from brimful.core.stage import END, Stage, State, running, runtime
 
 if TYPE_CHECKING:
     from brimful.batching.batched import Batched
+
+_Place: TypeAlias = tuple[PlannedBatches, int]
+"""A batch by its plan and its place there: a `Batch` is made of those alone that are handed on."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,9 @@ class Sharded(Stage[Batch]):
         say_split_groups(self.upstream.settings(), world_size)
         step = _Step()
 
-        def weighed(batch: Batch | None, weight: float) -> Batch:
-            assert batch is not None
-            return replace(batch, weight=weight, num_labels=step_labels(step.labels))
+        def weighed(own: _Place | None, weight: float) -> Batch:
+            assert own is not None
+            return Batch(*own, weight=weight, num_labels=step_labels(step.labels))
 
         def steps(planned: PlannedBatches, order: NDArray[np.int64], done: int) -> Iterator[tuple[Batch, int]]:
             """The rank's batch of each step that ends among the batches of a window; of a step that goes on, it is kept."""
@@ -64,13 +67,13 @@ class Sharded(Stage[Batch]):
             labels = [known[place] for place in order.tolist()]
             own = planned.part(order[done + (rank - step.taken) % world_size :: world_size])
             own = own.apart() if world_size > 1 else own
-            batches = (Batch(own, place) for place in range(len(own)))
+            places = iter(range(len(own)))
             while done < count:
                 before, end = step.taken, min(done + world_size - step.taken, count)
                 step.labels += labels[done:end]
-                step.latest = Batch(planned, int(order[end - 1]))
+                step.latest = planned, int(order[end - 1])
                 if before <= rank < step.taken:
-                    step.own = next(batches)
+                    step.own = own, next(places)
                 done = end
                 if step.taken == world_size:
                     yield weighed(step.own, 1.0), done % count
@@ -86,11 +89,11 @@ class Sharded(Stage[Batch]):
             assert step.latest is not None
             own, weight = step.own, 1.0
             if self.uneven == "wrap":
-                firsts = self._firsts(step.latest.window.epoch, world_size - step.taken)
-                own = own or apart(firsts[rank - step.taken][0])
+                firsts = self._firsts(step.latest[0].window.epoch, world_size - step.taken)
+                own = own or _place_of(apart(firsts[rank - step.taken][0]))
                 step.labels += [known for _, known in firsts]
             elif own is None:
-                own, weight = apart(filler(step.latest)), 0.0
+                own, weight = _place_of(apart(filler(Batch(*step.latest)))), 0.0
             yield weighed(own, weight), END
 
     @property
@@ -125,13 +128,17 @@ class Sharded(Stage[Batch]):
         return list(islice(cycle(zip(batches, known, strict=True)), count))
 
 
+def _place_of(batch: Batch) -> _Place:
+    return batch.plan, batch.place
+
+
 @dataclass
 class _Step:
     """The batches of all ranks in one step, as far as they are planned: their labels, the rank's own, the latest."""
 
     labels: list[NumLabels | None] = field(default_factory=list)
-    own: Batch | None = None
-    latest: Batch | None = None
+    own: _Place | None = None
+    latest: _Place | None = None
 
     @property
     def taken(self) -> int:

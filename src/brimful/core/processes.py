@@ -22,6 +22,7 @@ from collections import ChainMap
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from types import CodeType
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 import cloudpickle
@@ -302,5 +303,17 @@ def block_from_ipc(data: bytes) -> pa.RecordBatch:
         return reader.read_next_batch()
 
 
+def _code_of_file(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
+    make, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return _made_code, (make, parts, code.co_filename)
+
+
+def _made_code(make: Callable[..., CodeType], parts: tuple[Any, ...], file: str) -> CodeType:
+    """Code with the name of its file, which cloudpickle leaves out since 3.1.3: tracebacks show its lines."""
+    return make(*parts).replace(co_filename=file)
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    dispatch_table: ClassVar = ChainMap({pa.RecordBatch: _as_ipc}, cloudpickle.Pickler.dispatch_table)
+    dispatch_table: ClassVar = ChainMap(
+        {pa.RecordBatch: _as_ipc, CodeType: _code_of_file}, cloudpickle.Pickler.dispatch_table
+    )

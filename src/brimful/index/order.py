@@ -76,10 +76,11 @@ class Order:
                 self._kept.pop(next(iter(self._kept)))
             last = number == self._num_windows - 1
             places = np.arange(number * WINDOW_RUNS, self._num_runs if last else (number + 1) * WINDOW_RUNS)
-            rows = (self._runs(places)[:, None] * RUN_ROWS - self._shift + np.arange(RUN_ROWS)).ravel()
-            if rows.min() < 0 or rows.max() >= self.count:
+            firsts = self._runs(places) * RUN_ROWS - self._shift
+            rows = (firsts[:, None] + np.arange(RUN_ROWS)).ravel()
+            if firsts.min() < 0 or firsts.max() + RUN_ROWS > self.count:
                 rows = rows[(rows >= 0) & (rows < self.count)]
-            self._kept[number] = rows[random.permutation(len(rows), random.key(self._key, 1, number))]
+            self._kept[number] = rows.take(random.permutation(len(rows), random.key(self._key, 1, number)))
         return self._kept[number]
 
     @property

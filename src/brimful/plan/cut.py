@@ -64,8 +64,9 @@ def longest_first(lengths: IntArray) -> IntArray:
 def ascending(values: IntArray) -> IntArray:
     """The stable order of values from 0 on: a radix sort, 10 ms per million and 16 bits."""
     order = np.argsort(values.astype(np.uint16), kind="stable")
-    while (values := values >> 16).any():
-        order = order[np.argsort(values[order].astype(np.uint16), kind="stable")]
+    bits = int(values.max(initial=0)).bit_length()
+    for low in range(16, bits, 16):
+        order = order[np.argsort((values[order] >> low).astype(np.uint16), kind="stable")]
     return order
 
 
