@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 Part: TypeAlias = Mapping[str, Any]
@@ -119,7 +119,8 @@ def why_not(tokenizer: Part, normalized: Callable[[str], str]) -> str | None:
         return "it has no pre-tokenizer"
     kind = _kind(steps)
     if kind is None or (steps[0]["type"] == "Split" and kind[0] == "mark" and [*map(name_of, changes)] != ["mark"]):
-        return f"its pre-tokenizer {_words(steps)} is not known to be indifferent to a cut at a space"
+        types = " + ".join(step["type"] for step in steps)
+        return f"its pre-tokenizer {types} is not known to be indifferent to a cut at a space"
     spaces, whole = kind
     return (
         _normalizers(changes, spaces, whole)
@@ -136,12 +137,8 @@ def steps_of(part: Part | None) -> list[Part]:
         return []
     if part["type"] != "Sequence":
         return [part]
-    inner = part["pretokenizers"] if "pretokenizers" in part else part["normalizers"]
+    (inner,) = (part[name] for name in ("normalizers", "pretokenizers", "processors") if name in part)
     return [step for one in inner for step in steps_of(one)]
-
-
-def _words(steps: Iterable[Part]) -> str:
-    return " + ".join(step["type"] for step in steps)
 
 
 def _kind(steps: list[Part]) -> tuple[str, bool] | None:
@@ -213,7 +210,7 @@ def _normalizers(steps: list[Part], spaces: str, whole: bool) -> str | None:
 def name_of(step: Part) -> str:
     """A normaliser's type, or what it does where that says more."""
     if step["type"] == "Precompiled":
-        known = hashlib.sha256(_decoded(step["precompiled_charsmap"])).hexdigest()[:16] in _CHARSMAPS
+        known = hashlib.sha256(base64.b64decode(step["precompiled_charsmap"])).hexdigest()[:16] in _CHARSMAPS
         return "Precompiled" if known else "Precompiled (of another map than SentencePiece's own)"
     if step["type"] == "Strip" and not step["strip_left"] and step["strip_right"]:
         return "strip right"
@@ -236,10 +233,6 @@ _REPLACED: Final = {
 }
 
 
-def _decoded(text: str | bytes) -> bytes:
-    return base64.b64decode(text)
-
-
 def _model(model: Part) -> str | None:
     match model["type"]:
         case "WordPiece" | "WordLevel":
@@ -256,10 +249,9 @@ def _unsplit(model: Part, mark: str) -> str | None:
     """Words that stay together are parted by a cut alone, which changes nothing where no token lies on both sides of it."""
     if model["type"] != "BPE":  # Unigram: its sums of scores, rounded, order what is as good by what stands before
         return f"its model {model['type']} sees whole texts"
-    if name := next(
-        (name for name in ("ignore_merges", "continuing_subword_prefix", "end_of_word_suffix") if model.get(name)), None
-    ):
-        return f"its model sees whole texts, with {name}"
+    odd = [name for name in ("ignore_merges", "continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]
+    if odd:
+        return f"its model sees whole texts, with {odd[0]}"
     vocabulary = model["vocab"]()
     if mark not in vocabulary:
         return f"its vocabulary has no {mark!r}"
