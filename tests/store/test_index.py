@@ -27,8 +27,7 @@ from brimful.core.errors import ORIGIN, ORIGIN_TYPE
 from brimful.encoding.encoder import Padding, paddings
 from brimful.index.order import RUN_ROWS
 from brimful.store import index, local, manifest
-from brimful.store.folders import verify_store
-from brimful.store.index import StoreIndex
+from brimful.store.index import StoreIndex, verify_store
 from brimful.store.local import LocalFolder, MappedFile
 from brimful.store.manifest import MANIFEST, SideFile
 from brimful.store.writer import write_store

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.index.sequence import SequenceIndex
-from brimful.store.folders import folder_of, verify_store
-from brimful.store.index import StoreIndex
+from brimful.store.index import StoreIndex, folder_of, verify_store
 from tests.effort import examples
 from tests.store.stores import store_of
 

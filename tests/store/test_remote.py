@@ -30,8 +30,7 @@ from brimful.sources import objects
 from brimful.sources.faults import transient
 from brimful.sources.objects import Object, ObjectStore, Spans, merged
 from brimful.store import remote
-from brimful.store.folders import folder_of, verify_store
-from brimful.store.index import StoreIndex
+from brimful.store.index import StoreIndex, folder_of, verify_store
 from brimful.store.manifest import MANIFEST
 from brimful.testing import assert_exact_resume
 from tests.shards import threads_left
@@ -310,7 +309,7 @@ def wait_for(done: Any, seconds: float = 10.0) -> None:
 
 
 def test_rows_too_long_to_be_held_are_asked_for_one_by_one(large: Path) -> None:
-    with serving(large.parent) as server, patch("brimful.store.prefetch.SET_BYTES", 1000):
+    with serving(large.parent) as server, patch("brimful.store.remote.SET_BYTES", 1000):
         it = bf.from_store(f"{server.url}/store", shuffle=True, columns=["input_ids"]).batch(16, window=64).iter()
         next(it)
         it.close()

@@ -25,7 +25,7 @@ import pytest
 import brimful as bf
 from brimful.blocks.blocks import Block
 from brimful.core.stage import END
-from brimful.store.folders import folder_of, verify_store
+from brimful.store.index import folder_of, verify_store
 from brimful.store.journal import LOCK, Journal
 from brimful.store.manifest import JOURNAL, MANIFEST, Manifest
 from brimful.store.writer import PartFile, write_store
