@@ -30,7 +30,10 @@ _MOST_DIMENSIONS: Final = 5
 
 def hugging_face_of(stage: Stage[Block], path: str | os.PathLike[str] | None) -> Any:
     """The rows of the first epoch of a chain as a `datasets.Dataset` over a file: see `Dataset.to_hf`."""
-    datasets = _imported()
+    try:
+        datasets = import_module("datasets")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("to_hf needs Hugging Face's datasets: pip install 'brimful[hf]'") from error
     folder = _folder(path, datasets)
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -140,10 +143,3 @@ def _folder(path: str | os.PathLike[str] | None, datasets: Any) -> Path:
     if "://" in str(path) or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise ValueError(f"to_hf writes to a local folder that is new or empty (got {path})")
     return folder
-
-
-def _imported() -> Any:
-    try:
-        return import_module("datasets")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("to_hf needs Hugging Face's datasets: pip install 'brimful[hf]'") from error

@@ -53,27 +53,19 @@ def folder_of(
     return LocalFolder(os.path.expanduser(name))
 
 
-def verify_store(
-    path: str | os.PathLike[str],
-    report: Callable[[int], None] = lambda bytes: None,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    timeout_seconds: float = 60.0,
-) -> list[str]:
+def verify_store(path: str | os.PathLike[str], report: Callable[[int], None] = lambda bytes: None) -> list[str]:
     """Reads every byte of a finished store again. Gives a sentence for each file that is missing or damaged, none if it is whole.
 
     Args:
         path: a local folder, or one behind fsspec.
         report: is told how many bytes were read since the last call.
-        storage_options: for fsspec.
-        timeout_seconds: how long a request may take.
     Raises:
         FileNotFoundError: there is no store, or one that is not finished.
         StateError: another release of brimful wrote it.
         TimeoutError: a remote file does not come.
     Price: about .7 ns a byte; of a remote store, 64 MB held.
     """
-    folder = folder_of(path, storage_options, timeout_seconds)
+    folder = folder_of(path)
     try:
         manifest = folder.manifest
     except DataError as error:

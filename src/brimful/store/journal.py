@@ -18,10 +18,10 @@ from typing import Any, Final
 
 from filelock import FileLock, Timeout
 
-from brimful.core.errors import DataError, logger
+from brimful.core.errors import DataError, StateError, logger
 from brimful.core.stage import State
 from brimful.core.whole import write_whole
-from brimful.store.manifest import JOURNAL, StoredFile, stored_file
+from brimful.store.manifest import JOURNAL, StoredFile, check_same, stored_file
 
 LOCK: Final = "writer.lock"
 POLL_SECONDS: Final = 0.05
@@ -35,39 +35,48 @@ SAID_AFTER_SECONDS: Final = 3.0
 class Journal:
     """Args:
     header: of the pipeline that writes the store.
-    state: before or after the block with the last row of the files; None at the beginning.
-    skip: rows that follow the state and are in the files.
     executor: what runs the chain; each executor has its own kind of states.
     newest: when the newest of its files was written, as the first writer saw it.
+    state: before or after the block with the last row of the files; None at the beginning.
+    skip: rows that follow the state and are in the files.
     """
 
     folder: Path
     header: Any
+    executor: str
+    newest: float
     files: list[StoredFile] = field(default_factory=list)
     state: State = None
     skip: int = 0
-    executor: str = "local"
-    newest: float = 0.0
 
     @classmethod
-    def of(cls, folder: Path, header: Any) -> Journal:
-        """The journal of a folder, or a new one.
+    def of(cls, folder: Path, header: Any, executor: str, newest: float) -> Journal:
+        """The journal of a folder; a new one where no file is complete.
 
         Raises:
             DataError: it cannot be read.
+            StateError: another pipeline began the store, or another executor; both are named.
         """
-        path = folder / JOURNAL
+        path, new = folder / JOURNAL, cls(folder, header, executor, newest)
         try:
             saved = json.loads(path.read_bytes())
-            known = {name: saved[name] for name in ("header", "state", "skip", "executor", "newest")}
-            files = [stored_file(file) for file in saved["files"]]
+            before, files = saved["header"], [stored_file(file) for file in saved["files"]]
+            known = {name: saved[name] for name in ("executor", "newest", "state", "skip")}
         except FileNotFoundError:
-            return cls(folder, header)
+            return new
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{path} is damaged, or of an earlier release ({error!r}); remove {folder} to begin anew"
             ) from error
-        return cls(folder, files=files, **known)
+        if not files:
+            return new
+        check_same(folder, before, header)
+        if known["executor"] != executor:
+            raise StateError(
+                f"the store {folder} was begun with executor={known['executor']!r}, but executor={executor!r} counts places in "
+                "another way. Go on with the first, or remove the folder to begin anew"
+            )
+        return cls(folder, header, files=files, **known)
 
     def save(self) -> None:
         """Writes the journal. Price: 7 us and 350 bytes a file; for 1 TB in files of 128 MB some 3 % of the writing."""

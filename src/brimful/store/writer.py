@@ -13,14 +13,14 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
 from brimful.blocks.blocks import Block, visible
 from brimful.blocks.ragged import concat, is_ragged
 from brimful.blocks.resize import bytes_in
-from brimful.core.errors import TALLY, DataError, StateError, Tally, check_path, where
+from brimful.core.errors import TALLY, DataError, Tally, check_path, where
 from brimful.core.progress import Report
 from brimful.core.stage import END, Stage, State, running
 from brimful.core.whole import part_of, settle
@@ -82,11 +82,11 @@ def write_store(
         folder.mkdir(parents=True, exist_ok=True)
         with one_writer(folder, timeout_seconds):
             if not (folder / MANIFEST).exists():
-                writer = _Writer(folder, stage, pipeline, report)
+                journal = Journal.of(folder, pipeline, executor, stage.newest()[0])
                 try:
-                    writer.write(run or stage, executor)
+                    _Writer(journal, stage, report).write(run or stage)
                 except Exception:
-                    if not writer.finished:  # there is nothing to go on with
+                    if not journal.files:  # there is nothing to go on with
                         _clear(folder)
                         if new:
                             with suppress(OSError):  # another writer has begun
@@ -108,22 +108,19 @@ def _clear(folder: Path) -> None:
 class _Writer:
     """Writes one store, with the lock of its folder held."""
 
-    def __init__(self, folder: Path, stage: Stage[Block], pipeline: dict[str, Any], report: Report | None) -> None:
-        self._folder, self._pipeline = folder, pipeline
+    def __init__(self, journal: Journal, stage: Stage[Block], report: Report | None) -> None:
+        self._journal, self._folder = journal, journal.folder
         self._num_ids = vocabularies(stage)
         known = [(name, one.vocabulary) for name, made in stage.tokenizers().items() for one in made]
         self._about = {
-            "pipeline": pipeline,
+            "pipeline": journal.header,
             "padding": {name: padding._asdict() for name, padding in paddings(stage.tokenizers()).items()},
             "texts": stage.texts(),
             "vocabularies": {name: vocabulary for name, vocabulary in known if vocabulary is not None},
         }
-        self._journal = Journal.of(folder, pipeline)
         self._schema: pa.Schema | None = None
         self._part: PartFile | None = None
         self._known = stage.known_columns
-        if not self._journal.files:
-            self._journal.newest = stage.newest()[0]
         self._seen = pa.schema([])  # of the last block without a row
         self._held: list[Block] = []  # rows that are in no record batch yet
         self._held_bytes = 0
@@ -131,20 +128,7 @@ class _Writer:
         self._began = monotonic()
         self._found = self._rows = self._tokens = 0
 
-    @property
-    def finished(self) -> bool:
-        """Whether there are files that a later writer goes on with."""
-        return bool(self._journal.files)
-
-    def write(self, stage: Stage[Block], executor: str) -> None:
-        if self._journal.files:  # a writer that finished no file leaves nothing to go on with
-            check_same(self._folder, self._journal.header, self._pipeline)
-            if self._journal.executor != executor:
-                raise StateError(
-                    f"the store {self._folder} was begun with executor={self._journal.executor!r}, but executor={executor!r} "
-                    "counts places in another way. Go on with the first, or remove the folder to begin anew"
-                )
-        self._journal.header, self._journal.executor = self._pipeline, executor
+    def write(self, stage: Stage[Block]) -> None:
         self._journal.save()
         self._go_on()
         before = stage.start(0) if self._journal.state is None else self._journal.state
