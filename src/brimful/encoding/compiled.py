@@ -84,9 +84,8 @@ def why_not(tokenizer: Part, split_special_tokens: bool) -> str | None:
     names = [name_of(step) for step in changes]
     known = _by_marks(model, steps, names) if model["byte_fallback"] else _by_bytes(steps, names)
     if not known:
-        return (
-            f"gigatoken is not known to do {' + '.join([*names, *(step['type'] for step in steps)]) or 'whole texts'}"
-        )
+        parts = " + ".join([*names, *(step["type"] for step in steps)])
+        return f"gigatoken is not known to do {parts or 'whole texts'}"
     added = tokenizer["added_tokens"]
     alike, prefix = not names and all(one.normalized for one in added), steps and steps[0].get("add_prefix_space")
     for token in added:

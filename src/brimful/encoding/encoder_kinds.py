@@ -217,23 +217,20 @@ class TiktokenEncoder(Encoder):
     max_length: int | None = None
 
     def encode_with(self, texts: Texts, outputs: tuple[str, ...]) -> Sequence[Iterable[Sequence[int]]]:
+        return [cut_rows(self._rows(texts), self.max_length)]
+
+    def _rows(self, texts: Texts) -> Any:
         encode = self.tokenizer.encode_batch if self.kwargs else self.tokenizer.encode_ordinary_batch
-        rows = cast(Iterable[Sequence[int]], encode(texts, num_threads=os.cpu_count() or 1, **self.kwargs))
-        return [cut_rows(rows, self.max_length)]
+        return encode(texts, num_threads=os.cpu_count() or 1, **self.kwargs)
 
     def parts(self) -> Parts | str:
         if self.kwargs:
             return "special tokens in its texts are special"
-        own = self.tokenizer.encode_ordinary_batch
-
-        def bare(texts: list[str]) -> Ragged:
-            return flat(own(texts, num_threads=os.cpu_count() or 1), len(texts))
-
         whole = self.tokenizer._pat_str in splittable.TIKTOKEN.values()
         return Parts(
             self.fingerprint(),
             self.encode,
-            bare,
+            lambda texts: flat(self._rows(texts), len(texts)),
             SpecialTokens(most=self.max_length),
             None if whole else "its pattern is none of tiktoken's own",
             "gigatoken makes none of a tiktoken.Encoding",

@@ -50,21 +50,13 @@ _DEEPSEEK: Final = frozenset((text, "Isolated") for text in (DEEPSEEK_V3, DEEPSE
 """It leaves numbers unmatched, which a merge would join to what stands beside them."""
 INSIDE: Final = frozenset({r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", "[0-9][0-9][0-9]"})
 """Patterns that match no white space: DeepSeek's and Falcon's, beside the ones above."""
-CLIP: Final = frozenset(
-    {
-        r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
-        r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
-    }
-)
+_CLIP: Final = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+CLIP: Final = frozenset({_CLIP, rf"<\|startoftext\|>|<\|endoftext\|>|{_CLIP}"})
 """Patterns that match all but white space, which goes."""
 _BEHAVIORS: Final = ("Isolated", "Removed", "MergedWithPrevious", "MergedWithNext")
 
-_CHARSMAPS: Final = {
-    "1e2c7b43d3ee9755": "nmt_nfkc",
-    "7e46d9e08af4b6a3": "nfkc",
-    "2c03512e62f9ed96": "nmt_nfkc_cf",
-}
-"""The names of SentencePiece's maps, by the beginning of their SHA-256."""
+_CHARSMAPS: Final = frozenset({"1e2c7b43d3ee9755", "7e46d9e08af4b6a3", "2c03512e62f9ed96"})
+"""SentencePiece's maps nmt_nfkc, nfkc and nmt_nfkc_cf, by the beginning of their SHA-256."""
 _UNICODE: Final = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})
 _KEEP: Final = _UNICODE | {"mark", "quotes"}
 """They delete no character."""

@@ -29,12 +29,7 @@ class _Columns(NamedTuple):
     tokens: Ragged
 
 
-_NONE: Final = _Columns(
-    pa.Array.from_buffers(
-        pa.large_binary(), 0, [None, array_of(np.zeros(1, np.int64)).buffers()[1], pa.py_buffer(b"")]
-    ),
-    Ragged(np.zeros(0, np.int32), np.zeros(1, np.int64)),
-)
+_NONE: Final = _Columns(pa.nulls(0, pa.large_binary()), Ragged(np.zeros(0, np.int32), np.zeros(1, np.int64)))
 
 
 class WordCache:

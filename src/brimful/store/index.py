@@ -278,7 +278,6 @@ class StoreIndex(DataIndex):
 
 # -- answers about the rows, in a file beside them: a bit a row, and a checksum ------------------------------------------
 
-EXTENSION: Final = ".bits"
 TIMEOUT_SECONDS: Final = 3600.0
 """How long others wait for one who asks and shows no progress."""
 CHECKSUM_BYTES: Final = 4
@@ -297,7 +296,7 @@ def _kept_answers(folder: Path, name: str, count: int, ask: Ask) -> NDArray[np.b
     Raises:
         TimeoutError: another process, which is named, asks, and has made no progress for an hour.
     """
-    path = folder / f"{name}{EXTENSION}"
+    path = folder / f"{name}.bits"
     if (found := _read(path, count)) is not None:
         return found
     note = path.with_suffix(".asking")

@@ -315,10 +315,7 @@ class Prefetched:
         if len(pieces) == 1:
             return pieces[0][0], pieces[0][2]
         places = np.empty(len(numbers), dtype=np.int64)
-        done = 0
-        for _, here, rows in pieces:
-            places[here] = np.arange(done, done + len(rows))
-            done += len(rows)
+        places[np.concatenate([np.flatnonzero(here) for _, here, _ in pieces])] = np.arange(len(numbers))
         return concat(block.take(array_of(rows)) for block, _, rows in pieces), places
 
 

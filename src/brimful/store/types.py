@@ -42,7 +42,7 @@ def _stored(array: pa.Array, num_ids: int | None) -> pa.DataType:
     if not is_ragged(kind):
         return kind
     values = pa.int64() if pa.types.is_null(kind.value_type) else kind.value_type
-    if num_ids and pa.types.is_integer(values) and _fits(array, _smallest(num_ids)):
+    if num_ids and pa.types.is_integer(values) and _castable(array.flatten(), _smallest(num_ids)):
         values = _smallest(num_ids)
     return pa.list_(values, kind.list_size) if pa.types.is_fixed_size_list(kind) else pa.list_(values)
 
@@ -50,14 +50,6 @@ def _stored(array: pa.Array, num_ids: int | None) -> pa.DataType:
 def _smallest(num_ids: int) -> pa.DataType:
     """The type of so many token ids, from 0 on."""
     return next((kind for kind in (pa.uint8(), pa.uint16()) if num_ids <= 1 << kind.bit_width), pa.int32())
-
-
-def _fits(array: pa.Array, values: pa.DataType) -> bool:
-    try:
-        array.flatten().cast(values)
-    except pa.ArrowInvalid:
-        return False
-    return True
 
 
 def conform(block: Block, schema: pa.Schema, num_ids: Mapping[str, int]) -> Block:
