@@ -115,8 +115,7 @@ class FastEncoder(Encoder):
                 self.bare,
                 special_tokens_of(described["post_processor"], self.truncation, self.add_special_tokens),
                 splittable.why_not(described, normalizer.normalize_str if normalizer else str),
-                compiled.why_not(described, self.split_special_tokens),
-                lambda: compiled.make(self._prepared),
+                compiled.why_not(described, self.split_special_tokens) or (lambda: compiled.make(self._prepared)),
             )
 
     def depends_on(self) -> tuple[Any, ...]:
@@ -234,7 +233,6 @@ class TiktokenEncoder(Encoder):
             SpecialTokens(most=self.max_length),
             None if whole else "its pattern is none of tiktoken's own",
             "gigatoken makes none of a tiktoken.Encoding",
-            lambda: None,
         )
 
     def text(self, tokens: Sequence[int]) -> str | None:
