@@ -123,7 +123,7 @@ class FastEncoder(Encoder):
 
     @property
     def num_ids(self) -> int:
-        return max(Tokenizer.from_str(self.serialized).get_vocab().values(), default=-1) + 1
+        return max(self._copy.get_vocab().values(), default=-1) + 1
 
     @once
     def vocabulary(self) -> str:
@@ -250,9 +250,7 @@ class TiktokenEncoder(Encoder):
 
     @once
     def vocabulary(self) -> str:
-        ranks = self.tokenizer._mergeable_ranks
-        # no name: a copy to which special tokens were added has another one
-        return f"tiktoken of {len(ranks):,} tokens ({digest(sorted(ranks.items()))})"
+        return _ids("tiktoken", self.tokenizer._mergeable_ranks)  # a copy with more special tokens has another name
 
     def words(self) -> str:
         return f"{self.tokenizer.name} of {self.tokenizer.n_vocab:,} tokens{_called(self.kwargs)}{_cut_to(self.max_length)}"
@@ -359,8 +357,7 @@ _ASKED: Final = {OFFSETS: "offsets_mapping"}
 
 def _called(kwargs: Mapping[str, Any]) -> str:
     """The keywords of a call that have short values."""
-    given = (f"{name}={value}" for name, value in kwargs.items() if isinstance(value, bool | int | str))
-    return "".join(f", {words}" for words in given)
+    return "".join(f", {name}={value}" for name, value in kwargs.items() if isinstance(value, bool | int | str))
 
 
 def _cut_to(max_length: int | None) -> str:
@@ -369,8 +366,11 @@ def _cut_to(max_length: int | None) -> str:
 
 def _vocabulary(tokenizer: Tokenizer) -> str:
     """See `Encoder.vocabulary`. Price: .1 s for 50,000 tokens."""
-    ids = tokenizer.get_vocab(with_added_tokens=False)
-    return f"{type(tokenizer.model).__name__} of {len(ids):,} tokens ({digest(sorted(ids.items()))})"
+    return _ids(type(tokenizer.model).__name__, tokenizer.get_vocab(with_added_tokens=False))
+
+
+def _ids(name: str, ids: Mapping[Any, int]) -> str:
+    return f"{name} of {len(ids):,} tokens ({digest(sorted(ids.items()))})"
 
 
 def _with_truncation(tokenizer: str, truncation: Mapping[str, Any] | None) -> str:

@@ -128,8 +128,7 @@ class StoreIndex(DataIndex):
         index = cls(os.fspath(path), kept, dict(storage_options or {}), timeout_seconds)
         known = index.manifest.columns
         if kept is not None:
-            unknown = [name for name in kept if name not in known]
-            if unknown:
+            if unknown := [name for name in kept if name not in known]:
                 raise ValueError(
                     f"there is no column {unknown[0]!r} in the store {index.path} (columns: {', '.join(known) or 'none'})"
                 )

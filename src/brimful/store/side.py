@@ -33,7 +33,7 @@ MAGIC_BYTES: Final = 8
 """An Arrow file has so many before the stream of its record batches."""
 PREFIX_BYTES: Final = 8
 """A message begins with so many: a mark, and the size of the metadata that follow."""
-_LABEL_FILES: Final = {"num_labels": np.int32, "first_labels": np.uint8}
+_LABEL_FILES: Final[dict[str, type[np.integer[Any]]]] = {"num_labels": np.int32, "first_labels": np.uint8}
 
 
 def write_side_files(

@@ -13,7 +13,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -112,7 +112,7 @@ class _Writer:
         self._journal, self._folder = journal, journal.folder
         self._num_ids = vocabularies(stage)
         known = [(name, one.vocabulary) for name, made in stage.tokenizers().items() for one in made]
-        self._about = {
+        self._about: dict[str, Any] = {
             "pipeline": journal.header,
             "padding": {name: padding._asdict() for name, padding in paddings(stage.tokenizers()).items()},
             "texts": stage.texts(),
@@ -124,7 +124,7 @@ class _Writer:
         self._seen = pa.schema([])  # of the last block without a row
         self._held: list[Block] = []  # rows that are in no record batch yet
         self._held_bytes = 0
-        self._report = report or (lambda rows, status: None)
+        self._report: Report = report or (lambda rows, status: None)
         self._began = monotonic()
         self._found = self._rows = self._tokens = 0
 
