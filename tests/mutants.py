@@ -965,7 +965,7 @@ MUTANTS = [
     Mutant(
         "marks in another order are left to gigatoken",
         "encoding/compiled.py",
-        "0x8CA, 0x8D4, ",
+        "8CA-8D4 ",
         "",
         of("encoding/test_compiled", "test_marks_that_the_two_put_in_another_order_go_to_the_tokenizer"),
     ),
