@@ -73,11 +73,11 @@ def verify_store(path: str | os.PathLike[str], report: Callable[[int], None] = l
     problems = []
     for file in [*manifest.files, *manifest.side_files]:
         try:
-            problems.append(file.damage(folder.path, folder.sha256(file)))
+            file.check(folder.path, folder.sha256(file))
         except DataError as error:
             problems.append(str(error))
         report(file.bytes)
-    return list(filter(None, problems))
+    return problems
 
 
 @dataclass(frozen=True, eq=False)

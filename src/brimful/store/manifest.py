@@ -49,11 +49,16 @@ class SideFile:
                 f"{MANIFEST} names the file {self.name!r}, which does not lie in the folder of the store; the store is damaged"
             )
 
-    def damage(self, folder: str, found: str) -> str:
-        """The message for a file in a folder that has the checksum `found`; "" where this is the right one."""
-        if found == self.sha256:
-            return ""
-        return f"{folder}/{self.name} is damaged: its sha256 is {found[:16]}..., and the manifest says {self.sha256[:16]}..."
+    def check(self, folder: str, found: str) -> None:
+        """Refuses a file in a folder that has another checksum, `found`.
+
+        Raises:
+            DataError: with both.
+        """
+        if found != self.sha256:
+            raise DataError(
+                f"{folder}/{self.name} is damaged: its sha256 is {found[:16]}..., and the manifest says {self.sha256[:16]}..."
+            )
 
 
 @dataclass(frozen=True)

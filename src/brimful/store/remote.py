@@ -65,8 +65,7 @@ class RemoteFolder(Folder):
         """The array of a side file, which is read whole into memory."""
         if side.name not in self._arrays:
             content = self._part(self._object(side.name, side.bytes), 0, side.bytes)
-            if damage := side.damage(self.path, hashlib.sha256(content).hexdigest()):
-                raise DataError(damage)
+            side.check(self.path, hashlib.sha256(content).hexdigest())
             self._arrays[side.name] = numpy_file(content)
         return self._arrays[side.name]
 
@@ -230,12 +229,11 @@ class RemoteFolder(Folder):
 
     def _known(self, batches: NDArray[np.int64], names: list[str]) -> dict[int, Block]:
         """The kept columns of some record batches. They are kept in the order of their last use."""
-        keys = {batch: (batch, *names) for batch in batches.tolist()}
         with self._lock:
-            for key in keys.values():
-                if key in self._kept:
-                    self._kept[key] = self._kept.pop(key)
-            return {batch: self._kept[key] for batch, key in keys.items() if key in self._kept}
+            found = {batch: self._kept.pop((batch, *names), None) for batch in batches.tolist()}
+            known = {batch: block for batch, block in found.items() if block is not None}
+            self._kept |= {(batch, *names): block for batch, block in known.items()}
+            return known
 
     # --------------------------------------------------------------------------------------------------------------------
 
