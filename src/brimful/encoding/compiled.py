@@ -204,12 +204,12 @@ def with_new_characters(texts: pa.Array) -> NDArray[np.int64]:
     return rows
 
 
-_FIRST_LEAD: Final = 0xC2
+_FIRST_LEAD: Final = chr(_NEW_EDGES[0]).encode()[0]  # Latin, Greek and Cyrillic letters have smaller ones
 _LOW: Final = 0x3F
 
 
 def _may_be_new() -> NDArray[np.bool_]:
-    """By the first two bytes of a character, the first less 0xC2 and the low six bits of the second."""
+    """By the first two bytes of a character, the first less _FIRST_LEAD and the low six bits of the second."""
     found = np.zeros((0x100 - _FIRST_LEAD, _LOW + 1), dtype=bool)
     for begin, end in _NEW_EDGES.reshape(-1, 2).tolist():
         for point in {*range(begin, end, 0x40), end - 1}:
