@@ -274,8 +274,7 @@ class GigatokenEncoder(Encoder):
         return SpecialTokens(most=self.max_length)(compiled.encode(self.tokenizer, texts))
 
     def text(self, tokens: Sequence[int]) -> str | None:
-        decoded = self.tokenizer.decode(list(tokens))
-        return decoded.decode(errors="replace") if isinstance(decoded, bytes) else str(decoded)
+        return str(self.tokenizer.decode(list(tokens)), errors="replace")
 
     def depends_on(self) -> tuple[Any, ...]:
         tokenizer = self.tokenizer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import CDLL, c_size_t, c_void_p
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -316,16 +317,12 @@ class MappedFile:
     @once
     def numbers(self) -> NDArray[Any]:
         """Its array, if it is a numpy file."""
-        try:
+        with self._readable():
             return numpy_file(self.memory)
-        except ValueError as error:
-            raise self.damaged(error) from error
 
     def batch(self, number: int) -> Block:
-        try:
+        with self._readable():
             return self._reader.get_batch(number)
-        except (pa.ArrowException, ValueError, OSError) as error:
-            raise self.damaged(error) from error
 
     def batches(self) -> Iterator[Block]:
         return map(self.batch, range(self._reader.num_record_batches))
@@ -336,13 +333,16 @@ class MappedFile:
 
     @once
     def _reader(self) -> pa.RecordBatchFileReader:
-        try:
+        with self._readable():
             return pa.ipc.open_file(pa.BufferReader(self.memory))
-        except pa.ArrowInvalid as error:
-            raise self.damaged(error) from error
 
-    def damaged(self, error: Exception) -> DataError:
-        return DataError(f"{self._path} is damaged: {error}; `brimful verify` says what else is")
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Names the file where it holds something else."""
+        try:
+            yield
+        except (pa.ArrowException, ValueError, OSError) as error:
+            raise DataError(f"{self._path} is damaged: {error}; `brimful verify` says what else is") from error
 
     def _stat(self) -> os.stat_result:
         try:

@@ -168,10 +168,6 @@ def stored_file(file: Mapping[str, Any]) -> StoredFile:
     return StoredFile(**{**file, "batches": tuple(file["batches"])})
 
 
-def described(path: Path) -> SideFile:
-    return SideFile(path.name, path.stat().st_size, sha256_of(path))
-
-
 def sha256_of(path: Path) -> str:
     """The checksum of a file. Price: about .7 ns a byte."""
     with path.open("rb") as file:

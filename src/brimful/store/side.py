@@ -24,7 +24,7 @@ from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, is_ragged, numpy_of, o
 from brimful.core.whole import part_of, settle
 from brimful.index.index import has_labels
 from brimful.store.local import MappedFile
-from brimful.store.manifest import SideFile, StoredFile, described
+from brimful.store.manifest import SideFile, StoredFile, sha256_of
 
 PLACES: Final = "places.npy"
 BATCH_FIELDS: Final = 3
@@ -128,7 +128,7 @@ class _Array:
 
     def close(self) -> SideFile:
         settle(part_of(self._path), self._path)
-        return described(self._path)
+        return SideFile(self._path.name, self._path.stat().st_size, sha256_of(self._path))
 
 
 class ColumnPlaces(NamedTuple):

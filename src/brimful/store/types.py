@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from brimful.blocks.blocks import Block, visible
-from brimful.blocks.ragged import array_of, is_ragged, numpy_of, offsets_of
+from brimful.blocks.ragged import is_ragged, list_array, null_in, numpy_of, offsets_of
 from brimful.core.errors import DataError, where
 from brimful.core.stage import Stage
 
@@ -94,10 +93,8 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return array
     if not is_ragged(kind) or pa.types.is_null(array.type) or pa.types.is_fixed_size_list(kind):
         return array.cast(kind)
-    counts = pc.list_value_length(array)
-    offsets = offsets_of(numpy_of(counts.fill_null(0) if array.null_count else counts)).astype(np.int32)
-    mask = array.is_null() if array.null_count else None
-    return pa.ListArray.from_arrays(array_of(offsets), array.flatten().cast(kind.value_type), mask=mask)
+    offsets = offsets_of(numpy_of(pc.list_value_length(array).fill_null(0)))
+    return list_array(array.flatten().cast(kind.value_type), offsets, null_in(array))
 
 
 def _castable(array: pa.Array, kind: pa.DataType) -> bool:
