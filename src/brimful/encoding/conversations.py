@@ -103,9 +103,8 @@ def rendered(tokenizer: Any, conversation: Any, tools: Any, train_on: TrainOn) -
     for number in own:
         before = text_of(messages[:number], prompted=True)
         upto = whole if number + 1 == len(messages) else text_of(messages[: number + 1])
-        _check_begins(whole, before, number, "the messages before it, and the prompt to answer them,")
-        _check_begins(whole, upto, number, "the messages up to it")
         _check_begins(upto, before, number, "the messages before it, and the prompt to answer them,")
+        _check_begins(whole, upto, number, "the messages up to it")
         turns.append(Turn(number, before, upto))
         _say_prefix(template, messages[number], upto[len(before) :])
     return Rendered(whole, turns=tuple(turns))

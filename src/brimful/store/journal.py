@@ -61,7 +61,7 @@ class Journal:
         try:
             saved = json.loads(path.read_bytes())
             before, files = saved["header"], [stored_file(file) for file in saved["files"]]
-            known = {name: saved[name] for name in ("executor", "newest", "state", "skip")}
+            known = {name: saved[name] for name in ("executor", "state", "skip")}
         except FileNotFoundError:
             return new
         except (ValueError, KeyError, TypeError) as error:
@@ -76,7 +76,7 @@ class Journal:
                 f"the store {folder} was begun with executor={known['executor']!r}, but executor={executor!r} counts places in "
                 "another way. Go on with the first, or remove the folder to begin anew"
             )
-        return cls(folder, header, files=files, **known)
+        return cls(folder, header, files=files, newest=saved.get("newest", 0.0), **known)
 
     def save(self) -> None:
         """Writes the journal. Price: 7 us and 350 bytes a file; for 1 TB in files of 128 MB some 3 % of the writing."""

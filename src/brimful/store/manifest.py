@@ -105,7 +105,7 @@ class Manifest:
     first_labels: SideFile | None
     padding: dict[str, Any]
     texts: tuple[str, ...]
-    newest: float
+    newest: float = 0.0
     vocabularies: dict[str, str] = field(default_factory=dict)
 
     @once
