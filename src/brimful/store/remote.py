@@ -77,7 +77,7 @@ class RemoteFolder(Folder):
 
     def block(self, ranges: Ranges, columns: Sequence[str]) -> Block:
         batches = distinct(ranges.batches)
-        dense = [name for name in columns if (self._places[name].validity[batches] < 0).all()]  # without a null
+        dense = [name for name in columns if (self._places.columns[name].validity[batches] < 0).all()]  # without a null
         numbers = [name for name in columns if self._is_list(name) or (name in dense and self._is_fixed(name))]
         texts = [name for name in dense if self._is_text(name)]
         others = [name for name in columns if name not in numbers and name not in texts]
@@ -152,7 +152,7 @@ class RemoteFolder(Folder):
             firsts = self._before(name, ranges.firsts) - begins
             lasts = self._before(name, ranges.firsts + ranges.counts) - begins
         width = self._value_type(name).bit_width // 8
-        values = self._places[name].last[ranges.batches]
+        values = self._places.columns[name].last[ranges.batches]
         return self._spans(ranges, values + firsts * width, values + lasts * width)
 
     def _array(self, name: str, parts: list[memoryview], ranges: Ranges) -> pa.Array:
@@ -179,7 +179,7 @@ class RemoteFolder(Folder):
 
     def _offsets(self, name: str, ranges: Ranges) -> Spans:
         width = np.dtype(offset_type(self._type(name))).itemsize
-        begins = self._places[name].second[ranges.batches] + ranges.begins * width
+        begins = self._places.columns[name].second[ranges.batches] + ranges.begins * width
         return self._spans(ranges, begins, begins + (ranges.counts + 1) * width)
 
     def _tables(self, name: str, parts: list[memoryview]) -> list[NDArray[np.int64]]:
@@ -188,7 +188,7 @@ class RemoteFolder(Folder):
         return [np.frombuffer(part, dtype=kind).astype(np.int64) for part in parts]
 
     def _texts(self, name: str, ranges: Ranges, table: list[NDArray[np.int64]]) -> Spans:
-        begins = self._places[name].last[ranges.batches]
+        begins = self._places.columns[name].last[ranges.batches]
         firsts, lasts = np.array([offsets[0] for offsets in table]), np.array([offsets[-1] for offsets in table])
         return self._spans(ranges, begins + firsts, begins + lasts)
 
@@ -206,8 +206,8 @@ class RemoteFolder(Folder):
     def _whole(self, batch: int, names: list[str]) -> Spans:
         """The metadata of a record batch, and some of its columns."""
         places = self._places
-        firsts = [places.message[batch], *(places[name].start[batch] for name in names)]
-        lasts = [places.body[batch], *(places[name].stop[batch] for name in names)]
+        firsts = [places.message[batch], *(places.columns[name].start[batch] for name in names)]
+        lasts = [places.body[batch], *(places.columns[name].stop[batch] for name in names)]
         files = np.full(len(firsts), self.record_batches.file_of[batch])
         return Spans(files, np.array(firsts, dtype=np.int64), np.array(lasts, dtype=np.int64))
 

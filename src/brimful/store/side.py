@@ -150,12 +150,9 @@ class Places:
 
     def __init__(self, array: NDArray[np.int64], columns: Sequence[str]) -> None:
         self.message, self.body, self.end = array[:, :BATCH_FIELDS].T
-        self._columns: dict[str, ColumnPlaces] = {}
+        self.columns: dict[str, ColumnPlaces] = {}
         start = self.body
         for number, name in enumerate(columns):
             first = BATCH_FIELDS + COLUMN_FIELDS * number
             found = ColumnPlaces(start, *array[:, first : first + COLUMN_FIELDS].T)
-            self._columns[name], start = found, found.stop
-
-    def __getitem__(self, name: str) -> ColumnPlaces:
-        return self._columns[name]
+            self.columns[name], start = found, found.stop
