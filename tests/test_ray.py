@@ -28,7 +28,7 @@ import pytest
 import brimful as bf
 from brimful.core.stage import running
 from brimful.ray.spread import spread
-from brimful.store.folders import verify_store
+from brimful.store.index import verify_store
 from tests.store.stores import small
 
 pytestmark = [

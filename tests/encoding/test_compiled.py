@@ -72,9 +72,9 @@ def columns(tokenizer: Tokenizer) -> Callable[[list[str]], Ragged]:
     return lambda given: flat(own(tokenizer)(given), len(given))
 
 
-def engine(tokenizer: Tokenizer, **settings: Any) -> Compiled:
+def engine(tokenizer: Tokenizer) -> Compiled:
     pytest.importorskip("gigatoken")
-    return Compiled(lambda: compiled.make(tokenizer.to_str()), columns(tokenizer), **settings)
+    return Compiled(lambda: compiled.make(tokenizer.to_str()), columns(tokenizer))
 
 
 @pytest.mark.parametrize("kind", SAME)
@@ -173,7 +173,8 @@ def test_all_characters_are_the_same_letters_numbers_and_marks_to_both(pattern: 
         assert rows_of(made(pa.array(given))) == encode(given)
 
 
-def test_it_is_made_anew_when_it_has_seen_many_words() -> None:
+def test_it_is_made_anew_when_it_has_seen_many_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "MAX_WORDS", 1_500)
     pytest.importorskip("gigatoken")
     tokenizer, made = make.bpe(), []
 
@@ -181,7 +182,7 @@ def test_it_is_made_anew_when_it_has_seen_many_words() -> None:
         made.append(1)
         return compiled.make(tokenizer.to_str())
 
-    cache = Compiled(again, columns(tokenizer), max_words=1_500)
+    cache = Compiled(again, columns(tokenizer))
     for _ in range(10):
         cache(pa.array(["the same words"] * 1_000))
         assert len(made) == 1
@@ -191,7 +192,8 @@ def test_it_is_made_anew_when_it_has_seen_many_words() -> None:
     assert 2 <= len(made) <= 20
 
 
-def test_it_is_not_made_anew_for_words_that_it_has_seen() -> None:
+def test_it_is_not_made_anew_for_words_that_it_has_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "MAX_WORDS", 60_000)
     pytest.importorskip("gigatoken")
     tokenizer, made = make.bpe(), []
 
@@ -199,7 +201,7 @@ def test_it_is_not_made_anew_for_words_that_it_has_seen() -> None:
         made.append(1)
         return compiled.make(tokenizer.to_str())
 
-    cache = Compiled(again, columns(tokenizer), max_words=60_000)
+    cache = Compiled(again, columns(tokenizer))
     draw = np.random.default_rng(3)
     for _ in range(40):
         words = draw.integers(0, 1_000, (500, 30)).tolist()
@@ -207,9 +209,10 @@ def test_it_is_not_made_anew_for_words_that_it_has_seen() -> None:
     assert len(made) == 1
 
 
-def test_threads_share_it() -> None:
+def test_threads_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "MAX_WORDS", 500)
     tokenizer = make.bpe()
-    cache = engine(tokenizer, max_words=500)
+    cache = engine(tokenizer)
     blocks = [texts(300, seed=seed) for seed in range(16)]
     with ThreadPoolExecutor(4) as pool:
         found = [*pool.map(lambda block: rows_of(cache(make.column(block))), blocks)]

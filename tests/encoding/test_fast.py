@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models
 
-from brimful.encoding import fast
+from brimful.encoding.encoder_kinds import _mark_of, batched, twin
 from brimful.encoding.encoders import encoder_for
-from brimful.encoding.fast import batched, twin
 from tests import tokenizers as make
 from tests.effort import times
 from tests.encoding.test_compiled import llama2
@@ -43,7 +42,7 @@ def test_a_twin_is_all_that_the_tokenizer_is(kind: str) -> None:
 
 def test_texts_that_hold_the_mark_go_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = make.bpe()
-    (mark, _) = fast._mark_of(tokenizer) or ("", 0)
+    (mark, _) = _mark_of(tokenizer) or ("", 0)
     assert mark == "[PAD]"
     given = [f"{text}{mark}{text}" if number % 7 == 0 else text for number, text in enumerate(texts(300, seed=2))]
     for some in (given, [mark] * 300, [*given[1:7], "", *texts(200, seed=3)], ["[", "PAD", "]"] * 50):
@@ -55,7 +54,7 @@ def test_a_tokenizer_without_such_a_mark_takes_texts_one_by_one() -> None:
     splitting.encode_special_tokens = True
     given = ["ab" * number for number in range(100)] + list(ADDED)
     for tokenizer in (splitting, none):
-        assert fast._mark_of(tokenizer) is None
+        assert _mark_of(tokenizer) is None
         assert rows_of(batched(tokenizer, given)) == one_by_one(tokenizer, given)
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from brimful.blocks.ragged import Ragged, flat
-from brimful.encoding.word_cache import MAX_BYTES, WordCache
+from brimful.encoding.word_cache import MAX_BYTES, MAX_COLUMNS, MAX_WORDS, WordCache
 from tests import tokenizers as make
 from tests.encoding.test_encoders import rows_of
 from tests.texts import texts
@@ -28,6 +28,10 @@ class Asked:
         return flat(self(given), len(given))
 
 
+def kept(cache: WordCache) -> int:
+    return len(cache._known) + len(cache._older)
+
+
 def test_only_words_never_seen_are_tokenised() -> None:
     asked = Asked()
     cache = WordCache(asked.flat)
@@ -36,7 +40,7 @@ def test_only_words_never_seen_are_tokenised() -> None:
             ["to be or", "or not to be", ""]
         )
     assert asked.texts == Counter(["to", " be", " or", "or", " not", " to"])
-    assert len(cache) == 6
+    assert kept(cache) == 6
 
 
 def test_long_pieces_pass_it_by() -> None:
@@ -48,29 +52,30 @@ def test_long_pieces_pass_it_by() -> None:
     assert asked.texts == Counter({short: 1, long: 2})
 
 
-def test_it_never_keeps_more_words_than_it_was_told_to() -> None:
+def test_it_never_keeps_more_words_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_COLUMNS <= MAX_WORDS, "columns are bounded by what is kept"
+    monkeypatch.setattr("brimful.encoding.word_cache.MAX_WORDS", 50)
     asked = Asked()
-    cache = WordCache(asked.flat, max_words=50)
+    cache = WordCache(asked.flat)
     for block in range(40):
         given = [f"w{block}{row} again w{block}" for row in range(20)]
         assert rows_of(cache(pa.array(given))) == Asked()(given)
-        assert len(cache) <= 50
+        assert kept(cache) <= 50
     assert asked.texts[" again"] < 40  # not each time
     large = [f"{row} b{row}" for row in range(100)]
     assert rows_of(cache(pa.array(large))) == Asked()(large)
-    assert len(cache) <= 50
-    with pytest.raises(ValueError, match=r"^max_words must be at least 1 word \(got 0\)$"):
-        WordCache(asked.flat, max_words=0)
+    assert kept(cache) <= 50
 
 
-def test_words_that_come_again_outlive_any_number_of_others() -> None:
+def test_words_that_come_again_outlive_any_number_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brimful.encoding.word_cache.MAX_WORDS", 50)
     asked = Asked()
-    cache = WordCache(asked.flat, max_words=50)
+    cache = WordCache(asked.flat)
     for block in range(200):
         given = [f"often again w{block}{row}" for row in range(9)]
         assert rows_of(cache(pa.array(given))) == Asked()(given)
     assert (asked.texts["often"], asked.texts[" again"]) == (1, 1)
-    assert 25 < len(cache) <= 50
+    assert 25 < kept(cache) <= 50
 
 
 def test_blocks_of_many_words_are_coded_by_the_first_that_came(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,19 +92,21 @@ def test_blocks_of_many_words_are_coded_by_the_first_that_came(monkeypatch: pyte
     again = {text: count for text, count in asked.texts.items() if count > 1}
     assert again == {longest: len(blocks)}, "known words are asked for again, in columns or not"
     assert len(cache._columns.words) == len(cache._columns.tokens.lengths) == 40
-    large, last = [f"{row} b{row}" for row in range(100)], WordCache(asked.flat, max_words=60)
+    large, last = [f"{row} b{row}" for row in range(100)], WordCache(asked.flat)
+    monkeypatch.setattr("brimful.encoding.word_cache.MAX_WORDS", 60)
     for _ in range(2):
         assert rows_of(last(pa.array(large))) == Asked()(large)
-        assert len(last._columns.words) <= 60, "columns are bounded by what is kept"
+        assert len(last._columns.words) <= 40
 
 
-def test_threads_share_it() -> None:
+def test_threads_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brimful.encoding.word_cache.MAX_WORDS", 300)
     tokenizer = make.bpe()
 
     def encode(given: list[str]) -> list[list[int]]:
         return [one.ids for one in tokenizer.encode_batch_fast(given, add_special_tokens=False)]
 
-    cache = WordCache(lambda given: flat(encode(given), len(given)), max_words=300)
+    cache = WordCache(lambda given: flat(encode(given), len(given)))
     blocks = [texts(200, seed=seed) for seed in range(24)]
     with ThreadPoolExecutor(4) as pool:
         found = [*pool.map(lambda block: rows_of(cache(pa.array(block))), blocks)]

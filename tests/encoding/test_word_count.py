@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from brimful.encoding.compiled import WordCount
 from brimful.encoding.word_cache import cut
-from brimful.encoding.word_count import WordCount
 
 BLOCK = 1_000
 

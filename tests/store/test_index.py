@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 import shutil
@@ -27,8 +26,7 @@ from brimful.core.errors import ORIGIN, ORIGIN_TYPE
 from brimful.encoding.encoder import Padding, paddings
 from brimful.index.order import RUN_ROWS
 from brimful.store import index, local, manifest
-from brimful.store.folders import verify_store
-from brimful.store.index import StoreIndex
+from brimful.store.index import StoreIndex, verify_store
 from brimful.store.local import LocalFolder, MappedFile
 from brimful.store.manifest import MANIFEST, SideFile
 from brimful.store.writer import write_store
@@ -479,12 +477,3 @@ def test_padding_is_kept_and_changes_no_fingerprint(tmp_path: Path) -> None:
     one, other = (StoreIndex(str(tmp_path / name)) for name in ("with", "without"))
     assert (paddings(one.tokenizers()), paddings(other.tokenizers())) == (padding, {})
     assert one.fingerprint() == other.fingerprint()
-
-
-def test_a_store_of_an_earlier_release_has_no_padding(small: Path) -> None:
-    content = json.loads((small / MANIFEST).read_text())
-    del content["padding"], content["sha256"]
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    (small / MANIFEST).write_text(json.dumps(content | {"sha256": digest}))
-    assert StoreIndex(str(small)).tokenizers() == {}
-    assert len(list(bf.from_store(small))) == 40

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,10 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import brimful as bf
 from brimful.index.sequence import SequenceIndex
-from brimful.store.folders import folder_of, verify_store
-from brimful.store.index import StoreIndex
+from brimful.store.index import StoreIndex, verify_store
 from tests.effort import examples
 from tests.store.stores import store_of
 
@@ -82,20 +79,3 @@ def test_a_flipped_bit_of_the_first_labels_is_found(tmp_path: Path) -> None:
     assert list(content[-2:]) == [0, 1]
     path.write_bytes(content[:-1] + b"\0")
     assert [problem.split(" is damaged")[0] for problem in verify_store(tmp_path / "store")] == [str(path)]
-
-
-def test_a_store_of_an_earlier_release_is_read_whole_windows_at_a_time(tmp_path: Path) -> None:
-    """It does not say which first labels are trained on, nor where numbers are null."""
-    path = tmp_path / "store"
-    samples = [{"input_ids": [1] * (1 + n % 5), "labels": [-100, 1, 1, 1, 1][: 1 + n % 5], "id": n} for n in range(40)]
-    bf.from_sequence(samples).to_store(path)
-    now = [list(bf.from_store(path).batch(4).shard(rank, 2)) for rank in range(2)]
-    manifest = folder_of(path).manifest
-    nulls = {name: manifest.nulls[name] for name in manifest.lengths}
-    replace(manifest, first_labels=None, nulls=nulls).save(path)
-    index = StoreIndex(str(path))
-    assert not index.knows_labels
-    before = [list(bf.from_store(path).batch(4).shard(rank, 2)) for rank in range(2)]
-    for one, other in zip(now, before, strict=True):
-        assert [batch["id"].tolist() for batch in one] == [batch["id"].tolist() for batch in other]
-    assert ("num_items_in_batch" in now[0][0], "num_items_in_batch" in before[0][0]) == (True, False)

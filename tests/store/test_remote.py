@@ -30,8 +30,7 @@ from brimful.sources import objects
 from brimful.sources.faults import transient
 from brimful.sources.objects import Object, ObjectStore, Spans, merged
 from brimful.store import remote
-from brimful.store.folders import folder_of, verify_store
-from brimful.store.index import StoreIndex
+from brimful.store.index import StoreIndex, folder_of, verify_store
 from brimful.store.manifest import MANIFEST
 from brimful.testing import assert_exact_resume
 from tests.shards import threads_left
@@ -310,7 +309,7 @@ def wait_for(done: Any, seconds: float = 10.0) -> None:
 
 
 def test_rows_too_long_to_be_held_are_asked_for_one_by_one(large: Path) -> None:
-    with serving(large.parent) as server, patch("brimful.store.prefetch.SET_BYTES", 1000):
+    with serving(large.parent) as server, patch("brimful.store.remote.SET_BYTES", 1000):
         it = bf.from_store(f"{server.url}/store", shuffle=True, columns=["input_ids"]).batch(16, window=64).iter()
         next(it)
         it.close()
@@ -485,20 +484,6 @@ def test_a_damaged_side_file(copy: Path) -> None:
         pytest.raises(bf.DataError, match=r"lengths.input_ids.npy is damaged: its sha256 is"),
     ):
         far(server).lengths()
-
-
-def test_a_store_of_an_earlier_release(copy: Path, store: Path) -> None:
-    from dataclasses import replace
-
-    replace(folder_of(copy).manifest, places=None).save(copy)
-    assert rows_of(bf.from_store(copy)) == rows_of(bf.from_store(store))
-    with serving(copy.parent) as server:
-        stored = far(server)
-        assert stored.lengths().tolist() == LENGTHS
-        with pytest.raises(
-            bf.DataError, match=r"an earlier release wrote the store .*, and it cannot be read by ranges. Copy"
-        ):
-            rows_of(stored)
 
 
 def test_verify(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

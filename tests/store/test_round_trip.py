@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 import brimful as bf
 from brimful.core.errors import HIDDEN, ORIGIN, ORIGIN_TYPE, where
-from brimful.store.folders import verify_store
-from brimful.store.index import StoreIndex
+from brimful.store.index import StoreIndex, verify_store
 from tests.effort import examples
 from tests.store.stores import blocks_of, rows_of, small, store_of
 

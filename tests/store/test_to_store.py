@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import brimful as bf
-from brimful.store.folders import verify_store
+from brimful.store.index import verify_store
 from brimful.store.manifest import JOURNAL, say_newer
 from tests.shards import write
 from tests.store.stores import rows_of

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brimful.core.errors import StateError
-from brimful.store.folders import verify_store
+from brimful.store.index import verify_store
 from brimful.store.manifest import MANIFEST, _digest
 from tests.effort import examples
 from tests.store.stores import blocks_of, store_of

@@ -25,7 +25,7 @@ import pytest
 import brimful as bf
 from brimful.blocks.blocks import Block
 from brimful.core.stage import END
-from brimful.store.folders import folder_of, verify_store
+from brimful.store.index import folder_of, verify_store
 from brimful.store.journal import LOCK, Journal
 from brimful.store.manifest import JOURNAL, MANIFEST, Manifest
 from brimful.store.writer import PartFile, write_store
@@ -422,7 +422,7 @@ from brimful.store.journal import Journal, one_writer
 
 folder = Path(sys.argv[1])
 with one_writer(folder, 1):
-    journal = Journal(folder, None)
+    journal = Journal(folder, None, "local", 0.0)
     journal.save()
     print("begun", flush=True)
     for _ in range(int(sys.argv[2])):
@@ -473,7 +473,7 @@ def test_who_waits_says_for_whom(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 def test_a_writer_with_progress_is_waited_for(tmp_path: Path) -> None:
     """Longer than the timeout: it is that of a writer without progress."""
-    with writing(tmp_path, 40, 0), patch.object(Journal, "of", lambda folder, header: Journal(folder, header)):
+    with writing(tmp_path, 40, 0), patch.object(Journal, "of", Journal):
         write_store(Given(BLOCKS), tmp_path, timeout_seconds=1.0)
         assert (tmp_path / "ended").exists()
 

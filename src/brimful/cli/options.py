@@ -16,7 +16,7 @@ from brimful import Dataset
 from brimful.console import waiting
 from brimful.encoding.engines import EngineName
 from brimful.sources.formats import FORMATS, format_of
-from brimful.store.folders import folder_of, is_remote
+from brimful.store.index import folder_of, is_remote
 from brimful.store.manifest import JOURNAL, MANIFEST
 
 _NAMES: Final = "paths, s3://, https://, globs, {00..99}"

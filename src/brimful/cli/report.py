@@ -22,7 +22,7 @@ from brimful.report.lengths import SUFFIXES
 from brimful.report.statistics import BATCHES_A_STEP, RANKS
 from brimful.report.words import notes, over_budget, share_of, spread_of, summary, window_of
 from brimful.sources.urls import Shards
-from brimful.store.folders import folder_of
+from brimful.store.index import folder_of
 
 
 def report(

@@ -15,7 +15,7 @@ from brimful.cli.words import clear_errors
 from brimful.console import stdout
 from brimful.core.stage import END
 from brimful.core.states import from_text, is_text
-from brimful.store.folders import folder_of
+from brimful.store.index import folder_of
 from brimful.store.manifest import VERSION
 
 

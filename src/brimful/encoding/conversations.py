@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -103,9 +103,8 @@ def rendered(tokenizer: Any, conversation: Any, tools: Any, train_on: TrainOn) -
     for number in own:
         before = text_of(messages[:number], prompted=True)
         upto = whole if number + 1 == len(messages) else text_of(messages[: number + 1])
-        _check_begins(whole, before, number, "the messages before it, and the prompt to answer them,")
-        _check_begins(whole, upto, number, "the messages up to it")
         _check_begins(upto, before, number, "the messages before it, and the prompt to answer them,")
+        _check_begins(whole, upto, number, "the messages up to it")
         turns.append(Turn(number, before, upto))
         _say_prefix(template, messages[number], upto[len(before) :])
     return Rendered(whole, turns=tuple(turns))
@@ -258,10 +257,9 @@ def _shown(value: Any) -> str:
     return words if len(words) <= 40 else f"{words[:40]}..."
 
 
-def templates_of(tokenizer: Any) -> Iterator[str]:
-    """The chat templates of a tokenizer, in the order of their names."""
+def template_of(tokenizer: Any) -> str:
+    """The chat template of a tokenizer; if it has several, all of them, in the order of their names."""
     template = tokenizer.chat_template
     if isinstance(template, dict):
-        yield from (f"{name}: {template[name]}" for name in sorted(template))
-    else:
-        yield template
+        return "\n".join(f"{name}: {template[name]}" for name in sorted(template))
+    return str(template)

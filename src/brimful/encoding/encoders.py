@@ -283,8 +283,6 @@ def load_tokenizer(name: str | os.PathLike[str]) -> Any:
 
             return tiktoken.get_encoding(name.removeprefix("tiktoken:"))
         if Path(name).is_file():
-            from tokenizers import Tokenizer
-
             return Tokenizer.from_file(name)
         if name.endswith(".json"):
             raise FileNotFoundError("there is no such file")

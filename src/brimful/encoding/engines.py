@@ -59,8 +59,7 @@ class Parts(NamedTuple):
         bare: the tokens of texts before they are cut, and without special tokens, flat.
         special_tokens: what is put around these then; or why that is not known.
         not_splittable: why texts may not be cut at their spaces; None where they may.
-        not_compiled: why it cannot be compiled; None where it can.
-        compile: makes a gigatoken.Tokenizer of it.
+        compile: makes a gigatoken.Tokenizer of it; or why it cannot be compiled.
     """
 
     fingerprint: str
@@ -68,8 +67,7 @@ class Parts(NamedTuple):
     bare: Callable[[list[str]], Ragged]
     special_tokens: SpecialTokens | str
     not_splittable: str | None
-    not_compiled: str | None
-    compile: Callable[[], object]
+    compile: Callable[[], object] | str
 
 
 class Way(NamedTuple):
@@ -188,9 +186,8 @@ class Engine:
             ours = tokens.values[tokens.offsets[row] : tokens.offsets[row + 1]]
             theirs = own.values[own.offsets[number] : own.offsets[number + 1]]
             if not np.array_equal(ours, theirs):
-                same = next(
-                    (at for at, pair in enumerate(zip(ours, theirs)) if pair[0] != pair[1]), min(len(ours), len(theirs))
-                )
+                size = min(len(ours), len(theirs))
+                same = int(np.argmin(np.append(ours[:size] == theirs[:size], False)))
                 raise EngineError(
                     f"engine {self.name!r} gave other tokens than the tokenizer: {_words(ours, same)}, not "
                     f"{_words(theirs, same)}, from token {same:,} on; go on with engine='tokenizer', and please report it",
@@ -204,15 +201,13 @@ for the run that it is of alone: another one would hand out what nothing has bee
 
 
 def chosen(name: EngineName, parts: Parts | str) -> Engine | None:
-    """The engine of a name, or of "auto" the fastest that can be, for a tokenizer; None: the tokenizer itself.
+    """The engine of a name but "tokenizer", or of "auto" the fastest that can be, for a tokenizer; None: the tokenizer itself.
 
     Args:
         parts: what the tokenizer is made of; or why nothing else can make its tokens.
     Raises:
         ValueError: the one that is named cannot.
     """
-    if name == "tokenizer":
-        return None
     if isinstance(parts, str):
         if name == "auto":
             return None
@@ -248,11 +243,12 @@ def _way(name: str, parts: Parts) -> Way | str:
 
     if name == "cache":
         return parts.not_splittable or Way(name, lambda: around(WordCache(parts.bare)))
-    if parts.not_compiled is not None:
-        return parts.not_compiled
+    compile = parts.compile
+    if isinstance(compile, str):
+        return compile
     if not compiled.installed():
         return "gigatoken is not installed: pip install 'brimful[fast]'"
-    return Way(name, lambda: around(compiled.Compiled(parts.compile, parts.bare)), slow=True)
+    return Way(name, lambda: around(compiled.Compiled(compile, parts.bare)), slow=True)
 
 
 def _first(texts: pa.Array, left: int) -> tuple[NDArray[np.int64], int]:

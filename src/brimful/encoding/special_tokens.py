@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from brimful.blocks.ragged import Ragged, gather, surround
 from brimful.core.errors import count
+from brimful.encoding.splittable import steps_of
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def special_tokens_of(
     >>> special_tokens_of({"type": "Other"}, None)
     'its post-processor Other'
     """
-    processors = [one for one in _processors(processor) if one["type"] != "ByteLevel"]
+    processors = [one for one in steps_of(processor) if one["type"] != "ByteLevel"]
     around = [_around(one) for one in processors]
     if None in around or (add_special_tokens and len(around) > 1):
         return f"its post-processor {' + '.join(one['type'] for one in processors)}"
@@ -80,14 +81,6 @@ def special_tokens_of(
     if most < 1 or truncation.get("strategy", "longest_first") not in ("longest_first", "only_first"):
         return f"its truncation {dict(truncation)}"
     return SpecialTokens(before, after, most, truncation["direction"].lower() == "left")
-
-
-def _processors(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    if part is not None and part["type"] == "Sequence":
-        for inner in part["processors"]:
-            yield from _processors(inner)
-    elif part is not None:
-        yield part
 
 
 def _around(processor: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

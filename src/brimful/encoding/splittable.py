@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 Part: TypeAlias = Mapping[str, Any]
@@ -50,21 +50,13 @@ _DEEPSEEK: Final = frozenset((text, "Isolated") for text in (DEEPSEEK_V3, DEEPSE
 """It leaves numbers unmatched, which a merge would join to what stands beside them."""
 INSIDE: Final = frozenset({r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", "[0-9][0-9][0-9]"})
 """Patterns that match no white space: DeepSeek's and Falcon's, beside the ones above."""
-CLIP: Final = frozenset(
-    {
-        r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
-        r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
-    }
-)
+_CLIP: Final = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+CLIP: Final = frozenset({_CLIP, rf"<\|startoftext\|>|<\|endoftext\|>|{_CLIP}"})
 """Patterns that match all but white space, which goes."""
 _BEHAVIORS: Final = ("Isolated", "Removed", "MergedWithPrevious", "MergedWithNext")
 
-_CHARSMAPS: Final = {
-    "1e2c7b43d3ee9755": "nmt_nfkc",
-    "7e46d9e08af4b6a3": "nfkc",
-    "2c03512e62f9ed96": "nmt_nfkc_cf",
-}
-"""The names of SentencePiece's maps, by the beginning of their SHA-256."""
+_CHARSMAPS: Final = frozenset({"1e2c7b43d3ee9755", "7e46d9e08af4b6a3", "2c03512e62f9ed96"})
+"""SentencePiece's maps nmt_nfkc, nfkc and nmt_nfkc_cf, by the beginning of their SHA-256."""
 _UNICODE: Final = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})
 _KEEP: Final = _UNICODE | {"mark", "quotes"}
 """They delete no character."""
@@ -119,7 +111,8 @@ def why_not(tokenizer: Part, normalized: Callable[[str], str]) -> str | None:
         return "it has no pre-tokenizer"
     kind = _kind(steps)
     if kind is None or (steps[0]["type"] == "Split" and kind[0] == "mark" and [*map(name_of, changes)] != ["mark"]):
-        return f"its pre-tokenizer {_words(steps)} is not known to be indifferent to a cut at a space"
+        types = " + ".join(step["type"] for step in steps)
+        return f"its pre-tokenizer {types} is not known to be indifferent to a cut at a space"
     spaces, whole = kind
     return (
         _normalizers(changes, spaces, whole)
@@ -136,12 +129,8 @@ def steps_of(part: Part | None) -> list[Part]:
         return []
     if part["type"] != "Sequence":
         return [part]
-    inner = part["pretokenizers"] if "pretokenizers" in part else part["normalizers"]
+    (inner,) = (part[name] for name in ("normalizers", "pretokenizers", "processors") if name in part)
     return [step for one in inner for step in steps_of(one)]
-
-
-def _words(steps: Iterable[Part]) -> str:
-    return " + ".join(step["type"] for step in steps)
 
 
 def _kind(steps: list[Part]) -> tuple[str, bool] | None:
@@ -213,7 +202,7 @@ def _normalizers(steps: list[Part], spaces: str, whole: bool) -> str | None:
 def name_of(step: Part) -> str:
     """A normaliser's type, or what it does where that says more."""
     if step["type"] == "Precompiled":
-        known = hashlib.sha256(_decoded(step["precompiled_charsmap"])).hexdigest()[:16] in _CHARSMAPS
+        known = hashlib.sha256(base64.b64decode(step["precompiled_charsmap"])).hexdigest()[:16] in _CHARSMAPS
         return "Precompiled" if known else "Precompiled (of another map than SentencePiece's own)"
     if step["type"] == "Strip" and not step["strip_left"] and step["strip_right"]:
         return "strip right"
@@ -236,10 +225,6 @@ _REPLACED: Final = {
 }
 
 
-def _decoded(text: str | bytes) -> bytes:
-    return base64.b64decode(text)
-
-
 def _model(model: Part) -> str | None:
     match model["type"]:
         case "WordPiece" | "WordLevel":
@@ -256,10 +241,9 @@ def _unsplit(model: Part, mark: str) -> str | None:
     """Words that stay together are parted by a cut alone, which changes nothing where no token lies on both sides of it."""
     if model["type"] != "BPE":  # Unigram: its sums of scores, rounded, order what is as good by what stands before
         return f"its model {model['type']} sees whole texts"
-    if name := next(
-        (name for name in ("ignore_merges", "continuing_subword_prefix", "end_of_word_suffix") if model.get(name)), None
-    ):
-        return f"its model sees whole texts, with {name}"
+    odd = [name for name in ("ignore_merges", "continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]
+    if odd:
+        return f"its model sees whole texts, with {odd[0]}"
     vocabulary = model["vocab"]()
     if mark not in vocabulary:
         return f"its vocabulary has no {mark!r}"

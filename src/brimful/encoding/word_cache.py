@@ -11,7 +11,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.ragged import Ragged, array_of, gather, numpy_of, offsets_in
-from brimful.core.errors import require
 
 MAX_WORDS: Final = 1 << 18
 """Words kept: about 50 MB. More would go on growing for millions of texts, and then be let go of at once."""
@@ -30,12 +29,7 @@ class _Columns(NamedTuple):
     tokens: Ragged
 
 
-_NONE: Final = _Columns(
-    pa.Array.from_buffers(
-        pa.large_binary(), 0, [None, array_of(np.zeros(1, np.int64)).buffers()[1], pa.py_buffer(b"")]
-    ),
-    Ragged(np.zeros(0, np.int32), np.zeros(1, np.int64)),
-)
+_NONE: Final = _Columns(pa.nulls(0, pa.large_binary()), Ragged(np.zeros(0, np.int32), np.zeros(1, np.int64)))
 
 
 class WordCache:
@@ -48,10 +42,11 @@ class WordCache:
 
     Threads share it without a lock: what two of them find new at once, both have tokenized, and keep once.
 
+    At most MAX_WORDS words are kept, in two halves. When the newer half is full it becomes the older one, whose words are
+    forgotten, but for those that have come again since: they are in the newer half too.
+
     Args:
         encode: the tokens of each of some texts, without special tokens, int32, flat.
-        max_words: the most that are kept, in two halves. When the newer half is full it becomes the older one, whose words are
-            forgotten, but for those that have come again since: they are in the newer half too.
     Price: 50 to 100 ns a token of words that are known, on one core; the tokenizer's own for new ones, 4 to 10 us each. About
         200 bytes a word kept.
 
@@ -66,9 +61,8 @@ class WordCache:
     ['to', ' be', 'or', ' not', ' to']
     """
 
-    def __init__(self, encode: Callable[[list[str]], Ragged], *, max_words: int = MAX_WORDS) -> None:
-        require("max_words", max_words, 1, "word")
-        self._encode, self._max_words = encode, max_words
+    def __init__(self, encode: Callable[[list[str]], Ragged]) -> None:
+        self._encode = encode
         self._known: dict[bytes, bytes] = {}  # a word's tokens as they lie in memory, int32: joined by one copy
         self._older: dict[bytes, bytes] = {}
         self._columns = _NONE
@@ -94,12 +88,9 @@ class WordCache:
         tokens = gather(words.values, begins.take(codes), np.diff(begins).take(codes))
         return Ragged(tokens.values, tokens.offsets.take(pieces.firsts))
 
-    def __len__(self) -> int:
-        return len(self._known) + len(self._older)
-
     def _look_up(self, words: list[bytes]) -> list[bytes]:
         """The tokens of each word, as they lie in memory; what is not known is learnt."""
-        known, older, most = self._known, self._older, self._max_words // 2
+        known, older, most = self._known, self._older, MAX_WORDS // 2
         found = [*map(known.get, words)]
         missing = [place for place, tokens in enumerate(found) if tokens is None]
         kept: dict[bytes, bytes] = {}
@@ -121,7 +112,7 @@ class WordCache:
 
     def _keep(self, words: pa.Array, tokens: Ragged) -> None:
         """Keeps words in columns, the first ones; those that are there already are the first."""
-        kept = np.flatnonzero(np.diff(offsets_in(words)) <= MAX_BYTES)[: min(MAX_COLUMNS, self._max_words)]
+        kept = np.flatnonzero(np.diff(offsets_in(words)) <= MAX_BYTES)[:MAX_COLUMNS]
         if len(kept) > len(self._columns.words):
             starts, counts = tokens.spans(kept)
             self._columns = _Columns(words.take(array_of(kept)), gather(tokens.values, starts, counts))

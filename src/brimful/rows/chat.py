@@ -13,7 +13,7 @@ from brimful.blocks.blocks import Block
 from brimful.blocks.parallel import BlockFunction
 from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, column_of, list_array, offsets_of, with_column
 from brimful.core.errors import DataError, OnError, StageError, skipped, where
-from brimful.encoding.conversations import Labelled, Rendered, TrainOn, labelled, rendered, templates_of
+from brimful.encoding.conversations import Labelled, Rendered, TrainOn, labelled, rendered, template_of
 from brimful.encoding.encoder_kinds import TransformersEncoder
 
 TOKENS: Final = "input_ids"
@@ -44,10 +44,9 @@ class Chat(BlockFunction):
         return below and pa.schema([*below, (self.output[0], tokens), (LABELS, tokens)])
 
     def settings(self) -> dict[str, Any]:
-        template = "\n".join(templates_of(self.encoder.tokenizer))
         return {
             "tokenizer": self.encoder.fingerprint(),
-            "chat_template": hashlib.sha256(template.encode()).hexdigest()[:16],
+            "chat_template": hashlib.sha256(template_of(self.encoder.tokenizer).encode()).hexdigest()[:16],
             "column": self.column,
             "train_on": self.train_on,
             "on_error": self.on_error,

@@ -137,7 +137,8 @@ class Folder(ABC):
     def rows(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64], columns: Sequence[str]) -> Block:
         """The rows from each of `firsts`, ascending, up to before each of `lasts`, as one block with its origins."""
         ranges = self.record_batches.ranges(firsts, lasts)
-        return with_column(self.block(ranges, columns), ORIGIN, self._origins(ranges))
+        places = origins(f"store {os.path.basename(self.path)}", ranges.rows, "row")  # `from_store(path)[place]`
+        return with_column(self.block(ranges, columns), ORIGIN, places)
 
     def lengths(self, name: str) -> NDArray[Any]:
         """How many values each row has in a list column."""
@@ -200,10 +201,6 @@ class Folder(ABC):
                 "run the same to_store(path) or `brimful tokenize` again"
             )
         return f"there is no token store at {self.path}. To write one, use to_store(path) or `brimful tokenize`"
-
-    def _origins(self, ranges: Ranges) -> pa.Array:
-        """The origin column: the number of each row in the store, by which `from_store(path)[number]` gives it."""
-        return origins(f"store {os.path.basename(self.path)}", ranges.rows, "row")
 
 
 def numpy_file(content: Any) -> NDArray[Any]:

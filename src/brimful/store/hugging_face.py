@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from brimful.blocks.blocks import Block, visible
-from brimful.blocks.ragged import array_of, concat, null_in
+from brimful.blocks.ragged import EMPTY, array_of, concat, null_in
 from brimful.core.errors import DataError, check_path
 from brimful.core.stage import Stage, running
 from brimful.store.types import conform, stored_schema
@@ -30,7 +30,10 @@ _MOST_DIMENSIONS: Final = 5
 
 def hugging_face_of(stage: Stage[Block], path: str | os.PathLike[str] | None) -> Any:
     """The rows of the first epoch of a chain as a `datasets.Dataset` over a file: see `Dataset.to_hf`."""
-    datasets = _imported()
+    try:
+        datasets = import_module("datasets")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("to_hf needs Hugging Face's datasets: pip install 'brimful[hf]'") from error
     folder = _folder(path, datasets)
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -46,21 +49,15 @@ def hugging_face_of(stage: Stage[Block], path: str | os.PathLike[str] | None) ->
 
 
 def _write(stage: Stage[Block], file: Path) -> None:
-    from datasets.arrow_writer import ArrowWriter
-
     blocks = _large(stage)
-    first = next(blocks, None)
-    schema = pa.schema([]) if first is None else stored_schema(visible(first), {})
-    features = _features(schema)
-    with ArrowWriter(path=str(file), schema=features.arrow_schema) as writer:
-        for block in blocks if first is None else chain([first], blocks):
+    first = next(blocks, EMPTY)
+    schema = stored_schema(visible(first), {})
+    theirs = _features(schema).arrow_schema
+    with pa.OSFile(str(file), "wb") as out, pa.ipc.new_stream(out, theirs) as writer:
+        for block in chain([first], blocks):
             rows = conform(block, schema, {})
-            columns = [_as_array(column, kind) for column, kind in zip(rows.columns, features.arrow_schema.types)]
-            writer.write_table(pa.Table.from_arrays(columns, names=schema.names))
-        if first is None:  # `datasets` writes nothing without a column
-            pa.ipc.new_stream(writer.stream, schema).close()
-        else:
-            writer.finalize()
+            columns = [_as_array(column, kind) for column, kind in zip(rows.columns, theirs.types)]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=theirs))
 
 
 def _large(stage: Stage[Block]) -> Iterator[Block]:
@@ -140,10 +137,3 @@ def _folder(path: str | os.PathLike[str] | None, datasets: Any) -> Path:
     if "://" in str(path) or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise ValueError(f"to_hf writes to a local folder that is new or empty (got {path})")
     return folder
-
-
-def _imported() -> Any:
-    try:
-        return import_module("datasets")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("to_hf needs Hugging Face's datasets: pip install 'brimful[hf]'") from error

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -15,18 +18,66 @@ from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import LABELS, REMEDIES
-from brimful.core.errors import ORIGIN, ORIGIN_TYPE, DataError, logger
+from brimful.core.errors import ORIGIN, ORIGIN_TYPE, DataError, check_path, logger
 from brimful.core.once import once
+from brimful.core.whole import write_whole
 from brimful.encoding.encoder import Padding, StoredTokenizer
 from brimful.index.index import Ask, DataIndex, RowSet, RowSpans
-from brimful.store.answers import kept_answers
 from brimful.store.folder import Folder
-from brimful.store.folders import folder_of, is_remote
+from brimful.store.journal import one_writer, this_writer
+from brimful.store.local import LocalFolder
 from brimful.store.manifest import Manifest
-from brimful.store.prefetch import Prefetched
+from brimful.store.remote import Prefetched, RemoteFolder
 
 MAX_EXTRA_ROWS: Final = 8
 """For each wanted row at most so many others are read along."""
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a URL for fsspec.
+
+    >>> is_remote("s3://bucket/store"), is_remote("simplecache::memory://store"), is_remote("/data/store")
+    (True, True, False)
+    """
+    return "://" in os.fspath(path) or "::" in os.fspath(path)
+
+
+def folder_of(
+    path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, timeout_seconds: float = 60.0
+) -> Folder:
+    """The folder of a store, local or remote."""
+    check_path("path", path)
+    name = os.fspath(path)
+    if is_remote(name):
+        return RemoteFolder(name, storage_options or {}, timeout_seconds)
+    return LocalFolder(os.path.expanduser(name))
+
+
+def verify_store(path: str | os.PathLike[str], report: Callable[[int], None] = lambda bytes: None) -> list[str]:
+    """Reads every byte of a finished store again. Gives a sentence for each file that is missing or damaged, none if it is whole.
+
+    Args:
+        path: a local folder, or one behind fsspec.
+        report: is told how many bytes were read since the last call.
+    Raises:
+        FileNotFoundError: there is no store, or one that is not finished.
+        StateError: another release of brimful wrote it.
+        TimeoutError: a remote file does not come.
+    Price: about .7 ns a byte; of a remote store, 64 MB held.
+    """
+    folder = folder_of(path)
+    try:
+        manifest = folder.manifest
+    except DataError as error:
+        return [str(error)]
+    problems = []
+    for file in [*manifest.files, *manifest.side_files]:
+        try:
+            file.check(folder.path, folder.sha256(file))
+        except DataError as error:
+            problems.append(str(error))
+        report(file.bytes)
+    return problems
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +128,7 @@ class StoreIndex(DataIndex):
         index = cls(os.fspath(path), kept, dict(storage_options or {}), timeout_seconds)
         known = index.manifest.columns
         if kept is not None:
-            unknown = [name for name in kept if name not in known]
-            if unknown:
+            if unknown := [name for name in kept if name not in known]:
                 raise ValueError(
                     f"there is no column {unknown[0]!r} in the store {index.path} (columns: {', '.join(known) or 'none'})"
                 )
@@ -117,14 +167,21 @@ class StoreIndex(DataIndex):
         return self.manifest.rows
 
     def lengths(self, columns: Sequence[str], required: bool) -> NDArray[Any]:
-        """Lengths of each row, int32; memory-mapped where the store is local.
+        """Lengths of each row, int32; memory-mapped where the store is local."""
+        return self._lengths(columns, required, slice(None))
+
+    def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
+        return self._lengths(columns, required, numbers)
+
+    def _lengths(self, columns: Sequence[str], required: bool, rows: NDArray[np.int64] | slice) -> NDArray[Any]:
+        """Lengths of some rows.
 
         Raises:
             DataError: there is no such list column, or it has nulls.
         """
         known = {name: side for name, side in self.manifest.lengths.items() if name in self._columns}
         if not required and not (columns and set(columns) <= known.keys()):
-            return np.broadcast_to(np.int64(0), len(self))
+            return np.broadcast_to(np.int64(0), len(self))[rows]
         for column in columns:
             if column not in known:
                 raise DataError(
@@ -135,14 +192,8 @@ class StoreIndex(DataIndex):
                 raise DataError(
                     f"column {column!r} of the store {self.path} has {nulls:,} nulls; filter them out or fill them"
                 )
-        counts = [self._folder.by_row(known[column]) for column in columns]
+        counts = [self._folder.by_row(known[column])[rows] for column in columns]
         return counts[0] if len(counts) == 1 else np.stack(counts, axis=1)
-
-    def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
-        known = self.manifest.lengths.keys() & set(self._columns)
-        if len(columns) < 2 or not (required or set(columns) <= known):
-            return self.lengths(columns, required)[numbers]
-        return np.stack([self.lengths((column,), required)[numbers] for column in columns], axis=1)
 
     def only(self, columns: Sequence[str]) -> StoreIndex:
         return replace(self, columns=tuple(columns)) if columns else self
@@ -155,19 +206,16 @@ class StoreIndex(DataIndex):
     @property
     def knows_labels(self) -> bool:
         manifest = self.manifest
-        known = manifest.num_labels is not None and manifest.first_labels is not None
-        return known and LABELS in self._columns and not manifest.nulls[LABELS]
+        return manifest.num_labels is not None and LABELS in self._columns and not manifest.nulls[LABELS]
 
     def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         manifest = self.manifest
-        assert manifest.num_labels is not None
-        assert manifest.first_labels is not None
         sides = (manifest.lengths[LABELS], manifest.num_labels, manifest.first_labels)
-        return np.array([self._folder.by_row(side)[numbers] for side in sides], dtype=np.int64)
+        return np.array([self._folder.by_row(side)[numbers] for side in sides if side is not None], dtype=np.int64)
 
     @property
     def expects(self) -> bool:
-        return self._remote
+        return is_remote(self.path)
 
     def expect(self, sets: Sequence[RowSet]) -> None:
         self._prefetched.expect(sets)
@@ -175,7 +223,7 @@ class StoreIndex(DataIndex):
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         if not len(numbers):
             return pa.RecordBatch.from_pylist([], self.schema.append(pa.field(ORIGIN, ORIGIN_TYPE))), numbers
-        return self._prefetched.locate(numbers) if self._remote else self._fetched(numbers)
+        return self._prefetched.locate(numbers) if self.expects else self._fetched(numbers)
 
     def spans(self, numbers: NDArray[np.int64]) -> dict[str, RowSpans] | None:
         return self._folder.spans(self._columns, numbers) if len(numbers) else None
@@ -196,11 +244,11 @@ class StoreIndex(DataIndex):
         return self._folder.rows(firsts, lasts, self._columns), rows
 
     def beside(self, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
-        if self._remote:
+        if is_remote(self.path):
             logger.warning("%s is kept in memory: the store %s is not on this machine", name, self.path)
             return ask(lambda: None)
         content = hashlib.sha256("".join(file.sha256 for file in self.manifest.files).encode()).hexdigest()[:16]
-        return kept_answers(Path(self.path).expanduser(), f"{name}.{content}", count, ask)
+        return _kept_answers(Path(self.path).expanduser(), f"{name}.{content}", count, ask)
 
     def fingerprint(self) -> dict[str, Any]:
         chosen = {} if self.columns is None else {"columns": list(self.columns)}
@@ -218,11 +266,6 @@ class StoreIndex(DataIndex):
     def _columns(self) -> Sequence[str]:
         return tuple(self.manifest.columns) if self.columns is None else self.columns
 
-    @property
-    def _remote(self) -> bool:
-        """Whether rows come over a network, and so are fetched ahead of use."""
-        return is_remote(self.path)
-
     @once
     def _prefetched(self) -> Prefetched:
         return Prefetched(self._fetched, sum(file.bytes for file in self.manifest.files) / max(1, len(self)))
@@ -230,3 +273,65 @@ class StoreIndex(DataIndex):
     @once
     def _folder(self) -> Folder:
         return folder_of(self.path, self.storage_options, self.timeout_seconds)
+
+
+# -- answers about the rows, in a file beside them: a bit a row, and a checksum ------------------------------------------
+
+TIMEOUT_SECONDS: Final = 3600.0
+"""How long others wait for one who asks and shows no progress."""
+CHECKSUM_BYTES: Final = 4
+
+
+def _kept_answers(folder: Path, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
+    """The answers in a file of a store; where there is none, those of `ask`, which are written to it.
+
+    One process of this machine asks, others wait for its file. Where the folder cannot be written, or
+    the disk is full, they stay in memory, which is logged.
+
+    Args:
+        name: of the file, without its extension: other data, another function or version has another one.
+        count: how many answers there are.
+        ask: is given a function to be called now and then, which shows those who wait that there is progress.
+    Raises:
+        TimeoutError: another process, which is named, asks, and has made no progress for an hour.
+    """
+    path = folder / f"{name}.bits"
+    if (found := _read(path, count)) is not None:
+        return found
+    note = path.with_suffix(".asking")
+    try:
+        note.touch()
+    except OSError as error:
+        logger.warning("%s is kept in memory, not beside the store: %s", name, error)
+        return ask(lambda: None)
+    lock = path.with_suffix(".lock")
+    with one_writer(folder, TIMEOUT_SECONDS, lock.name, note.name):
+        try:
+            if (found := _read(path, count, again=True)) is None:
+                with suppress(OSError):
+                    note.write_text(json.dumps(this_writer()), "utf-8")
+                found = ask(lambda: os.utime(note))
+                bits = np.packbits(found).tobytes()
+                try:
+                    write_whole(path, bits + crc32(bits).to_bytes(CHECKSUM_BYTES, "little"))
+                except OSError as error:
+                    logger.warning("%s is kept in memory, not beside the store: %s", name, error)
+        finally:
+            for left in (note, lock):
+                left.unlink(missing_ok=True)
+    return found
+
+
+def _read(path: Path, count: int, again: bool = False) -> NDArray[np.bool_] | None:
+    """The answers in a file; None where it is not there, or damaged."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    bits, checksum = content[:-CHECKSUM_BYTES], content[-CHECKSUM_BYTES:]
+    if len(bits) != -(-count // 8) or crc32(bits).to_bytes(CHECKSUM_BYTES, "little") != checksum:
+        if not again:
+            logger.warning("%s is damaged: all rows are read again for it", path)
+        return None
+    logger.info("%s says which of %s samples are kept", path, f"{count:,}")
+    return np.unpackbits(np.frombuffer(bits, np.uint8), count=count).astype(bool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import CDLL, c_size_t, c_void_p
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -51,6 +52,7 @@ class LocalFolder(Folder):
         self._folder = Path(path)
         super().__init__(str(self._folder))
         self._mapped: dict[str, MappedFile] = {}
+        self._places: dict[str, NDArray[np.int64]] = {}
         self._batch = lru_cache(KEPT_BATCHES)(self._opened_batch)
 
     def content(self, name: str) -> bytes:
@@ -85,7 +87,7 @@ class LocalFolder(Folder):
     def spans(self, columns: Sequence[str], rows: NDArray[np.int64]) -> dict[str, RowSpans] | None:
         """The values of list columns, copied without those of other rows. None where there are other columns, or where a file is
         not as the writer leaves it: then `block` reads it, or says what is wrong. Price: 100 ns a row and column."""
-        if not all(name in self.list_columns and _are_numbers(self.schema.field(name).type) for name in columns):
+        if not all(name in self.list_columns and self.schema.field(name).type.value_type in DTYPES for name in columns):
             return None
         self._make_room()
         order = np.argsort(rows)  # rows that lie together share pages
@@ -113,8 +115,7 @@ class LocalFolder(Folder):
     ) -> RowSpans | None:
         """The values of ascending rows, `sizes` of them in each record batch, in copies of all pieces of 64 bytes, as memory is
         aligned, that hold some. No such piece crosses the end of a page, so all that is read belongs to a file that is mapped."""
-        kind = self.schema.field(name).type
-        dtype, wide = DTYPES[kind.value_type], pa.types.is_large_list(kind)
+        dtype = DTYPES[self.schema.field(name).type.value_type]
         known = self._buffers(name, batches.tolist())
         if known is None:
             return None
@@ -122,16 +123,13 @@ class LocalFolder(Folder):
         high = int(known[:, 2:].max())
         memory = pa.foreign_buffer(low, -(-(high - low) // PIECE_BYTES) * PIECE_BYTES)
         offsets_at, values_at, _, values_end = (known - low).T
-        offsets = np.frombuffer(memory, np.int64 if wide else np.int32)
+        offsets = np.frombuffer(memory, np.int32)  # see `stored_schema`
         at = rows + np.repeat(offsets_at // offsets.itemsize - self.record_batches.starts[batches], sizes)
         firsts, lasts = offsets[at].astype(np.int64, copy=False), offsets[at + 1].astype(np.int64, copy=False)
         counts, base = lasts - firsts, np.repeat(values_at, sizes)
         begins, ends = base + firsts * dtype.itemsize, base + lasts * dtype.itemsize
-        if (
-            (counts != self.lengths(name)[rows]).any()
-            or (firsts < 0).any()
-            or (ends > np.repeat(values_end, sizes)).any()
-        ):
+        same = (counts == self.lengths(name)[rows]).all()
+        if not same or (firsts < 0).any() or (ends > np.repeat(values_end, sizes)).any():
             return None
         pieces = begins // PIECE_BYTES
         bounds = offsets_of(np.where(counts > 0, -(-ends // PIECE_BYTES) - pieces, 0))
@@ -151,18 +149,13 @@ class LocalFolder(Folder):
         for batch in batches:
             if not places[batch, 0]:
                 memory, column = self._mapped[self.file_of(batch).name].memory, self._batch(batch).column(name)
-                values, wide = column.values, pa.types.is_large_list(column.type)
-                found = column.buffers()[1], values.buffers()[1]
+                values, found = column.values, (column.buffers()[1], column.values.buffers()[1])
                 if any(one is None for one in found) or values.null_count or column.offset or values.offset:
                     return None
                 firsts = [buffer.address for buffer in found]
-                sizes = (len(column) + 1) * (8 if wide else 4), len(values) * values.type.bit_width // 8
-                ends = [first + size for first, size in zip(firsts, sizes)]
-                if (
-                    min(firsts) < memory.address
-                    or max(ends) > memory.address + memory.size
-                    or any(at % 8 for at in firsts)
-                ):
+                ends = [firsts[0] + 4 * (len(column) + 1), firsts[1] + len(values) * values.type.bit_width // 8]
+                inside = memory.address <= min(firsts) and max(ends) <= memory.address + memory.size
+                if not inside or any(at % 8 for at in firsts):
                     return None
                 places[batch] = *firsts, *ends
         chosen: NDArray[np.int64] = places[batches]
@@ -224,9 +217,8 @@ class LocalFolder(Folder):
                 stored, begins = numpy_of(column.offsets), ranges.begins[here]
                 starts[here], ends[here] = stored[begins], stored[begins + ranges.counts[here]]
         self._check(name, ranges, offsets[ranges.places + ranges.counts] - offsets[ranges.places], ends - starts)
-        runs = [
-            values[number][first:last] for number, first, last in zip(which.tolist(), starts.tolist(), ends.tolist())
-        ]
+        places = zip(which.tolist(), starts.tolist(), ends.tolist())
+        runs = [values[number][first:last] for number, first, last in places]
         dtype = values[0].dtype
         # Arrow's pool uses pages again; a fresh page costs a fault
         out, done = np.frombuffer(pa.allocate_buffer(int(offsets[-1]) * dtype.itemsize), dtype), 0
@@ -252,10 +244,6 @@ class LocalFolder(Folder):
                 f"{int(found[wrong[0]]):,}. `brimful verify` finds the damaged file. Write the store anew, or copy it again"
             )
 
-    @once
-    def _places(self) -> dict[str, NDArray[np.int64]]:
-        return {}
-
     # -- memory that is mapped -------------------------------------------------------------------------------------------
 
     @once
@@ -278,10 +266,6 @@ class LocalFolder(Folder):
         if self._limited and resident_bytes() - self._before > RESIDENT_BYTES:
             for mapped in list(self._mapped.values()):
                 mapped.release()
-
-
-def _are_numbers(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type))
 
 
 def _joined(parts: list[RowSpans], places: NDArray[np.int64]) -> RowSpans:
@@ -333,16 +317,12 @@ class MappedFile:
     @once
     def numbers(self) -> NDArray[Any]:
         """Its array, if it is a numpy file."""
-        try:
+        with self._readable():
             return numpy_file(self.memory)
-        except ValueError as error:
-            raise self.damaged(error) from error
 
     def batch(self, number: int) -> Block:
-        try:
+        with self._readable():
             return self._reader.get_batch(number)
-        except (pa.ArrowException, ValueError, OSError) as error:
-            raise self.damaged(error) from error
 
     def batches(self) -> Iterator[Block]:
         return map(self.batch, range(self._reader.num_record_batches))
@@ -353,13 +333,16 @@ class MappedFile:
 
     @once
     def _reader(self) -> pa.RecordBatchFileReader:
-        try:
+        with self._readable():
             return pa.ipc.open_file(pa.BufferReader(self.memory))
-        except pa.ArrowInvalid as error:
-            raise self.damaged(error) from error
 
-    def damaged(self, error: Exception) -> DataError:
-        return DataError(f"{self._path} is damaged: {error}; `brimful verify` says what else is")
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Names the file where it holds something else."""
+        try:
+            yield
+        except (pa.ArrowException, ValueError, OSError) as error:
+            raise DataError(f"{self._path} is damaged: {error}; `brimful verify` says what else is") from error
 
     def _stat(self) -> os.stat_result:
         try:

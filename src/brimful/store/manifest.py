@@ -49,11 +49,16 @@ class SideFile:
                 f"{MANIFEST} names the file {self.name!r}, which does not lie in the folder of the store; the store is damaged"
             )
 
-    def damage(self, folder: str, found: str) -> str:
-        """The message for a file in a folder that has the checksum `found`; "" where this is the right one."""
-        if found == self.sha256:
-            return ""
-        return f"{folder}/{self.name} is damaged: its sha256 is {found[:16]}..., and the manifest says {self.sha256[:16]}..."
+    def check(self, folder: str, found: str) -> None:
+        """Refuses a file in a folder that has another checksum, `found`.
+
+        Raises:
+            DataError: with both.
+        """
+        if found != self.sha256:
+            raise DataError(
+                f"{folder}/{self.name} is damaged: its sha256 is {found[:16]}..., and the manifest says {self.sha256[:16]}..."
+            )
 
 
 @dataclass(frozen=True)
@@ -80,14 +85,14 @@ class Manifest:
     columns: names and Arrow types.
     files: of rows, in order.
     lengths: the side file of each list column.
-    nulls: of each column, the rows that are null, or lists with a null inside; earlier releases have list columns alone.
-    num_labels: the side file of label counts.
-    places: the side file that says where in the files the columns lie; None in stores of earlier releases.
-    first_labels: the side file that says where the first label is trained on; None in stores of earlier releases.
+    nulls: of each column, the rows that are null, or lists with a null inside.
+    num_labels: the side file of label counts; None without labels.
+    places: the side file that says where in the files the columns lie.
+    first_labels: the side file that says where the first label is trained on; None without labels.
     padding: by column, where the tokenizer says it: {"id": the token that pads, "side": "left" or "right"}.
-    texts: the columns of text that was tokenized; none in stores of earlier releases.
+    texts: the columns of text that was tokenized.
     newest: when the newest of the files that were read was written, in seconds; 0 where nobody said.
-    vocabularies: by column, the vocabulary of its tokenizer (`Encoder.vocabulary`); none in stores of earlier releases.
+    vocabularies: by column, the vocabulary of its tokenizer (`Encoder.vocabulary`); none in stores of 1.0.0rc1.
     """
 
     pipeline: dict[str, Any]
@@ -96,10 +101,10 @@ class Manifest:
     lengths: dict[str, SideFile]
     nulls: dict[str, int]
     num_labels: SideFile | None
-    places: SideFile | None = None
-    first_labels: SideFile | None = None
-    padding: dict[str, Any] = field(default_factory=dict)
-    texts: tuple[str, ...] = ()
+    places: SideFile
+    first_labels: SideFile | None
+    padding: dict[str, Any]
+    texts: tuple[str, ...]
     newest: float = 0.0
     vocabularies: dict[str, str] = field(default_factory=dict)
 
@@ -109,7 +114,7 @@ class Manifest:
 
     @property
     def side_files(self) -> list[SideFile]:
-        return [*self.lengths.values(), *filter(None, (self.num_labels, self.first_labels, self.places))]
+        return [*self.lengths.values(), *filter(None, (self.num_labels, self.first_labels)), self.places]
 
     @property
     def digest(self) -> str:
@@ -144,35 +149,23 @@ class Manifest:
             raise DataError(f"{path} is damaged: it is not JSON ({error})") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise DataError(f"{path} is no manifest of a token store")
-        saved = content.pop("sha256", None)
-        if content.get("version") != VERSION and saved == _digest(content):
+        saved, found = content.pop("sha256", None), _digest(content)
+        if saved != found:
+            raise DataError(f"{path} is damaged: its checksum is {found[:16]}, not {str(saved)[:16]}")
+        if content["version"] != VERSION:
             raise StateError(
-                f"the store {folder} has version {content.get('version')!r}, but this release of brimful reads version {VERSION}"
+                f"the store {folder} has version {content['version']!r}, but this release of brimful reads version {VERSION}"
             )
-        if saved != _digest(content):
-            raise DataError(f"{path} is damaged: its checksum is {_digest(content)[:16]}, not {str(saved)[:16]}")
-        return cls(
-            content["pipeline"],
-            content["columns"],
-            tuple(stored_file(file) for file in content["files"]),
-            {name: SideFile(**file) for name, file in content["lengths"].items()},
-            content["nulls"],
-            SideFile(**content["num_labels"]) if content["num_labels"] else None,
-            SideFile(**content["places"]) if content.get("places") else None,
-            SideFile(**content["first_labels"]) if content.get("first_labels") else None,
-            content.get("padding", {}),
-            tuple(content.get("texts", ())),
-            content.get("newest", 0.0),
-            content.get("vocabularies", {}),
-        )
+        known = {one.name: content[one.name] for one in dataclasses.fields(cls) if one.name in content}
+        known["files"] = tuple(stored_file(file) for file in known["files"])
+        known["lengths"] = {name: SideFile(**file) for name, file in known["lengths"].items()}
+        known |= {name: SideFile(**known[name]) for name in ("num_labels", "first_labels", "places") if known[name]}
+        known["texts"] = tuple(known["texts"])
+        return cls(**known)
 
 
 def stored_file(file: Mapping[str, Any]) -> StoredFile:
     return StoredFile(**{**file, "batches": tuple(file["batches"])})
-
-
-def described(path: Path) -> SideFile:
-    return SideFile(path.name, path.stat().st_size, sha256_of(path))
 
 
 def sha256_of(path: Path) -> str:

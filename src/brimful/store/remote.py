@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
+from itertools import pairwise
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -14,10 +16,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import array_of, concat, is_list, list_array, offset_type, offsets_of
+from brimful.blocks.ragged import array_of, concat, has_offsets, is_list, list_array, offset_type, offsets_of
+from brimful.core.background import Workers
 from brimful.core.distinct import distinct
 from brimful.core.errors import DataError
 from brimful.core.once import once
+from brimful.index.index import RowSet
 from brimful.sources.objects import Object, ObjectStore, Spans
 from brimful.store.folder import Folder, Ranges, numpy_file
 from brimful.store.manifest import SideFile
@@ -61,8 +65,7 @@ class RemoteFolder(Folder):
         """The array of a side file, which is read whole into memory."""
         if side.name not in self._arrays:
             content = self._part(self._object(side.name, side.bytes), 0, side.bytes)
-            if damage := side.damage(self.path, hashlib.sha256(content).hexdigest()):
-                raise DataError(damage)
+            side.check(self.path, hashlib.sha256(content).hexdigest())
             self._arrays[side.name] = numpy_file(content)
         return self._arrays[side.name]
 
@@ -74,24 +77,23 @@ class RemoteFolder(Folder):
 
     def block(self, ranges: Ranges, columns: Sequence[str]) -> Block:
         batches = distinct(ranges.batches)
-        values = {
-            name: self._values(name, ranges) for name in columns if self._is_list(name) or self._is_fixed(name, batches)
-        }
-        offsets = {name: self._offsets(name, ranges) for name in columns if self._is_text(name, batches)}
-        others = [name for name in columns if name not in values and name not in offsets]
-        spans = [*values.values(), *offsets.values()]
-        kept = self._known(batches, others) if others else {}
+        dense = [name for name in columns if (self._places.columns[name].validity[batches] < 0).all()]  # without a null
+        numbers = [name for name in columns if self._is_list(name) or (name in dense and self._is_fixed(name))]
+        texts = [name for name in dense if self._is_text(name)]
+        others = [name for name in columns if name not in numbers and name not in texts]
+        kept = self._known(batches, others)
         absent = [batch for batch in batches.tolist() if others and batch not in kept]
-        found = self._read([*spans, *(self._whole(batch, others) for batch in absent)])
+        spans = [self._values(name, ranges) for name in numbers] + [self._offsets(name, ranges) for name in texts]
+        found = iter(self._read([*spans, *(self._whole(batch, others) for batch in absent)]))
 
-        out = {name: self._array(name, parts, ranges) for name, parts in zip(values, found)}
-        tables = {name: self._ends(name, parts) for name, parts in zip(offsets, found[len(values) :])}
-        texts = self._read([self._texts(name, ranges, table) for name, table in tables.items()])
-        for (name, table), parts in zip(tables.items(), texts, strict=True):
-            out[name] = self._strings(name, parts, table)
+        out = {name: self._array(name, next(found), ranges) for name in numbers}
+        tables = {name: self._tables(name, next(found)) for name in texts}
+        kept |= {batch: self._decoded(batch, others, next(found)) for batch in absent}
+        strings = self._read([self._texts(name, ranges, table) for name, table in tables.items()])
+        out |= {name: self._strings(name, parts, tables[name]) for name, parts in zip(texts, strings, strict=True)}
         if others:
-            kept |= {batch: self._decoded(batch, others, parts) for batch, parts in zip(absent, found[len(spans) :])}
-            out |= self._taken(others, ranges, kept)
+            rows = concat(kept[batch].slice(first, count) for batch, first, count in ranges.slices)
+            out |= dict(zip(others, rows.columns))
         return pa.RecordBatch.from_arrays([out[name] for name in columns], list(columns))
 
     @once
@@ -110,11 +112,6 @@ class RemoteFolder(Folder):
     @once
     def _places(self) -> Places:
         manifest = self.manifest
-        if manifest.places is None:
-            raise DataError(
-                f"an earlier release wrote the store {self.path}, and it cannot be read by ranges. Copy it to a local folder, or "
-                "write it anew"
-            )
         dictionaries = [name for name, kind in manifest.columns.items() if "dictionary<" in kind]
         if dictionaries:
             raise DataError(
@@ -140,10 +137,9 @@ class RemoteFolder(Folder):
     def _is_list(self, name: str) -> bool:
         return name in self.list_columns and self._type(name).value_type.bit_width % 8 == 0
 
-    def _is_fixed(self, name: str, batches: NDArray[np.int64]) -> bool:
+    def _is_fixed(self, name: str) -> bool:
         kind = self._type(name)
-        fixed = pa.types.is_primitive(kind) and kind.bit_width % 8 == 0
-        return fixed and bool((self._places[name].validity[batches] < 0).all())
+        return bool(pa.types.is_primitive(kind) and kind.bit_width % 8 == 0)
 
     def _value_type(self, name: str) -> pa.DataType:
         return self._type(name).value_type if self._is_list(name) else self._type(name)
@@ -156,7 +152,7 @@ class RemoteFolder(Folder):
             firsts = self._before(name, ranges.firsts) - begins
             lasts = self._before(name, ranges.firsts + ranges.counts) - begins
         width = self._value_type(name).bit_width // 8
-        values = self._places[name].last[ranges.batches]
+        values = self._places.columns[name].last[ranges.batches]
         return self._spans(ranges, values + firsts * width, values + lasts * width)
 
     def _array(self, name: str, parts: list[memoryview], ranges: Ranges) -> pa.Array:
@@ -178,23 +174,21 @@ class RemoteFolder(Folder):
 
     # -- strings: their offsets first ------------------------------------------------------------------------------------
 
-    def _is_text(self, name: str, batches: NDArray[np.int64]) -> bool:
-        kind = self._type(name)
-        text = offset_type(kind) is not None and not is_list(kind)
-        return text and bool((self._places[name].validity[batches] < 0).all())
+    def _is_text(self, name: str) -> bool:
+        return has_offsets(self._type(name)) and not is_list(self._type(name))
 
     def _offsets(self, name: str, ranges: Ranges) -> Spans:
         width = np.dtype(offset_type(self._type(name))).itemsize
-        begins = self._places[name].second[ranges.batches] + ranges.begins * width
+        begins = self._places.columns[name].second[ranges.batches] + ranges.begins * width
         return self._spans(ranges, begins, begins + (ranges.counts + 1) * width)
 
-    def _ends(self, name: str, parts: list[memoryview]) -> list[NDArray[np.int64]]:
+    def _tables(self, name: str, parts: list[memoryview]) -> list[NDArray[np.int64]]:
         """The offsets of the rows of each range."""
         kind = offset_type(self._type(name))
         return [np.frombuffer(part, dtype=kind).astype(np.int64) for part in parts]
 
     def _texts(self, name: str, ranges: Ranges, table: list[NDArray[np.int64]]) -> Spans:
-        begins = self._places[name].last[ranges.batches]
+        begins = self._places.columns[name].last[ranges.batches]
         firsts, lasts = np.array([offsets[0] for offsets in table]), np.array([offsets[-1] for offsets in table])
         return self._spans(ranges, begins + firsts, begins + lasts)
 
@@ -212,8 +206,8 @@ class RemoteFolder(Folder):
     def _whole(self, batch: int, names: list[str]) -> Spans:
         """The metadata of a record batch, and some of its columns."""
         places = self._places
-        firsts = [places.message[batch], *(places[name].start[batch] for name in names)]
-        lasts = [places.body[batch], *(places[name].stop[batch] for name in names)]
+        firsts = [places.message[batch], *(places.columns[name].start[batch] for name in names)]
+        lasts = [places.body[batch], *(places.columns[name].stop[batch] for name in names)]
         files = np.full(len(firsts), self.record_batches.file_of[batch])
         return Spans(files, np.array(firsts, dtype=np.int64), np.array(lasts, dtype=np.int64))
 
@@ -235,16 +229,11 @@ class RemoteFolder(Folder):
 
     def _known(self, batches: NDArray[np.int64], names: list[str]) -> dict[int, Block]:
         """The kept columns of some record batches. They are kept in the order of their last use."""
-        keys = {batch: (batch, *names) for batch in batches.tolist()}
         with self._lock:
-            for key in keys.values():
-                if key in self._kept:
-                    self._kept[key] = self._kept.pop(key)
-            return {batch: self._kept[key] for batch, key in keys.items() if key in self._kept}
-
-    def _taken(self, names: list[str], ranges: Ranges, blocks: dict[int, Block]) -> dict[str, pa.Array]:
-        together = concat(blocks[batch].slice(first, count) for batch, first, count in ranges.slices)
-        return dict(zip(names, together.columns))
+            found = {batch: self._kept.pop((batch, *names), None) for batch in batches.tolist()}
+            known = {batch: block for batch, block in found.items() if block is not None}
+            self._kept |= {(batch, *names): block for batch, block in known.items()}
+            return known
 
     # --------------------------------------------------------------------------------------------------------------------
 
@@ -256,3 +245,118 @@ class RemoteFolder(Folder):
         memory = pa.allocate_buffer(sum(map(len, parts)))
         np.concatenate([np.frombuffer(part, np.uint8) for part in parts], out=np.frombuffer(memory, np.uint8))
         return memory
+
+
+# -- rows in the sets in which they will be wanted, one set ahead of use --------------------------------------------------
+
+SET_BYTES: Final = 512 << 20
+"""Larger sets are not fetched whole: their rows are long enough to be asked for one by one."""
+KEPT_SETS: Final = 1
+"""Sets that are kept beside the expected ones: a window that is planned already may still want rows of the last one."""
+
+Locate = Callable[[NDArray[np.int64]], tuple[Block, NDArray[np.int64]]]
+
+
+class Prefetched:
+    """Gives the rows of an index out of the sets that are expected.
+
+    Shuffled rows come from all over a set. One by one they would cost a request each, or the bytes of their neighbours again and
+    again. So the whole set is fetched once, and all windows are cut from it.
+
+    Args:
+        locate: fetches rows directly.
+        row_bytes: the size of a row, on average.
+    """
+
+    def __init__(self, locate: Locate, row_bytes: float) -> None:
+        self._locate, self._row_bytes = locate, row_bytes
+        self._sets: dict[Hashable, _FetchedRows] = {}
+        self._next: list[_FetchedRows] = []
+        self._lock = threading.Lock()
+
+    def expect(self, sets: Sequence[RowSet]) -> None:
+        """Names the sets that will be wanted from now on, in order. Nothing is fetched before one of their rows is wanted."""
+        with self._lock:
+            expected = {}
+            for one in sets:
+                known = self._sets.pop(one.name, None)
+                if known is None and 0 < one.num_rows * self._row_bytes <= SET_BYTES:
+                    known = _FetchedRows(one.rows(), self._locate)
+                if known is not None:
+                    expected[one.name] = known
+            for name in list(self._sets)[:-KEPT_SETS]:
+                del self._sets[name]
+            self._sets |= expected
+            self._next = list(expected.values())
+
+    def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
+        """As `Index.locate`."""
+        with self._lock:
+            sets, expected = list(self._sets.values())[::-1], self._next
+        left = np.ones(len(numbers), dtype=bool)
+        found: list[tuple[_FetchedRows, NDArray[np.bool_], NDArray[np.int64]]] = []
+        for one in sets:
+            rows, here = one.find(numbers)
+            here &= left
+            if here.any():
+                one.begin()
+                found.append((one, here, rows[here]))
+                left &= ~here
+        pieces = [(one.block(), here, rows) for one, here, rows in found]
+        if left.any():
+            block, rows = self._locate(numbers[left])
+            pieces.append((block, left, rows))
+        used = [one for one, _, _ in found]
+        for before, after in pairwise(expected):
+            if before in used:  # the set after one in use
+                after.begin()
+        if len(pieces) == 1:
+            return pieces[0][0], pieces[0][2]
+        places = np.empty(len(numbers), dtype=np.int64)
+        places[np.concatenate([np.flatnonzero(here) for _, here, _ in pieces])] = np.arange(len(numbers))
+        return concat(block.take(array_of(rows)) for block, _, rows in pieces), places
+
+
+class _FetchedRows:
+    """Rows that are fetched together, once, at the latest when the first of them is wanted."""
+
+    def __init__(self, rows: NDArray[np.int64], locate: Locate) -> None:
+        self._given, self._locate = rows, locate
+        self._block: Future[Block] | None = None
+        self._lock = threading.Lock()
+
+    def find(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The row of the block for each number, and whether the block has it."""
+        rows = np.searchsorted(self._rows, numbers)
+        return rows, self._rows[np.minimum(rows, len(self._rows) - 1)] == numbers
+
+    @once
+    def _rows(self) -> NDArray[np.int64]:
+        """The numbers of the rows, ascending; sorted when the first is wanted, so planning alone costs nothing. Price: 8 ms."""
+        return np.sort(self._given)
+
+    def begin(self) -> None:
+        """Fetches the rows in a thread of its own."""
+        with self._lock:
+            if self._block is None:
+                workers = Workers(1, "rows")
+                self._block = workers.submit(self._fetch)
+                self._block.add_done_callback(lambda _: workers.stop())
+
+    def block(self) -> Block:
+        """The rows, ascending. An error goes to the caller; the next call tries again."""
+        self.begin()
+        future = self._block
+        assert future is not None
+        try:
+            return future.result()
+        except BaseException:
+            with self._lock:
+                if self._block is future and future.done():
+                    self._block = None
+            raise
+
+    def _fetch(self) -> Block:
+        block, rows = self._locate(self._rows)
+        assert len(rows) == block.num_rows
+        return block

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -24,7 +24,7 @@ from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, is_ragged, numpy_of, o
 from brimful.core.whole import part_of, settle
 from brimful.index.index import has_labels
 from brimful.store.local import MappedFile
-from brimful.store.manifest import SideFile, StoredFile, described
+from brimful.store.manifest import SideFile, StoredFile, sha256_of
 
 PLACES: Final = "places.npy"
 BATCH_FIELDS: Final = 3
@@ -33,23 +33,14 @@ MAGIC_BYTES: Final = 8
 """An Arrow file has so many before the stream of its record batches."""
 PREFIX_BYTES: Final = 8
 """A message begins with so many: a mark, and the size of the metadata that follow."""
-
-
-class SideFiles(TypedDict):
-    """The side files, and the counts of nulls, under their names in the manifest."""
-
-    lengths: dict[str, SideFile]
-    nulls: dict[str, int]
-    num_labels: SideFile | None
-    first_labels: SideFile | None
-    places: SideFile
+_LABEL_FILES: Final[dict[str, type[np.integer[Any]]]] = {"num_labels": np.int32, "first_labels": np.uint8}
 
 
 def write_side_files(
     folder: Path, schema: pa.Schema, files: Sequence[StoredFile], working: Callable[[], None]
-) -> SideFiles:
+) -> dict[str, Any]:
     """Writes the lengths of each list column, which labels are trained on if there are any, and the places of all columns. Counts
-    the nulls of every column.
+    the nulls of every column. Gives all that under its names in the manifest.
 
     Args:
         working: called now and then.
@@ -58,8 +49,7 @@ def write_side_files(
     rows, batches = sum(file.rows for file in files), sum(len(file.batches) for file in files)
     lengths = {name: _Array(folder / f"lengths.{quote(name, safe='')}.npy", (rows,), np.int32) for name in names}
     labelled = LABELS in names and has_labels(schema.field(LABELS).type)
-    counts = _Array(folder / "num_labels.npy", (rows,), np.int32) if labelled else None
-    firsts = _Array(folder / "first_labels.npy", (rows,), np.uint8) if labelled else None
+    labels = {name: _Array(folder / f"{name}.npy", (rows,), kind) for name, kind in _LABEL_FILES.items() if labelled}
     places = _Array(folder / PLACES, (batches, BATCH_FIELDS + COLUMN_FIELDS * len(schema)), np.int64)
     nulls = dict.fromkeys(schema.names, 0)
     for file in files:
@@ -71,8 +61,8 @@ def write_side_files(
                 if name in lengths:
                     lengths[name].append(_lengths(column))
                     nulls[name] += column.flatten().null_count
-            if counts is not None and firsts is not None:
-                for array, found in zip((counts, firsts), _labels(block.column(LABELS)), strict=True):
+            if labelled:
+                for array, found in zip(labels.values(), _labels(block.column(LABELS)), strict=True):
                     array.append(found)
         places.append(_places(mapped))
         mapped.release()
@@ -80,9 +70,8 @@ def write_side_files(
     return {
         "lengths": {name: array.close() for name, array in lengths.items()},
         "nulls": nulls,
-        "num_labels": None if counts is None else counts.close(),
-        "first_labels": None if firsts is None else firsts.close(),
         "places": places.close(),
+        **{name: labels[name].close() if labelled else None for name in _LABEL_FILES},
     }
 
 
@@ -139,7 +128,7 @@ class _Array:
 
     def close(self) -> SideFile:
         settle(part_of(self._path), self._path)
-        return described(self._path)
+        return SideFile(self._path.name, self._path.stat().st_size, sha256_of(self._path))
 
 
 class ColumnPlaces(NamedTuple):
@@ -161,12 +150,9 @@ class Places:
 
     def __init__(self, array: NDArray[np.int64], columns: Sequence[str]) -> None:
         self.message, self.body, self.end = array[:, :BATCH_FIELDS].T
-        self._columns: dict[str, ColumnPlaces] = {}
+        self.columns: dict[str, ColumnPlaces] = {}
         start = self.body
         for number, name in enumerate(columns):
             first = BATCH_FIELDS + COLUMN_FIELDS * number
             found = ColumnPlaces(start, *array[:, first : first + COLUMN_FIELDS].T)
-            self._columns[name], start = found, found.stop
-
-    def __getitem__(self, name: str) -> ColumnPlaces:
-        return self._columns[name]
+            self.columns[name], start = found, found.stop

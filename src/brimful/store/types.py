@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from brimful.blocks.blocks import Block, visible
-from brimful.blocks.ragged import array_of, is_ragged, numpy_of, offsets_of
+from brimful.blocks.ragged import is_ragged, list_array, null_in, numpy_of, offsets_of
 from brimful.core.errors import DataError, where
 from brimful.core.stage import Stage
 
@@ -42,7 +41,7 @@ def _stored(array: pa.Array, num_ids: int | None) -> pa.DataType:
     if not is_ragged(kind):
         return kind
     values = pa.int64() if pa.types.is_null(kind.value_type) else kind.value_type
-    if num_ids and pa.types.is_integer(values) and _fits(array, _smallest(num_ids)):
+    if num_ids and pa.types.is_integer(values) and _castable(array.flatten(), _smallest(num_ids)):
         values = _smallest(num_ids)
     return pa.list_(values, kind.list_size) if pa.types.is_fixed_size_list(kind) else pa.list_(values)
 
@@ -50,14 +49,6 @@ def _stored(array: pa.Array, num_ids: int | None) -> pa.DataType:
 def _smallest(num_ids: int) -> pa.DataType:
     """The type of so many token ids, from 0 on."""
     return next((kind for kind in (pa.uint8(), pa.uint16()) if num_ids <= 1 << kind.bit_width), pa.int32())
-
-
-def _fits(array: pa.Array, values: pa.DataType) -> bool:
-    try:
-        array.flatten().cast(values)
-    except pa.ArrowInvalid:
-        return False
-    return True
 
 
 def conform(block: Block, schema: pa.Schema, num_ids: Mapping[str, int]) -> Block:
@@ -102,10 +93,8 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return array
     if not is_ragged(kind) or pa.types.is_null(array.type) or pa.types.is_fixed_size_list(kind):
         return array.cast(kind)
-    counts = pc.list_value_length(array)
-    offsets = offsets_of(numpy_of(counts.fill_null(0) if array.null_count else counts)).astype(np.int32)
-    mask = array.is_null() if array.null_count else None
-    return pa.ListArray.from_arrays(array_of(offsets), array.flatten().cast(kind.value_type), mask=mask)
+    offsets = offsets_of(numpy_of(pc.list_value_length(array).fill_null(0)))
+    return list_array(array.flatten().cast(kind.value_type), offsets, null_in(array))
 
 
 def _castable(array: pa.Array, kind: pa.DataType) -> bool:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from brimful.blocks.blocks import Block, visible
 from brimful.blocks.ragged import concat, is_ragged
 from brimful.blocks.resize import bytes_in
-from brimful.core.errors import TALLY, DataError, StateError, Tally, check_path, where
+from brimful.core.errors import TALLY, DataError, Tally, check_path, where
 from brimful.core.progress import Report
 from brimful.core.stage import END, Stage, State, running
 from brimful.core.whole import part_of, settle
@@ -82,11 +82,11 @@ def write_store(
         folder.mkdir(parents=True, exist_ok=True)
         with one_writer(folder, timeout_seconds):
             if not (folder / MANIFEST).exists():
-                writer = _Writer(folder, stage, pipeline, report)
+                journal = Journal.of(folder, pipeline, executor, stage.newest()[0])
                 try:
-                    writer.write(run or stage, executor)
+                    _Writer(journal, stage, report).write(run or stage)
                 except Exception:
-                    if not writer.finished:  # there is nothing to go on with
+                    if not journal.files:  # there is nothing to go on with
                         _clear(folder)
                         if new:
                             with suppress(OSError):  # another writer has begun
@@ -108,40 +108,27 @@ def _clear(folder: Path) -> None:
 class _Writer:
     """Writes one store, with the lock of its folder held."""
 
-    def __init__(self, folder: Path, stage: Stage[Block], pipeline: dict[str, Any], report: Report | None) -> None:
-        self._folder, self._pipeline = folder, pipeline
+    def __init__(self, journal: Journal, stage: Stage[Block], report: Report | None) -> None:
+        self._journal, self._folder = journal, journal.folder
         self._num_ids = vocabularies(stage)
-        self._padding = {name: padding._asdict() for name, padding in paddings(stage.tokenizers()).items()}
         known = [(name, one.vocabulary) for name, made in stage.tokenizers().items() for one in made]
-        self._vocabularies = {name: vocabulary for name, vocabulary in known if vocabulary is not None}
-        self._texts = stage.texts()
-        self._journal = Journal.of(folder, pipeline)
+        self._about: dict[str, Any] = {
+            "pipeline": journal.header,
+            "padding": {name: padding._asdict() for name, padding in paddings(stage.tokenizers()).items()},
+            "texts": stage.texts(),
+            "vocabularies": {name: vocabulary for name, vocabulary in known if vocabulary is not None},
+        }
         self._schema: pa.Schema | None = None
         self._part: PartFile | None = None
         self._known = stage.known_columns
-        if not self._journal.files:
-            self._journal.newest = stage.newest()[0]
         self._seen = pa.schema([])  # of the last block without a row
         self._held: list[Block] = []  # rows that are in no record batch yet
         self._held_bytes = 0
-        self._report, self._began = report, monotonic()
+        self._report: Report = report or (lambda rows, status: None)
+        self._began = monotonic()
         self._found = self._rows = self._tokens = 0
 
-    @property
-    def finished(self) -> bool:
-        """Whether there are files that a later writer goes on with."""
-        return bool(self._journal.files)
-
-    def write(self, stage: Stage[Block], executor: str) -> None:
-        if self._journal.files:
-            check_same(self._folder, self._journal.header, self._pipeline)
-        self._journal.header = self._pipeline  # a writer that finished no file leaves nothing to go on with
-        if self._journal.files and self._journal.executor != executor:
-            raise StateError(
-                f"the store {self._folder} was begun with executor={self._journal.executor!r}, but "
-                f"executor={executor!r} counts places in another way. Go on with the first, or remove the folder to begin anew"
-            )
-        self._journal.executor = executor
+    def write(self, stage: Stage[Block]) -> None:
         self._journal.save()
         self._go_on()
         before = stage.start(0) if self._journal.state is None else self._journal.state
@@ -186,16 +173,15 @@ class _Writer:
 
     def _add(self, block: Block) -> None:
         self._journal.touch()
-        if not block.num_rows:
-            self._seen = visible(block).schema
-            self._tell(0)  # a chain that leaves out rows is seen to run
-            return
         rows = visible(block)
-        self._held.append(block)
-        self._held_bytes += _bytes_of(rows)
-        self._rows += rows.num_rows
-        self._tokens += next((len(array.flatten()) for array in rows.columns if is_ragged(array.type)), 0)
-        self._tell(rows.num_rows)
+        if block.num_rows:
+            self._held.append(block)
+            self._held_bytes += _bytes_of(rows)
+            self._rows += block.num_rows
+            self._tokens += next((len(array.flatten()) for array in rows.columns if is_ragged(array.type)), 0)
+        else:
+            self._seen = rows.schema
+        self._report(block.num_rows, self._status)  # a chain that leaves out rows is seen to run
 
     def _missing(self, block: Block) -> int | None:
         """How many rows of a block complete the record batch at work; None where the whole block does not. Files depend on the
@@ -243,22 +229,8 @@ class _Writer:
         schema, files = self._schema or pa.schema([]), tuple(self._journal.files)
         columns = {field.name: str(field.type) for field in schema}
         sides = write_side_files(self._folder, schema, files, self._journal.touch)
-        newest = self._journal.newest
-        manifest = Manifest(
-            self._pipeline,
-            columns,
-            files,
-            **sides,
-            padding=self._padding,
-            texts=self._texts,
-            newest=newest,
-            vocabularies=self._vocabularies,
-        )
-        manifest.save(self._folder)
-
-    def _tell(self, rows: int) -> None:
-        if self._report is not None:
-            self._report(rows, self._status)
+        about = self._about | sides
+        Manifest(columns=columns, files=files, newest=self._journal.newest, **about).save(self._folder)
 
     def _status(self) -> str:
         """Rows and tokens so far. Rows of an interrupted writer count, but not as speed."""
