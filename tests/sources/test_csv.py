@@ -42,7 +42,7 @@ def table(rows: Sequence[Sequence[Any]], **options: Any) -> bytes:
 
 def values(data: bytes, **options: Any) -> list[dict[str, Any]]:
     """Rows by the schema of the first ones."""
-    schema = CSV.infer(Memory(data), None, "shard x")
+    schema = CSV.infer(Memory(data), None, "shard x", "skip")
     return outcome(CSV, data, pa.schema([]) if schema is None else schema, "raise", **options).rows
 
 

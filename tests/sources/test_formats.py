@@ -35,15 +35,12 @@ class Groups(Format):
     compressed = False
     unit = "row"
     start = (0, 0, 0, 0)
-    schema = None
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
         if schema is not None:
             raise ValueError(f"schema= does not apply to groups ({url})")
 
-    def infer(
-        self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError = "skip"
-    ) -> pa.Schema | None:
+    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
         return pa.schema({"n": pa.int64()}) if file.read(1) else None
 
     def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
@@ -51,8 +48,6 @@ class Groups(Format):
 
 
 class GroupReader(ShardReader):
-    unit = "row"
-
     def parse(self) -> tuple[Parsed, NDArray[np.int64]] | None:
         offset, group, skip, row = self.at
         self._file.seek(offset)

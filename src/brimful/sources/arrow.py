@@ -7,7 +7,7 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, ClassVar, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 import pyarrow as pa
 
@@ -35,7 +35,7 @@ class Arrow(ColumnarFormat):
     """Arrow IPC, files (also called Feather) and streams (as Hugging Face's data sets are kept), told apart by how they begin."""
 
     name = "arrow"
-    extensions: ClassVar[tuple[str, ...]] = (".arrow", ".ipc", ".feather")
+    extensions = (".arrow", ".ipc", ".feather")
 
     def columns(self, file: PrefetchedFile) -> pa.Schema | None:
         messages = Messages(file)

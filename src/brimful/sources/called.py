@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, BinaryIO, ClassVar, Final, final
+from typing import Any, BinaryIO, Final, final
 
 import numpy as np
 import pyarrow as pa
@@ -32,14 +32,11 @@ class FunctionFormat(Format):
 
     name = "function"
     unit = "row"
-    schema: ClassVar[pa.Schema | None] = None
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
         pass
 
-    def infer(
-        self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError = "skip"
-    ) -> pa.Schema | None:
+    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
         rows = first_rows(self._good_rows(file))
         return infer(rows, columns, where) if rows else None
 
@@ -61,8 +58,6 @@ class CalledRows(ShardReader):
 
     Price: Python, once a row; up to 256 rows are read at a time.
     """
-
-    unit = "row"
 
     def __init__(self, fn: ShardFunction, file: Bytes, wanted: Wanted) -> None:
         super().__init__(file, wanted)

@@ -7,7 +7,7 @@ import struct
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,6 @@ ROWS: Final = 4096
 BUFFER_BYTES: Final = 1 << 20
 """Rows are handed on in pieces of about so many bytes."""
 _LEAVE_OUT: Final = "leave it out by columns="
-START: Final[Position] = (0, 0, 0, 0)
 
 
 class ColumnarFormat(Format):
@@ -34,15 +33,12 @@ class ColumnarFormat(Format):
 
     compressed = False
     unit = "row"
-    start: ClassVar[Position] = START
-    schema: ClassVar[pa.Schema | None] = None
+    start = (0, 0, 0, 0)
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
         pass
 
-    def infer(
-        self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError = "skip"
-    ) -> pa.Schema | None:
+    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
         try:
             found = self.columns(PrefetchedFile(file))
         except (DataError, *DAMAGED):
@@ -79,8 +75,6 @@ class ColumnarRows(ShardReader):
     """Abstract: reads a shard of columns. Position: [bytes, place, rows of the place before, row]; the bytes are those that
     the columns taken of the rows before have in memory."""
 
-    unit = "row"
-
     def __init__(self, file: Bytes, wanted: Wanted) -> None:
         super().__init__(file, wanted)
         self._pieces: Iterator[Piece] | None = None
@@ -114,7 +108,7 @@ class ColumnarRows(ShardReader):
             raise self._error from error
 
     def _all(self) -> Iterator[Piece]:
-        held, (schema, closed) = PrefetchedFile(self._file), self._wanted[2:4]
+        held, schema = PrefetchedFile(self._file), self._wanted.schema
         found = self.begin(held)
         names = [name for name in schema.names if name in found.names]
         columns: ColumnCaster | None = None
@@ -124,7 +118,7 @@ class ColumnarRows(ShardReader):
             if unit is None or not unit.batch.num_rows:
                 yield _nothing(self.at)
                 continue
-            columns = columns or ColumnCaster(found, schema, closed)  # a shard without rows may have any
+            columns = columns or ColumnCaster(found, schema, self._wanted.closed)  # a shard without rows may have any
             rows = unit.batch.num_rows
             before = 0 if reached else skip - unit.first
             if not reached and (unit.place != place or (before >= rows and unit.after is not None)):

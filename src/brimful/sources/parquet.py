@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -21,7 +21,7 @@ class Parquet(ColumnarFormat):
     """Parquet: row groups, and a footer that says where the columns of each are."""
 
     name = "parquet"
-    extensions: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
+    extensions = (".parquet", ".pq")
 
     def columns(self, file: PrefetchedFile) -> pa.Schema | None:
         opened = _opened(file)
