@@ -19,7 +19,7 @@ from brimful.blocks.ragged import EMPTY, array_of, concat
 from brimful.blocks.schema import OF_FILES, UNFIT, UNKNOWN, fits, fitted, named, settled
 from brimful.core.errors import DataError, OnError, StateError
 from brimful.sources.bytes import Bytes
-from brimful.sources.format import Format, Parsed, Position, ShardReader, Wanted, bisected
+from brimful.sources.format import Format, Parsed, Piece, Position, ShardReader, bisected
 from brimful.sources.prefetched import PrefetchedFile
 
 ROWS: Final = 4096
@@ -68,17 +68,9 @@ class Unit(NamedTuple):
     after: int | None
 
 
-Piece = tuple[Parsed, NDArray[np.int64]]
-
-
 class ColumnarRows(ShardReader):
     """Abstract: reads a shard of columns. Position: [bytes, place, rows of the place before, row]; the bytes are those that
     the columns taken of the rows before have in memory."""
-
-    def __init__(self, file: Bytes, wanted: Wanted) -> None:
-        super().__init__(file, wanted)
-        self._pieces: Iterator[Piece] | None = None
-        self._error: Exception | None = None
 
     @abstractmethod
     def begin(self, file: PrefetchedFile) -> pa.Schema:
@@ -94,18 +86,12 @@ class ColumnarRows(ShardReader):
             Exception: Arrow's, of what is damaged.
         """
 
-    def parse(self) -> Piece | None:
-        if self._error is not None:
-            raise self._error
+    def pieces(self) -> Iterator[Piece]:
         try:
-            if self._pieces is None:
-                self._pieces = self._all()
-            return next(self._pieces, None)
+            yield from self._all()
         except Exception as error:
-            self._error = self._told(error)
-            if self._error is error:
-                raise
-            raise self._error from error
+            found = self._told(error)
+            raise found from (error.__cause__ if found is error else error)
 
     def _all(self) -> Iterator[Piece]:
         held, schema = PrefetchedFile(self._file), self._wanted.schema

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -104,60 +104,59 @@ class Parsed:
     errors: list[tuple[int, str]]
 
 
+Piece: TypeAlias = tuple[Parsed, NDArray[np.int64]]
+"""Some records, and the position after each of them, int64 (n, k)."""
+
+
 class ShardReader(ABC):
     """Abstract: reads rows from a position on. A bad record is an error after the rows before it, or is skipped."""
 
     def __init__(self, file: Bytes, wanted: Wanted) -> None:
         self.at: Position = wanted.at
         self._file, self._wanted = file, wanted
-        self._failure: Exception | None = None
+        self._read = self._placed()
 
     def close(self) -> None:
+        self._read.close()
         self._file.close()
 
     @abstractmethod
-    def parse(self) -> tuple[Parsed, NDArray[np.int64]] | None:
-        """The next records, and the position after each of them, int64 (n, k); None at the end.
+    def pieces(self) -> Iterator[Piece]:
+        """All records, some at a time; `at` is the position before those that come next.
 
         Raises:
             DataError, StageError: nothing more can be had of this shard; with the place.
         """
 
     def read(self) -> PlacedRows | None:
-        """The next rows, perhaps none; None at the end."""
-        try:
-            more = self._parsed()
-        except (DataError, StageError) as error:
-            if self._wanted.on_error == "raise":
-                raise
-            skipped(type(error)(f"{error}; all that follows in this shard is left out with it"))
-            count("skipped_shards", 1)
-            return None
-        if more is None:
-            return None
-        parsed, positions = more
-        records = parsed.records
-        before = np.concatenate((self.at[-1:], positions[:-1, -1]))
-        changed = self._changed() if parsed.errors else None
-        for record, message in parsed.errors:
-            bad = changed or DataError(f"{self._wanted.place(int(before[record]))}: {message}")
-            if changed is not None or self._wanted.on_error == "raise":
-                self._failure, records = bad, records[records < record]
-                break
-            skipped(bad)
-        origin = origins(f"shard {self._wanted.name}", before[records] + 1, self._wanted.unit)
-        self.at = tuple(positions[-1].tolist())
-        return PlacedRows(with_column(parsed.block.slice(0, len(records)), ORIGIN, origin), positions[records])
+        """The next rows, perhaps none; None at the end, and after an error."""
+        return next(self._read, None)
 
-    def _parsed(self) -> tuple[Parsed, NDArray[np.int64]] | None:
-        if self._failure is not None:
-            raise self._failure
+    def _placed(self) -> Generator[PlacedRows, None, None]:
         try:
-            return self.parse()
+            for parsed, positions in self.pieces():
+                records = parsed.records
+                failure: Exception | None = None
+                before = np.concatenate((self.at[-1:], positions[:-1, -1]))
+                changed = self._changed() if parsed.errors else None
+                for record, message in parsed.errors:
+                    bad = changed or DataError(f"{self._wanted.place(int(before[record]))}: {message}")
+                    if changed is not None or self._wanted.on_error == "raise":
+                        failure, records = bad, records[records < record]
+                        break
+                    skipped(bad)
+                origin = origins(f"shard {self._wanted.name}", before[records] + 1, self._wanted.unit)
+                block = with_column(parsed.block.slice(0, len(records)), ORIGIN, origin)
+                self.at = tuple(positions[-1].tolist())
+                yield PlacedRows(block, positions[records])
+                if failure is not None:
+                    raise failure
         except (DataError, StageError) as error:
-            if (changed := self._changed()) is not None:
-                raise changed from error
-            raise
+            found = self._changed() or error
+            if self._wanted.on_error == "raise":
+                raise found from (error.__cause__ if found is error else error)
+            skipped(type(found)(f"{found}; all that follows in this shard is left out with it"))
+            count("skipped_shards", 1)
 
     def _changed(self) -> Exception | None:
         """The error of a file that is not what it was: then a bad record may be made of two contents. None also where nobody

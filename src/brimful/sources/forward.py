@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from brimful.core.errors import DataError, StateError
 from brimful.sources.bytes import READ_BYTES, Bytes
-from brimful.sources.format import Parsed, ShardReader, Wanted
+from brimful.sources.format import Parsed, Piece, ShardReader, Wanted
 
 D = TypeVar("D")
 
@@ -158,24 +158,25 @@ class ForwardReader(ShardReader, Generic[D]):
 
     Args:
         records: those from the position on. An error says why no more can be had, without the place.
-        rows: the rows of some of them; never raises for what a record holds, but says which gave no row.
+        parse: the rows of some of them; never raises for what a record holds, but says which gave no row.
     """
 
     def __init__(
-        self, file: Bytes, wanted: Wanted, records: Iterator[Records[D]], rows: Callable[[Records[D]], Parsed]
+        self, file: Bytes, wanted: Wanted, records: Iterator[Records[D]], parse: Callable[[Records[D]], Parsed]
     ) -> None:
         super().__init__(file, wanted)
-        self._records, self._rows = records, rows
+        self._records, self._parse = records, parse
 
-    def parse(self) -> tuple[Parsed, NDArray[np.int64]] | None:
+    def pieces(self) -> Iterator[Piece]:
+        while (records := self._next()) is not None:
+            positions = np.column_stack((records.offset + records.ends, self.at[-1] + np.cumsum(records.units)))
+            yield self._parse(records), positions
+
+    def _next(self) -> Records[D] | None:
         try:
-            records = next(self._records, None)
+            return next(self._records, None)
         except Exception as error:
             raise self.located(error) from error.__cause__ or error
-        if records is None:
-            return None
-        positions = np.column_stack((records.offset + records.ends, self.at[-1] + np.cumsum(records.units)))
-        return self._rows(records), positions
 
 
 def lines_of(file: Bytes, offset: int) -> Iterator[Records[bytes]]:
