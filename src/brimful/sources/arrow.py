@@ -199,9 +199,7 @@ class ArrowRows(ColumnarRows):
                 )
 
     def _hold(self, message: Message) -> Iterator[None]:
-        self._held.hold([(message.begin, message.end)], ahead=True)
-        while self._held.step():
-            yield None
+        yield from self._held.hold([(message.begin, message.end)], ahead=True)
 
 
 class _Alone:

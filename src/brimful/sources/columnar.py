@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import struct
 from abc import abstractmethod
@@ -94,8 +95,7 @@ class ColumnarRows(ShardReader):
             raise found from (error.__cause__ if found is error else error)
 
     def _all(self) -> Iterator[Piece]:
-        held, schema = PrefetchedFile(self._file), self._wanted.schema
-        found = self.begin(held)
+        schema, found = self._wanted.schema, self.begin(PrefetchedFile(self._file))
         names = [name for name in schema.names if name in found.names]
         columns: ColumnCaster | None = None
         _, place, skip, saved = self.at
@@ -121,19 +121,14 @@ class ColumnarRows(ShardReader):
                 piece = unit.batch.slice(first, step)
                 errors = {row - first: bad[row] for row in bad if first <= row < first + piece.num_rows}
                 done = first + 1 + np.arange(piece.num_rows)
-                parsed = columns.parsed(piece, errors)
-                if parsed.errors:
-                    held.look()  # it may be that the file changed
-                yield parsed, _positions(unit, done, passed, size, number)
+                yield columns.parsed(piece, errors), _positions(unit, done, passed, size, number)
         if not reached:
             raise StateError(f"this state was saved after {saved:,} rows, and the shard has fewer: it was edited")
-        held.look()
+        self._file.seek(0, io.SEEK_END)
+        self._file.read(1)  # at its end a file is compared with what it was
 
     def _told(self, error: Exception) -> Exception:
-        """The error with the place: that the file changed or cannot be read, rather than its consequence."""
-        if self._file.failure is None:
-            with suppress(Exception):
-                PrefetchedFile(self._file).look()
+        """The error with the place: that the file cannot be read, rather than its consequence."""
         if self._file.failure is not None:
             return self.located(self._file.failure)
         if isinstance(error, DataError | StateError) or (isinstance(error, MemoryError) and not absurd(error)):

@@ -66,9 +66,7 @@ class ParquetRows(ColumnarRows):
             self._look_at(group, names)
             found = self._opened.metadata.row_group(group)
             chunks = [found.column(number) for number in leaves]
-            self._held.hold(map(_span, chunks))
-            while self._held.step():
-                yield None
+            yield from self._held.hold(map(_span, chunks))
             yield from self._decoded(group, names, sum(chunk.total_uncompressed_size for chunk in chunks))
 
     def _look_at(self, group: int, names: list[str]) -> None:
