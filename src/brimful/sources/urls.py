@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import chain, product, takewhile
+from itertools import product, takewhile
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -232,28 +232,24 @@ def expand_braces(name: str) -> Iterator[str]:
     >>> list(expand_braces("s3://bucket/{00..02}.{a,b}"))[:3]
     ['s3://bucket/00.a', 's3://bucket/00.b', 's3://bucket/01.a']
     """
-    texts, groups = [], []
-    at = 0
-    for match in _BRACES.finditer(name):
-        if found := _alternatives(match[1]):
-            texts.append(name[at : match.start()])
-            groups.append(found)
-            at = match.end()
-    count = prod(len(values) for values, _ in groups)
+    parts = [
+        _alternatives(part) if number % 2 else ([part], "{}") for number, part in enumerate(_BRACES.split(name))
+    ]  # by turns what stands outside of braces, and inside
+    count = prod(len(values) for values, _ in parts)
     if count > MOST_NAMES:
         raise ValueError(
             f"the braces of {name!r} stand for {count:,} names, but the most is {MOST_NAMES:,}. Correct them, or use * "
             "instead"
         )
-    for chosen in product(*([form.format(value) for value in values] for values, form in groups)):
-        yield "".join(chain.from_iterable(zip(texts, chosen))) + name[at:]
+    for chosen in product(*([form.format(value) for value in values] for values, form in parts)):
+        yield "".join(chosen)
 
 
-def _alternatives(inside: str) -> tuple[Sequence[Any], str] | None:
-    """The values between braces, and how each is written; None where they are no list and no range."""
+def _alternatives(inside: str) -> tuple[Sequence[Any], str]:
+    """The values between braces, and how each is written; what is no list and no range stands for itself."""
     first, dots, last = inside.partition("..")
     if dots and first.isdigit() and last.isdigit():
         step = 1 if int(last) >= int(first) else -1
         width = len(first) if first.startswith("0") else 0
         return range(int(first), int(last) + step, step), f"{{:0{width}}}" if width else "{}"
-    return (inside.split(","), "{}") if "," in inside else None
+    return inside.split(",") if "," in inside else [f"{{{inside}}}"], "{}"
