@@ -84,7 +84,7 @@ def test_records_end_where_quotes_that_begin_fields_say(data: bytes) -> None:
 
 def every(data: bytes, offset: int = 0, forward_only: bool = False) -> list[tuple[int, bytes, bool]]:
     ahead = Forward(Memory(data, forward_only))
-    assert header_of(ahead, ",") is not None
+    assert header_of(ahead, ",")[0]
     ahead.pass_newline(offset or ahead.offset, b"\n", b"\r")
     found = []
     for records in records_of(ahead, ","):
@@ -144,7 +144,7 @@ def test_blank_lines_and_a_byte_order_mark_lie_before_a_header() -> None:
     ahead = Forward(Memory(b'\xef\xbb\xbf\r\n\n"a\nb"\nrow\n'))
     assert header_of(ahead, ",") == (b'"a\nb"\n', 4)
     for nothing in (b"", b"\xef\xbb\xbf", b"\n\r\n"):
-        assert header_of(Forward(Memory(nothing)), ",") is None
+        assert header_of(Forward(Memory(nothing)), ",") == (b"", nothing.count(b"\n"))
     message = (
         r"^this shard has no header: a quoted field begins here and does not end before the shard ends; close it, or"
     )

@@ -78,11 +78,8 @@ class Delimited(Format):
     def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
         ahead = Forward(file)
         try:
-            header = header_of(ahead, self._delimiter)
-            names = _names(header[0], self._delimiter) if header is not None else ()
+            names = _names(header_of(ahead, self._delimiter)[0], self._delimiter)
         except DataError:  # which is one again when the shard is read
-            names = ()
-        if not names:
             return None
         texts = good_rows(_good_texts(ahead, names, columns, self._delimiter), SAMPLE_ROWS, on_error)
         if not texts:
@@ -106,7 +103,7 @@ class _Shard:
 
     def records(self) -> Iterator[Records[CsvText]]:
         """From the beginning on the header is the first, as one that has no rows."""
-        self._header = header_of(self._ahead, self._delimiter) or self._header
+        self._header = header_of(self._ahead, self._delimiter)
         if any(self._wanted.at):
             self._ahead.pass_newline(self._wanted.at[0], b"\n", b"\r")
         else:

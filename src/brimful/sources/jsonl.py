@@ -17,6 +17,7 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, Sample
+from brimful.blocks.plain import any_part
 from brimful.blocks.schema import SAMPLE_ROWS, block_of, has_floats, infer, may_be_rounded, misfit, unknown_key
 from brimful.core.errors import DataError, OnError
 from brimful.sources.bytes import Bytes
@@ -134,7 +135,7 @@ class JsonLines:
     @cached_property
     def _may_lose_keys(self) -> bool:
         """Whether keys may be left out of objects inside of columns too, where Arrow leaves out what it does not know."""
-        return not self.closed and any(_has_keys(field.type) for field in self.schema)
+        return not self.closed and any(any_part(kind, pa.types.is_struct) for kind in self.schema.types)
 
     def _known(self, number: int, text: bytes) -> str | None:
         """Why a line is bad that is no object, or of which Arrow would leave out a key, or round an integer, without a word."""
@@ -151,10 +152,6 @@ class JsonLines:
     @cached_property
     def _floats(self) -> pa.Schema:
         return pa.schema([field for field in self.schema if has_floats(field.type)])
-
-
-def _has_keys(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_struct(kind) or (pa.types.is_list(kind) and _has_keys(kind.value_type)))
 
 
 def _objects(lines: Records[bytes]) -> NDArray[np.int64] | None:

@@ -33,9 +33,9 @@ class CsvText(NamedTuple):
     unclosed: str | None = None
 
 
-def header_of(ahead: Forward, delimiter: str) -> tuple[bytes, int] | None:
-    """The first record of a file that is not blank, which is cut off, and how many lines there are up to its end; None where
-    there is none.
+def header_of(ahead: Forward, delimiter: str) -> tuple[bytes, int]:
+    """The first record of a file that is not blank, b"" where there is none, and how many lines there are up to its end; all of
+    them are cut off.
 
     Raises:
         DataError: it does not end; or what was read does not decompress, or has changed.
@@ -52,7 +52,7 @@ def header_of(ahead: Forward, delimiter: str) -> tuple[bytes, int] | None:
         lines += int(records.units[: number + 1].sum())
         if len(filled):
             return split(records.data.text, records.ends)[number], lines
-    return None
+    return b"", lines
 
 
 def records_of(ahead: Forward, delimiter: str) -> Iterator[Records[CsvText]]:
