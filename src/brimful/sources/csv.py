@@ -116,13 +116,17 @@ class _Shard:
             errors = [] if records.data.unclosed is None else [(0, records.data.unclosed)]
             return Parsed(block_of([], self._wanted.schema), np.empty(0, dtype=np.int64), errors)
         self._rows = self._rows or self._under_header()
-        return self._rows.parse(records)
+        parsed = self._rows.parse(records)
+        if len(parsed.records) and self._rows.schema is not self._wanted.schema:
+            place = self._wanted.place(self._header[1])
+            raise DataError(f"{place}: no row was good when the columns were looked for, and one is now; begin anew")
+        return parsed
 
     def _under_header(self) -> RecordRows:
         (text, lines), schema, closed = self._header, self._wanted.schema, self._wanted.closed
         try:
             names = _names(text, self._delimiter)
-            if closed and not schema.names:  # no row was good enough to tell what the columns are, and each says why
+            if closed and self._wanted.inferred and not schema.names:  # no row was good, and each says why
                 schema = _texts(names)
             if lacking := [name for name in schema.names if name not in names]:
                 raise DataError(_lacking(lacking[0], names))
