@@ -551,5 +551,4 @@ def test_a_first_good_row_that_came_after_the_columns_were_looked_for_is_refused
     reader = CSV.open(Memory(b"a,b\n1,2\n"), wanted)
     message = r"^shard x, line 2: no row was good when the columns were looked for, and one is now; begin anew$"
     with pytest.raises(bf.DataError, match=message):
-        while reader.read() is not None:
-            pass
+        list(iter(reader.read, None))
