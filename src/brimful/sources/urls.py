@@ -67,26 +67,23 @@ class Shards:
             IsADirectoryError: where a name is that of a folder.
             TimeoutError: the store does not answer.
         """
-        found = [self._found(url) for url in self.urls]
-        seen = {_identity(shard) for is_pattern, shards in found if not is_pattern for shard in shards}
+        found = [one for url in self.urls for one in self._found(url)]
+        seen = {_identity(shard) for is_pattern, shard in found if not is_pattern}
         listed = []
-        for is_pattern, shards in found:
-            for shard in shards:
-                if not is_pattern or _identity(shard) not in seen:
-                    listed.append(shard)
-                    seen.add(_identity(shard))
+        for is_pattern, shard in found:
+            if not is_pattern or _identity(shard) not in seen:
+                listed.append(shard)
+                seen.add(_identity(shard))
         return listed
 
-    def _found(self, url: str | os.PathLike[str]) -> tuple[bool, list[Shard]]:
-        """Whether a name is a pattern, and its files."""
+    def _found(self, url: str | os.PathLike[str]) -> Iterator[tuple[bool, Shard]]:
+        """The files of a name, each with whether it is a pattern."""
         if not isinstance(url, str) or not self._is_pattern(url):
-            return False, [self._file(os.fspath(url))]
-        names = expand_braces(url)
-        return True, [
-            shard
-            for name in names
-            for shard in (self._matches(name) if self._is_pattern(name) else (self._file(name),))
-        ]
+            yield False, self._file(os.fspath(url))
+            return
+        for name in expand_braces(url):
+            for shard in self._matches(name) if self._is_pattern(name) else (self._file(name),):
+                yield True, shard
 
     def _is_pattern(self, name: str) -> bool:
         return not _MAGIC.isdisjoint(name) and not self._is_file(name)
