@@ -138,10 +138,11 @@ class ShardReader(ABC):
                 records = parsed.records
                 failure: Exception | None = None
                 before = np.concatenate((self.at[-1:], positions[:-1, -1]))
-                changed = self._changed() if parsed.errors else None
+                if parsed.errors and (changed := self._changed()) is not None:
+                    raise changed
                 for record, message in parsed.errors:
-                    bad = changed or DataError(f"{self._wanted.place(int(before[record]))}: {message}")
-                    if changed is not None or self._wanted.on_error == "raise":
+                    bad = DataError(f"{self._wanted.place(int(before[record]))}: {message}")
+                    if self._wanted.on_error == "raise":
                         failure, records = bad, records[records < record]
                         break
                     skipped(bad)
