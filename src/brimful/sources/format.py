@@ -135,20 +135,19 @@ class ShardReader(ABC):
     def _placed(self) -> Generator[PlacedRows, None, None]:
         try:
             for parsed, positions in self.pieces():
-                records = parsed.records
+                records, end = parsed.records, len(positions)
                 failure: Exception | None = None
                 before = np.concatenate((self.at[-1:], positions[:-1, -1]))
-                if parsed.errors and (changed := self._changed()) is not None:
-                    raise changed
+                stops = self._wanted.on_error == "raise" or bool(parsed.errors and self._changed())
                 for record, message in parsed.errors:
                     bad = DataError(f"{self._wanted.place(int(before[record]))}: {message}")
-                    if self._wanted.on_error == "raise":
-                        failure, records = bad, records[records < record]
+                    if stops:
+                        failure, records, end = bad, records[records < record], record
                         break
                     skipped(bad)
                 origin = origins(f"shard {self._wanted.name}", before[records] + 1, self._wanted.unit)
                 block = with_column(parsed.block.slice(0, len(records)), ORIGIN, origin)
-                self.at = tuple(positions[-1].tolist())
+                self.at = tuple(positions[end - 1].tolist()) if end else self.at
                 yield PlacedRows(block, positions[records])
                 if failure is not None:
                     raise failure
