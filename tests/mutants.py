@@ -1717,7 +1717,7 @@ MUTANTS = [
         "sources/bytes.py",
         "        if not count:\n            self.compare()\n",
         "",
-        of("sources/test_bytes", "test_a_shard_that_shrinks_is_an_error_after_its_rows"),
+        of("sources/test_bytes", "test_a_shard_that_is_cut_between_two_lines_is_an_error_after_its_rows"),
     ),
     Mutant(
         "a shard that grows is read on",
