@@ -55,7 +55,7 @@ def outcome(
     forward_only: bool = False,
 ) -> Outcome:
     """What reading a shard `x` of these bytes leads to."""
-    wanted = Wanted("x", form.start if at is None else at, schema, closed, on_error)
+    wanted = Wanted("x", form.unit, form.start if at is None else at, schema, closed, on_error)
     reader = form.open(Memory(data, forward_only), wanted)
     rows: list[dict[str, Any]] = []
     positions: list[Position] = []

@@ -70,8 +70,9 @@ DAMAGE: list[Callable[[bytearray, random.Random], None]] = [
 def read(form: str, path: Path, schema: pa.Schema, on_error: OnError) -> int:
     """How many rows come of a file."""
     columns = schema.names[:2] if len(schema) > 2 and path.stat().st_size % 2 else None
-    file, wanted = LocalFile(str(path)), schema if columns is None else pa.schema([schema.field(n) for n in columns])
-    reader = FORMATS[form].open(file, Wanted(path.name, FORMATS[form].start, wanted, columns is None, on_error))
+    schema = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+    wanted = Wanted(path.name, FORMATS[form].unit, FORMATS[form].start, schema, columns is None, on_error)
+    reader = FORMATS[form].open(LocalFile(str(path)), wanted)
     rows = 0
     try:
         while (more := reader.read()) is not None:
@@ -103,7 +104,7 @@ def main() -> None:
     originals = []
     for name in names:
         with LocalFile(name) as file:
-            schema = FORMATS[form].infer(file, None, name)
+            schema = FORMATS[form].infer(file, None, name, "skip")
         assert schema is not None
         originals.append((Path(name).read_bytes(), schema, read(form, Path(name), schema, "raise")))
     with tempfile.TemporaryDirectory() as folder:

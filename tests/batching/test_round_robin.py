@@ -527,7 +527,7 @@ def test_streams_of_a_mixture_are_mixed_each_by_itself(tmp_path: Path) -> None:
 def test_the_schema_is_inferred_once_for_all_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     inferred: list[int] = []
     infer = FromFiles._inferred
-    monkeypatch.setattr(FromFiles, "_inferred", lambda self: inferred.append(0) or infer(self))
+    monkeypatch.setattr(FromFiles, "_inferred", lambda self, formats: inferred.append(0) or infer(self, formats))
     assert len(list(bf.from_files(shards([2] * 4), streams=4).batch(2))) == 4
     assert len(inferred) == 1
 

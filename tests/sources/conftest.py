@@ -8,4 +8,4 @@ import pytest
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines are read by the 256 KB at most, so that shards of 1 MB are read in several pieces."""
-    monkeypatch.setattr("brimful.sources.lines.MOST_BUFFERS", 1)
+    monkeypatch.setattr("brimful.sources.forward.MOST_BUFFERS", 1)

@@ -52,6 +52,15 @@ def test_a_shard_that_shrinks_is_an_error_after_its_rows(tmp_path: Path, ending:
     assert 10 < rows < len(ROWS)
 
 
+def test_a_shard_that_is_cut_between_two_lines_is_an_error_after_its_rows(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "a.jsonl", ROWS))
+    data = path.read_bytes()
+    left = data.index(b"\n", len(data) // 2) + 1
+    rows, message = changed_while_read(path, lambda: os.truncate(path, left))
+    assert f"line {rows + 1:,}: it had {len(data):,} bytes when it was opened and has {left:,} now" in message
+    assert rows == data[:left].count(b"\n")
+
+
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
 def test_a_shard_that_grows_is_an_error_after_the_rows_that_it_had(tmp_path: Path, ending: str) -> None:
     path = Path(write(tmp_path / f"a{ending}", ROWS))

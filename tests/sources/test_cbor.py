@@ -123,7 +123,7 @@ def test_a_row_larger_than_all_buffers_is_a_row() -> None:
 )
 def test_values_are_those_of_arrow(value: Any, found: Any, kind: pa.DataType) -> None:
     data = items({"a": value}, {})
-    schema = CBOR.infer(Memory(data), None, "shard x")
+    schema = CBOR.infer(Memory(data), None, "shard x", "skip")
     assert schema == pa.schema([("a", kind)])
     assert outcome(CBOR, data, schema, "raise").rows == [{"a": found}, {"a": None}]
 

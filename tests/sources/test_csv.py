@@ -19,6 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import brimful as bf
+from brimful.sources.format import Wanted
 from brimful.sources.formats import FORMATS
 from brimful.testing import assert_exact_resume
 from tests.damage import Outcome, damaged, outcome
@@ -42,7 +43,7 @@ def table(rows: Sequence[Sequence[Any]], **options: Any) -> bytes:
 
 def values(data: bytes, **options: Any) -> list[dict[str, Any]]:
     """Rows by the schema of the first ones."""
-    schema = CSV.infer(Memory(data), None, "shard x")
+    schema = CSV.infer(Memory(data), None, "shard x", "skip")
     return outcome(CSV, data, pa.schema([]) if schema is None else schema, "raise", **options).rows
 
 
@@ -543,3 +544,11 @@ def test_a_header_of_other_delimiters_is_an_error(tmp_path: Path, name: str, hea
         list(bf.from_files(url, format=name))
     quoted = write(tmp_path / "b.txt", f'"{header}"\n1\n'.encode())
     assert list(bf.from_files(quoted, format=name)) == [{header: 1}]
+
+
+def test_a_first_good_row_that_came_after_the_columns_were_looked_for_is_refused() -> None:
+    wanted = Wanted("x", "line", CSV.start, pa.schema([]), closed=True, on_error="raise", inferred=True)
+    reader = CSV.open(Memory(b"a,b\n1,2\n"), wanted)
+    message = r"^shard x, line 2: no row was good when the columns were looked for, and one is now; begin anew$"
+    with pytest.raises(bf.DataError, match=message):
+        list(iter(reader.read, None))

@@ -36,7 +36,7 @@ def test_of_damaged_json_each_line_is_a_row_or_is_skipped_and_counted(
     caplog.set_level("CRITICAL", "brimful")
     known, rng, some_bad = dict(zip(LINES, ROWS)), random.Random(3), 0
     for number in range(times(600, 50_000)):
-        monkeypatch.setattr("brimful.sources.lines.BUFFER_BYTES", (16, 1 << 20, 200)[number % 3])
+        monkeypatch.setattr("brimful.sources.forward.BUFFER_BYTES", (16, 1 << 20, 200)[number % 3])
         data = damaged(b"\n".join(LINES) + b"\n", rng, b'{}",\n\r:\\')
         if data.startswith(b"\xef\xbb\xbf"):
             continue

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import brimful as bf
 from brimful.sources.format import Parsed
 from brimful.sources.formats import FORMATS
+from brimful.sources.forward import Records
 from brimful.sources.jsonl import JsonLines
-from brimful.sources.lines import Lines
 from brimful.testing import assert_exact_resume
 from tests.effort import examples
 from tests.shards import compressed, threads_left, watched, write
@@ -530,7 +530,7 @@ def test_a_resume_parses_nothing_that_was_consumed(
     parsed: list[int] = []
     parse = JsonLines.parse
 
-    def counting(self: JsonLines, lines: Lines) -> Parsed:
+    def counting(self: JsonLines, lines: Records[bytes]) -> Parsed:
         parsed.append(len(lines.ends))
         return parse(self, lines)
 

@@ -15,12 +15,11 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
-from numpy.typing import NDArray
 
 import brimful as bf
 from brimful.core.errors import OnError
 from brimful.sources.bytes import Bytes
-from brimful.sources.format import Format, Parsed, ShardReader, Wanted
+from brimful.sources.format import Format, Parsed, Piece, ShardReader, Wanted
 from brimful.sources.formats import FORMATS, format_of
 from brimful.testing import assert_exact_resume
 
@@ -35,15 +34,12 @@ class Groups(Format):
     compressed = False
     unit = "row"
     start = (0, 0, 0, 0)
-    schema = None
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
         if schema is not None:
             raise ValueError(f"schema= does not apply to groups ({url})")
 
-    def infer(
-        self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError = "skip"
-    ) -> pa.Schema | None:
+    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
         return pa.schema({"n": pa.int64()}) if file.read(1) else None
 
     def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
@@ -51,28 +47,24 @@ class Groups(Format):
 
 
 class GroupReader(ShardReader):
-    unit = "row"
-
-    def parse(self) -> tuple[Parsed, NDArray[np.int64]] | None:
-        offset, group, skip, row = self.at
-        self._file.seek(offset)
-        head = self._file.read(8)
-        if not head:
-            return None
-        (count,) = struct.unpack("<q", head)
-        numbers = np.frombuffer(self._file.read(8 * count) or b"", dtype=np.int64)[skip:]
-        within = np.arange(skip + 1, count + 1)
-        over = within == count
-        positions = np.column_stack(
-            (
-                np.where(over, offset + 8 + 8 * count, offset),
-                group + over,
-                np.where(over, 0, within),
-                row + 1 + np.arange(len(numbers)),
+    def pieces(self) -> Iterator[Piece]:
+        self._file.seek(self.at[0])
+        while head := self._file.read(8):
+            offset, group, skip, row = self.at
+            (count,) = struct.unpack("<q", head)
+            numbers = np.frombuffer(self._file.read(8 * count) or b"", dtype=np.int64)[skip:]
+            within = np.arange(skip + 1, count + 1)
+            over = within == count
+            positions = np.column_stack(
+                (
+                    np.where(over, offset + 8 + 8 * count, offset),
+                    group + over,
+                    np.where(over, 0, within),
+                    row + 1 + np.arange(len(numbers)),
+                )
             )
-        )
-        block = pa.RecordBatch.from_arrays([pa.array(numbers)], ["n"])
-        return Parsed(block, np.arange(len(numbers)), []), positions
+            block = pa.RecordBatch.from_arrays([pa.array(numbers)], ["n"])
+            yield Parsed(block, np.arange(len(numbers)), []), positions
 
 
 @pytest.fixture(autouse=True)

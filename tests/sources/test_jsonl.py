@@ -15,17 +15,18 @@ from hypothesis import strategies as st
 import brimful as bf
 from brimful.blocks.schema import infer
 from brimful.core.errors import DataError
+from brimful.sources.forward import Records
 from brimful.sources.jsonl import JsonLines, decode
-from brimful.sources.lines import Lines
 from tests.shards import write
 
 ADD = "name it in schema=, or leave the column out with columns="
 INT, FLOAT, TEXT = pa.int64(), pa.float64(), pa.string()
 
 
-def lines(data: bytes) -> Lines:
+def lines(data: bytes) -> Records[bytes]:
     ends = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == 10) + 1
-    return Lines(0, data, ends if data.endswith(b"\n") else np.append(ends, len(data)))
+    ends = ends if data.endswith(b"\n") else np.append(ends, len(data))
+    return Records(0, data, ends, np.ones_like(ends))
 
 
 def parse(data: bytes, schema: pa.Schema, closed: bool = True) -> tuple[list[Any], list[int], list[tuple[int, str]]]:

@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 
 from brimful.core.errors import StateError
 from brimful.sources.bytes import READ_BYTES
-from brimful.sources.lines import BUFFER_BYTES, LineReader
+from brimful.sources.forward import BUFFER_BYTES, Records, lines_of, split
 from tests.shards import Memory
 
 BOM = b"\xef\xbb\xbf"
 
 
-def every(reader: LineReader) -> Iterator[tuple[int, bytes]]:
+def every(buffers: Iterator[Records[bytes]]) -> Iterator[tuple[int, bytes]]:
     """(the offset after it, its bytes) of each line."""
-    while (lines := reader.read()) is not None:
-        yield from zip((lines.offset + lines.ends).tolist(), lines.split())
+    for lines in buffers:
+        yield from zip((lines.offset + lines.ends).tolist(), split(lines.data, lines.ends))
 
 
 def read(data: bytes, offset: int = 0, forward_only: bool = False) -> list[tuple[int, bytes]]:
-    return list(every(LineReader(Memory(data, forward_only), offset)))
+    return list(every(lines_of(Memory(data, forward_only), offset)))
 
 
 @given(st.lists(st.binary(max_size=6).map(lambda line: line.replace(b"\n", b"")), max_size=8), st.booleans())
@@ -63,13 +63,12 @@ def test_the_end_of_a_file_without_a_newline_is_an_offset_too() -> None:
 
 def test_a_shard_is_read_on_by_larger_buffers_which_many_open_ones_share() -> None:
     data = (b"x" * 99 + b"\n") * 40_000
-    reader = LineReader(Memory(data), 0)
-    sizes = [len(lines.data) for lines in iter(reader.read, None)]
+    sizes = [len(lines.data) for lines in lines_of(Memory(data), 0)]
     assert sizes[0] < BUFFER_BYTES + READ_BYTES
     assert 4 * BUFFER_BYTES - 100 <= max(sizes) < 4 * BUFFER_BYTES + READ_BYTES
-    others = [LineReader(Memory(data), 0) for _ in range(64)]
-    shared = [len(lines.data) for lines in iter(others[0].read, None)]
-    assert max(shared) < BUFFER_BYTES + READ_BYTES
-    del reader, others
-    again = LineReader(Memory(data), 0)
-    assert [len(lines.data) for lines in iter(again.read, None)] == sizes
+    others = [lines_of(Memory(data), 0) for _ in range(64)]
+    for one in others:
+        next(one)
+    assert max(len(lines.data) for lines in others[0]) < BUFFER_BYTES + READ_BYTES
+    del one, others
+    assert [len(lines.data) for lines in lines_of(Memory(data), 0)] == sizes

@@ -8,7 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from brimful.core.errors import DataError, StateError
-from brimful.sources.records import RecordReader, ends_of, fields
+from brimful.sources.forward import Forward, split
+from brimful.sources.records import ends_of, fields, header_of, records_of
 from tests.effort import examples
 from tests.shards import Memory
 from tests.strategies import small
@@ -82,14 +83,13 @@ def test_records_end_where_quotes_that_begin_fields_say(data: bytes) -> None:
 
 
 def every(data: bytes, offset: int = 0, forward_only: bool = False) -> list[tuple[int, bytes, bool]]:
-    reader = RecordReader(Memory(data, forward_only), ",")
-    header = reader.header()
-    assert header is not None
-    reader.seek(offset or reader.offset)
+    ahead = Forward(Memory(data, forward_only))
+    assert header_of(ahead, ",")[0]
+    ahead.pass_newline(offset or ahead.offset, b"\n", b"\r")
     found = []
-    while (records := reader.read()) is not None:
-        for end, text in zip(records.ends.tolist(), records.split()):
-            found.append((records.offset + end, text, records.unclosed is not None))
+    for records in records_of(ahead, ","):
+        for end, text in zip(records.ends.tolist(), split(records.data.text, records.ends)):
+            found.append((records.offset + end, text, records.data.unclosed is not None))
     return found
 
 
@@ -122,11 +122,11 @@ def test_a_field_that_is_never_closed_is_not_held_in_memory() -> None:
     data = b'h\n"x\n' + b"y\n" * (1 << 20)
     largest = 0
     with patch("brimful.sources.records.RECORD_BYTES", 1 << 16):
-        reader = RecordReader(Memory(data), ",")
-        reader.header()
+        ahead = Forward(Memory(data))
+        header_of(ahead, ",")
         lines = 0
-        while (records := reader.read()) is not None:
-            largest = max(largest, len(reader._bytes.data) + len(records.data))
+        for records in records_of(ahead, ","):
+            largest = max(largest, len(ahead.data) + len(records.data.text))
             lines += len(records.ends)
     assert lines == (1 << 20) + 1
     assert largest < 1 << 21
@@ -141,12 +141,12 @@ def test_an_offset_where_no_line_begins_is_refused(offset: int) -> None:
 
 
 def test_blank_lines_and_a_byte_order_mark_lie_before_a_header() -> None:
-    reader = RecordReader(Memory(b'\xef\xbb\xbf\r\n\n"a\nb"\nrow\n'), ",")
-    assert reader.header() == (b'"a\nb"\n', 4)
+    ahead = Forward(Memory(b'\xef\xbb\xbf\r\n\n"a\nb"\nrow\n'))
+    assert header_of(ahead, ",") == (b'"a\nb"\n', 4)
     for nothing in (b"", b"\xef\xbb\xbf", b"\n\r\n"):
-        assert RecordReader(Memory(nothing), ",").header() is None
+        assert header_of(Forward(Memory(nothing)), ",") == (b"", nothing.count(b"\n"))
     message = (
         r"^this shard has no header: a quoted field begins here and does not end before the shard ends; close it, or"
     )
     with pytest.raises(DataError, match=message):
-        RecordReader(Memory(b'"a\nb\n'), ",").header()
+        header_of(Forward(Memory(b'"a\nb\n')), ",")

@@ -67,7 +67,7 @@ class Cluster:
             raise ModuleNotFoundError("executor='ray' needs Ray: pip install 'brimful[ray]'", name="ray") from error
         self.ray: Any = ray
         self._address = address
-        self._running: dict[int, Callable[[], None]] = {}
+        self.running: set[Any] = set()  # what is closed with this, unless it has ended before
         self._ends: list[Any] = []
         self._looked, self._cpus = -LOOK_SECONDS, 0
 
@@ -88,8 +88,8 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for stop in list(self._running.values()):
-            stop()
+        for one in list(self.running):
+            one.close()
         self._hear(END_SECONDS)
         Cluster._users -= 1
         if Cluster._ours and not Cluster._users:
@@ -140,13 +140,6 @@ class Cluster:
             _serve
         )  # places make retries exact, and are ours
 
-    def started(self, owner: object, stop: Callable[[], None]) -> None:
-        """Has something stopped with this, unless it has `ended` before."""
-        self._running[id(owner)] = stop
-
-    def ended(self, owner: object) -> None:
-        self._running.pop(id(owner), None)
-
     def left(self, end: Any) -> None:
         """Has the end of a task waited for that nobody listens to."""
         self._ends.append(end)
@@ -185,7 +178,7 @@ class Stream:
         self._at, self._deaths = at, 0
         self._over = False  # nothing more comes: the task ends by itself
         self._task = start(at)
-        cluster.started(self, self.close)
+        cluster.running.add(self)
 
     def read(self) -> Any:
         """The next thing.
@@ -209,14 +202,14 @@ class Stream:
             self._over = not goes_on(reply)
             made = reply.settled()
             if made is None:
-                self._cluster.ended(self)
+                self._cluster.running.discard(self)
                 return None
             thing, self._at = made
             return thing
 
     def close(self) -> None:
         """Ends the task, whatever it does."""
-        self._cluster.ended(self)
+        self._cluster.running.discard(self)
         end = self._task.completed()
         if (
             not self._over and not self._cluster.ray.wait([end], timeout=0)[0]
@@ -256,17 +249,14 @@ def loaded(job: bytes) -> Any:
 
 def _serve(fn: Callable[..., Iterator[Any]], job: bytes, *args: Any) -> Iterator[bytes]:
     """The replies of a task; after an error, or None, there is none."""
-    made: list[Iterator[Any]] = []
 
-    def following(_: None) -> Any:
-        if not made:
-            made.append(fn(loaded(job), *args))
-        return next(made[0], None)
+    def made() -> Iterator[Any]:
+        yield from fn(loaded(job), *args)
 
-    tally, going_on = quiet_tally(), True
+    things, tally, going_on = made(), quiet_tally(), True
     with LogCapture() as records:
         while going_on:
-            reply = answer(following, None, records, tally)
+            reply = answer(lambda end: next(things, end), None, records, tally)
             going_on = goes_on(pickle.loads(reply))
             yield reply
 

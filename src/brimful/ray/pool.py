@@ -42,7 +42,7 @@ class Pool:
             at: worker.__ray_ready__.remote() for at, worker in enumerate(self._workers)
         }  # not known to run
         self._open: list[_Call] = []  # that may not be made yet
-        cluster.started(self, self.close)
+        cluster.running.add(self)
 
     def results(self, things: Iterable[tuple[Any, T]]) -> Iterator[tuple[Callable[[], Any], T]]:
         """For each thing what waits for the function's result, and what came with it; some ahead of use. The first raises what
@@ -59,7 +59,7 @@ class Pool:
 
     def close(self) -> None:
         """Ends the workers, whatever they do."""
-        self._cluster.ended(self)
+        self._cluster.running.discard(self)
         for worker in self._workers:
             self._cluster.ray.kill(worker)
 

@@ -7,10 +7,11 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, ClassVar, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 import pyarrow as pa
 
+from brimful.blocks.plain import any_part
 from brimful.core.errors import DataError
 from brimful.sources.bytes import Bytes
 from brimful.sources.columnar import ColumnarFormat, ColumnarRows, Unit
@@ -35,7 +36,7 @@ class Arrow(ColumnarFormat):
     """Arrow IPC, files (also called Feather) and streams (as Hugging Face's data sets are kept), told apart by how they begin."""
 
     name = "arrow"
-    extensions: ClassVar[tuple[str, ...]] = (".arrow", ".ipc", ".feather")
+    extensions = (".arrow", ".ipc", ".feather")
 
     def columns(self, file: PrefetchedFile) -> pa.Schema | None:
         messages = Messages(file)
@@ -177,7 +178,7 @@ class ArrowRows(ColumnarRows):
     def units(self, names: list[str], at: Position) -> Iterator[Unit | None]:
         schema, first = self._messages.schema, self._messages.first
         wanted = [schema.get_field_index(name) for name in names] or list(range(len(schema)))  # which have the rows
-        dictionary = any(_has_dictionary(schema.field(place).type) for place in wanted)
+        dictionary = any(any_part(schema.field(place).type, _has_dictionary) for place in wanted)
         whole = dictionary or len(wanted) == len(schema)
         stream = _InTurn(self._held, self._messages)
         decode = stream if whole else _Alone(self._held, schema, wanted)
@@ -199,9 +200,7 @@ class ArrowRows(ColumnarRows):
                 )
 
     def _hold(self, message: Message) -> Iterator[None]:
-        self._held.hold([(message.begin, message.end)], ahead=True)
-        while self._held.step():
-            yield None
+        yield from self._held.hold([(message.begin, message.end)], ahead=True)
 
 
 class _Alone:
@@ -275,9 +274,8 @@ class _InTurn:
 
 def _has_dictionary(kind: pa.DataType) -> bool:
     if isinstance(kind, pa.BaseExtensionType):
-        return _has_dictionary(kind.storage_type)
-    inner = (kind.field(place).type for place in range(kind.num_fields))
-    return bool(pa.types.is_dictionary(kind) or any(map(_has_dictionary, inner)))
+        return any_part(kind.storage_type, _has_dictionary)
+    return bool(pa.types.is_dictionary(kind))
 
 
 # -- as much of FlatBuffers as it takes to find a message's body ---------------------------------------------------------

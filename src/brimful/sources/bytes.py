@@ -81,7 +81,8 @@ class LocalFile(Bytes):
     def __init__(self, path: str) -> None:
         self._file = open(path, "rb", buffering=0)
         self.name = path
-        self._was = self._is()
+        self._was = os.fstat(self._file.fileno())
+        self._is_regular = stat.S_ISREG(self._was.st_mode)
 
     def fill(self, buffer: memoryview) -> int:
         if not self._is_regular:
@@ -92,17 +93,10 @@ class LocalFile(Bytes):
             self.compare()
         return count or 0
 
-    @property
-    def _is_regular(self) -> bool:
-        return stat.S_ISREG(self._was.st_mode)
-
-    def _is(self) -> os.stat_result:
-        return os.fstat(self._file.fileno())
-
     def compare(self) -> None:
         if not self._is_regular:
             return
-        was, now = self._was, self._is()
+        was, now = self._was, os.fstat(self._file.fileno())
         if was.st_size != now.st_size:
             raise DataError(f"it had {was.st_size:,} bytes when it was opened and has {now.st_size:,} now; {_REMEDY}")
         if was.st_mtime_ns != now.st_mtime_ns:
@@ -113,9 +107,6 @@ class LocalFile(Bytes):
 
     def seekable(self) -> bool:
         return self._file.seekable()
-
-    def tell(self) -> int:
-        return self._file.tell()
 
     def fileno(self) -> int:
         return self._file.fileno()
@@ -173,9 +164,6 @@ class RemoteFile(Bytes):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self._at
-
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead[1].cancel()
@@ -207,28 +195,24 @@ class RemoteFile(Bytes):
     def _ranged(self, most: int) -> memoryview:
         if not self._first <= self._at < self._first + len(self._block):
             follows = bool(self._block) and self._at == self._first + len(self._block)
-            self._block, self._first = self._fetched(), self._at
+            ahead, self._ahead = self._ahead, None
+            if ahead is None or ahead[0] != self._at:
+                if ahead is not None:
+                    ahead[1].cancel()
+                ahead = self._begun(self._at)
+            self._block, self._first = ahead[1].result(), self._at
             after = self._at + len(self._block)
-            if follows and after != self.until:
+            if follows and after not in (self.until, self._size):
                 self._ahead = self._begun(after)
         start = self._at - self._first
         return self._block[start : start + most]
 
-    def _fetched(self) -> memoryview:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] != self._at:
-            ahead[1].cancel()
-            ahead = None
-        ahead = ahead or self._begun(self._at)
-        assert ahead is not None
-        return ahead[1].result()
-
-    def _begun(self, first: int) -> tuple[int, Future[memoryview]] | None:
+    def _begun(self, first: int) -> tuple[int, Future[memoryview]]:
         assert self._size is not None
         last = min(self._size, first + _block_bytes())
         if self.until is not None and first < self.until:
             last = min(last, self.until)
-        return (first, self._objects.begin(self._object, first, last)) if first < last else None
+        return first, self._objects.begin(self._object, first, last)
 
     # -- as a stream -----------------------------------------------------------------------------------------------------
 

@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, BinaryIO, ClassVar, Final, final
+from typing import Any, BinaryIO, Final, final
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Sample, as_sample, rows_at
 from brimful.blocks.schema import block_of, first_rows, infer, misfit
 from brimful.core.errors import OnError, StageError, StateError, name_of
 from brimful.sources.bytes import READ_BYTES, Bytes
-from brimful.sources.format import Format, Parsed, ShardReader, Wanted
+from brimful.sources.format import Format, Parsed, Piece, ShardReader, Wanted
 
 ShardFunction = Callable[[BinaryIO], Iterable[Sample | str]]
 ROWS: Final = 256
@@ -32,14 +31,11 @@ class FunctionFormat(Format):
 
     name = "function"
     unit = "row"
-    schema: ClassVar[pa.Schema | None] = None
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
         pass
 
-    def infer(
-        self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError = "skip"
-    ) -> pa.Schema | None:
+    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
         rows = first_rows(self._good_rows(file))
         return infer(rows, columns, where) if rows else None
 
@@ -62,45 +58,41 @@ class CalledRows(ShardReader):
     Price: Python, once a row; up to 256 rows are read at a time.
     """
 
-    unit = "row"
-
     def __init__(self, fn: ShardFunction, file: Bytes, wanted: Wanted) -> None:
         super().__init__(file, wanted)
         self._fn = fn
-        self._rows: Iterator[Any] | None = None
-        self._error: Exception | None = None
 
-    def parse(self) -> tuple[Parsed, NDArray[np.int64]] | None:
-        rows: list[Any] = []
-        try:
-            if self._rows is None:
-                self._rows = self._begin()
-            if self._error is None:
-                for row in islice(self._rows, min(rows_at(self.at[-1]), ROWS)):
-                    rows.append(row)
-        except StateError:
-            raise
-        except Exception as error:
-            self._error = error
-        if rows:
-            numbers = self.at[-1] + 1 + np.arange(len(rows))
-            return _parsed(rows, self._wanted.schema, self._wanted.closed), np.column_stack((numbers, numbers))
+    def pieces(self) -> Iterator[Piece]:
+        rows = self._rows_after(self.at[-1])
+        failure: Exception | None = None
+        while failure is None:
+            some: list[Any] = []
+            try:
+                for row in islice(rows, min(rows_at(self.at[-1]), ROWS)):
+                    some.append(row)
+            except StateError:
+                raise
+            except Exception as error:
+                failure = error
+            if some:
+                numbers = self.at[-1] + 1 + np.arange(len(some))
+                yield _parsed(some, self._wanted.schema, self._wanted.closed), np.column_stack((numbers, numbers))
+            elif failure is None:
+                break
         if self._file.failure is not None:  # whatever the function made of it
             raise self.located(self._file.failure) from self._file.failure
-        if self._error is not None:
-            cause = f"{type(self._error).__name__}: {self._error}"
-            raise StageError(f"format({name_of(self._fn)}) failed at {self.place()}: {cause}") from self._error
-        return None
+        if failure is not None:
+            cause = f"{type(failure).__name__}: {failure}"
+            raise StageError(f"format({name_of(self._fn)}) failed at {self.place()}: {cause}") from failure
 
-    def _begin(self) -> Iterator[Any]:
+    def _rows_after(self, before: int) -> Iterator[Any]:
         rows = iter(self._fn(io.BufferedReader(self._file, READ_BYTES)))
-        before = self.at[-1]
         skipped = sum(1 for _ in islice(rows, before))
         if skipped < before:
             raise StateError(
                 f"{self.place()}: the shard has {skipped:,} rows, but this state was saved after {before:,}"
             )
-        return rows
+        yield from rows
 
 
 def _parsed(rows: Sequence[Any], schema: pa.Schema, closed: bool) -> Parsed:

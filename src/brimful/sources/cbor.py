@@ -7,19 +7,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from types import NoneType
-from typing import Any, ClassVar, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, TypeAlias, final
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, Sample
 from brimful.blocks.schema import SAMPLE_ROWS, UNFIT, block_of, fitting, infer, misfit
 from brimful.core.errors import DataError, OnError, StateError
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import BAD_RECORDS, Format, Parsed, ShardReader, Wanted, good_rows, halved
-from brimful.sources.forward import RECORD_BYTES, Forward, ForwardReader
-from brimful.sources.lines import BUFFER_BYTES
+from brimful.sources.forward import BUFFER_BYTES, RECORD_BYTES, Forward, ForwardReader, Records
 
 _SCALARS: Final = frozenset({str, bytes, int, float, bool, NoneType, date})
 _SHARED: Final = (28, 29)
@@ -39,9 +37,8 @@ class Cbor(Format):
     """
 
     name = "cbor"
-    extensions: ClassVar[tuple[str, ...]] = (".cbor",)
+    extensions = (".cbor",)
     unit = "row"
-    schema: ClassVar[pa.Schema | None] = None
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
         try:
@@ -49,78 +46,49 @@ class Cbor(Format):
         except ImportError as error:
             raise ImportError(f"CBOR needs cbor2 of version 6 or later: pip install 'brimful[cbor]' ({url})") from error
 
-    def infer(
-        self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError = "skip"
-    ) -> pa.Schema | None:
-        rows = good_rows(_rows(file), SAMPLE_ROWS, on_error)
+    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
+        rows = good_rows(_samples(file), SAMPLE_ROWS, on_error)
         return infer(rows, columns, where) if rows else None
 
     def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
-        return CborReader(file, wanted)
+        return ForwardReader(file, wanted, _items_of(file, wanted.at[0]), _Rows(wanted).parse)
 
 
-def _rows(file: Bytes) -> Iterator[Sample | None]:
+Item: TypeAlias = Sample | str
+"""A sample, or the reason why an item is none."""
+
+
+def _samples(file: Bytes) -> Iterator[Sample | None]:
     with suppress(DataError):
-        for items in _read_items(Forward(file), 0):
-            yield from map(items.samples.get, range(len(items.ends)))
+        for items in _items_of(file, 0):
+            yield from (None if isinstance(item, str) else item for item in items.data)
 
 
-class Items(NamedTuple):
-    """Whole items: the offset of the first, where each ends from there on, int64 (n,), the samples by their numbers, and why
-    others are none."""
+class _Rows(NamedTuple):
+    """The rows of items."""
 
-    offset: int
-    ends: NDArray[np.int64]
-    samples: dict[int, Sample]
-    errors: dict[int, str]
+    wanted: Wanted
 
-    @property
-    def units(self) -> NDArray[np.int64]:
-        return np.ones(len(self.ends), dtype=np.int64)
+    def parse(self, items: Records[list[Item]]) -> Parsed:
+        every, schema, on_error = dict(enumerate(items.data)), self.wanted.schema, self.wanted.on_error
+        return halved(every, schema, self._block, UNFIT, self._reason, _why_none, on_error)
 
-
-class CborReader(ForwardReader[Items]):
-    """The rows of one shard. Position: [byte, row]."""
-
-    unit = "row"
-
-    def __init__(self, file: Bytes, wanted: Wanted) -> None:
-        super().__init__(file, wanted)
-        self._items = _read_items(Forward(file), wanted.at[0])
-        self._schema, self._closed, self._on_error = wanted.schema, wanted.closed, wanted.on_error
-
-    def cut(self) -> Items | None:
-        return next(self._items, None)
-
-    def rows(self, records: Items) -> Parsed:
-        samples = records.samples
-        if not self._closed:
-            samples = {number: self._chosen(sample) for number, sample in samples.items()}
-        every: dict[int, Any] = {**dict.fromkeys(range(len(records.ends))), **samples}
-        return halved(
-            every,
-            self._schema,
-            self._block,
-            UNFIT,
-            self._reason,
-            lambda number, _: records.errors.get(number),
-            self._on_error,
-        )
-
-    def _chosen(self, sample: Sample) -> Sample:
-        return {name: sample[name] for name in self._schema.names if name in sample}
-
-    def _block(self, samples: Sequence[Sample]) -> Block:
-        block = fitting(samples, self._schema) if samples else block_of([], self._schema)
+    def _block(self, samples: Sequence[Any]) -> Block:
+        schema, closed = self.wanted.schema, self.wanted.closed
+        block = fitting(samples, schema) if closed else block_of(samples, schema)
         if block is None or _null_where_none_may_be(block):
             raise pa.ArrowInvalid("a sample does not fit")
         return block
 
-    def _reason(self, sample: Sample) -> str:
-        if message := misfit(sample, self._schema, self._closed):
+    def _reason(self, sample: Any) -> str:
+        if message := misfit(sample, self.wanted.schema, self.wanted.closed):
             return message
-        name = _null_where_none_may_be(block_of([sample], self._schema))
+        name = _null_where_none_may_be(block_of([sample], self.wanted.schema))
         return f"column {name!r} is null here, which the schema does not allow"
+
+
+def _why_none(_: int, item: Item) -> str | None:
+    return item if isinstance(item, str) else None
 
 
 def _null_where_none_may_be(block: Block) -> str | None:
@@ -128,7 +96,7 @@ def _null_where_none_may_be(block: Block) -> str | None:
     return next(fields, None)
 
 
-def _read_items(file: Forward, at: int) -> Iterator[Items]:
+def _items_of(file: Bytes, at: int) -> Iterator[Records[list[Item]]]:
     """The items of a file from a byte on, about 256 KB of whole ones at a time, more where one is longer.
 
     Raises:
@@ -136,32 +104,33 @@ def _read_items(file: Forward, at: int) -> Iterator[Items]:
         DataError: what follows is no whole item; or was not decompressed, or has changed.
         Exception: what the store raised. A read error (a truncated archive) comes after the last whole item before it.
     """
+    ahead = Forward(file)
     if at:
-        file.seek(at - 1)
-        file.fill(1)
-        if not file.cut(1) and file.error is None:
+        ahead.seek(at - 1)
+        ahead.fill(1)
+        if not ahead.cut(1) and ahead.error is None:
             raise StateError(f"there is no byte {at:,}, where this state goes on: the shard was edited")
-    while (items := _next_items(file)) is not None:
+    while (items := _next_items(ahead)) is not None:
         yield items
 
 
-def _next_items(file: Forward) -> Items | None:
-    for size, last in file.growing(BUFFER_BYTES):
-        items = _items(file.offset, file.first(size))
-        if len(items.ends):
-            file.cut(int(items.ends[-1]))
+def _next_items(ahead: Forward) -> Records[list[Item]] | None:
+    for size, last in ahead.growing(BUFFER_BYTES):
+        items = _items(ahead.offset, ahead.first(size))
+        if items.data:
+            ahead.cut(int(items.ends[-1]))
             return items
         if size > RECORD_BYTES:
-            raise DataError(f"no item ends within {RECORD_BYTES:,} bytes of byte {file.offset:,}; {_DAMAGED}")
+            raise DataError(f"no item ends within {RECORD_BYTES:,} bytes of byte {ahead.offset:,}; {_DAMAGED}")
         if last:
             raise DataError(
-                f"the shard ends within the row that begins at byte {file.offset:,}, after {size:,} bytes of it; "
+                f"the shard ends within the row that begins at byte {ahead.offset:,}, after {size:,} bytes of it; "
                 "it was not written to its end, or is damaged"
             )
     return None
 
 
-def _items(offset: int, data: bytes) -> Items:
+def _items(offset: int, data: bytes) -> Records[list[Item]]:
     """The items that end within the data, up to the first that cbor2 refuses; the data begin with an item.
 
     Raises:
@@ -169,13 +138,12 @@ def _items(offset: int, data: bytes) -> Items:
     """
     from cbor2 import CBORDecodeEOF, CBORDecoder
 
-    samples: dict[int, Sample] = {}
-    errors: dict[int, str] = {}
+    items: list[Item] = []
     ends: list[int] = []
+    bad = place = 0
     file = io.BytesIO(data)
     decoder = CBORDecoder(file, allow_duplicate_keys=False, semantic_decoders=dict.fromkeys(_SHARED, _shared))
-    place = 0
-    while place < len(data):
+    while place < len(data) and bad < BAD_RECORDS:  # which may be the end of it
         try:
             value = decoder.decode()
         except CBORDecodeEOF:
@@ -185,18 +153,16 @@ def _items(offset: int, data: bytes) -> Items:
                 break
             why = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
             raise DataError(f"{why} at byte {offset + place:,}; {_DAMAGED}") from error
-        end = file.tell()
-        if end - place > RECORD_BYTES:
+        if file.tell() - place > RECORD_BYTES:
             break
         try:
-            samples[len(ends)] = _sample(value)
+            items.append(_sample(value))
         except DataError as error:
-            errors[len(ends)] = str(error)
-        ends.append(end)
-        place = end
-        if len(errors) == BAD_RECORDS:  # which may be the end of it
-            break
-    return Items(offset, np.array(ends, dtype=np.int64), samples, errors)
+            items.append(str(error))
+            bad += 1
+        place = file.tell()
+        ends.append(place)
+    return Records(offset, items, np.array(ends, dtype=np.int64), np.ones(len(ends), dtype=np.int64))
 
 
 def _shared(*_: Any) -> object:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import re
 import struct
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,14 +20,13 @@ from brimful.blocks.ragged import EMPTY, array_of, concat
 from brimful.blocks.schema import OF_FILES, UNFIT, UNKNOWN, fits, fitted, named, settled
 from brimful.core.errors import DataError, OnError, StateError
 from brimful.sources.bytes import Bytes
-from brimful.sources.format import Format, Parsed, Position, ShardReader, Wanted, bisected
+from brimful.sources.format import Format, Parsed, Piece, Position, ShardReader, bisected
 from brimful.sources.prefetched import PrefetchedFile
 
 ROWS: Final = 4096
 BUFFER_BYTES: Final = 1 << 20
 """Rows are handed on in pieces of about so many bytes."""
 _LEAVE_OUT: Final = "leave it out by columns="
-START: Final[Position] = (0, 0, 0, 0)
 
 
 class ColumnarFormat(Format):
@@ -34,15 +34,12 @@ class ColumnarFormat(Format):
 
     compressed = False
     unit = "row"
-    start: ClassVar[Position] = START
-    schema: ClassVar[pa.Schema | None] = None
+    start = (0, 0, 0, 0)
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
         pass
 
-    def infer(
-        self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError = "skip"
-    ) -> pa.Schema | None:
+    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
         try:
             found = self.columns(PrefetchedFile(file))
         except (DataError, *DAMAGED):
@@ -72,19 +69,9 @@ class Unit(NamedTuple):
     after: int | None
 
 
-Piece = tuple[Parsed, NDArray[np.int64]]
-
-
 class ColumnarRows(ShardReader):
     """Abstract: reads a shard of columns. Position: [bytes, place, rows of the place before, row]; the bytes are those that
     the columns taken of the rows before have in memory."""
-
-    unit = "row"
-
-    def __init__(self, file: Bytes, wanted: Wanted) -> None:
-        super().__init__(file, wanted)
-        self._pieces: Iterator[Piece] | None = None
-        self._error: Exception | None = None
 
     @abstractmethod
     def begin(self, file: PrefetchedFile) -> pa.Schema:
@@ -100,22 +87,15 @@ class ColumnarRows(ShardReader):
             Exception: Arrow's, of what is damaged.
         """
 
-    def parse(self) -> Piece | None:
-        if self._error is not None:
-            raise self._error
+    def pieces(self) -> Iterator[Piece]:
         try:
-            if self._pieces is None:
-                self._pieces = self._all()
-            return next(self._pieces, None)
+            yield from self._all()
         except Exception as error:
-            self._error = self._told(error)
-            if self._error is error:
-                raise
-            raise self._error from error
+            found = self._told(error)
+            raise found from (error.__cause__ if found is error else error)
 
     def _all(self) -> Iterator[Piece]:
-        held, (schema, closed) = PrefetchedFile(self._file), self._wanted[2:4]
-        found = self.begin(held)
+        schema, found = self._wanted.schema, self.begin(PrefetchedFile(self._file))
         names = [name for name in schema.names if name in found.names]
         columns: ColumnCaster | None = None
         _, place, skip, saved = self.at
@@ -124,7 +104,7 @@ class ColumnarRows(ShardReader):
             if unit is None or not unit.batch.num_rows:
                 yield _nothing(self.at)
                 continue
-            columns = columns or ColumnCaster(found, schema, closed)  # a shard without rows may have any
+            columns = columns or ColumnCaster(found, schema, self._wanted.closed)  # a shard without rows may have any
             rows = unit.batch.num_rows
             before = 0 if reached else skip - unit.first
             if not reached and (unit.place != place or (before >= rows and unit.after is not None)):
@@ -141,19 +121,14 @@ class ColumnarRows(ShardReader):
                 piece = unit.batch.slice(first, step)
                 errors = {row - first: bad[row] for row in bad if first <= row < first + piece.num_rows}
                 done = first + 1 + np.arange(piece.num_rows)
-                parsed = columns.parsed(piece, errors)
-                if parsed.errors:
-                    held.look()  # it may be that the file changed
-                yield parsed, _positions(unit, done, passed, size, number)
+                yield columns.parsed(piece, errors), _positions(unit, done, passed, size, number)
         if not reached:
             raise StateError(f"this state was saved after {saved:,} rows, and the shard has fewer: it was edited")
-        held.look()
+        self._file.seek(0, io.SEEK_END)
+        self._file.read(1)  # at its end a file is compared with what it was
 
     def _told(self, error: Exception) -> Exception:
-        """The error with the place: that the file changed or cannot be read, rather than its consequence."""
-        if self._file.failure is None:
-            with suppress(Exception):
-                PrefetchedFile(self._file).look()
+        """The error with the place: that the file cannot be read, rather than its consequence."""
         if self._file.failure is not None:
             return self.located(self._file.failure)
         if isinstance(error, DataError | StateError) or (isinstance(error, MemoryError) and not absurd(error)):

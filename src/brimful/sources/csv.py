@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar, Final, final
+from typing import Final, TypeAlias, final
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +17,9 @@ from brimful.blocks.blocks import Block
 from brimful.blocks.schema import OF_FILES, SAMPLE_ROWS, UNKNOWN, block_of, may_be_rounded, named
 from brimful.core.errors import DataError, OnError
 from brimful.sources.bytes import Bytes
-from brimful.sources.format import BAD_RECORDS, Format, Parsed, Position, ShardReader, Wanted, good_rows, halved
-from brimful.sources.forward import ForwardReader
-from brimful.sources.records import CsvRecords, RecordReader, fields
+from brimful.sources.format import BAD_RECORDS, Format, Parsed, ShardReader, Wanted, good_rows, halved
+from brimful.sources.forward import Forward, ForwardReader, Records, split
+from brimful.sources.records import CsvText, fields, header_of, records_of
 
 NULLS: Final = ("", "NA", "N/A", "null", "NULL")
 """Of every type but text. (Arrow's own list has more; "nan" is a number.)"""
@@ -40,11 +40,13 @@ _REMEDIES: Final = {
     ";": "write the file with commas or tabs, or read it by a function (format=)",
 }
 _SHOWN: Final = 40
+_Types: TypeAlias = dict[str, pa.DataType | None]
 _REFUSED: Final = (pa.ArrowException, ValueError, OverflowError)
 
 
+@final
 class Delimited(Format):
-    """Abstract: records of fields between delimiters, after RFC 4180; the first record is the header.
+    """Records of fields between delimiters, after RFC 4180; the first record is the header.
 
     A field that begins with a quote goes on to the next quote that is not doubled, over newlines too; other quotes are text.
     LF, CRLF and CR end records. A byte order mark and blank lines are passed over. Columns are told by name, in any order.
@@ -60,125 +62,82 @@ class Delimited(Format):
     header, then goes to its byte (a compressed shard is decompressed up to there). A record of several lines may hold 16 MB.
     """
 
-    delimiter: ClassVar[str]
     unit = "line"
-    schema: ClassVar[pa.Schema | None] = None
+
+    def __init__(self, name: str, delimiter: str) -> None:
+        self.name, self.extensions, self._delimiter = name, (f".{name}",), delimiter
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
         if schema is not None and schema.names:
-            rows = RecordRows(tuple(schema.names), schema, self.delimiter)
+            rows = RecordRows(tuple(schema.names), schema, self._delimiter)
             try:
-                rows.read(self.delimiter.encode().join([b'""'] * len(schema)))
+                rows.read(self._delimiter.encode().join([b'""'] * len(schema)))
             except NotImplementedError as error:
                 raise ValueError(f"schema= has a type that text cannot give: {error} ({url})") from error
 
-    def infer(
-        self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError = "skip"
-    ) -> pa.Schema | None:
-        reader = RecordReader(file, self.delimiter)
+    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
+        ahead = Forward(file)
         try:
-            header = reader.header()
-            names = _names(header[0], self.delimiter) if header is not None else ()
+            names = _names(header_of(ahead, self._delimiter)[0], self._delimiter)
         except DataError:  # which is one again when the shard is read
-            names = ()
-        if not names:
             return None
-        texts = good_rows(_records(reader, names, columns, self.delimiter), SAMPLE_ROWS, on_error)
+        texts = good_rows(_good_texts(ahead, names, columns, self._delimiter), SAMPLE_ROWS, on_error)
         if not texts:
             return None
         if lacking := [name for name in columns or () if name not in names]:
             raise DataError(f"{where}: {_lacking(lacking[0], names)}")
-        return _inferred(texts, names, columns or names, self.delimiter)
+        return _inferred(texts, names, columns or names, self._delimiter)
 
     def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
-        return DelimitedReader(file, wanted, self.delimiter)
+        shard = _Shard(file, wanted, self._delimiter)
+        return ForwardReader(file, wanted, shard.records(), shard.rows)
 
 
-@final
-class Csv(Delimited):
-    """Between commas."""
-
-    name = "csv"
-    extensions: ClassVar[tuple[str, ...]] = (".csv",)
-    delimiter = ","
-
-
-@final
-class Tsv(Delimited):
-    """Between tabs; with quotes, as in CSV."""
-
-    name = "tsv"
-    extensions: ClassVar[tuple[str, ...]] = (".tsv",)
-    delimiter = "\t"
-
-
-class DelimitedReader(ForwardReader[CsvRecords]):
-    """The rows of one shard. Position: [byte, line]."""
-
-    unit = "line"
+class _Shard:
+    """The records of one shard, and their rows, which its header names the columns of."""
 
     def __init__(self, file: Bytes, wanted: Wanted, delimiter: str) -> None:
-        super().__init__(file, wanted)
-        self._delimiter = delimiter
-        self._records = RecordReader(file, delimiter)
-        self._header: tuple[bytes, int] | None = None
+        self._ahead, self._wanted, self._delimiter = Forward(file), wanted, delimiter
+        self._header = b"", 0
         self._rows: RecordRows | None = None
 
-    def cut(self) -> CsvRecords | None:
-        if self._header is None:
-            self._begin()
-        return self._records.read()
-
-    def rows(self, records: CsvRecords) -> Parsed:
-        if records.unclosed is not None:
-            return self._no_rows([(0, records.unclosed)])
-        if not len(records.filled()):  # a shard without rows may have any header
-            return self._no_rows([])
-        if self._rows is None:
-            if (bad := self._all_bad(records)) is not None:
-                return bad
-            self._rows = self._under_header()
-        return self._rows.parse(records)
-
-    def _no_rows(self, errors: list[tuple[int, str]]) -> Parsed:
-        return Parsed(block_of([], self._wanted.schema), np.empty(0, dtype=np.int64), errors)
-
-    def _begin(self) -> None:
-        self._header = self._records.header() or (b"", 0)
-        if any(self.at):
-            self._records.seek(self.at[0])
+    def records(self) -> Iterator[Records[CsvText]]:
+        """From the beginning on the header is the first, as one that has no rows."""
+        self._header = header_of(self._ahead, self._delimiter)
+        if any(self._wanted.at):
+            self._ahead.pass_newline(self._wanted.at[0], b"\n", b"\r")
         else:
-            self.at: Position = (self._records.offset, self._header[1])
+            no_rows = CsvText(b"", np.empty(0, dtype=np.int64))
+            yield Records(0, no_rows, np.array([self._ahead.offset]), np.array([self._header[1]]))
+        yield from records_of(self._ahead, self._delimiter)
 
-    def _all_bad(self, records: CsvRecords) -> Parsed | None:
-        """Why each record is bad, where no row was good enough to tell what the columns are."""
-        assert self._header is not None
-        if self._wanted.schema.names or not self._wanted.closed:
-            return None
-        with suppress(DataError):
-            names = _names(self._header[0], self._delimiter)
-            texts = pa.schema([(name, pa.string()) for name in names])
-            found = RecordRows(names, texts, self._delimiter, on_error=self._wanted.on_error).parse(records)
-            if not len(found.records):
-                return self._no_rows(found.errors)
-        return None
+    def rows(self, records: Records[CsvText]) -> Parsed:
+        if records.data.unclosed is not None or not len(records.data.filled):  # one without rows may have any header
+            errors = [] if records.data.unclosed is None else [(0, records.data.unclosed)]
+            return Parsed(block_of([], self._wanted.schema), np.empty(0, dtype=np.int64), errors)
+        self._rows = self._rows or self._under_header()
+        parsed = self._rows.parse(records)
+        if len(parsed.records) and self._rows.schema is not self._wanted.schema:
+            place = self._wanted.place(self._header[1])
+            raise DataError(f"{place}: no row was good when the columns were looked for, and one is now; begin anew")
+        return parsed
 
     def _under_header(self) -> RecordRows:
-        assert self._header is not None
-        text, lines = self._header
-        schema = self._wanted.schema
+        (text, lines), schema, closed = self._header, self._wanted.schema, self._wanted.closed
         try:
             names = _names(text, self._delimiter)
+            if closed and self._wanted.inferred and not schema.names:  # no row was good, and each says why
+                schema = _texts(names)
             if lacking := [name for name in schema.names if name not in names]:
                 raise DataError(_lacking(lacking[0], names))
-            if self._wanted.closed and (unknown := [name for name in names if name not in schema.names]):
+            if closed and (unknown := [name for name in names if name not in schema.names]):
                 raise DataError(
                     f"column {unknown[0]!r} of the header is not in the schema ({', '.join(schema.names)}). Without schema=, the "
                     f"first {SAMPLE_ROWS:,} rows decide it; {UNKNOWN}"
                 )
         except DataError as error:
             before = lines - max(1, text.count(b"\n"))
-            raise DataError(f"{self.place(before)}: {error}") from error
+            raise DataError(f"{self._wanted.place(before)}: {error}") from error
         return RecordRows(names, schema, self._delimiter, self._wanted.inferred, self._wanted.on_error)
 
 
@@ -198,13 +157,13 @@ class RecordRows:
     inferred: bool = False
     on_error: OnError = "skip"
 
-    def parse(self, records: CsvRecords) -> Parsed:
+    def parse(self, records: Records[CsvText]) -> Parsed:
         """Never raises for what a record holds, but says which gave no row."""
-        filled = records.filled()
+        text, filled = records.data.text, records.data.filled
         if self.schema.names:
             with suppress(*_REFUSED):
-                return Parsed(self._block(records.data, len(filled)), filled, [])
-        every = records.split()
+                return Parsed(self._block(text, len(filled)), filled, [])
+        every = split(text, records.ends)
         return self.parsed({number: every[number] for number in filled.tolist()})
 
     def parsed(self, texts: dict[int, bytes]) -> Parsed:
@@ -231,16 +190,18 @@ class RecordRows:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema) if columns else block_of([], self.schema)
 
     def read(self, data: bytes) -> pa.Table:
-        wanted = self.schema.names or self.names[:1]  # Arrow takes none for all
-        types = {field.name: field.type for field in self.schema}
-        return _read(data, self.names, wanted, types, self.delimiter, words_only=self.inferred)
+        types = {field.name: field.type for field in self.schema} or {self.names[0]: None}  # Arrow takes none for all
+        return _read(data, self.names, types, self.delimiter, words_only=self.inferred)
+
+    def _as_texts(self, data: bytes, names: list[str]) -> pa.Table:
+        return _read(data, self.names, dict.fromkeys(names, pa.string()), self.delimiter)
 
     def _odd(self, data: bytes) -> bool:
         """Whether a number is written as those that are text where types are inferred, or as none that a schema asks for."""
         numbers = [field.name for field in self.schema if _is_number(field.type)]
         if not numbers or not _may_be_odd(data, self.delimiter):
             return False
-        texts = _read(data, self.names, numbers, dict.fromkeys(numbers, pa.string()), self.delimiter)
+        texts = self._as_texts(data, numbers)
         return any(_any_match(column, _NO_NUMBER if self.inferred else _HEXADECIMAL) for column in texts.columns)
 
     def _beyond(self, table: pa.Table, data: bytes) -> bool:
@@ -249,9 +210,7 @@ class RecordRows:
         odd = [field for field in floats if may_be_rounded(table.column(field.name).combine_chunks())]
         if not odd:
             return False
-        texts = _read(
-            data, self.names, [field.name for field in odd], {field.name: pa.string() for field in odd}, self.delimiter
-        )
+        texts = self._as_texts(data, [field.name for field in odd])
         return any(_changed(table.column(field.name), texts.column(field.name)) for field in odd)
 
     def _miscounted(self, number: int, text: bytes) -> str | None:
@@ -323,20 +282,14 @@ def _unfit(field: pa.Field, value: bytes) -> str:
     return f"column {field.name!r} is {named(field.type)} by the schema but {shown} here; {OF_FILES}"
 
 
-def _read(
-    data: bytes,
-    names: Sequence[str],
-    wanted: Sequence[str],
-    types: dict[str, pa.DataType],
-    delimiter: str,
-    words_only: bool = False,
-) -> pa.Table:
-    """Columns of the wanted names; `words_only`: 0 and 1 are no bools."""
+def _read(data: bytes, names: Sequence[str], types: _Types, delimiter: str, words_only: bool = False) -> pa.Table:
+    """The columns of some names in their types, None: in the one that Arrow sees; `words_only`: 0 and 1 are no bools."""
     data = b"\n" + data  # at the beginning Arrow would take a byte order mark off a row
     read = pa.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=list(names))
     parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     bools = {"true_values": _TRUE, "false_values": _FALSE} if words_only else {}
-    convert = pa.csv.ConvertOptions(column_types=types, include_columns=list(wanted), null_values=NULLS, **bools)
+    known = {name: kind for name, kind in types.items() if kind is not None}
+    convert = pa.csv.ConvertOptions(column_types=known, include_columns=list(types), null_values=NULLS, **bools)
     return pa.csv.read_csv(io.BytesIO(data), read_options=read, parse_options=parse, convert_options=convert)
 
 
@@ -367,18 +320,21 @@ def _lacking(name: str, names: Sequence[str]) -> str:
 # -- the types of first rows ---------------------------------------------------------------------------------------------
 
 
-def _records(
-    reader: RecordReader, names: tuple[str, ...], columns: Sequence[str] | None, delimiter: str
+def _texts(names: Iterable[str]) -> pa.Schema:
+    return pa.schema([(name, pa.string()) for name in names])
+
+
+def _good_texts(
+    ahead: Forward, names: tuple[str, ...], columns: Sequence[str] | None, delimiter: str
 ) -> Iterator[bytes | None]:
     """The records, and None for those that are bad whatever their types."""
-    wanted = [name for name in columns or names if name in names]
-    rows = RecordRows(names, pa.schema([(name, pa.string()) for name in wanted]), delimiter)
+    rows = RecordRows(names, _texts(name for name in columns or names if name in names), delimiter)
     with suppress(DataError):
-        while (records := reader.read()) is not None:
-            if records.unclosed is not None:
+        for records in records_of(ahead, delimiter):
+            if records.data.unclosed is not None:
                 yield None
                 continue
-            every, filled = records.split(), records.filled().tolist()
+            every, filled = split(records.data.text, records.ends), records.data.filled.tolist()
             for first in range(0, len(filled), BAD_RECORDS):  # which may be the end of it
                 texts = {number: every[number] for number in filled[first : first + BAD_RECORDS]}
                 good = set(rows.parsed(texts).records.tolist())
@@ -387,8 +343,8 @@ def _records(
 
 def _inferred(texts: Sequence[bytes], names: Sequence[str], wanted: Sequence[str], delimiter: str) -> pa.Schema:
     data = b"".join(texts)
-    seen = _read(data, names, wanted, {}, delimiter, words_only=True).schema
-    as_text = _read(data, names, wanted, dict.fromkeys(wanted, pa.string()), delimiter)
+    seen = _read(data, names, dict.fromkeys(wanted), delimiter, words_only=True).schema
+    as_text = _read(data, names, dict.fromkeys(wanted, pa.string()), delimiter)
     return pa.schema([(name, _type(seen.field(name).type, as_text.column(name))) for name in wanted])
 
 

@@ -18,7 +18,7 @@ from brimful.blocks.ragged import EMPTY
 from brimful.blocks.schema import infer, named
 from brimful.core import random
 from brimful.core.background import Workers
-from brimful.core.errors import DataError, OnError, StateError, logger, settle, truth
+from brimful.core.errors import DataError, OnError, StateError, logger, one_of, settle, truth
 from brimful.core.once import once
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, place, runtime, share
 from brimful.sources.called import FunctionFormat, ShardFunction
@@ -63,8 +63,7 @@ class FromFiles(Stage[Block]):
         settle(self, "n_standby_shards", 0, "shards")
         settle(self, "seed", None)
         truth("shuffle_shards", self.shuffle_shards)
-        if self.on_error not in get_args(OnError):
-            raise ValueError(f"on_error must be one of {', '.join(get_args(OnError))} (got {self.on_error!r})")
+        one_of("on_error", self.on_error, *get_args(OnError))
         if isinstance(self.format, str) and self.format not in ("auto", *FORMATS):
             raise ValueError(
                 f"format must be one of {', '.join(('auto', *FORMATS))}, or a function of the open file (got {self.format!r})"
@@ -88,8 +87,7 @@ class FromFiles(Stage[Block]):
         return [epoch, 0, []]
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
-        if self._inferring:
-            _ = self._schema  # before threads need it
+        _ = self._schema  # before threads need it
         threads = max(LEAST_THREADS, MAX_THREADS // (self.streams or 1))
         with Workers(min(self.n_active_shards + self.n_standby_shards, threads), "read") as workers:
 
@@ -172,21 +170,21 @@ class FromFiles(Stage[Block]):
         return replace(
             self,
             number=number,
-            schema=self._schema if self._inferring else None,
+            schema=self._schema,
             inferred=self._of_first_rows,
             n_active_shards=min(self.n_active_shards, share(len(self.urls.listed), number, count)),  # longer blocks
         )
 
     def elsewhere(self) -> FromFiles:
         """The same for another process that is told which shards to read: the settings and the schema, not the list of all."""
-        schema = self._schema if self._inferring else None
-        return replace(self, urls=replace(self.urls, urls=()), schema=schema, inferred=self._of_first_rows)
+        urls = replace(self.urls, urls=())
+        return replace(self, urls=urls, schema=self._schema, inferred=self._of_first_rows)
 
     def reader(self, shard: Shard, name: str, at: Position) -> ShardReader:
         """The rows of a shard from a position on; `name`: what messages call it."""
         form = self._format(shard)
-        schema = self._schema if form.schema is None else form.schema
-        wanted = Wanted(name, at, schema, self.columns is None, self.on_error, self._of_first_rows)
+        closed = self.columns is None
+        wanted = Wanted(name, form.unit, at, self._schema, closed, self.on_error, self._of_first_rows)
         return form.open(self.urls.open(shard), wanted)
 
     def unit(self, shard: Shard) -> str:
@@ -221,16 +219,13 @@ class FromFiles(Stage[Block]):
         return self.inferred or self.schema is None
 
     @once
-    def _inferring(self) -> bool:
-        """Whether the schema is that of the data; all shards are looked at, so that one of no known format is refused first."""
-        return None in [self._format(shard).schema for shard in self.urls.listed]
-
-    @once
     def _schema(self) -> pa.Schema:
-        schema = self.schema if self.schema is not None else self._inferred()
+        """The columns of all shards. One of no known format is refused before any is opened."""
+        formats = [(shard, self._format(shard)) for shard in self.urls.listed]
+        schema = self.schema if self.schema is not None else self._inferred(formats)
         schema = schema if self.columns is None else pa.schema([schema.field(name) for name in self.columns])
-        for shard in self.urls.listed:
-            own = self._format(shard).schema
+        for shard, form in formats:
+            own = form.schema
             if own is not None and not own.equals(schema):
                 raise DataError(
                     f"shard {self.urls.name(shard)} has the columns {_words(own)}, but the others have {_words(schema)}. Read "
@@ -238,17 +233,16 @@ class FromFiles(Stage[Block]):
                 )
         return schema
 
-    def _inferred(self) -> pa.Schema:
+    def _inferred(self, formats: list[tuple[Shard, Format]]) -> pa.Schema:
         """The schema of the first 1,000 rows of the first shard that has rows, whatever the epoch or the place of a resume."""
         with Workers(1, "schema") as workers:
-            for shard in self.urls.listed:
-                form = self._format(shard)
+            for shard, form in formats:
                 if form.schema is None:
                     found = workers.submit(self._schema_of, shard, form)
                     schema = arrived(found, shard.url, self.urls.timeout_seconds, f"{form.unit} 1")
                     if schema is not None:
                         return schema
-        own = (form.schema for shard in self.urls.listed if (form := self._format(shard)).schema is not None)
+        own = (form.schema for _, form in formats if form.schema is not None)
         return next(own, infer([], self.columns, "no shard"))
 
     def _schema_of(self, shard: Shard, form: Format) -> pa.Schema | None:

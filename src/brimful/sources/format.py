@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -71,6 +71,7 @@ class Wanted(NamedTuple):
 
     Args:
         name: of the shard, in messages.
+        unit: what a record is called there.
         at: the position from which on.
         schema: of its rows.
         closed: whether a row may have no other columns; else these are left out.
@@ -79,11 +80,16 @@ class Wanted(NamedTuple):
     """
 
     name: str
+    unit: str
     at: Position
     schema: pa.Schema
     closed: bool
     on_error: OnError
     inferred: bool = False
+
+    def place(self, before: int) -> str:
+        """Where the record is that has so many units before it, in words."""
+        return f"shard {self.name}, {self.unit} {before + 1:,}"
 
 
 @dataclass(frozen=True)
@@ -98,62 +104,59 @@ class Parsed:
     errors: list[tuple[int, str]]
 
 
+Piece: TypeAlias = tuple[Parsed, NDArray[np.int64]]
+"""Some records, and the position after each of them, int64 (n, k)."""
+
+
 class ShardReader(ABC):
     """Abstract: reads rows from a position on. A bad record is an error after the rows before it, or is skipped."""
-
-    unit: ClassVar[str]
 
     def __init__(self, file: Bytes, wanted: Wanted) -> None:
         self.at: Position = wanted.at
         self._file, self._wanted = file, wanted
-        self._failure: Exception | None = None
+        self._read = self._placed()
 
     def close(self) -> None:
+        self._read.close()
         self._file.close()
 
     @abstractmethod
-    def parse(self) -> tuple[Parsed, NDArray[np.int64]] | None:
-        """The next records, and the position after each of them, int64 (n, k); None at the end.
+    def pieces(self) -> Iterator[Piece]:
+        """All records, some at a time; `at` is the position before those that come next.
 
         Raises:
             DataError, StageError: nothing more can be had of this shard; with the place.
         """
 
     def read(self) -> PlacedRows | None:
-        """The next rows, perhaps none; None at the end."""
-        try:
-            more = self._parsed()
-        except (DataError, StageError) as error:
-            if self._wanted.on_error == "raise":
-                raise
-            skipped(type(error)(f"{error}; all that follows in this shard is left out with it"))
-            count("skipped_shards", 1)
-            return None
-        if more is None:
-            return None
-        parsed, positions = more
-        records = parsed.records
-        before = np.concatenate((self.at[-1:], positions[:-1, -1]))
-        changed = self._changed() if parsed.errors else None
-        for record, message in parsed.errors:
-            bad = changed or DataError(f"{self.place(int(before[record]))}: {message}")
-            if changed is not None or self._wanted.on_error == "raise":
-                self._failure, records = bad, records[records < record]
-                break
-            skipped(bad)
-        origin = origins(f"shard {self._wanted.name}", before[records] + 1, self.unit)
-        self.at = tuple(positions[-1].tolist())
-        return PlacedRows(with_column(parsed.block.slice(0, len(records)), ORIGIN, origin), positions[records])
+        """The next rows, perhaps none; None at the end, and after an error."""
+        return next(self._read, None)
 
-    def _parsed(self) -> tuple[Parsed, NDArray[np.int64]] | None:
-        if self._failure is not None:
-            raise self._failure
+    def _placed(self) -> Generator[PlacedRows, None, None]:
         try:
-            return self.parse()
+            for parsed, positions in self.pieces():
+                records, end = parsed.records, len(positions)
+                failure: Exception | None = None
+                before = np.concatenate((self.at[-1:], positions[:-1, -1]))
+                stops = self._wanted.on_error == "raise" or bool(parsed.errors and self._changed())
+                for record, message in parsed.errors:
+                    bad = DataError(f"{self._wanted.place(int(before[record]))}: {message}")
+                    if stops:
+                        failure, records, end = bad, records[records < record], record
+                        break
+                    skipped(bad)
+                origin = origins(f"shard {self._wanted.name}", before[records] + 1, self._wanted.unit)
+                block = with_column(parsed.block.slice(0, len(records)), ORIGIN, origin)
+                self.at = tuple(positions[end - 1].tolist()) if end else self.at
+                yield PlacedRows(block, positions[records])
+                if failure is not None:
+                    raise failure
         except (DataError, StageError) as error:
-            if (changed := self._changed()) is not None:
-                raise changed from error
-            raise
+            found = self._changed() or error
+            if self._wanted.on_error == "raise":
+                raise found from (error.__cause__ if found is error else error)
+            skipped(type(found)(f"{found}; all that follows in this shard is left out with it"))
+            count("skipped_shards", 1)
 
     def _changed(self) -> Exception | None:
         """The error of a file that is not what it was: then a bad record may be made of two contents. None also where nobody
@@ -166,9 +169,9 @@ class ShardReader(ABC):
             return None
         return None
 
-    def place(self, before: int | None = None) -> str:
-        """Where the record is that has so many units before it, or else the next one, in words."""
-        return f"shard {self._wanted.name}, {self.unit} {(self.at[-1] if before is None else before) + 1:,}"
+    def place(self) -> str:
+        """Where the next record is, in words."""
+        return self._wanted.place(self.at[-1])
 
     def located(self, error: Exception) -> Exception:
         """An error of reading the file, with the place. A fault of the store, which says nothing about the data, is no
@@ -187,18 +190,15 @@ class Format(ABC):
         compressed: whether a shard may be compressed as a whole (.gz and so on): then it is read forward only.
         unit: what a record is called in messages.
         start: the position before the first row.
+        schema: that of the rows of every shard; None: it is looked for in the first shard that has rows.
     """
 
-    name: ClassVar[str]
-    extensions: ClassVar[tuple[str, ...]] = ()
-    compressed: ClassVar[bool] = True
-    unit: ClassVar[str]
-    start: ClassVar[Position] = (0, 0)
-
-    @property
-    @abstractmethod
-    def schema(self) -> pa.Schema | None:
-        """That of the rows of every shard; None: it is looked for in the first shard that has rows."""
+    name: str
+    extensions: tuple[str, ...] = ()
+    compressed: bool = True
+    unit: str
+    start: Position = (0, 0)
+    schema: pa.Schema | None = None
 
     @abstractmethod
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
@@ -209,9 +209,7 @@ class Format(ABC):
         """
 
     @abstractmethod
-    def infer(
-        self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError = "skip"
-    ) -> pa.Schema | None:
+    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
         """The schema of a shard, as it says itself, or judged by its first rows (`schema.SAMPLE_ROWS`) without those that are
         bad, which are errors when they are read; None where it has no row.
 

@@ -8,14 +8,15 @@ from typing import Final
 from brimful.sources.arrow import Arrow
 from brimful.sources.cbor import Cbor
 from brimful.sources.compressed import COMPRESSIONS
-from brimful.sources.csv import Csv, Tsv
+from brimful.sources.csv import Delimited
 from brimful.sources.format import Format
 from brimful.sources.jsonl import Jsonl
 from brimful.sources.parquet import Parquet
 from brimful.sources.text import Text
 
 FORMATS: Final[dict[str, Format]] = {
-    form.name: form for form in (Jsonl(), Text(), Csv(), Tsv(), Cbor(), Parquet(), Arrow())
+    form.name: form
+    for form in (Jsonl(), Text(), Delimited("csv", ","), Delimited("tsv", "\t"), Cbor(), Parquet(), Arrow())
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Final, final
+from typing import Any, Final, final
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +17,12 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, Sample
+from brimful.blocks.plain import any_part
 from brimful.blocks.schema import SAMPLE_ROWS, block_of, has_floats, infer, may_be_rounded, misfit, unknown_key
 from brimful.core.errors import DataError, OnError
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format, Parsed, ShardReader, Wanted, good_rows, halved
-from brimful.sources.lines import LineReader, Lines, ParsedLines
+from brimful.sources.forward import ForwardReader, Records, lines_of, split
 
 _SPACE: Final = b" \t\r\n"
 _LONG: Final = re.compile(rb"\d{8}")
@@ -34,29 +35,26 @@ class Jsonl(Format):
     """Lines of JSON: each an object, or blank."""
 
     name = "jsonl"
-    extensions: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson", ".json")
+    extensions = (".jsonl", ".ndjson", ".json")
     unit = "line"
-    schema: ClassVar[pa.Schema | None] = None
 
     def check(self, columns: tuple[str, ...] | None, schema: pa.Schema | None, url: str) -> None:
         if schema is not None:
             JsonLines(schema, closed=True)  # has types that JSON can give, or says so
 
-    def infer(
-        self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError = "skip"
-    ) -> pa.Schema | None:
+    def infer(self, file: Bytes, columns: tuple[str, ...] | None, where: str, on_error: OnError) -> pa.Schema | None:
         rows = good_rows(_rows(file), SAMPLE_ROWS, on_error)
         return infer(rows, columns, where) if rows else None
 
     def open(self, file: Bytes, wanted: Wanted) -> ShardReader:
-        return ParsedLines(file, JsonLines(wanted.schema, wanted.closed, wanted.on_error), wanted)
+        rows = JsonLines(wanted.schema, wanted.closed, wanted.on_error)
+        return ForwardReader(file, wanted, lines_of(file, wanted.at[0]), rows.parse)
 
 
 def _rows(file: Bytes) -> Iterator[Sample | None]:
-    lines = LineReader(file, 0)
     with suppress(DataError):
-        while (more := lines.read()) is not None:
-            for line in more.split():
+        for lines in lines_of(file, 0):
+            for line in split(lines.data, lines.ends):
                 if line.strip():
                     try:
                         yield decode(line)
@@ -82,14 +80,15 @@ class JsonLines:
         except NotImplementedError as error:
             raise ValueError(f"schema= has a type that JSON lines cannot give: {error}") from error
 
-    def parse(self, lines: Lines) -> Parsed:
+    def parse(self, lines: Records[bytes]) -> Parsed:
         filled = _objects(lines)
         if filled is not None and not self._may_lose_keys:
             with suppress(*_REFUSED):
                 block = self._block(lines.data, len(filled))
                 if not any(map(may_be_rounded, block.columns)):
                     return Parsed(block, filled, [])
-        texts = {number: text for number, line in enumerate(lines.split()) if (text := line.strip(_SPACE))}
+        every = enumerate(split(lines.data, lines.ends))
+        texts = {number: text for number, line in every if (text := line.strip(_SPACE))}
         return halved(texts, self.schema, self._joined, _REFUSED, self._reason, self._known, self.on_error)
 
     def _joined(self, texts: Sequence[bytes]) -> Block:
@@ -136,7 +135,7 @@ class JsonLines:
     @cached_property
     def _may_lose_keys(self) -> bool:
         """Whether keys may be left out of objects inside of columns too, where Arrow leaves out what it does not know."""
-        return not self.closed and any(_has_keys(field.type) for field in self.schema)
+        return not self.closed and any(any_part(kind, pa.types.is_struct) for kind in self.schema.types)
 
     def _known(self, number: int, text: bytes) -> str | None:
         """Why a line is bad that is no object, or of which Arrow would leave out a key, or round an integer, without a word."""
@@ -155,11 +154,7 @@ class JsonLines:
         return pa.schema([field for field in self.schema if has_floats(field.type)])
 
 
-def _has_keys(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_struct(kind) or (pa.types.is_list(kind) and _has_keys(kind.value_type)))
-
-
-def _objects(lines: Lines) -> NDArray[np.int64] | None:
+def _objects(lines: Records[bytes]) -> NDArray[np.int64] | None:
     """The numbers of the lines that are not blank; None where one of them does not begin with { and end with }."""
     data = np.frombuffer(lines.data, dtype=np.uint8)
     first = np.concatenate((np.zeros(1, np.int64), lines.ends[:-1]))

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextvars import ContextVar, copy_context
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeVar
@@ -45,6 +45,8 @@ _REPLY_TAGS: Final = ("ETag", "Last-Modified", "LastModified")
 """Of a reply with content, the strongest first."""
 _S3_OPTIONS: Final = ("RequestPayer", "SSECustomerAlgorithm", "SSECustomerKey", "SSECustomerKeyMD5")
 """Options that the file system was given for all requests, and that each request of S3 must repeat."""
+
+_WORKERS: Final[ContextVar[Workers]] = ContextVar("brimful_ranges")
 
 
 class RefusedError(DataError):
@@ -150,11 +152,7 @@ class ObjectStore:
             FileNotFoundError: there is no such object.
             DataError, TimeoutError: as `read`.
         """
-
-        async def work(workers: Workers | None) -> Any:
-            return await self._tried(name, lambda: self._call(workers, method, *args, **options), limited=limited)
-
-        return self._run(work)
+        return self._run(self._tried(name, lambda: self._call(method, *args, **options), limited=limited))
 
     def whole(self, one: Object) -> bytes:
         """An object of which nothing is known; raises as `ask`."""
@@ -162,12 +160,7 @@ class ObjectStore:
 
     def look(self, one: Object) -> Seen:
         """The answer of the file system about an object now; raises as `read`, and FileNotFoundError where no manifest has it."""
-
-        async def work(workers: Workers | None) -> Seen:
-            await self._tried(one.name, lambda: self._look(workers, one))
-            return self._seen[one.path]
-
-        return self._run(work)
+        return self._run(self._tried(one.name, lambda: self._look(one)))
 
     def conditional(self, one: Object) -> bool:
         """Whether every reply says which content of an object it is of; so that a last look tells nothing new."""
@@ -205,8 +198,8 @@ class ObjectStore:
         assert self.at_once
 
         async def work() -> memoryview:
-            await self._checked(None, one)
-            return await self._request(None, one, first, last)
+            await self._checked(one)
+            return await self._request(one, first, last)
 
         return asyncio.run_coroutine_threadsafe(work(), self._fs.loop)
 
@@ -225,13 +218,13 @@ class ObjectStore:
             requests, which = merged(Spans(*(array[wanted] for array in spans)))
             touched = [objects[number] for number in distinct(requests.files).tolist()]
 
-            async def work(workers: Workers | None) -> list[memoryview]:
-                await self._all(self._checked(workers, one) for one in touched)
-                read = await self._all(self._request(workers, objects[file], *ends) for file, *ends in _rows(requests))
-                await self._all(self._checked(workers, one) for one in touched)
+            async def work() -> list[memoryview]:
+                await self._all(self._checked(one) for one in touched)
+                read = await self._all(self._request(objects[file], *ends) for file, *ends in _rows(requests))
+                await self._all(self._checked(one) for one in touched)
                 return read
 
-            read = self._run(work)
+            read = self._run(work())
             begins = spans.firsts[wanted] - requests.firsts[which]
             ends = begins + spans.lasts[wanted] - spans.firsts[wanted]
             for place, number, begin, end in zip(wanted.tolist(), which.tolist(), begins.tolist(), ends.tolist()):
@@ -240,25 +233,25 @@ class ObjectStore:
 
     # -- requests --------------------------------------------------------------------------------------------------------
 
-    async def _request(self, workers: Workers | None, one: Object, first: int, last: int) -> memoryview:
+    async def _request(self, one: Object, first: int, last: int) -> memoryview:
         """A range of an object, in pieces where it is long."""
         edges = [*range(first, last, PIECE_BYTES), last]
 
         async def piece(begin: int, end: int) -> bytes:
             async with self._gate:
-                return await self._tried(one.name, lambda: self._range(workers, one, begin, end), one, workers)
+                return await self._tried(one.name, lambda: self._range(one, begin, end), one)
 
         pieces: list[bytes] = await self._all(piece(begin, end) for begin, end in pairwise(edges))
         return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
-    async def _range(self, workers: Workers | None, one: Object, first: int, last: int) -> bytes:
+    async def _range(self, one: Object, first: int, last: int) -> bytes:
         tag = self._strong_tag(one)
         if self.is_http:
             data = await self._http_range(one, first, last, tag)
         elif tag is not None:
             data = await self._s3_range(one, first, last, tag)
         else:
-            data = await self._call(workers, "cat_file", one.path, start=first, end=last)
+            data = await self._call("cat_file", one.path, start=first, end=last)
         if len(data) > last - first:
             raise DataError(f"{one.name}: {last - first:,} bytes were asked for and {len(data):,} came")
         if len(data) < last - first:
@@ -321,7 +314,7 @@ class ObjectStore:
         strong = seen is not None and seen.tag.startswith('"') and (self._is_s3 or self.is_http)
         return seen.tag if seen is not None and strong else None
 
-    async def _checked(self, workers: Workers | None, one: Object) -> None:
+    async def _checked(self, one: Object) -> None:
         """Looks at an object if that was long ago.
 
         Raises:
@@ -330,12 +323,12 @@ class ObjectStore:
         before = self._seen.get(one.path)
         if before is None or (not self.conditional(one) and time.monotonic() - before.at >= CHECK_SECONDS):
             async with self._gate:
-                await self._tried(one.name, lambda: self._look(workers, one))
+                await self._tried(one.name, lambda: self._look(one))
 
-    async def _look(self, workers: Workers | None, one: Object) -> None:
+    async def _look(self, one: Object) -> Seen:
         self._fs.invalidate_cache(one.path)
         try:
-            info = await self._call(workers, "info", one.path)
+            info = await self._call("info", one.path)
         except FileNotFoundError as error:
             if one.size is None or not absent(error):
                 raise
@@ -357,14 +350,10 @@ class ObjectStore:
                 f"{one.name} has changed while it was being read: its tag was {before.tag} and is {now.tag}; {_ANEW}"
             )
         self._seen[one.path] = now if now.tag else now._replace(tag=before.tag, key=before.key)
+        return self._seen[one.path]
 
     async def _tried(
-        self,
-        name: str,
-        attempt: Callable[[], Awaitable[T]],
-        one: Object | None = None,
-        workers: Workers | None = None,
-        limited: bool = True,
+        self, name: str, attempt: Callable[[], Awaitable[T]], one: Object | None = None, limited: bool = True
     ) -> T:
         """The result of an attempt, which is repeated until it has one; `one`: looked at where an attempt fails."""
         attempts = Attempts(name, self._timeout)
@@ -376,22 +365,25 @@ class ObjectStore:
                 raise
             except Exception as error:
                 if one is not None and may_have_changed(error):
-                    await self._tried(name, lambda: self._look(workers, one))
+                    await self._tried(name, lambda: self._look(one))
                 wait = attempts.failed(error)
             await asyncio.sleep(wait)
 
     # -- how it is run ---------------------------------------------------------------------------------------------------
 
-    def _run(self, work: Callable[[Workers | None], Coroutine[Any, Any, T]]) -> T:
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine in fsspec's loop; with a thread for a file system that has no coroutines."""
-        with nullcontext() if self.at_once else Workers(1, "ranges") as workers:
-            loop = self._fs.loop if self.at_once else fsspec.asyn.get_loop()
-            return run(work(workers), loop)
+        if self.at_once:
+            return run(work, self._fs.loop)
+        with Workers(1, "ranges") as workers:
+            context = copy_context()  # of which all tasks of the coroutine have a copy
+            context.run(_WORKERS.set, workers)
+            return context.run(run, work, fsspec.asyn.get_loop())
 
-    async def _call(self, workers: Workers | None, name: str, *args: Any, **options: Any) -> Any:
-        if workers is None:
+    async def _call(self, name: str, *args: Any, **options: Any) -> Any:
+        if self.at_once:
             return await getattr(self._fs, f"_{name}")(*args, **options)
-        return await asyncio.wrap_future(workers.submit(partial(getattr(self._fs, name), *args, **options)))
+        return await asyncio.wrap_future(_WORKERS.get().submit(partial(getattr(self._fs, name), *args, **options)))
 
     @staticmethod
     async def _all(work: Any) -> list[Any]:

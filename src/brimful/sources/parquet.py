@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -21,7 +21,7 @@ class Parquet(ColumnarFormat):
     """Parquet: row groups, and a footer that says where the columns of each are."""
 
     name = "parquet"
-    extensions: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
+    extensions = (".parquet", ".pq")
 
     def columns(self, file: PrefetchedFile) -> pa.Schema | None:
         opened = _opened(file)
@@ -66,9 +66,7 @@ class ParquetRows(ColumnarRows):
             self._look_at(group, names)
             found = self._opened.metadata.row_group(group)
             chunks = [found.column(number) for number in leaves]
-            self._held.hold(map(_span, chunks))
-            while self._held.step():
-                yield None
+            yield from self._held.hold(map(_span, chunks))
             yield from self._decoded(group, names, sum(chunk.total_uncompressed_size for chunk in chunks))
 
     def _look_at(self, group: int, names: list[str]) -> None:

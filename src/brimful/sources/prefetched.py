@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from brimful.core.errors import DataError
 from brimful.sources.bytes import BLOCK_BYTES, Bytes
@@ -52,11 +52,10 @@ class PrefetchedFile(RandomAccessFile):
             file.failure = error
             raise
         self._held: list[tuple[int, bytearray]] = []
-        self._run, self._filled, self._ahead = 0, 0, False
 
-    def hold(self, spans: Iterable[tuple[int, int]], ahead: bool = False) -> None:
-        """Forgets what it held, and holds some (first, last) from now on; `step` reads them. `ahead`: what follows them is
-        wanted next.
+    def hold(self, spans: Iterable[tuple[int, int]], ahead: bool = False) -> Iterator[None]:
+        """Forgets what it held, and reads some (first, last), which it holds from now on; gives None between two steps.
+        `ahead`: what follows them is wanted next.
 
         Raises:
             DataError: one lies outside of the file.
@@ -72,28 +71,22 @@ class PrefetchedFile(RandomAccessFile):
                 first, last = before, max(last, end)
             runs.append((first, last))
         self._held = [(first, bytearray(last - first)) for first, last in runs]
-        self._run, self._filled, self._ahead = 0, 0, ahead
-
-    def step(self) -> bool:
-        """Reads on; whether there is more."""
-        if self._run < len(self._held):
-            first, data = self._held[self._run]
-            self._file.until = None if self._ahead else first + len(data)
-            self._file.seek(first + self._filled)
-            self._filled += self._fill(memoryview(data)[self._filled : self._filled + BLOCK_BYTES])
+        steps = [(first, start, data) for first, data in self._held for start in range(0, len(data), BLOCK_BYTES)]
+        for number, (first, start, data) in enumerate(steps):
+            if number:
+                yield None
+            self._file.until = None if ahead else first + len(data)
+            self._file.seek(first + start)
+            self._fill(memoryview(data)[start : start + BLOCK_BYTES])
             self._file.until = None
-            if self._filled == len(data):
-                self._run, self._filled = self._run + 1, 0
-        return self._run < len(self._held)
 
-    def _fill(self, wanted: memoryview) -> int:
+    def _fill(self, wanted: memoryview) -> None:
         done = 0
         while done < len(wanted):
             count = self._file.readinto(wanted[done:])
             if not count:
                 raise DataError(f"the shard ends before byte {self._file.tell() + len(wanted) - done:,}")
             done += count
-        return done
 
     def bytes(self, first: int, count: int) -> memoryview:
         run = bisect_right(self._held, first, key=lambda held: held[0]) - 1
@@ -105,12 +98,3 @@ class PrefetchedFile(RandomAccessFile):
         self._file.seek(first)
         self._fill(memoryview(data))
         return memoryview(data)
-
-    def look(self) -> None:
-        """Looks at the file, which has to be what it was.
-
-        Raises:
-            DataError: it is not.
-        """
-        self._file.seek(self.size)
-        self._file.read(1)

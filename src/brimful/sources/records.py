@@ -3,125 +3,95 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brimful.core.errors import DataError, StateError
-from brimful.sources.bytes import READ_BYTES, Bytes
-from brimful.sources.forward import Forward
-from brimful.sources.lines import BUFFER_BYTES
+from brimful.core.errors import DataError
+from brimful.sources.bytes import READ_BYTES
+from brimful.sources.forward import BUFFER_BYTES, Forward, Records, split
 
 RECORD_BYTES: Final = 1 << 24
 """A record that has newlines is not longer: so much is looked through for the end of a quoted field, and held meanwhile."""
 _BLANK: Final = (b"\n", b"\r\n", b"\r")
 
 
-class CsvRecords(NamedTuple):
-    """Whole records: the offset of the first, the bytes of all, and where each ends among these, int64 (n,).
+class CsvText(NamedTuple):
+    """Whole records as text.
 
-    `unclosed`: why the one that there is is no record, but the line on which a quoted field begins that does not end.
+    Args:
+        text: of all of them.
+        filled: the numbers of those that are not blank, int64 (n,).
+        unclosed: why the one that there is is no record, but the line on which a quoted field begins that does not end.
     """
 
-    offset: int
-    data: bytes
-    ends: NDArray[np.int64]
+    text: bytes
+    filled: NDArray[np.int64]
     unclosed: str | None = None
 
-    def split(self) -> list[bytes]:
-        return [self.data[start:end] for start, end in pairwise([0, *self.ends.tolist()])]
 
-    def filled(self) -> NDArray[np.int64]:
-        """The numbers of those that are not blank."""
-        starts = np.concatenate(([0], self.ends[:-1]))
-        short = np.flatnonzero(self.ends - starts <= len(b"\r\n"))
-        blank = [number for number in short.tolist() if self.data[starts[number] : self.ends[number]] in _BLANK]
-        return np.delete(np.arange(len(self.ends)), blank)
+def header_of(ahead: Forward, delimiter: str) -> tuple[bytes, int]:
+    """The first record of a file that is not blank, b"" where there is none, and how many lines there are up to its end; all of
+    them are cut off.
 
-    @property
-    def units(self) -> NDArray[np.int64]:
-        """How many lines each has: its newlines, or 1."""
-        newlines = np.flatnonzero(np.frombuffer(self.data, dtype=np.uint8) == ord("\n"))
-        passed = np.searchsorted(newlines, self.ends)
-        return np.maximum(1, np.diff(passed, prepend=0))
+    Raises:
+        DataError: it does not end; or what was read does not decompress, or has changed.
+        Exception: what the store raised.
+    """
+    ahead.pass_mark()
+    lines = 0
+    while (records := _next(ahead, delimiter, READ_BYTES)) is not None:
+        if records.data.unclosed is not None:
+            raise DataError(f"this shard has no header: {records.data.unclosed}")
+        filled = records.data.filled
+        number = int(filled[0]) if len(filled) else len(records.ends) - 1
+        ahead.cut(int(records.ends[number]))
+        lines += int(records.units[: number + 1].sum())
+        if len(filled):
+            return split(records.data.text, records.ends)[number], lines
+    return b"", lines
 
 
-class RecordReader:
-    """Reads a file forward, about 256 KB of whole records at a time, more where one is longer.
+def records_of(ahead: Forward, delimiter: str) -> Iterator[Records[CsvText]]:
+    """The records from a place on, about 256 KB of whole ones at a time, more where one is longer.
 
     Where a quoted field does not end with the file or within 16 MB of its record's beginning, the line that the record begins
     on stands alone, as `unclosed`, and the next record begins with the next line.
 
-    A read error (a truncated archive) is raised after the last whole record before it has been handed out.
+    Raises:
+        DataError: what was read does not decompress, or has changed.
+        Exception: what the store raised. A read error (a truncated archive) comes after the last whole record before it.
     """
+    while (records := _next(ahead, delimiter, BUFFER_BYTES)) is not None:
+        ahead.cut(len(records.data.text))
+        yield records
 
-    def __init__(self, file: Bytes, delimiter: str) -> None:
-        self._bytes, self._delimiter = Forward(file), delimiter
-        self.offset: int = 0
 
-    def header(self) -> tuple[bytes, int] | None:
-        """The first record that is not blank, and how many lines there are up to its end; None where there is none. Called
-        first of all.
+def _next(ahead: Forward, delimiter: str, least: int) -> Records[CsvText] | None:
+    """The next records, which are not cut off yet; `least`: about how many bytes of them."""
+    for size, last in ahead.growing(least):
+        data = ahead.first(size)
+        ends = _short_enough(data, ends_of(data, delimiter, last))
+        if len(ends):
+            return _records(ahead.offset, data[: int(ends[-1])], ends)
+        if (last or len(data) > RECORD_BYTES) and (line := _first_line(data, last)):
+            within = f"within {RECORD_BYTES:,} bytes" if len(data) > RECORD_BYTES else "before the shard ends"
+            why = f"a quoted field begins here and does not end {within}; close it, or double the quotes in it"
+            return _records(ahead.offset, data[:line], np.array([line]), why)
+    return None
 
-        Raises:
-            DataError: it does not end; or what was read does not decompress, or has changed.
-            Exception: what the store raised.
-        """
-        self._bytes.pass_mark()
-        lines = 0
-        while (records := self._next(READ_BYTES)) is not None:
-            if records.unclosed is not None:
-                raise DataError(f"this shard has no header: {records.unclosed}")
-            filled = records.filled()
-            number = int(filled[0]) if len(filled) else len(records.ends) - 1
-            self._bytes.cut(int(records.ends[number]))
-            self.offset = self._bytes.offset
-            lines += int(records.units[: number + 1].sum())
-            if len(filled):
-                return records.split()[number], lines
-        return None
 
-    def seek(self, offset: int) -> None:
-        """Goes on to the record that begins with a byte after the header.
-
-        Raises:
-            StateError: no line begins there.
-        """
-        if offset < self.offset:
-            raise StateError(
-                f"no line begins at byte {offset:,}, where this state goes on: the shard was edited, or another stands in its "
-                "place"
-            )
-        if offset > self.offset:
-            self._bytes.pass_newline(offset, b"\n", b"\r")
-
-    def read(self) -> CsvRecords | None:
-        """The next records; None at the end.
-
-        Raises:
-            DataError: what was read does not decompress, or has changed.
-            Exception: what the store raised.
-        """
-        records = self._next(BUFFER_BYTES)
-        if records is not None:
-            self._bytes.cut(len(records.data))
-        return records
-
-    def _next(self, least: int) -> CsvRecords | None:
-        """The next records, which are not cut off yet; `least`: about how many bytes of them."""
-        for size, last in self._bytes.growing(least):
-            data = self._bytes.first(size)
-            ends = _short_enough(data, ends_of(data, self._delimiter, last))
-            if len(ends):
-                return CsvRecords(self._bytes.offset, data[: int(ends[-1])], ends)
-            if (last or len(data) > RECORD_BYTES) and (line := _first_line(data, last)):
-                within = f"within {RECORD_BYTES:,} bytes" if len(data) > RECORD_BYTES else "before the shard ends"
-                why = f"a quoted field begins here and does not end {within}; close it, or double the quotes in it"
-                return CsvRecords(self._bytes.offset, data[:line], np.array([line]), why)
-        return None
+def _records(offset: int, text: bytes, ends: NDArray[np.int64], unclosed: str | None = None) -> Records[CsvText]:
+    starts = np.concatenate(([0], ends[:-1]))
+    short = np.flatnonzero(ends - starts <= len(b"\r\n"))
+    blank = [number for number in short.tolist() if text[starts[number] : ends[number]] in _BLANK]
+    filled = np.delete(np.arange(len(ends)), blank)
+    newlines = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == ord("\n"))
+    lines = np.maximum(1, np.diff(np.searchsorted(newlines, ends), prepend=0))
+    return Records(offset, CsvText(text, filled, unclosed), ends, lines)
 
 
 def ends_of(data: bytes, delimiter: str, last: bool) -> NDArray[np.int64]:

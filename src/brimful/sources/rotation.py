@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import array_of, concat, offsets_of, runs
+from brimful.blocks.ragged import EMPTY, array_of, concat, offsets_of, runs
 from brimful.core.background import Workers
 from brimful.sources.format import PlacedRows, Position
 
@@ -38,7 +38,7 @@ class Rotation:
         self.begun: int = begun
         self._active = [open_shard(number, tuple(at)) for number, *at in positions]
         self._standby: deque[OpenShard] = deque()
-        self._open_ahead(num_active - len(positions) + num_standby())
+        self._open_ahead()
         while len(self._active) < num_active and self._begin(len(self._active)):
             pass
 
@@ -82,16 +82,16 @@ class Rotation:
 
     def _begin(self, turn: int) -> bool:
         """Puts the next shard in its place; False where there is none."""
-        self._open_ahead(max(1, len(self._standby)))
+        self._open_ahead()
         if not self._standby:
             return False
         self._active.insert(turn, self._standby.popleft())
         self.begun += 1
-        self._open_ahead(self._num_active - len(self._active) + self._num_standby())
         return True
 
-    def _open_ahead(self, count: int) -> None:
-        """Opens shards until there are `count` on standby."""
+    def _open_ahead(self) -> None:
+        """Opens shards until there are as many on standby as there should be, beside those that the turn lacks."""
+        count = self._num_active - len(self._active) + self._num_standby()
         while len(self._standby) < count and self.begun + len(self._standby) < self._num_shards:
             self._standby.append(self._open(self.begun + len(self._standby), None))
 
@@ -127,7 +127,7 @@ class OpenShard:
         self.number, self.at = number, at
         self._open, self._workers, self._url, self._timeout, self._unit = open_reader, workers, url, timeout, unit
         self._reader: Readable | None = None
-        self._rows: PlacedRows | None = None
+        self._rows = PlacedRows(EMPTY, np.empty((0, len(at)), dtype=np.int64))
         self._ended = False
         self._error: Exception | None = None
         self._next = self._begun()
@@ -137,26 +137,22 @@ class OpenShard:
 
         At least one where the shard has one; an error is raised only where no row lies before it.
         """
-        while not self._ended and not self._error and not self._enough(rows, size):
+        while not self._ended and self._wanted(rows, size) > self._rows.num_rows:
+            more = None
             try:
                 more = self._arrived()
             except Exception as error:
                 self._error = error
-                break
-            if more is None:
-                self._ended = True
-            else:
-                self._rows = more if self._rows is None else self._rows.then(more)
+            self._ended = more is None
+            if more is not None:
+                self._rows = self._rows.then(more)
                 self._next = self._begun()
-        if self._rows is None or not self._rows.num_rows:
-            if self._error is not None:
-                raise self._error
-            return 0
-        return self._count(self._rows, rows, size)
+        if self._error is not None and not self._rows.num_rows:
+            raise self._error
+        return min(self._wanted(rows, size), self._rows.num_rows)
 
     def take(self, rows: int) -> PlacedRows:
         """The next `rows` of the rows that `fill` counted."""
-        assert self._rows is not None
         taken, self._rows = self._rows.split(rows)
         self.at = tuple(taken.positions[-1].tolist())
         return taken
@@ -186,16 +182,9 @@ class OpenShard:
         if self._reader is not None:
             self._reader.close()
 
-    def _enough(self, rows: int, size: int) -> bool:
-        if self._rows is None:
-            return False
-        passed = self._rows.positions[:, 0]
-        return len(passed) >= rows or (len(passed) > 0 and int(passed[-1]) - self.at[0] >= size)
-
-    def _count(self, held: PlacedRows, rows: int, size: int) -> int:
-        passed = held.positions[:, 0]
-        by_size = int(np.searchsorted(passed, self.at[0] + size)) + 1
-        return min(rows, by_size, len(passed))
+    def _wanted(self, rows: int, size: int) -> int:
+        """Up to `rows` rows, but no more than reach `size` bytes: more than there are, where these do not."""
+        return min(rows, int(np.searchsorted(self._rows.positions[:, 0], self.at[0] + size)) + 1)
 
 
 def arrived(future: Future[T], url: str, timeout: float, place: str) -> T:

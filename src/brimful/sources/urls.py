@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import chain, product, takewhile
+from itertools import product, takewhile
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -67,26 +67,23 @@ class Shards:
             IsADirectoryError: where a name is that of a folder.
             TimeoutError: the store does not answer.
         """
-        found = [self._found(url) for url in self.urls]
-        seen = {_identity(shard) for is_pattern, shards in found if not is_pattern for shard in shards}
+        found = [one for url in self.urls for one in self._found(url)]
+        seen = {_identity(shard) for is_pattern, shard in found if not is_pattern}
         listed = []
-        for is_pattern, shards in found:
-            for shard in shards:
-                if not is_pattern or _identity(shard) not in seen:
-                    listed.append(shard)
-                    seen.add(_identity(shard))
+        for is_pattern, shard in found:
+            if not is_pattern or _identity(shard) not in seen:
+                listed.append(shard)
+                seen.add(_identity(shard))
         return listed
 
-    def _found(self, url: str | os.PathLike[str]) -> tuple[bool, list[Shard]]:
-        """Whether a name is a pattern, and its files."""
+    def _found(self, url: str | os.PathLike[str]) -> Iterator[tuple[bool, Shard]]:
+        """The files of a name, each with whether it is a pattern."""
         if not isinstance(url, str) or not self._is_pattern(url):
-            return False, [self._file(os.fspath(url))]
-        names = expand_braces(url)
-        return True, [
-            shard
-            for name in names
-            for shard in (self._matches(name) if self._is_pattern(name) else (self._file(name),))
-        ]
+            yield False, self._file(os.fspath(url))
+            return
+        for name in expand_braces(url):
+            for shard in self._matches(name) if self._is_pattern(name) else (self._file(name),):
+                yield True, shard
 
     def _is_pattern(self, name: str) -> bool:
         return not _MAGIC.isdisjoint(name) and not self._is_file(name)
@@ -232,28 +229,24 @@ def expand_braces(name: str) -> Iterator[str]:
     >>> list(expand_braces("s3://bucket/{00..02}.{a,b}"))[:3]
     ['s3://bucket/00.a', 's3://bucket/00.b', 's3://bucket/01.a']
     """
-    texts, groups = [], []
-    at = 0
-    for match in _BRACES.finditer(name):
-        if found := _alternatives(match[1]):
-            texts.append(name[at : match.start()])
-            groups.append(found)
-            at = match.end()
-    count = prod(len(values) for values, _ in groups)
+    parts = [
+        _alternatives(part) if number % 2 else ([part], "{}") for number, part in enumerate(_BRACES.split(name))
+    ]  # by turns what stands outside of braces, and inside
+    count = prod(len(values) for values, _ in parts)
     if count > MOST_NAMES:
         raise ValueError(
             f"the braces of {name!r} stand for {count:,} names, but the most is {MOST_NAMES:,}. Correct them, or use * "
             "instead"
         )
-    for chosen in product(*([form.format(value) for value in values] for values, form in groups)):
-        yield "".join(chain.from_iterable(zip(texts, chosen))) + name[at:]
+    for chosen in product(*([form.format(value) for value in values] for values, form in parts)):
+        yield "".join(chosen)
 
 
-def _alternatives(inside: str) -> tuple[Sequence[Any], str] | None:
-    """The values between braces, and how each is written; None where they are no list and no range."""
+def _alternatives(inside: str) -> tuple[Sequence[Any], str]:
+    """The values between braces, and how each is written; what is no list and no range stands for itself."""
     first, dots, last = inside.partition("..")
     if dots and first.isdigit() and last.isdigit():
         step = 1 if int(last) >= int(first) else -1
         width = len(first) if first.startswith("0") else 0
         return range(int(first), int(last) + step, step), f"{{:0{width}}}" if width else "{}"
-    return (inside.split(","), "{}") if "," in inside else None
+    return inside.split(",") if "," in inside else [f"{{{inside}}}"], "{}"
