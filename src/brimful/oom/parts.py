@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Any, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -19,34 +18,6 @@ from brimful.core.once import once
 
 BOUNDS: Final = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k")
 """The names of the column, in packed rows, of the slots at which segments begin."""
-
-
-class Divisible(ABC):
-    """A batch that can be cut between its samples, in the order in which they lie."""
-
-    @property
-    @abstractmethod
-    def unit(self) -> str:
-        """The unit of `size`: "samples" where each takes a padded row, "tokens" where nothing is padded."""
-
-    @property
-    @abstractmethod
-    def samples(self) -> int:
-        """The largest number of parts that it can be cut into."""
-
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """The size that memory grows with."""
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """The size of a sample: the number of values in a row of each padded tensor."""
-        return ()
-
-    @abstractmethod
-    def parts(self, count: int) -> list[Any]:
-        """The batch in about `count` parts of about one size, none empty; in `samples` parts of one sample each."""
 
 
 def divisible(batch: Any) -> Divisible:
@@ -89,7 +60,7 @@ def _either(batch: list[Any]) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class ColumnBatch(Divisible):
+class ColumnBatch:
     """A batch of columns with one row a sample; parts have about as many samples as each other, with nested tensors tokens."""
 
     batch: Any
@@ -114,18 +85,22 @@ class ColumnBatch(Divisible):
 
     @property
     def unit(self) -> str:
+        """The unit of `size`: "samples" where each takes a padded row, "tokens" where nothing is padded."""
         return "samples" if self._nested is None else "tokens"
 
     @property
     def samples(self) -> int:
+        """The largest number of parts that it can be cut into."""
         return _count(self._columns[0][1])
 
     @property
     def size(self) -> int:
+        """The size that memory grows with."""
         return self.samples if self._nested is None else len(self._nested.values())
 
     @property
     def widths(self) -> tuple[int, ...]:
+        """The size of a sample: the number of values in a row of each padded tensor."""
         if self._nested is not None:
             return ()
         tensors = [value for _, value in self._columns if isinstance(value, torch.Tensor | np.ndarray)]
@@ -138,6 +113,7 @@ class ColumnBatch(Divisible):
         )
 
     def parts(self, count: int) -> list[Any]:
+        """The batch in about `count` parts of about one size, none empty; in `samples` parts of one sample each."""
         count = min(count, self.samples)
         if self._nested is None:
             runs = even(self.samples, count)
@@ -163,11 +139,13 @@ class ColumnBatch(Divisible):
 
 
 @dataclass(frozen=True, eq=False)
-class PackedBatch(Divisible):
+class PackedBatch:
     """Samples end to end in rows, as `Dataset.pack` gives them."""
 
     batch: Mapping[str, Any]
     bounds: str
+    unit: ClassVar[str] = "tokens"
+    widths: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         ids = self.batch.get("segment_ids")
@@ -182,10 +160,6 @@ class PackedBatch(Divisible):
                     f"packed rows of shape {tuple(ids.shape)} with {self._pieces:,} samples cannot be split: {name!r} "
                     "belongs neither to the tokens nor to the samples; keep it out of the batch, or make it a number"
                 )
-
-    @property
-    def unit(self) -> str:
-        return "tokens"
 
     @property
     def samples(self) -> int:
@@ -306,6 +280,10 @@ def balanced(sizes: NDArray[Any], count: int) -> list[int]:
     numbers = np.arange(1, count)
     cuts = np.maximum.accumulate(np.maximum(cuts, numbers) - numbers) + numbers  # strictly ascending
     return [0, *np.minimum(cuts, len(sizes) - count + numbers).tolist(), len(sizes)]
+
+
+Divisible: TypeAlias = ColumnBatch | PackedBatch
+"""A batch that can be cut between its samples, in the order in which they lie."""
 
 
 # -- structures of mappings and tuples ---------------------------------------------------------------------------------
