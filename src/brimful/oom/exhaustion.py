@@ -86,12 +86,10 @@ of_all_guards: Final = GuardStats()
 
 class Limit(NamedTuple):
     """Args:
-    unit: of `size`.
     size: the largest batch that is tried.
     widths: of the samples by which that was learnt.
     """
 
-    unit: str
     size: int
     widths: tuple[int, ...]
 
@@ -113,11 +111,10 @@ class Limits:
 
     def allowed(self, unit: str, widths: tuple[int, ...]) -> int | None:
         """The largest batch to try of samples of these widths; None where nothing is known of such."""
-        width = max(1, sum(widths))
         known = [
-            max(1, limit.size * max(width, sum(limit.widths)) // width)
-            for limit in self._limits.values()
-            if limit.unit == unit
+            max(1, limit.size * max(1, sum(widths), sum(limit.widths)) // max(1, sum(widths)))
+            for (own, _), limit in self._limits.items()
+            if own == unit
             and len(widths) == len(limit.widths)
             and all(here >= SHORTER * there for here, there in zip(widths, limit.widths))
         ]
@@ -127,11 +124,11 @@ class Limits:
         """From now on no more than `size` of such samples."""
         allowed = self.allowed(unit, widths)
         if allowed is None or size < allowed:
-            self._keep(Limit(unit, size, widths))
+            self._limits[unit, _bins(widths)] = Limit(size, widths)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON: 40 bytes or so a limit."""
-        limits = [[limit.unit, limit.size, list(limit.widths)] for limit in self._limits.values()]
+        limits = [[unit, limit.size, list(limit.widths)] for (unit, _), limit in self._limits.items()]
         return {"version": VERSION, "limits": limits}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -145,18 +142,16 @@ class Limits:
             limits = [_checked(*saved) for saved in state_dict["limits"]]
         except (TypeError, ValueError) as error:
             raise StateError(f"this state of a guard is damaged: {error}") from error
-        self._limits = {}
-        for limit in limits:
-            self._keep(limit)
-
-    def _keep(self, limit: Limit) -> None:
-        bins = tuple(ceil(BINS_PER_OCTAVE * log2(max(1, width))) for width in limit.widths)
-        self._limits[limit.unit, bins] = limit
+        self._limits = {(unit, _bins(limit.widths)): limit for unit, limit in limits}
 
 
-def _checked(unit: Any, size: Any, widths: Any) -> Limit:
+def _checked(unit: Any, size: Any, widths: Any) -> tuple[str, Limit]:
     one_of("the unit of a limit", unit, "samples", "tokens")
-    return Limit(unit, integer("a limit", size, 1), tuple(integer("a width", width) for width in widths))
+    return unit, Limit(integer("a limit", size, 1), tuple(integer("a width", width) for width in widths))
+
+
+def _bins(widths: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(ceil(BINS_PER_OCTAVE * log2(max(1, width))) for width in widths)
 
 
 @dataclass
