@@ -65,20 +65,17 @@ def prepare(accelerator: Accelerator, *objects: Any, isolation: str = "raise") -
         [([[0], [1]], False), ([[2]], True)]
     """
     guard = IsolationGuard(isolation)
-    found = [_prepared(accelerator, one, guard) for one in objects]
-    if any(found):
+    ours_or_theirs = [_prepared(accelerator, one, guard) for one in objects]
+    ours = [one for one in ours_or_theirs if isinstance(one, Prepared)]
+    if ours:
         guard.watch(*(one for one in objects if isinstance(one, torch.nn.Module)))
-    for loader in filter(None, found):  # once all have said how many
+    for loader in ours:  # once all have said how many
         steps = accelerator.gradient_accumulation_steps
         check_accumulation(micro_batches_of(loader.loader), steps, "gradient_accumulation_steps")
-    theirs = [one for one, ours in zip(objects, found) if ours is None]
-    prepared = accelerator.prepare(*theirs) if theirs else ()
-    rest = iter(prepared if len(theirs) != 1 else (prepared,))
-    both = [next(rest) if ours is None else ours for ours in found]
-    for ours in found:
-        if ours is not None:
-            accelerator.register_for_checkpointing(_OfAllProcesses(ours))
-    return both[0] if len(both) == 1 else tuple(both)
+    prepared = accelerator.prepare(*ours_or_theirs)  # which hands on what is no DataLoader
+    for loader in ours:
+        accelerator.register_for_checkpointing(_OfAllProcesses(loader))
+    return prepared
 
 
 def save(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
@@ -259,8 +256,8 @@ class _OfAllProcesses:
         self.loader.load_state_dict(state_dict)
 
 
-def _prepared(accelerator: Accelerator, one: Any, guard: IsolationGuard) -> Prepared | None:
-    """Ours, prepared; None where it is Accelerate's to prepare."""
+def _prepared(accelerator: Accelerator, one: Any, guard: IsolationGuard) -> Any:
+    """Ours, prepared; anything else as it is."""
     if isinstance(one, DataLoader) and isinstance(one.dataset, Loader | AsyncLoader | Batches):
         raise TypeError(
             "a DataLoader around a loader of brimful's is read by Accelerate on the first process, for all; give prepare the "
@@ -268,7 +265,7 @@ def _prepared(accelerator: Accelerator, one: Any, guard: IsolationGuard) -> Prep
         )
     loader = one.loader() if isinstance(one, Batches) else one
     if not isinstance(loader, Loader | AsyncLoader):
-        return None
+        return one
     check_shared_out(loader, accelerator.num_processes, "processes", "each would get")
     micro_batches = micro_batches_of(loader)
     if micro_batches is not None and accelerator.gradient_accumulation_steps == 1:

@@ -98,17 +98,10 @@ def _callback_class(package: str) -> type[Any]:
                 self._fit.follow(trainer)
                 self._fit.check_ended(trainer)
 
-        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *args: Any) -> None:
             self._guard.saw(batch)
 
-        def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *args: Any) -> None:
-            self._guard.saw(batch)
-
-        def on_test_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *args: Any) -> None:
-            self._guard.saw(batch)
-
-        def on_predict_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *args: Any) -> None:
-            self._guard.saw(batch)
+        on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
 
         def on_train_batch_end(
             self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *args: Any
@@ -257,9 +250,8 @@ class _Fit:
 
     def check_apart(self, trainer: Any) -> None:
         """An error where a loader that is trained on is validated with too."""
-        trained = {id(one) for loader in self._train for one in _within(loader)}
-        validated = (one for leaf in _leaves(_validation_loop(trainer)) for one in _within(_ours(leaf)))
-        if any(id(one) in trained for one in validated):
+        trained = {id(innermost(loader)) for loader in self._train if loader is not None}
+        if any(id(innermost(_ours(leaf))) in trained for leaf in _leaves(_validation_loop(trainer))):
             raise ValueError(
                 "a validation would read the loader that is trained on, and move it: give it one of its own, batches.loader()"
             )
@@ -374,17 +366,8 @@ def _unstepped(trainer: Any) -> int:
 def _go_back(checkpoint: dict[str, Any], batches: int) -> None:
     """Has Lightning count so many batches less when it goes on from a checkpoint: they come again."""
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-    for counts in (progress["total"], progress["current"]) if batches else ():
+    for counts in (progress["total"], progress["current"]):
         counts |= {name: count - batches for name, count in counts.items()}
-
-
-def _within(loader: Ours | None) -> list[Any]:
-    """A loader, and those that it reads."""
-    found: list[Any] = []
-    while loader is not None:
-        found.append(loader)
-        loader = getattr(loader, "loader", None)
-    return found
 
 
 def _begin_again(loop: Any) -> None:

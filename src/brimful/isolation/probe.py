@@ -366,7 +366,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     devices = {one.device.index for one in model.parameters() if one.device.type == "cuda"}
     with ExitStack() as stack:
         stack.enter_context(seeded(0, []))
-        stack.enter_context(torch.random.fork_rng(devices=[device for device in devices if device is not None]))
+        stack.enter_context(torch.random.fork_rng(devices=list(devices)))
         stack.enter_context(torch.no_grad())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")

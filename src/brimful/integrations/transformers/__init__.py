@@ -105,14 +105,12 @@ def _made(base: Any, isolation: str) -> Any:
         raise TypeError(
             f"{base.__name__} has no {', '.join(missing)}: it needs another release of transformers, 5 or later"
         )
-    names = {"__module__": base.__module__, "_brimful_base": base}
-    return type(f"Brimful{base.__name__}", (_evaluating(_training(base, isolation)),), names)
 
+    class Adapted(base):  # type: ignore[misc]  # of any class of trainers
+        __module__ = base.__module__
+        __qualname__ = f"Brimful{base.__name__}"
+        _brimful_base = base
 
-def _training(base: Any, isolation: str) -> Any:
-    """What is other in training."""
-
-    class Training(base):  # type: ignore[misc]  # of any class of trainers
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self._brimful = adapter = Adapter(self, base, isolation)
             args, kwargs = adapter.taken_out(args, kwargs)
@@ -156,9 +154,8 @@ def _training(base: Any, isolation: str) -> Any:
             share = self._brimful.share
             if share is not None and share.nothing:
                 inputs = with_a_label(inputs, self.label_names)
-                kwargs |= {
-                    name: torch.tensor(1, device=self.args.device) for name in kwargs.keys() & {"num_items_in_batch"}
-                }
+                if "num_items_in_batch" in kwargs:
+                    kwargs["num_items_in_batch"] = torch.tensor(1, device=self.args.device)
             result = super().compute_loss(model, inputs, *args, **kwargs)
             return result if share is None else self._brimful.scaled(result, share)
 
@@ -170,13 +167,8 @@ def _training(base: Any, isolation: str) -> Any:
             super()._save_rng_state(output_dir)
             self._brimful.save(output_dir)
 
-    return Training
+        # -- evaluation
 
-
-def _evaluating(base: Any) -> Any:
-    """What is other in an evaluation."""
-
-    class Evaluating(base):  # type: ignore[misc]  # of any class of trainers
         def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
             chosen = self._brimful.evaluated(eval_dataset)
             return super().get_eval_dataloader(eval_dataset) if chosen is None else chosen
@@ -225,7 +217,8 @@ def _evaluating(base: Any) -> Any:
             evaluation.add(result[0], count, inputs.is_filler)
             return result
 
-    return Evaluating
+    Adapted.__name__ = Adapted.__qualname__
+    return Adapted
 
 
 def __dir__() -> list[str]:

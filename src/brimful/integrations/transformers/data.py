@@ -125,8 +125,7 @@ def known_length(given: Batches | Loader | AsyncLoader) -> Length:
     """What is known without reading. Price: two passes over the plans of an epoch, as integers, of indexed data."""
     if (steps := steps_set(given)) is not None:
         return Length(steps, None)
-    batches = batches_of(given)
-    batches = replace(batches, repeats=False) if batches.repeats else batches
+    batches = replace(batches_of(given), repeats=False)
     planned = batches.stage.planned
     try:
         steps = planned.num_items() if batches.stage.endless else len(batches)
@@ -361,12 +360,8 @@ def as_dataloader(dataset: Steps | Once, *, tells_the_last: bool = False) -> Dat
 
     `tells_the_last`: one that tells Accelerate which batch is the last."""
     kind: Any = DataLoaderShard if tells_the_last else DataLoader
-    loader: DataLoader[Any] = kind(dataset, batch_size=None, num_workers=0, collate_fn=_itself)
+    loader: DataLoader[Any] = kind(dataset, batch_size=None, collate_fn=lambda batch: batch)
     return loader
-
-
-def _itself(batch: Any) -> Any:
-    return batch
 
 
 def _endless(loader: Loader | AsyncLoader) -> Generator[Any, None, None]:
