@@ -110,14 +110,12 @@ def save(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
         )
     target = Path(folder)
     partial, old = target.with_name(f"{target.name}.partial"), target.with_name(f"{target.name}.old")
-    writes = (
-        accelerator.is_local_main_process
-        if accelerator.project_configuration.save_on_each_node
-        else accelerator.is_main_process
-    )
+    on_each_node = accelerator.project_configuration.save_on_each_node
+    writes = accelerator.is_local_main_process if on_each_node else accelerator.is_main_process
     if writes:
-        for left in (partial, old if target.exists() else partial):
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        if target.exists():  # else the old one is all that there is
+            shutil.rmtree(old, ignore_errors=True)
     accelerator.wait_for_everyone()
     accelerator.save_state(str(partial))
     accelerator.wait_for_everyone()
@@ -190,7 +188,7 @@ class Prepared(DataLoaderStateMixin):
                     self.remainder: int = self._rows_of_last_step(batch)
                 self._handed_out += 1
                 self._guard.saw(batch)
-                yield self._on_device(batch)
+                yield send_to_device(batch, self._accelerator.device) if self._accelerator.device_placement else batch
         finally:
             self.end()
             if self._loop is loop:
@@ -219,17 +217,10 @@ class Prepared(DataLoaderStateMixin):
         epoch: int = self.loader.epoch
         return epoch if self._loop is None else self.state_dict().get("epoch", epoch)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The loader's own state after the last batch that was handed out, of this process."""
-        return self.loader.state_dict()
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iteration continue from a state. It may be a state of the loader itself."""
         self._loop = None
         self.loader.load_state_dict(state_dict)
-
-    def _on_device(self, batch: Any) -> Any:
-        return send_to_device(batch, self._accelerator.device) if self._accelerator.device_placement else batch
 
     def _rows_of_last_step(self, batch: Any) -> int:
         """How many rows the last step has on all processes without its fillers, where it has some and they come last: what

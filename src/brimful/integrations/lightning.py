@@ -8,6 +8,7 @@ only, and would not load it at an epoch's end.
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -128,11 +129,10 @@ def _callback_class(package: str) -> type[Any]:
         def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
             _begin_again(trainer.predict_loop)
 
-        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        def on_fit_end(self, trainer: Any, pl_module: Any, *exception: BaseException) -> None:
             self._fit.leave()
 
-        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-            self._fit.leave()
+        on_exception = on_fit_end
 
     return FollowLoaders
 
@@ -267,19 +267,15 @@ class _Fit:
                 loader.state_dict() if loader is not None and _has_steps(loader) else None for loader in validation
             ],
         }
-        if trainer.world_size == 1:
-            return {"version": 1, "ranks": [mine]}
-        if (
-            trainer.interrupted and not trainer.received_sigterm
-        ):  # others may not come to this point: waiting may be for ever
-            streams = any(getattr(getattr(one, "batches", None), "streams", None) is not None for one in self._train)
-            return {"version": 1, "ranks": [] if streams else [mine]}
         ranks = [mine] * trainer.world_size
-        dist.all_gather_object(ranks, mine)
-        try:
-            return {"version": 1, "ranks": [joined(ranks)]}
-        except StateError:
-            return {"version": 1, "ranks": ranks}
+        if trainer.world_size > 1 and (trainer.received_sigterm or not trainer.interrupted):
+            dist.all_gather_object(ranks, mine)
+            with suppress(StateError):
+                ranks = [joined(ranks)]
+        elif trainer.world_size > 1:  # others may not come to this point: waiting may be for ever
+            streams = any(getattr(getattr(one, "batches", None), "streams", None) is not None for one in self._train)
+            ranks = [] if streams else [mine]
+        return {"version": 1, "ranks": ranks}
 
     def leave(self) -> None:
         """Training has ended or failed: loaders stand where they were used."""

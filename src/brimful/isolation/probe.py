@@ -10,7 +10,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from torch import nn
 
 from brimful.core.random import seeded
 from brimful.isolation.call import Call
+from brimful.tensors.structures import tensors_of
 
 Tensor = torch.Tensor
 
@@ -282,16 +283,9 @@ def _results(output: Any) -> Any:
     return output
 
 
-def _seen_in(values: Any, shape: tuple[int, int], depth: int = 0) -> list[_Seen]:
+def _seen_in(values: Any, shape: tuple[int, int]) -> list[_Seen]:
     """Of each tensor in something with a value for each slot."""
-    if isinstance(values, Tensor):
-        seen = _seen(values, shape)
-        return [] if seen is None else [seen]
-    if isinstance(values, Mapping) or is_dataclass(values):
-        values = list(values.values() if isinstance(values, Mapping) else vars(values).values())
-    if isinstance(values, list | tuple) and depth < 4:
-        return [seen for one in values for seen in _seen_in(one, shape, depth + 1)]
-    return []
+    return [seen for one in tensors_of(values) if (seen := _seen(one, shape)) is not None]
 
 
 def _seen(value: Tensor, shape: tuple[int, int]) -> _Seen | None:

@@ -16,8 +16,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from brimful.core.errors import RankError, function, name_of, one_of, other_signature
 from brimful.oom.exhaustion import GuardedCall, PartRunner, Unfit
-from brimful.oom.parts import divisible, joined, mapped
+from brimful.oom.parts import divisible, joined
 from brimful.oom.weights import Weigh, Weights
+from brimful.tensors.structures import mapped
 
 Distributed = Literal["ddp", "fsdp"]
 
@@ -170,7 +171,8 @@ class OomGuard(GuardedCall):
         shares = [1.0] * len(parts) if weigh is None else _shares([weigh(part) for part in parts])
         # a mean over no token is NaN, and stays it times 0; but under FSDP the other ranks run as many parts
         kept = [(part, share) for part, share in zip(parts, shares) if share or self._distributed == "fsdp"]
-        results = [_detached(self._step(part, share)) for part, share in kept]
+        # without the graph, which would stay in memory through the parts that follow
+        results = [mapped(self._step(part, share), Tensor.detach) for part, share in kept]
         return combined(results, [share for _, share in kept], len(kept) == len(parts), name_of(self._step))
 
 
@@ -269,17 +271,6 @@ def combined(results: Sequence[Any], shares: Sequence[float], complete: bool, na
         )
 
     return joined(results, join)
-
-
-def _detached(value: Any) -> Any:
-    """Without the graph, which would stay in memory through the parts that follow."""
-
-    def detach(one: Any) -> Any:
-        if isinstance(one, list):
-            return [_detached(row) for row in one]
-        return one.detach() if isinstance(one, Tensor) else one
-
-    return mapped(value, detach)
 
 
 def _tensors(parameters: Iterable[Tensor]) -> tuple[Tensor, ...]:
