@@ -2409,8 +2409,8 @@ MUTANTS = [
     Mutant(
         "real batches are given where Trainer passes over some after a resume",
         "integrations/transformers/adapter.py",
-        "        if not self._skips:",
-        "        if self._skips or not self._skips:",
+        "if saved is not None and not args.ignore_data_skip:",
+        "if False:",
         of("integrations/test_transformers", "test_other_settings_at_a_resume_are_said_and_lose_no_batch"),
     ),
     Mutant(

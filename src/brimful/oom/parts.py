@@ -116,10 +116,10 @@ class ColumnBatch:
         """The batch in about `count` parts of about one size, none empty; in `samples` parts of one sample each."""
         count = min(count, self.samples)
         if self._nested is None:
-            runs = even(self.samples, count)
+            cuts = even(self.samples, count)
         else:
-            runs = list(pairwise(balanced(np.diff(self._nested.offsets().cpu().numpy()), count)))
-        return [self._part(first, last) for first, last in runs]
+            cuts = balanced(np.diff(self._nested.offsets().cpu().numpy()), count)
+        return [self._part(first, last) for first, last in pairwise(cuts)]
 
     def _part(self, first: int, last: int) -> Any:
         shared: dict[int, torch.Tensor] = {}
@@ -174,7 +174,7 @@ class PackedBatch:
         if count <= rows:
             return [
                 self._part(first, last, range(self._rows[first].start, self._rows[last - 1].stop), 0, width)
-                for first, last in even(rows, count)
+                for first, last in pairwise(even(rows, count))
             ]
         found = []
         for row, segments in enumerate(self._rows):
@@ -259,13 +259,13 @@ class PackedBatch:
         return np.append(rows, self._pieces)
 
 
-def even(size: int, count: int) -> list[tuple[int, int]]:
-    """Cuts so many rows into `count` runs of about one length: the first and the last of each.
+def even(size: int, count: int) -> list[int]:
+    """Cuts so many rows into `count` runs of about one length: where each begins, and the end.
 
     >>> even(5, 2)
-    [(0, 2), (2, 5)]
+    [0, 2, 5]
     """
-    return list(pairwise(number * size // count for number in range(count + 1)))
+    return [number * size // count for number in range(count + 1)]
 
 
 def balanced(sizes: NDArray[Any], count: int) -> list[int]:

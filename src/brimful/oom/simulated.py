@@ -41,7 +41,7 @@ class SimulatedOOM:
             return tensor
         seen = tensor.view_as(tensor)
         if seen.requires_grad:
-            seen.register_hook(self.check)
+            seen.register_hook(self.check)  # type: ignore[no-untyped-call]
         return seen
 
     def check(self, tensor: Tensor) -> None:

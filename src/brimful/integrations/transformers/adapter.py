@@ -73,7 +73,6 @@ class Adapter:
         self._data = TrainerData(trainer)
         self._named: dict[str, Any] = {}
         self._in_train = False
-        self._skips = False  # whether the next iteration is the first one after a resume
         self._weighed = False
         self._trained = 0  # batches since the last optimizer step
         self._saved_at: int | None = None
@@ -144,7 +143,7 @@ class Adapter:
         if saved is not None:
             self.steps.loader.load_state_dict(saved["loader"])
             self._say_what_differs(saved)
-        self._in_train, self._skips, self._trained = True, saved is not None, 0
+        self._in_train, self._trained = True, 0
         try:
             yield checkpoint
         finally:
@@ -356,19 +355,11 @@ class Adapter:
         length = self._data.length(own, saved)
         if not length.steps:
             raise ValueError(f"train_dataset has no batch for this process: {own!r}")
-        return Steps(loader, length, self._inputs, (lambda: 0) if aside else self._to_skip)
-
-    def _to_skip(self) -> int:
-        """How many batches Trainer passes over in this iteration: after a resume, as it counts them itself."""
-        if not self._skips:
-            return 0
-        self._skips = False
-        assert self.steps is not None
-        args = self.trainer.args
-        if args.ignore_data_skip:
-            return 0
-        accumulated = args.gradient_accumulation_steps
-        return int(self.trainer.state.global_step % -(-self.steps.steps // accumulated) * accumulated)
+        skipped, args = 0, self.trainer.args
+        if saved is not None and not args.ignore_data_skip:  # as Trainer counts them
+            accumulated = args.gradient_accumulation_steps
+            skipped = saved["global_step"] % -(-length.steps // accumulated) * accumulated
+        return Steps(loader, length, self._inputs, skipped=skipped)
 
 
 class Follows(TrainerCallback):

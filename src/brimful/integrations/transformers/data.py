@@ -287,10 +287,10 @@ class Steps(IterableDataset[Any]):
 
     Args:
         loader: of an epoch of the data at a time.
-        skipped: how many batches the next iteration is asked to pass over, which were trained on before a resume.
+        skipped: how many batches the first iteration is asked to pass over, which were trained on before a resume.
     """
 
-    def __init__(self, loader: Loader | AsyncLoader, length: Length, inputs: ModelInputs, skipped: Any) -> None:
+    def __init__(self, loader: Loader | AsyncLoader, length: Length, inputs: ModelInputs, *, skipped: int = 0) -> None:
         assert length.steps is not None
         self.loader = loader
         self.length = length
@@ -305,7 +305,7 @@ class Steps(IterableDataset[Any]):
         return self.steps
 
     def __iter__(self) -> Iterator[Any]:
-        skipped = self._skipped()
+        skipped, self._skipped = self._skipped, 0
         yield from repeat(SKIPPED, skipped)
         if self._run is None:
             self._run = _endless(self.loader)
