@@ -94,12 +94,6 @@ class Call:
     def with_(self, **inputs: Any) -> Call:
         return replace(self, inputs={**self.inputs, **inputs})
 
-    def to(self, device: Any) -> Call:
-        moved = {
-            name: one.to(device) if isinstance(one, Tensor | BlockMask) else one for name, one in self.inputs.items()
-        }
-        return replace(self, inputs=moved)
-
     def of(self, row: int, slots: Tensor) -> Call:
         """The same call with some slots of one row alone."""
         cut = {name: _cut(name, one, self.shape, row, slots) for name, one in self.inputs.items()}

@@ -42,9 +42,7 @@ class IsolationGuard:
 
     def saw(self, batch: Any) -> None:
         """A batch goes to the loop: the next call of a watched model may be with it."""
-        self._segments = None
-        if self.on and isinstance(batch, Mapping):
-            self._segments = packed_segments(batch)
+        self._segments = packed_segments(batch) if self.on and isinstance(batch, Mapping) else None
 
     def watch(self, *models: nn.Module) -> None:
         """Checks the first call of one of these with a packed batch."""

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import BlockMask
 
 from brimful.core.random import seeded
 from brimful.isolation.call import Call
@@ -103,7 +104,7 @@ def _examined(model: nn.Module, call: Call, vocabulary: int, wide: torch.dtype |
     exact, close = (EXACT, CLOSE) if dtype.itemsize > 2 else (COARSE, COARSE)
     with undisturbed(model):
         _fill(model, wide)
-        call = _as_wide(call.to(device), wide)
+        call = _moved(call, device, wide)
         base = _run(model, call)
         if any(bool(one.nan[call.segments > 0].any()) for one in base.outputs):
             raise ValueError(
@@ -334,15 +335,15 @@ def _changed(call: Call, where: Tensor, vocabulary: int) -> Call:
     return call.with_(**{call.tokens: tokens})
 
 
-def _as_wide(call: Call, wide: torch.dtype | None) -> Call:
-    """Masks and features in the type that the model computes in."""
-    if wide is None:
-        return call
-    inputs = {
-        name: one.to(wide) if isinstance(one, Tensor) and one.is_floating_point() and name != "attention_mask" else one
-        for name, one in call.inputs.items()
-    }
-    return replace(call, inputs=inputs)
+def _moved(call: Call, device: torch.device, wide: torch.dtype | None) -> Call:
+    """The call on a device, with masks and features in the type that the model computes in."""
+    moved: dict[str, Any] = {}
+    for name, one in call.inputs.items():
+        computed = isinstance(one, Tensor) and one.is_floating_point() and name != "attention_mask"
+        moved[name] = one.to(device) if isinstance(one, Tensor | BlockMask) else one
+        if computed and wide is not None:
+            moved[name] = moved[name].to(wide)
+    return replace(call, inputs=moved)
 
 
 # -- the model

@@ -170,29 +170,27 @@ class PackedBatch:
         return int(self.batch["segment_ids"].numel())
 
     def parts(self, count: int) -> list[Any]:
-        rows, samples, width = len(self._rows), self.samples, self.batch["segment_ids"].shape[1]
+        samples, (rows, width) = self.samples, self.batch["segment_ids"].shape
         if count <= rows:
-            return [
-                self._part(first, last, range(self._rows[first].start, self._rows[last - 1].stop), 0, width)
-                for first, last in pairwise(even(rows, count))
-            ]
+            return [self._part(first, last, 0, width) for first, last in pairwise(even(rows, count))]
         found = []
         for row, segments in enumerate(self._rows):
             if not segments:
-                found.append(self._part(row, row + 1, segments, 0, width))
+                found.append(self._part(row, row + 1, 0, width))
                 continue
-            cuts = balanced(self._sizes[segments], min(len(segments), -(-count * len(segments) // samples)))
-            starts, ends = self._starts - row * width, self._starts + self._sizes - row * width
-            for own in (segments[first:last] for first, last in pairwise(cuts)):
-                found.append(self._part(row, row + 1, own, int(starts[own[0]]), int(ends[own[-1]])))
+            sizes, starts = self._sizes[segments], self._starts[segments] - row * width
+            cuts = balanced(sizes, min(len(segments), -(-count * len(segments) // samples)))
+            for first, last in pairwise(cuts):
+                found.append(self._part(row, row + 1, int(starts[first]), int(starts[last - 1] + sizes[last - 1])))
         return found
 
-    def _part(self, first: int, last: int, segments: range, begin: int, end: int) -> dict[str, Any]:
+    def _part(self, first: int, last: int, begin: int, end: int) -> dict[str, Any]:
         """Rows from `first` on, of each the slots from `begin` on, which are those of some segments, and perhaps padding."""
         width = self.batch["segment_ids"].shape[1]
-        here = (self._edges >= first * width + begin) & (self._edges <= (last - 1) * width + end)
-        edges = self._edges[here] - (first * width + begin)
-        pieces = slice(self._places[segments.start] if segments.start else 0, self._places[segments.stop])
+        low, high = first * width + begin, (last - 1) * width + end
+        edges = self._edges[(self._edges >= low) & (self._edges <= high)] - low
+        before, after = np.searchsorted(self._starts, [low, high])
+        pieces = slice(self._places[before] if before else 0, self._places[after])
         part: dict[str, Any] = {}
         for name, value in self.batch.items():
             match self._kind(name, value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import cache
 from typing import Any
 
@@ -14,13 +15,6 @@ from brimful.integrations.transformers.data import TrainerBatch, is_ours
 from brimful.integrations.transformers.loss import Evaluation, num_labels, with_a_label
 
 __all__ = ["trainer_class"]
-
-HOOKS = (
-    *("train", "get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "num_examples"),
-    *("get_total_train_batch_size", "get_batch_samples", "_get_num_items_in_batch", "training_step", "compute_loss"),
-    *("prediction_step", "evaluate", "evaluation_loop", "_save_checkpoint", "_save_rng_state"),
-)
-"""The methods of Trainer that are stood in for; without one of them a state would be lost in silence."""
 
 
 def trainer_class(base: type[Trainer], *, isolation: str = "raise") -> Any:
@@ -100,10 +94,6 @@ def _made(base: Any, isolation: str) -> Any:
         raise TypeError(
             f"trainer_class does not serve TRL's {trls}, which makes batches of its own columns and takes none that are made "
             f"already: of TRL's it serves SFTTrainer. Give {trls} itself samples, data.to_hf()"
-        )
-    if missing := [name for name in HOOKS if not hasattr(base, name)]:
-        raise TypeError(
-            f"{base.__name__} has no {', '.join(missing)}: it needs another release of transformers, 5 or later"
         )
 
     class Adapted(base):  # type: ignore[misc]  # of any class of trainers
@@ -217,6 +207,11 @@ def _made(base: Any, isolation: str) -> Any:
             evaluation.add(result[0], count, inputs.is_filler)
             return result
 
+    methods = (name for name, one in vars(Adapted).items() if inspect.isfunction(one))
+    if missing := [name for name in methods if not hasattr(base, name)]:  # a state would be lost in silence
+        raise TypeError(
+            f"{base.__name__} has no {', '.join(missing)}: it needs another release of transformers, 5 or later"
+        )
     Adapted.__name__ = Adapted.__qualname__
     return Adapted
 

@@ -200,11 +200,8 @@ class Adapter:
         self.share, self._weighed = getattr(inputs, "share", None), False
         try:
             yield
-            if (
-                isinstance(inputs, TrainerBatch)
-                and not self._weighed
-                and (self.share is None or self.share.scale is not None)
-            ):
+            wanted = self.share is None or self.share.scale is not None
+            if isinstance(inputs, TrainerBatch) and wanted and not self._weighed:
                 raise RuntimeError(
                     f"the loss of this batch was not weighed by its labels: {type(self.trainer).__name__} overrides compute_loss "
                     "or get_batch_samples and does not call super(); make the class of Trainer, and trainer_class of that"
@@ -427,10 +424,9 @@ def keys_of(model: Any, label_names: list[str]) -> frozenset[str]:
 
 def shifts_labels(trainer: Any, model: Any) -> bool:
     """Whether a model shifts its labels itself: as Trainer sees it, and where its loss is the causal one by default (GPT-2)."""
-    by_default = (
-        getattr(model, "loss_type", "") is None and type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-    )
-    return by_default or bool(getattr(trainer, "_loss_shifts_labels", False))
+    if getattr(model, "loss_type", "") is None and type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        return True
+    return bool(getattr(trainer, "_loss_shifts_labels", False))
 
 
 def refuse_settings(trainer: Any, data_collator: Any, *, trains: bool) -> None:
