@@ -153,15 +153,13 @@ def _examined(model: nn.Module, call: Call, vocabulary: int) -> Examined:
     Raises:
         TypeError: it takes neither.
     """
-    if not call.whole:
-        return examine(model, call, vocabulary)
     try:
         return examine(model, call, vocabulary)
     except NOT_TAKEN as error:
-        (name,) = required(model) or ("",)
-        if not name:
+        wanted = required(model) if call.whole else None
+        if not wanted:
             raise
-        said, tokens = error, call.tokens
+        (name,), said, tokens = wanted, error, call.tokens
     try:
         return examine(model, replace(call, inputs={name: call.inputs[tokens]}, whole=False), vocabulary)
     except NOT_TAKEN as error:
