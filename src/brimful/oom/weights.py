@@ -71,8 +71,9 @@ class Weights:
     def _say_ambiguous(self, columns: Mapping[str, Any]) -> None:
         """Once: nobody can see whether a model predicts the first label of a row."""
         labels, inputs = columns.get(LABELS), columns.get("input_ids")
-        plain = isinstance(labels, Tensor) and isinstance(inputs, Tensor) and not labels.is_nested
-        if self._said or not plain or columns.get(SHIFTED) is not None:
+        if self._said or columns.get(SHIFTED) is not None:
+            return
+        if not (isinstance(labels, Tensor) and isinstance(inputs, Tensor)) or labels.is_nested:
             return
         self._said = True
         if labels.dim() == 2 and labels.shape == inputs.shape and bool((labels[:, 0] != NOT_TRAINED_ON).any()):
