@@ -1150,8 +1150,8 @@ MUTANTS = [
     Mutant(
         "a part of a batch weighs as if the first shifted label were not predicted",
         "oom/weights.py",
-        "next_tokens=not labels.shifted)\n\n\ndef",
-        "next_tokens=True)\n\n\ndef",
+        "next_tokens=next_tokens and not labels.shifted)\n\n\ndef",
+        "next_tokens=next_tokens)\n\n\ndef",
         of(
             "oom/test_guard",
             "test_gradients_are_those_of_the_unsplit_step[by shifted labels, of next tokens-forward-no gradients yet]",
@@ -2109,8 +2109,8 @@ MUTANTS = [
     Mutant(
         "a part weighs as many samples as it has, whatever is trained on",
         "oom/weights.py",
-        '"tokens": _tokens,',
-        '"tokens": _samples,',
+        'return partial(_tokens, next_tokens=by == "next_tokens")',
+        "return _samples",
         of("oom/test_guard", "test_gradients_are_those_of_the_unsplit_step[by labels-forward-no gradients yet]"),
     ),
     Mutant(
@@ -2122,7 +2122,7 @@ MUTANTS = [
     ),
     Mutant(
         "a limit is forgotten for a milder one",
-        "oom/limits.py",
+        "oom/exhaustion.py",
         "if allowed is None or size < allowed:",
         "if allowed is None or size != allowed:",
         of("oom/test_limits", "test_limits_are_only_lowered_hold_what_was_learnt_and_survive_json"),
@@ -2409,8 +2409,8 @@ MUTANTS = [
     Mutant(
         "real batches are given where Trainer passes over some after a resume",
         "integrations/transformers/adapter.py",
-        "        if not self._skips:",
-        "        if self._skips or not self._skips:",
+        "if saved is not None and not args.ignore_data_skip:",
+        "if False:",
         of("integrations/test_transformers", "test_other_settings_at_a_resume_are_said_and_lose_no_batch"),
     ),
     Mutant(

@@ -22,7 +22,7 @@ SHARED = {  # what the stages of a room are made of; a stage does not import ano
     "index": {
         "index", "indexed", "joined", "order", "sequence", "view",
     },
-    "integrations": {"adapter", "checkpoint", "data", "guard", "loss", "settings"},  # of one trainer
+    "integrations": {"adapter", "checkpoint", "data", "guard", "loss"},  # of one trainer
 }  # fmt: skip
 TORCH = {
     "batching",

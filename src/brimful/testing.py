@@ -288,7 +288,7 @@ def isolation_report(
     >>> report.isolated, report.dtype
     (True, 'float64')
     """
-    from brimful.isolation.report import report
+    from brimful.isolation.verdict import report
 
     return IsolationReport(*report(model, batch, attn_implementation))
 

@@ -106,7 +106,7 @@ def test_an_optimizer_step_may_have_batches_of_two_epochs(ahead: bool) -> None:
     def steps() -> Steps:
         loader: Any = bf.from_sequence([{"input_ids": [number]} for number in range(6)]).batch(1).loader()
         loader = bf.AsyncLoader(loader, "cpu") if ahead else loader
-        return Steps(loader, Length(40, None), ModelInputs(None, "Model", shared=False), lambda: 0)
+        return Steps(loader, Length(40, None), ModelInputs(None, "Model", shared=False))
 
     whole = [number % 6 for number in range(60)]
     run = steps()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brimful.core.errors import StateError
-from brimful.oom.limits import Limits
+from brimful.oom.exhaustion import Limits
 
 shapes = st.tuples(st.integers(1, 500), st.integers(1, 500))
 

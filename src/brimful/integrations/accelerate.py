@@ -65,20 +65,17 @@ def prepare(accelerator: Accelerator, *objects: Any, isolation: str = "raise") -
         [([[0], [1]], False), ([[2]], True)]
     """
     guard = IsolationGuard(isolation)
-    found = [_prepared(accelerator, one, guard) for one in objects]
-    if any(found):
+    ours_or_theirs = [_prepared(accelerator, one, guard) for one in objects]
+    ours = [one for one in ours_or_theirs if isinstance(one, Prepared)]
+    if ours:
         guard.watch(*(one for one in objects if isinstance(one, torch.nn.Module)))
-    for loader in filter(None, found):  # once all have said how many
+    for loader in ours:  # once all have said how many
         steps = accelerator.gradient_accumulation_steps
         check_accumulation(micro_batches_of(loader.loader), steps, "gradient_accumulation_steps")
-    theirs = [one for one, ours in zip(objects, found) if ours is None]
-    prepared = accelerator.prepare(*theirs) if theirs else ()
-    rest = iter(prepared if len(theirs) != 1 else (prepared,))
-    both = [next(rest) if ours is None else ours for ours in found]
-    for ours in found:
-        if ours is not None:
-            accelerator.register_for_checkpointing(_OfAllProcesses(ours))
-    return both[0] if len(both) == 1 else tuple(both)
+    prepared = accelerator.prepare(*ours_or_theirs)  # which hands on what is no DataLoader
+    for loader in ours:
+        accelerator.register_for_checkpointing(_OfAllProcesses(loader))
+    return prepared
 
 
 def save(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
@@ -113,14 +110,12 @@ def save(accelerator: Accelerator, folder: str | os.PathLike[str]) -> None:
         )
     target = Path(folder)
     partial, old = target.with_name(f"{target.name}.partial"), target.with_name(f"{target.name}.old")
-    writes = (
-        accelerator.is_local_main_process
-        if accelerator.project_configuration.save_on_each_node
-        else accelerator.is_main_process
-    )
+    on_each_node = accelerator.project_configuration.save_on_each_node
+    writes = accelerator.is_local_main_process if on_each_node else accelerator.is_main_process
     if writes:
-        for left in (partial, old if target.exists() else partial):
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        if target.exists():  # else the old one is all that there is
+            shutil.rmtree(old, ignore_errors=True)
     accelerator.wait_for_everyone()
     accelerator.save_state(str(partial))
     accelerator.wait_for_everyone()
@@ -193,7 +188,7 @@ class Prepared(DataLoaderStateMixin):
                     self.remainder: int = self._rows_of_last_step(batch)
                 self._handed_out += 1
                 self._guard.saw(batch)
-                yield self._on_device(batch)
+                yield send_to_device(batch, self._accelerator.device) if self._accelerator.device_placement else batch
         finally:
             self.end()
             if self._loop is loop:
@@ -222,17 +217,10 @@ class Prepared(DataLoaderStateMixin):
         epoch: int = self.loader.epoch
         return epoch if self._loop is None else self.state_dict().get("epoch", epoch)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The loader's own state after the last batch that was handed out, of this process."""
-        return self.loader.state_dict()
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iteration continue from a state. It may be a state of the loader itself."""
         self._loop = None
         self.loader.load_state_dict(state_dict)
-
-    def _on_device(self, batch: Any) -> Any:
-        return send_to_device(batch, self._accelerator.device) if self._accelerator.device_placement else batch
 
     def _rows_of_last_step(self, batch: Any) -> int:
         """How many rows the last step has on all processes without its fillers, where it has some and they come last: what
@@ -259,8 +247,8 @@ class _OfAllProcesses:
         self.loader.load_state_dict(state_dict)
 
 
-def _prepared(accelerator: Accelerator, one: Any, guard: IsolationGuard) -> Prepared | None:
-    """Ours, prepared; None where it is Accelerate's to prepare."""
+def _prepared(accelerator: Accelerator, one: Any, guard: IsolationGuard) -> Any:
+    """Ours, prepared; anything else as it is."""
     if isinstance(one, DataLoader) and isinstance(one.dataset, Loader | AsyncLoader | Batches):
         raise TypeError(
             "a DataLoader around a loader of brimful's is read by Accelerate on the first process, for all; give prepare the "
@@ -268,7 +256,7 @@ def _prepared(accelerator: Accelerator, one: Any, guard: IsolationGuard) -> Prep
         )
     loader = one.loader() if isinstance(one, Batches) else one
     if not isinstance(loader, Loader | AsyncLoader):
-        return None
+        return one
     check_shared_out(loader, accelerator.num_processes, "processes", "each would get")
     micro_batches = micro_batches_of(loader)
     if micro_batches is not None and accelerator.gradient_accumulation_steps == 1:

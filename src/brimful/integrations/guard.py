@@ -4,6 +4,7 @@ or stacks batches, Accelerate, which shards again, Lightning, which keeps places
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
@@ -97,21 +98,15 @@ class Loop(NamedTuple):
 
 def loop_here() -> Loop:
     """Who runs the loop that begins here: asked once, when it begins."""
-    frames: list[tuple[str, FrameType]] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        frames.append((frame.f_globals.get("__name__", ""), frame))
-        frame = frame.f_back
+    frames = list(_frames())
     return Loop(_reader(frames), _fit(frames), _stacks(frames))
 
 
 def asked_by_torchdata() -> bool:
     """Whether a StatefulDataLoader asks for the state of what it reads: it does so as it takes an item, and keeps both. It passes
     no argument, and a loop that begins does not say who will ask."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (module := str(frame.f_globals.get("__name__", ""))).startswith("brimful."):
-        frame = frame.f_back
-    return frame is not None and module.startswith("torchdata.")
+    others = (module for module, _ in _frames() if not module.startswith("brimful."))
+    return next(others, "").startswith("torchdata.")
 
 
 def check_shared_out(loader: object, world_size: int, ranks: str, each_would: str) -> None:
@@ -131,6 +126,14 @@ def check_shared_out(loader: object, world_size: int, ranks: str, each_would: st
         )
 
 
+def _frames() -> Iterator[tuple[str, FrameType]]:
+    """The frames on the stack, from the innermost on, with the names of their modules."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield str(frame.f_globals.get("__name__", "")), frame
+        frame = frame.f_back
+
+
 def _reader(frames: list[tuple[str, FrameType]]) -> ReadsAhead:
     """Who takes the first item: torch's, torchdata's and Accelerate's loaders."""
     reader = ReadsAhead()
@@ -138,21 +141,16 @@ def _reader(frames: list[tuple[str, FrameType]]) -> ReadsAhead:
         if module == "accelerate.data_loader":
             owner = frame.f_locals.get("self")
             only_skips = type(owner).__name__ == "SkipDataLoader"  # else one batch ahead, to know which is the last
+            shared_out = getattr(owner, "state", owner)  # a loader that sends batches to other processes has it there
             reader = ReadsAhead(
                 reader.name if only_skips else reader.name or "Accelerate",
-                max(reader.processes, getattr(owner, "num_processes", 1), _dispatched_to(owner)),
+                max(reader.processes, getattr(shared_out, "num_processes", 1)),
                 max(reader.skipped, getattr(owner, "skip_batches", 0)),
             )
         elif module.startswith(("torch.utils.data.", "torchdata.")):
             workers = getattr(frame.f_locals.get("self"), "num_workers", 0)
             reader = reader._replace(name=f"a DataLoader with {workers} workers") if workers else reader
     return reader
-
-
-def _dispatched_to(owner: object) -> int:
-    """How many processes a loader of Accelerate reads for that sends batches from the first to the others."""
-    dispatches = type(owner).__name__ == "DataLoaderDispatcher"
-    return getattr(getattr(owner, "state", None), "num_processes", 1) if dispatches else 1
 
 
 def _fit(frames: list[tuple[str, FrameType]]) -> FitLoop | None:

@@ -8,6 +8,7 @@ only, and would not load it at an epoch's end.
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -98,17 +99,10 @@ def _callback_class(package: str) -> type[Any]:
                 self._fit.follow(trainer)
                 self._fit.check_ended(trainer)
 
-        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *args: Any) -> None:
             self._guard.saw(batch)
 
-        def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *args: Any) -> None:
-            self._guard.saw(batch)
-
-        def on_test_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *args: Any) -> None:
-            self._guard.saw(batch)
-
-        def on_predict_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *args: Any) -> None:
-            self._guard.saw(batch)
+        on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
 
         def on_train_batch_end(
             self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *args: Any
@@ -135,11 +129,10 @@ def _callback_class(package: str) -> type[Any]:
         def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
             _begin_again(trainer.predict_loop)
 
-        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        def on_fit_end(self, trainer: Any, pl_module: Any, *exception: BaseException) -> None:
             self._fit.leave()
 
-        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-            self._fit.leave()
+        on_exception = on_fit_end
 
     return FollowLoaders
 
@@ -257,9 +250,8 @@ class _Fit:
 
     def check_apart(self, trainer: Any) -> None:
         """An error where a loader that is trained on is validated with too."""
-        trained = {id(one) for loader in self._train for one in _within(loader)}
-        validated = (one for leaf in _leaves(_validation_loop(trainer)) for one in _within(_ours(leaf)))
-        if any(id(one) in trained for one in validated):
+        trained = {id(innermost(loader)) for loader in self._train if loader is not None}
+        if any(id(innermost(_ours(leaf))) in trained for leaf in _leaves(_validation_loop(trainer))):
             raise ValueError(
                 "a validation would read the loader that is trained on, and move it: give it one of its own, batches.loader()"
             )
@@ -275,19 +267,15 @@ class _Fit:
                 loader.state_dict() if loader is not None and _has_steps(loader) else None for loader in validation
             ],
         }
-        if trainer.world_size == 1:
-            return {"version": 1, "ranks": [mine]}
-        if (
-            trainer.interrupted and not trainer.received_sigterm
-        ):  # others may not come to this point: waiting may be for ever
-            streams = any(getattr(getattr(one, "batches", None), "streams", None) is not None for one in self._train)
-            return {"version": 1, "ranks": [] if streams else [mine]}
         ranks = [mine] * trainer.world_size
-        dist.all_gather_object(ranks, mine)
-        try:
-            return {"version": 1, "ranks": [joined(ranks)]}
-        except StateError:
-            return {"version": 1, "ranks": ranks}
+        if trainer.world_size > 1 and (trainer.received_sigterm or not trainer.interrupted):
+            dist.all_gather_object(ranks, mine)
+            with suppress(StateError):
+                ranks = [joined(ranks)]
+        elif trainer.world_size > 1:  # others may not come to this point: waiting may be for ever
+            streams = any(getattr(getattr(one, "batches", None), "streams", None) is not None for one in self._train)
+            ranks = [] if streams else [mine]
+        return {"version": 1, "ranks": ranks}
 
     def leave(self) -> None:
         """Training has ended or failed: loaders stand where they were used."""
@@ -374,17 +362,8 @@ def _unstepped(trainer: Any) -> int:
 def _go_back(checkpoint: dict[str, Any], batches: int) -> None:
     """Has Lightning count so many batches less when it goes on from a checkpoint: they come again."""
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-    for counts in (progress["total"], progress["current"]) if batches else ():
+    for counts in (progress["total"], progress["current"]):
         counts |= {name: count - batches for name, count in counts.items()}
-
-
-def _within(loader: Ours | None) -> list[Any]:
-    """A loader, and those that it reads."""
-    found: list[Any] = []
-    while loader is not None:
-        found.append(loader)
-        loader = getattr(loader, "loader", None)
-    return found
 
 
 def _begin_again(loop: Any) -> None:

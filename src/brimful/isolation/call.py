@@ -94,29 +94,17 @@ class Call:
     def with_(self, **inputs: Any) -> Call:
         return replace(self, inputs={**self.inputs, **inputs})
 
-    def to(self, device: Any) -> Call:
-        moved = {
-            name: one.to(device) if isinstance(one, Tensor | BlockMask) else one for name, one in self.inputs.items()
-        }
-        return replace(self, inputs=moved)
-
-    def of(self, row: int, slots: Tensor, segments: Tensor | None = None) -> Call:
+    def of(self, row: int, slots: Tensor) -> Call:
         """The same call with some slots of one row alone."""
-        segments = self.segments[row, slots] if segments is None else segments
-        cut = {
-            name: value
-            for name, one in self.inputs.items()
-            if (value := _cut(name, one, self.shape, row, slots)) is not None
-        }
-        return replace(self, inputs=cut, segments=segments[None])
+        cut = {name: _cut(name, one, self.shape, row, slots) for name, one in self.inputs.items()}
+        kept = {name: one for name, one in cut.items() if one is not None}
+        return replace(self, inputs=kept, segments=self.segments[row, slots][None])
 
     def alone(self, sample: Sample, *, natural: bool) -> Call:
         """The call with one sample; `natural`: with nothing that says where it lies."""
-        slots = sample.slots
-        call = self.of(sample.row, slots, torch.ones(len(slots), dtype=torch.int64))
-        if natural:
-            call = replace(call, inputs={name: one for name, one in call.inputs.items() if name in NATURAL})
-        return call
+        call = self.of(sample.row, sample.slots)
+        inputs = {name: one for name, one in call.inputs.items() if not natural or name in NATURAL}
+        return replace(call, inputs=inputs, segments=torch.ones_like(call.segments))
 
     def short(self, most_samples: int = 5, most_tokens: int = 24) -> Call:
         """The same kind of call with the first tokens of some samples of the row that has most of them."""
@@ -261,9 +249,8 @@ def _cut(name: str, value: Any, shape: tuple[int, int], row: int, slots: Tensor)
         return value
     at = slots.to(value.device)
     value = value.index_select(rows, torch.tensor([row], device=value.device))
-    for dim in [dim for dim, size in enumerate(value.shape) if dim > rows and size == shape[1]][
-        : 2 if value.ndim == 4 else 1
-    ]:
+    lengthwise = [dim for dim, size in enumerate(value.shape) if dim > rows and size == shape[1]]
+    for dim in lengthwise[: 2 if value.ndim == 4 else 1]:
         value = value.index_select(dim, at)
     return value
 

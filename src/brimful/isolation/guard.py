@@ -42,9 +42,7 @@ class IsolationGuard:
 
     def saw(self, batch: Any) -> None:
         """A batch goes to the loop: the next call of a watched model may be with it."""
-        self._segments = None
-        if self.on and isinstance(batch, Mapping):
-            self._segments = packed_segments(batch)
+        self._segments = packed_segments(batch) if self.on and isinstance(batch, Mapping) else None
 
     def watch(self, *models: nn.Module) -> None:
         """Checks the first call of one of these with a packed batch."""
@@ -216,14 +214,14 @@ def _fewest_words(small: Any) -> int:
 
 
 @cache
-def _table() -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(TABLE.read_text("utf-8")) if TABLE.exists() else {}
-    return table
+def _isolated() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(TABLE.read_text("utf-8"))["isolated"]
+    return found
 
 
 def _is_known(model: Any, call: Call, kernel: str) -> bool:
     """Whether the table has this kind of model as one that keeps the samples of a batch apart as it comes."""
-    known = _table().get("isolated", {}).get(type(model).__name__)
+    known = _isolated().get(type(model).__name__)
     if known is None or not type(model).__module__.startswith("transformers.") or _patched(model):
         return False
     if kernel not in known["kernels"] or known["structure"] != structure(model.config):

@@ -10,14 +10,16 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import BlockMask
 
 from brimful.core.random import seeded
 from brimful.isolation.call import Call
+from brimful.tensors.structures import tensors_of
 
 Tensor = torch.Tensor
 
@@ -102,7 +104,7 @@ def _examined(model: nn.Module, call: Call, vocabulary: int, wide: torch.dtype |
     exact, close = (EXACT, CLOSE) if dtype.itemsize > 2 else (COARSE, COARSE)
     with undisturbed(model):
         _fill(model, wide)
-        call = _as_wide(call.to(device), wide)
+        call = _moved(call, device, wide)
         base = _run(model, call)
         if any(bool(one.nan[call.segments > 0].any()) for one in base.outputs):
             raise ValueError(
@@ -282,16 +284,9 @@ def _results(output: Any) -> Any:
     return output
 
 
-def _seen_in(values: Any, shape: tuple[int, int], depth: int = 0) -> list[_Seen]:
+def _seen_in(values: Any, shape: tuple[int, int]) -> list[_Seen]:
     """Of each tensor in something with a value for each slot."""
-    if isinstance(values, Tensor):
-        seen = _seen(values, shape)
-        return [] if seen is None else [seen]
-    if isinstance(values, Mapping) or is_dataclass(values):
-        values = list(values.values() if isinstance(values, Mapping) else vars(values).values())
-    if isinstance(values, list | tuple) and depth < 4:
-        return [seen for one in values for seen in _seen_in(one, shape, depth + 1)]
-    return []
+    return [seen for one in tensors_of(values) if (seen := _seen(one, shape)) is not None]
 
 
 def _seen(value: Tensor, shape: tuple[int, int]) -> _Seen | None:
@@ -340,15 +335,15 @@ def _changed(call: Call, where: Tensor, vocabulary: int) -> Call:
     return call.with_(**{call.tokens: tokens})
 
 
-def _as_wide(call: Call, wide: torch.dtype | None) -> Call:
-    """Masks and features in the type that the model computes in."""
-    if wide is None:
-        return call
-    inputs = {
-        name: one.to(wide) if isinstance(one, Tensor) and one.is_floating_point() and name != "attention_mask" else one
-        for name, one in call.inputs.items()
-    }
-    return replace(call, inputs=inputs)
+def _moved(call: Call, device: torch.device, wide: torch.dtype | None) -> Call:
+    """The call on a device, with masks and features in the type that the model computes in."""
+    moved: dict[str, Any] = {}
+    for name, one in call.inputs.items():
+        computed = isinstance(one, Tensor) and one.is_floating_point() and name != "attention_mask"
+        moved[name] = one.to(device) if isinstance(one, Tensor | BlockMask) else one
+        if computed and wide is not None:
+            moved[name] = moved[name].to(wide)
+    return replace(call, inputs=moved)
 
 
 # -- the model
@@ -366,7 +361,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     devices = {one.device.index for one in model.parameters() if one.device.type == "cuda"}
     with ExitStack() as stack:
         stack.enter_context(seeded(0, []))
-        stack.enter_context(torch.random.fork_rng(devices=[device for device in devices if device is not None]))
+        stack.enter_context(torch.random.fork_rng(devices=list(devices)))
         stack.enter_context(torch.no_grad())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")

@@ -43,17 +43,6 @@ _LEAST: Final = (  # the first that fits; what is below it stays
 )
 
 
-def small_config(config: Any, num_heads: int = 2) -> Any:
-    """A configuration of the same kind with few and narrow layers, at least one of each type that it has.
-
-    Widths and numbers of heads are divided alike and sizes within a head stay, so that they still go together.
-    """
-    small = copy.deepcopy(config)
-    for part in parts_of(small):
-        _shrink(part, num_heads)
-    return small
-
-
 def small_instance(
     kind: type[Any],
     config: Any,
@@ -68,7 +57,9 @@ def small_instance(
     errors = []
     for num_heads in (2, 4, 8):
         try:
-            small = small_config(config, num_heads)
+            small = copy.deepcopy(config)
+            for part in parts_of(small):
+                _shrink(part, num_heads)
             small._experts_implementation = "eager"  # others want types and sizes of a GPU's
             if attn_implementation is not None:
                 small._attn_implementation = attn_implementation
@@ -112,6 +103,8 @@ def parts_of(config: Any) -> Iterator[Any]:
 
 
 def _shrink(config: Any, num_heads: int) -> None:
+    """Makes layers few and narrow, and keeps at least one of each type. Widths and numbers of heads are divided alike, and
+    sizes within a head stay, so that they still go together."""
     values = {name: value for name, value in vars(config).items() if not name.startswith("_")}
     for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"):
         if name not in values and isinstance(value := getattr(config, name, None), int):

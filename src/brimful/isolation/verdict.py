@@ -1,16 +1,19 @@
-"""By which call, if by any, a model keeps the samples of a packed batch apart."""
+"""Whether a model keeps the samples of a batch apart, one that is given or random ones; and by which call, if by any."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import torch
 from torch import nn
 
-from brimful.isolation.call import Call, call_of, packed_batch
-from brimful.isolation.probe import Leak, examine
+from brimful.core.random import seeded
+from brimful.isolation.call import Call, call_of, packed_batch, padded_batch, required, unwrapped, vocabulary_of
+from brimful.isolation.probe import Examined, Leak, examine
+from brimful.isolation.small import parts_of
 from brimful.tensors.attention import padding_free
 
 LEAST_VOCABULARY: Final = 100
@@ -22,13 +25,8 @@ SEGMENTS: Final = ((37, 9, 52, 20), (44, 11, 60))
 SHORT_SEGMENTS: Final = ((13, 6, 8), (7, 11, 5))
 """Of models that may have few positions."""
 PADDING: Final = 7
-
-
-class NamedCall(NamedTuple):
-    """A call that may keep samples apart, in words and as inputs."""
-
-    words: str
-    batch: Mapping[str, Any]
+NOT_TAKEN: Final = (AttributeError, LookupError, RuntimeError, TypeError)
+"""What modules say to an argument of another kind."""
 
 
 @dataclass(frozen=True)
@@ -55,39 +53,35 @@ def segments(*, short: bool = False) -> torch.Tensor:
     return rows
 
 
-def ways(batch: Mapping[str, Any], config: Any, attn_implementation: str) -> Iterator[NamedCall]:
-    """The calls to try, the plainest first."""
-    yield NamedCall(AS_IT_IS, batch)
-    pad = getattr(config, "pad_token_id", None)
-    for offset in (0, *([pad + 1] if isinstance(pad, int) else [])):
-        for causal, apart in ((True, "positions"), (True, "mask"), (False, "mask")):
-            if not offset and apart == "positions":
-                continue
-            settings: dict[str, Any] = {} if causal else {"causal": False}
-            settings |= {"keep_apart": "mask"} if causal and apart == "mask" else {}
-            settings |= {"attn_implementation": attn_implementation} if apart == "mask" else {}
-            settings |= {"position_offset": offset} if offset else {}
-            named = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-            try:
-                made = padding_free(batch, **settings)
-            except ValueError:
-                return
-            yield NamedCall(f"model(**bf.attention.padding_free(batch, {named}))", made)
+def ways(batch: Mapping[str, Any], config: Any, attn_implementation: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The calls to try, the plainest first, each in words and as inputs."""
+    yield AS_IT_IS, batch
+    kernel = {"attn_implementation": attn_implementation}
+    to_try: list[dict[str, Any]] = [{"keep_apart": "mask", **kernel}, {"causal": False, **kernel}]
+    if isinstance(pad := getattr(config, "pad_token_id", None), int):
+        to_try += [{**settings, "position_offset": pad + 1} for settings in ({}, *to_try)]
+    for settings in to_try:
+        named = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        try:
+            made = padding_free(batch, **settings)
+        except ValueError:
+            return
+        yield f"model(**bf.attention.padding_free(batch, {named}))", made
 
 
 def verdict(model: nn.Module, batch: Mapping[str, Any], attn_implementation: str) -> Verdict:
     """By which call a small model keeps the samples of a packed batch apart."""
     leak, refused = None, ""
     vocabulary = int(batch["input_ids"].max()) + 1
-    for way in ways(batch, getattr(model, "config", None), attn_implementation):
-        plain = way.words == AS_IT_IS
+    for words, inputs in ways(batch, getattr(model, "config", None), attn_implementation):
+        plain = words == AS_IT_IS
         try:
-            found = examine(model, call_of(model, way.batch), vocabulary, locate=plain).leak
+            found = examine(model, call_of(model, inputs), vocabulary, locate=plain).leak
         except Exception as error:  # whatever a model says to keys that it does not know
             refused = f"{type(error).__name__}: {error}" if plain else refused
             continue
         if found is None:
-            return Verdict(way.words, leak, refused)
+            return Verdict(words, leak, refused)
         leak = found if plain else leak
     return Verdict("", leak, refused)
 
@@ -105,3 +99,99 @@ def repaired(model: nn.Module, call: Call) -> str:
     if "position_ids" in taken and not call.restarts:
         changes.append("with position_ids that begin at 0 in each sample, as pack makes them")
     return f"{AS_IT_IS} {', and '.join(changes)}" if changes else ""
+
+
+# -- a model that a user gives
+
+
+def report(
+    model: nn.Module, batch: Mapping[str, Any] | None, attn_implementation: str | None
+) -> tuple[dict[str, Leak | None], str, str, float]:
+    """The leaks by the name of the batch, the remedy, the type that was computed in, and the tolerance."""
+    model = unwrapped(model)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model must be a torch.nn.Module (got {type(model).__name__})")
+    config = getattr(model, "config", None)
+    of_transformers = hasattr(config, "model_type")
+    kernel = _kernel(model, attn_implementation) if attn_implementation is not None else nullcontext()
+    with kernel, seeded(0, []):
+        if batch is not None:
+            vocabulary = vocabulary_of(model, batch)
+            call = call_of(model, batch)
+            call = call.short() if call.packed else call
+            try:
+                examined = {"batch": _examined(model, call, vocabulary)}
+            except IndexError as error:
+                largest = int(batch[call.tokens].max())
+                if largest < vocabulary:
+                    raise
+                raise ValueError(
+                    f"{type(model).__name__} has {vocabulary:,} ids (config.vocab_size), and the largest id in the batch is "
+                    f"{largest:,}. Use the model's own tokenizer, or model.resize_token_embeddings(len(tokenizer))"
+                ) from error
+        else:
+            vocabulary = min(vocabulary_of(model, None), LEAST_VOCABULARY)
+            rows = segments(short=not of_transformers)
+            call = call_of(model, packed_batch(rows, vocabulary))
+            examined = {"packed": _examined(model, call, vocabulary)}
+            with suppress(Exception):  # whatever a model says to a batch of a kind that it does not take
+                padded = call_of(model, padded_batch(rows, vocabulary))
+                examined["padded"] = _examined(model, padded, vocabulary)
+        remedy = ""
+        if of_transformers and any(one.leak for name, one in examined.items() if name != "padded"):
+            named = attn_implementation or str(getattr(config, "_attn_implementation", None) or "eager")
+            way = verdict(model, packed_batch(segments(), min(vocabulary, LEAST_VOCABULARY)), named).way
+            remedy = repaired(model, call) if way == AS_IT_IS else way
+    first = next(iter(examined.values()))
+    dtype = str(first.dtype).removeprefix("torch.")
+    return {name: one.leak for name, one in examined.items()}, remedy, dtype, first.tolerance
+
+
+def _examined(model: nn.Module, call: Call, vocabulary: int) -> Examined:
+    """Examines a model. One whose forward takes a single argument of an unknown name takes the batch, or else its tokens.
+
+    Raises:
+        TypeError: it takes neither.
+    """
+    try:
+        return examine(model, call, vocabulary)
+    except NOT_TAKEN as error:
+        wanted = required(model) if call.whole else None
+        if not wanted:
+            raise
+        (name,), said, tokens = wanted, error, call.tokens
+    try:
+        return examine(model, replace(call, inputs={name: call.inputs[tokens]}, whole=False), vocabulary)
+    except NOT_TAKEN as error:
+        raise TypeError(
+            f"{type(model).__name__}.forward takes one argument, {name}, and runs neither with the batch ({type(said).__name__}: "
+            f"{said}) nor with its {tokens} ({type(error).__name__}: {error}). Wrap it in a module whose forward takes the "
+            f"names of the batch, such as def forward(self, {tokens})"
+        ) from said
+
+
+@contextmanager
+def _kernel(model: Any, attn_implementation: str) -> Iterator[None]:
+    """Within, a model of transformers attends by another kernel.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    parts = [part for module in model.modules() for part in parts_of(getattr(module, "config", None))]
+    name = "_attn_implementation_internal"
+    held = [(one, getattr(one, name)) for one in parts if hasattr(one, name)]
+    if not held or not hasattr(model, "set_attn_implementation"):
+        raise ValueError(
+            f"attn_implementation is for models of transformers (got a {type(model).__name__}); give a batch with what "
+            "its kernel takes"
+        )
+    try:
+        model.set_attn_implementation(attn_implementation)
+        if model.config._attn_implementation != attn_implementation:
+            raise ValueError(
+                f"{type(model).__name__} cannot change to attn_implementation={attn_implementation!r}; load it with that"
+            )
+        yield
+    finally:
+        for config, before in held:
+            setattr(config, name, before)

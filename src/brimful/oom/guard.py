@@ -6,17 +6,21 @@ import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from brimful.core.errors import function, name_of, one_of, other_signature
+from brimful.core.errors import RankError, function, name_of, one_of, other_signature
 from brimful.oom.exhaustion import GuardedCall, PartRunner, Unfit
-from brimful.oom.parts import divisible, joined, mapped
-from brimful.oom.ranks import Distributed, agreed, reducing_modules, refuse_unsaid, unsynced
+from brimful.oom.parts import divisible, joined
 from brimful.oom.weights import Weigh, Weights
+from brimful.tensors.structures import mapped
+
+Distributed = Literal["ddp", "fsdp"]
 
 
 def oom_guard(
@@ -120,7 +124,7 @@ class OomGuard(GuardedCall):
         if distributed is not None:
             one_of("distributed", distributed, *get_args(Distributed))
         one_of("unfit", unfit, *get_args(Unfit))
-        refuse_unsaid(distributed)
+        _refuse_unsaid(distributed)
         if signature := other_signature(function("oom_guard", step), {}, 1.0):
             raise TypeError(
                 f"oom_guard needs a step of two arguments, step(batch, scale), which multiplies its loss by scale (got "
@@ -129,8 +133,8 @@ class OomGuard(GuardedCall):
         self._step = step
         self._parameters = None if parameters is None else _tensors(parameters)
         self._distributed = distributed
-        self._reducing: Sequence[torch.nn.Module] | None = None
-        self._runner = PartRunner(unfit, agreed if distributed == "fsdp" else None)
+        self._reducing: Sequence[nn.Module] | None = None
+        self._runner = PartRunner(unfit, _agreed if distributed == "fsdp" else None)
 
     def __call__(self, batch: Any) -> Any:
         """Runs the step on a batch.
@@ -141,9 +145,9 @@ class OomGuard(GuardedCall):
             RuntimeError: the optimizer stepped inside, gradients cannot be put back, or a backward reduces gradients.
             RankError: (under "fsdp") a rank has too few samples.
         """
-        refuse_unsaid(self._distributed)
+        _refuse_unsaid(self._distributed)
         if self._reducing is None:
-            self._reducing = reducing_modules(self._distributed)
+            self._reducing = _reducing_modules(self._distributed)
         whole = divisible(batch)
         weigh = self._weights.of_parts(batch)
         before = _Gradients(self._parameters)
@@ -158,7 +162,7 @@ class OomGuard(GuardedCall):
                     "again with it"
                 ) from error
 
-        with unsynced(self._reducing), _no_optimizer():
+        with _watched(self._reducing):
             return self._runner.run(batch, whole, lambda parts: self._run(parts, weigh), undo)
 
     def _run(self, parts: Sequence[Any], weigh: Callable[[Any], float] | None) -> Any:
@@ -167,7 +171,8 @@ class OomGuard(GuardedCall):
         shares = [1.0] * len(parts) if weigh is None else _shares([weigh(part) for part in parts])
         # a mean over no token is NaN, and stays it times 0; but under FSDP the other ranks run as many parts
         kept = [(part, share) for part, share in zip(parts, shares) if share or self._distributed == "fsdp"]
-        results = [_detached(self._step(part, share)) for part, share in kept]
+        # without the graph, which would stay in memory through the parts that follow
+        results = [mapped(self._step(part, share), Tensor.detach) for part, share in kept]
         return combined(results, [share for _, share in kept], len(kept) == len(parts), name_of(self._step))
 
 
@@ -268,19 +273,8 @@ def combined(results: Sequence[Any], shares: Sequence[float], complete: bool, na
     return joined(results, join)
 
 
-def _detached(value: Any) -> Any:
-    """Without the graph, which would stay in memory through the parts that follow."""
-
-    def detach(one: Any) -> Any:
-        if isinstance(one, list):
-            return [_detached(row) for row in one]
-        return one.detach() if isinstance(one, Tensor) else one
-
-    return mapped(value, detach)
-
-
 def _tensors(parameters: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    if isinstance(parameters, torch.nn.Module):
+    if isinstance(parameters, nn.Module):
         raise TypeError(
             f"parameters takes tensors (got the module {type(parameters).__name__}); say model.parameters()"
         )
@@ -291,20 +285,89 @@ def _tensors(parameters: Iterable[Tensor]) -> tuple[Tensor, ...]:
     return found
 
 
+# -- several data-parallel ranks, of which a guard cannot see how their gradients are reduced
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _refuse_unsaid(distributed: Distributed | None) -> None:
+    """Refuses several ranks if the user did not say how they work together.
+
+    Raises:
+        ValueError: with the two ways to say it.
+    """
+    ranks = _world_size()
+    if ranks > 1 and distributed is None:
+        raise ValueError(
+            f"there are {ranks} ranks, and the guard cannot see how their gradients come together: say distributed='ddp' "
+            "where steps run under no_sync() and the gradients are reduced once, by you, or distributed='fsdp', where "
+            "all ranks agree on the number of parts before each step"
+        )
+
+
+def _agreed(count: int, samples: int) -> int:
+    """The greatest of the numbers of parts that the ranks want to take, as each forward is a collective of all of them.
+
+    Raises:
+        RankError: a rank has fewer samples than that: on all ranks, which is named.
+    """
+    if _world_size() == 1:
+        return count
+    found: list[Any] = [None] * _world_size()
+    dist.all_gather_object(found, (count, samples))
+    wanted: int = max(parts for parts, _ in found)
+    for rank, (_, most) in enumerate(found):
+        if most < wanted:
+            raise RankError(
+                f"a batch must be split into {wanted:,} parts on every rank, as under FSDP each forward gathers the "
+                f"parameters from all of them, and rank {rank} has {most:,} samples; take smaller batches"
+            )
+    return wanted
+
+
+def _reducing_modules(distributed: Distributed | None) -> list[nn.Module]:
+    """The DistributedDataParallel modules of this process, which reduce gradients in their backward unless told not to.
+
+    Price: a look at every object, .1 s or so, only under "ddp" with several ranks.
+    """
+    if distributed != "ddp" or _world_size() == 1:
+        return []
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
+
+
 @contextmanager
-def _no_optimizer() -> Iterator[None]:
-    """Refuses a step of an optimizer inside: for a batch in parts it would be several."""
+def _watched(reducing: Sequence[nn.Module]) -> Iterator[None]:
+    """Refuses two things inside of a guarded step. A step of an optimizer would be several for a batch in parts. If a forward
+    of a `reducing` module reduces gradients in its backward, a rank that runs a batch in parts takes part in other collectives
+    than the rest, for ever.
+
+    Raises:
+        RuntimeError: from that step or forward.
+    """
     thread = threading.get_ident()
 
-    def refuse(optimizer: Any, args: Any, kwargs: Any) -> None:
+    def refuse_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if threading.get_ident() == thread:
             raise RuntimeError(
                 f"{type(optimizer).__name__} stepped inside of a guarded step: for a batch that is run in parts it would "
                 "step once a part; call optimizer.step() and zero_grad() after the guard"
             )
 
-    handle = register_optimizer_step_pre_hook(refuse)
+    handles = [register_optimizer_step_pre_hook(refuse_step)]
+    handles += [module.register_forward_pre_hook(_refuse_sync) for module in reducing]
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
+
+
+def _refuse_sync(module: Any, inputs: Any) -> None:
+    if torch.is_grad_enabled() and module.require_backward_grad_sync:
+        raise RuntimeError(
+            "a guarded step under distributed='ddp' ran a forward of DistributedDataParallel outside of no_sync(): its "
+            "backward reduces gradients, once a part, and ranks with other numbers of parts would wait for ever; call "
+            "the guard under model.no_sync(), and reduce the gradients once after it"
+        )

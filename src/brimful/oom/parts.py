@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Any, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -19,34 +18,6 @@ from brimful.core.once import once
 
 BOUNDS: Final = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k")
 """The names of the column, in packed rows, of the slots at which segments begin."""
-
-
-class Divisible(ABC):
-    """A batch that can be cut between its samples, in the order in which they lie."""
-
-    @property
-    @abstractmethod
-    def unit(self) -> str:
-        """The unit of `size`: "samples" where each takes a padded row, "tokens" where nothing is padded."""
-
-    @property
-    @abstractmethod
-    def samples(self) -> int:
-        """The largest number of parts that it can be cut into."""
-
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """The size that memory grows with."""
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """The size of a sample: the number of values in a row of each padded tensor."""
-        return ()
-
-    @abstractmethod
-    def parts(self, count: int) -> list[Any]:
-        """The batch in about `count` parts of about one size, none empty; in `samples` parts of one sample each."""
 
 
 def divisible(batch: Any) -> Divisible:
@@ -89,7 +60,7 @@ def _either(batch: list[Any]) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class ColumnBatch(Divisible):
+class ColumnBatch:
     """A batch of columns with one row a sample; parts have about as many samples as each other, with nested tensors tokens."""
 
     batch: Any
@@ -114,18 +85,22 @@ class ColumnBatch(Divisible):
 
     @property
     def unit(self) -> str:
+        """The unit of `size`: "samples" where each takes a padded row, "tokens" where nothing is padded."""
         return "samples" if self._nested is None else "tokens"
 
     @property
     def samples(self) -> int:
+        """The largest number of parts that it can be cut into."""
         return _count(self._columns[0][1])
 
     @property
     def size(self) -> int:
+        """The size that memory grows with."""
         return self.samples if self._nested is None else len(self._nested.values())
 
     @property
     def widths(self) -> tuple[int, ...]:
+        """The size of a sample: the number of values in a row of each padded tensor."""
         if self._nested is not None:
             return ()
         tensors = [value for _, value in self._columns if isinstance(value, torch.Tensor | np.ndarray)]
@@ -138,12 +113,13 @@ class ColumnBatch(Divisible):
         )
 
     def parts(self, count: int) -> list[Any]:
+        """The batch in about `count` parts of about one size, none empty; in `samples` parts of one sample each."""
         count = min(count, self.samples)
         if self._nested is None:
-            runs = even(self.samples, count)
+            cuts = even(self.samples, count)
         else:
-            runs = list(pairwise(balanced(np.diff(self._nested.offsets().cpu().numpy()), count)))
-        return [self._part(first, last) for first, last in runs]
+            cuts = balanced(np.diff(self._nested.offsets().cpu().numpy()), count)
+        return [self._part(first, last) for first, last in pairwise(cuts)]
 
     def _part(self, first: int, last: int) -> Any:
         shared: dict[int, torch.Tensor] = {}
@@ -163,11 +139,13 @@ class ColumnBatch(Divisible):
 
 
 @dataclass(frozen=True, eq=False)
-class PackedBatch(Divisible):
+class PackedBatch:
     """Samples end to end in rows, as `Dataset.pack` gives them."""
 
     batch: Mapping[str, Any]
     bounds: str
+    unit: ClassVar[str] = "tokens"
+    widths: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         ids = self.batch.get("segment_ids")
@@ -184,10 +162,6 @@ class PackedBatch(Divisible):
                 )
 
     @property
-    def unit(self) -> str:
-        return "tokens"
-
-    @property
     def samples(self) -> int:
         return sum(max(1, len(segments)) for segments in self._rows)
 
@@ -196,29 +170,27 @@ class PackedBatch(Divisible):
         return int(self.batch["segment_ids"].numel())
 
     def parts(self, count: int) -> list[Any]:
-        rows, samples, width = len(self._rows), self.samples, self.batch["segment_ids"].shape[1]
+        samples, (rows, width) = self.samples, self.batch["segment_ids"].shape
         if count <= rows:
-            return [
-                self._part(first, last, range(self._rows[first].start, self._rows[last - 1].stop), 0, width)
-                for first, last in even(rows, count)
-            ]
+            return [self._part(first, last, 0, width) for first, last in pairwise(even(rows, count))]
         found = []
         for row, segments in enumerate(self._rows):
             if not segments:
-                found.append(self._part(row, row + 1, segments, 0, width))
+                found.append(self._part(row, row + 1, 0, width))
                 continue
-            cuts = balanced(self._sizes[segments], min(len(segments), -(-count * len(segments) // samples)))
-            starts, ends = self._starts - row * width, self._starts + self._sizes - row * width
-            for own in (segments[first:last] for first, last in pairwise(cuts)):
-                found.append(self._part(row, row + 1, own, int(starts[own[0]]), int(ends[own[-1]])))
+            sizes, starts = self._sizes[segments], self._starts[segments] - row * width
+            cuts = balanced(sizes, min(len(segments), -(-count * len(segments) // samples)))
+            for first, last in pairwise(cuts):
+                found.append(self._part(row, row + 1, int(starts[first]), int(starts[last - 1] + sizes[last - 1])))
         return found
 
-    def _part(self, first: int, last: int, segments: range, begin: int, end: int) -> dict[str, Any]:
+    def _part(self, first: int, last: int, begin: int, end: int) -> dict[str, Any]:
         """Rows from `first` on, of each the slots from `begin` on, which are those of some segments, and perhaps padding."""
         width = self.batch["segment_ids"].shape[1]
-        here = (self._edges >= first * width + begin) & (self._edges <= (last - 1) * width + end)
-        edges = self._edges[here] - (first * width + begin)
-        pieces = slice(self._places[segments.start] if segments.start else 0, self._places[segments.stop])
+        low, high = first * width + begin, (last - 1) * width + end
+        edges = self._edges[(self._edges >= low) & (self._edges <= high)] - low
+        before, after = np.searchsorted(self._starts, [low, high])
+        pieces = slice(self._places[before] if before else 0, self._places[after])
         part: dict[str, Any] = {}
         for name, value in self.batch.items():
             match self._kind(name, value):
@@ -285,13 +257,13 @@ class PackedBatch(Divisible):
         return np.append(rows, self._pieces)
 
 
-def even(size: int, count: int) -> list[tuple[int, int]]:
-    """Cuts so many rows into `count` runs of about one length: the first and the last of each.
+def even(size: int, count: int) -> list[int]:
+    """Cuts so many rows into `count` runs of about one length: where each begins, and the end.
 
     >>> even(5, 2)
-    [(0, 2), (2, 5)]
+    [0, 2, 5]
     """
-    return list(pairwise(number * size // count for number in range(count + 1)))
+    return [number * size // count for number in range(count + 1)]
 
 
 def balanced(sizes: NDArray[Any], count: int) -> list[int]:
@@ -306,6 +278,10 @@ def balanced(sizes: NDArray[Any], count: int) -> list[int]:
     numbers = np.arange(1, count)
     cuts = np.maximum.accumulate(np.maximum(cuts, numbers) - numbers) + numbers  # strictly ascending
     return [0, *np.minimum(cuts, len(sizes) - count + numbers).tolist(), len(sizes)]
+
+
+Divisible: TypeAlias = ColumnBatch | PackedBatch
+"""A batch that can be cut between its samples, in the order in which they lie."""
 
 
 # -- structures of mappings and tuples ---------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -64,17 +65,15 @@ class Weights:
                     "or a function of the batch"
                 )
             _check_labels(labels.values, next_tokens=by == "next_tokens" and not labels.shifted)
-        return {"tokens": _tokens, "next_tokens": _next_tokens, "samples": _samples, "sum": None}[by]
+            return partial(_tokens, next_tokens=by == "next_tokens")
+        return _samples if by == "samples" else None
 
     def _say_ambiguous(self, columns: Mapping[str, Any]) -> None:
         """Once: nobody can see whether a model predicts the first label of a row."""
         labels, inputs = columns.get(LABELS), columns.get("input_ids")
-        if (
-            self._said
-            or columns.get(SHIFTED) is not None
-            or not (isinstance(labels, Tensor) and isinstance(inputs, Tensor))
-            or labels.is_nested
-        ):
+        if self._said or columns.get(SHIFTED) is not None:
+            return
+        if not (isinstance(labels, Tensor) and isinstance(inputs, Tensor)) or labels.is_nested:
             return
         self._said = True
         if labels.dim() == 2 and labels.shape == inputs.shape and bool((labels[:, 0] != NOT_TRAINED_ON).any()):
@@ -85,16 +84,10 @@ class Weights:
             )
 
 
-def _tokens(part: Any) -> float:
+def _tokens(part: Any, *, next_tokens: bool) -> float:
     labels = labels_of(part)
     assert labels is not None
-    return trained_on(labels.values)
-
-
-def _next_tokens(part: Any) -> float:
-    labels = labels_of(part)
-    assert labels is not None
-    return trained_on(labels.values, next_tokens=not labels.shifted)
+    return trained_on(labels.values, next_tokens=next_tokens and not labels.shifted)
 
 
 def _samples(part: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import cache
 from typing import Any
 
@@ -14,13 +15,6 @@ from brimful.integrations.transformers.data import TrainerBatch, is_ours
 from brimful.integrations.transformers.loss import Evaluation, num_labels, with_a_label
 
 __all__ = ["trainer_class"]
-
-HOOKS = (
-    *("train", "get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "num_examples"),
-    *("get_total_train_batch_size", "get_batch_samples", "_get_num_items_in_batch", "training_step", "compute_loss"),
-    *("prediction_step", "evaluate", "evaluation_loop", "_save_checkpoint", "_save_rng_state"),
-)
-"""The methods of Trainer that are stood in for; without one of them a state would be lost in silence."""
 
 
 def trainer_class(base: type[Trainer], *, isolation: str = "raise") -> Any:
@@ -101,18 +95,12 @@ def _made(base: Any, isolation: str) -> Any:
             f"trainer_class does not serve TRL's {trls}, which makes batches of its own columns and takes none that are made "
             f"already: of TRL's it serves SFTTrainer. Give {trls} itself samples, data.to_hf()"
         )
-    if missing := [name for name in HOOKS if not hasattr(base, name)]:
-        raise TypeError(
-            f"{base.__name__} has no {', '.join(missing)}: it needs another release of transformers, 5 or later"
-        )
-    names = {"__module__": base.__module__, "_brimful_base": base}
-    return type(f"Brimful{base.__name__}", (_evaluating(_training(base, isolation)),), names)
 
+    class Adapted(base):  # type: ignore[misc]  # of any class of trainers
+        __module__ = base.__module__
+        __qualname__ = f"Brimful{base.__name__}"
+        _brimful_base = base
 
-def _training(base: Any, isolation: str) -> Any:
-    """What is other in training."""
-
-    class Training(base):  # type: ignore[misc]  # of any class of trainers
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self._brimful = adapter = Adapter(self, base, isolation)
             args, kwargs = adapter.taken_out(args, kwargs)
@@ -156,9 +144,8 @@ def _training(base: Any, isolation: str) -> Any:
             share = self._brimful.share
             if share is not None and share.nothing:
                 inputs = with_a_label(inputs, self.label_names)
-                kwargs |= {
-                    name: torch.tensor(1, device=self.args.device) for name in kwargs.keys() & {"num_items_in_batch"}
-                }
+                if "num_items_in_batch" in kwargs:
+                    kwargs["num_items_in_batch"] = torch.tensor(1, device=self.args.device)
             result = super().compute_loss(model, inputs, *args, **kwargs)
             return result if share is None else self._brimful.scaled(result, share)
 
@@ -170,13 +157,8 @@ def _training(base: Any, isolation: str) -> Any:
             super()._save_rng_state(output_dir)
             self._brimful.save(output_dir)
 
-    return Training
+        # -- evaluation
 
-
-def _evaluating(base: Any) -> Any:
-    """What is other in an evaluation."""
-
-    class Evaluating(base):  # type: ignore[misc]  # of any class of trainers
         def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
             chosen = self._brimful.evaluated(eval_dataset)
             return super().get_eval_dataloader(eval_dataset) if chosen is None else chosen
@@ -225,7 +207,13 @@ def _evaluating(base: Any) -> Any:
             evaluation.add(result[0], count, inputs.is_filler)
             return result
 
-    return Evaluating
+    methods = (name for name, one in vars(Adapted).items() if inspect.isfunction(one))
+    if missing := [name for name in methods if not hasattr(base, name)]:  # a state would be lost in silence
+        raise TypeError(
+            f"{base.__name__} has no {', '.join(missing)}: it needs another release of transformers, 5 or later"
+        )
+    Adapted.__name__ = Adapted.__qualname__
+    return Adapted
 
 
 def __dir__() -> list[str]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from accelerate.utils import gather_object
+from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from brimful.batching.micro_batches import check_accumulation
 from brimful.core.errors import logger
 from brimful.core.states import merge_states
 from brimful.device.async_loader import innermost
@@ -33,16 +37,19 @@ from brimful.integrations.transformers.data import (
     refuse_samples,
 )
 from brimful.integrations.transformers.loss import Evaluation, num_labels, shares
-from brimful.integrations.transformers.settings import (
-    accumulating,
-    keys_of,
-    refuse_settings,
-    shifts_labels,
-    stand_in,
-)
-from brimful.isolation.call import base_model
+from brimful.isolation.call import FROM_PACKED, base_model
 from brimful.isolation.guard import IsolationGuard
 from brimful.loader import Loader
+
+DATA: Final = ("train_dataset", "eval_dataset")
+NO_EFFECT: Final[dict[str, int | str]] = {
+    "dataloader_num_workers": 0,
+    "dataloader_drop_last": False,
+    "train_sampling_strategy": "random",
+    "packing": False,
+    "padding_free": False,
+}
+"""Settings of a trainer that do nothing to batches that are made already, and their defaults."""
 
 
 class Adapter:
@@ -66,7 +73,6 @@ class Adapter:
         self._data = TrainerData(trainer)
         self._named: dict[str, Any] = {}
         self._in_train = False
-        self._skips = False  # whether the next iteration is the first one after a resume
         self._weighed = False
         self._trained = 0  # batches since the last optimizer step
         self._saved_at: int | None = None
@@ -75,26 +81,25 @@ class Adapter:
         """The constructor's arguments with a stand-in for each of ours; those are put back by `begin`."""
         bound = inspect.signature(self.base.__init__).bind(self.trainer, *args, **kwargs)
         extra = next((p.name for p in bound.signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
-        all_ours = True
-        for name in ("train_dataset", "eval_dataset"):
-            place = bound.arguments if name in bound.arguments else bound.arguments.get(extra, {})
+
+        def place_of(name: str) -> dict[str, Any]:
+            return bound.arguments if name in bound.arguments else bound.arguments.setdefault(extra, {})
+
+        everything = [each for name in DATA for each in _each(name, place_of(name).get(name))]
+        for name, one in everything:
+            refuse_samples(name, one)
+        if all(is_ours(one) for _, one in everything):
+            self._data_collator = place_of("data_collator").get("data_collator")
+        for name in DATA:
+            place = place_of(name)
             given = place.get(name)
-            ours = {key: one for key, one in _each(given) if is_ours(one)}
-            for key, one in _each(given):
-                refuse_samples(name if key is None else f"{name}[{key!r}]", one)
-                all_ours = all_ours and is_ours(one)
             if is_ours(given):
                 self._given[name], place[name] = given, stand_in(self.base)
-            elif ours:
-                self._given[name] = ours
-                place[name] = {key: stand_in(self.base) if key in ours else one for key, one in _each(given)}
+            elif isinstance(given, dict) and (ours := {key: one for key, one in given.items() if is_ours(one)}):
+                self._given[name], place[name] = ours, {**given, **{key: stand_in(self.base) for key in ours}}
         if is_ours(trained := self._given.get("train_dataset")):
-            place = bound.arguments if "args" in bound.arguments else bound.arguments.setdefault(extra, {})
+            place = place_of("args")
             place["args"] = accumulating(place.get("args"), batches_of(trained).micro_batches)
-        if all_ours:
-            self._data_collator = bound.arguments.get(
-                "data_collator", bound.arguments.get(extra, {}).get("data_collator")
-            )
         if any(map(is_ours, bound.args)):
             raise TypeError("name the data that you give a trainer: train_dataset=batches, eval_dataset=batches")
         return bound.args[1:], bound.kwargs
@@ -114,9 +119,9 @@ class Adapter:
             refuse_settings(trainer, self._data_collator, trains="train_dataset" in self._given)
         if is_ours(trainer.train_dataset):
             self._data.is_run(self._data.own("train_dataset", trainer.train_dataset))
-        for key, given in _each(trainer.eval_dataset):
+        for name, given in _each("eval_dataset", trainer.eval_dataset):
             if is_ours(given):
-                self._data.own("eval_dataset" if key is None else f"eval_dataset[{key!r}]", given)
+                self._data.own(name, given)
 
     def check_isolation(self, inputs: Any) -> None:
         """An error where the samples of the first packed batch see each other in the model."""
@@ -138,7 +143,7 @@ class Adapter:
         if saved is not None:
             self.steps.loader.load_state_dict(saved["loader"])
             self._say_what_differs(saved)
-        self._in_train, self._skips, self._trained = True, saved is not None, 0
+        self._in_train, self._trained = True, 0
         try:
             yield checkpoint
         finally:
@@ -195,11 +200,8 @@ class Adapter:
         self.share, self._weighed = getattr(inputs, "share", None), False
         try:
             yield
-            if (
-                isinstance(inputs, TrainerBatch)
-                and not self._weighed
-                and (self.share is None or self.share.scale is not None)
-            ):
+            wanted = self.share is None or self.share.scale is not None
+            if isinstance(inputs, TrainerBatch) and wanted and not self._weighed:
                 raise RuntimeError(
                     f"the loss of this batch was not weighed by its labels: {type(self.trainer).__name__} overrides compute_loss "
                     "or get_batch_samples and does not call super(); make the class of Trainer, and trainer_class of that"
@@ -350,19 +352,11 @@ class Adapter:
         length = self._data.length(own, saved)
         if not length.steps:
             raise ValueError(f"train_dataset has no batch for this process: {own!r}")
-        return Steps(loader, length, self._inputs, (lambda: 0) if aside else self._to_skip)
-
-    def _to_skip(self) -> int:
-        """How many batches Trainer passes over in this iteration: after a resume, as it counts them itself."""
-        if not self._skips:
-            return 0
-        self._skips = False
-        assert self.steps is not None
-        args = self.trainer.args
-        if args.ignore_data_skip:
-            return 0
-        accumulated = args.gradient_accumulation_steps
-        return int(self.trainer.state.global_step % -(-self.steps.steps // accumulated) * accumulated)
+        skipped, args = 0, self.trainer.args
+        if saved is not None and not args.ignore_data_skip:  # as Trainer counts them
+            accumulated = args.gradient_accumulation_steps
+            skipped = saved["global_step"] % -(-length.steps // accumulated) * accumulated
+        return Steps(loader, length, self._inputs, skipped=skipped)
 
 
 class Follows(TrainerCallback):
@@ -378,8 +372,98 @@ class Follows(TrainerCallback):
         self._adapter.check_saved(state)
 
 
-def _each(given: Any) -> list[tuple[Any, Any]]:
-    """The data sets of an argument, with their names where it is a dict."""
+def _each(name: str, given: Any) -> list[tuple[str, Any]]:
+    """The data sets of an argument, with the names by which an error calls them."""
     if isinstance(given, dict):
-        return list(given.items())
-    return [] if given is None else [(None, given)]
+        return [(f"{name}[{key!r}]", one) for key, one in given.items()]
+    return [] if given is None else [(name, given)]
+
+
+# -- what batches ask of a trainer's settings, and of its model
+
+
+class StandIn(Dataset[Any]):
+    """What a trainer's constructor gets in place of batches."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, number: int) -> Any:
+        raise TypeError("the data of this trainer are batches: iterate over its get_train_dataloader()")
+
+
+def stand_in(base: type[Any]) -> Any:
+    """Something that the constructor of a trainer takes for data; of TRL's, which wants to prepare them, prepared ones."""
+    if any(one.__module__.startswith("trl.") for one in base.__mro__):
+        from datasets import Dataset as Prepared
+
+        return Prepared.from_dict({"input_ids": [[0, 0]], "labels": [[0, 0]]})
+    return StandIn()
+
+
+def accumulating(args: Any, batches: int | None) -> Any:
+    """A trainer's settings with the accumulation that batches are made for, where they have none of their own.
+
+    Raises:
+        ValueError: they have another one.
+    """
+    if batches is not None and args is not None and args.gradient_accumulation_steps == 1:
+        args = copy.copy(args)
+        args.gradient_accumulation_steps = batches
+    check_accumulation(batches, getattr(args, "gradient_accumulation_steps", 1), "gradient_accumulation_steps")
+    return args
+
+
+def keys_of(model: Any, label_names: list[str]) -> frozenset[str]:
+    """The keys of a batch that a model's forward takes."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    named = {one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
+    more = FROM_PACKED if any(one.kind is one.VAR_KEYWORD for one in parameters) else frozenset()
+    return frozenset(named | more | {*label_names})
+
+
+def shifts_labels(trainer: Any, model: Any) -> bool:
+    """Whether a model shifts its labels itself: as Trainer sees it, and where its loss is the causal one by default (GPT-2)."""
+    if getattr(model, "loss_type", "") is None and type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        return True
+    return bool(getattr(trainer, "_loss_shifts_labels", False))
+
+
+def refuse_settings(trainer: Any, data_collator: Any, *, trains: bool) -> None:
+    """An error for settings that batches cannot be right under, a warning for those that do nothing to them.
+
+    Args:
+        data_collator: what the trainer was given, if all its data are batches.
+        trains: whether it is given batches to train on.
+    Raises:
+        ValueError: with the remedy.
+    """
+    args = trainer.args
+    if trains and args.auto_find_batch_size:
+        raise ValueError(
+            "auto_find_batch_size begins the training again with smaller batches, and these are made already: find out before "
+            "what fits, with bf.memory.probe, and give batch() a bf.MemoryBudget"
+        )
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"nn.DataParallel would cut each batch into {args.n_gpu} parts by rows, and its loss is another one: start the "
+            "script with torchrun, or let it see one GPU (CUDA_VISIBLE_DEVICES)"
+        )
+    for kind, size in (("context", trainer.get_cp_size()), ("sequence", trainer.get_sp_size())):
+        if size > 1:
+            raise ValueError(
+                f"{kind} parallelism ({size} processes a sequence) cuts batches across processes, which trainer_class does not "
+                "serve: use plain Trainer with a dataset of samples, or data parallelism"
+            )
+    if data_collator is not None:
+        raise ValueError(
+            "a data_collator is not called on batches, which are made already: give it to them, "
+            "batch(..., collate_fn=data_collator)"
+        )
+    idle = [name for name, default in NO_EFFECT.items() if getattr(args, name, default) != default]
+    if trains and idle:
+        logger.warning(
+            "%s of the trainer's arguments %s nothing to batches: say it where they are made (batch, pack, shard, prefetch)",
+            ", ".join(idle),
+            "does" if len(idle) == 1 else "do",
+        )

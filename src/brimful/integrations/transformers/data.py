@@ -125,8 +125,7 @@ def known_length(given: Batches | Loader | AsyncLoader) -> Length:
     """What is known without reading. Price: two passes over the plans of an epoch, as integers, of indexed data."""
     if (steps := steps_set(given)) is not None:
         return Length(steps, None)
-    batches = batches_of(given)
-    batches = replace(batches, repeats=False) if batches.repeats else batches
+    batches = replace(batches_of(given), repeats=False)
     planned = batches.stage.planned
     try:
         steps = planned.num_items() if batches.stage.endless else len(batches)
@@ -288,10 +287,10 @@ class Steps(IterableDataset[Any]):
 
     Args:
         loader: of an epoch of the data at a time.
-        skipped: how many batches the next iteration is asked to pass over, which were trained on before a resume.
+        skipped: how many batches the first iteration is asked to pass over, which were trained on before a resume.
     """
 
-    def __init__(self, loader: Loader | AsyncLoader, length: Length, inputs: ModelInputs, skipped: Any) -> None:
+    def __init__(self, loader: Loader | AsyncLoader, length: Length, inputs: ModelInputs, *, skipped: int = 0) -> None:
         assert length.steps is not None
         self.loader = loader
         self.length = length
@@ -306,7 +305,7 @@ class Steps(IterableDataset[Any]):
         return self.steps
 
     def __iter__(self) -> Iterator[Any]:
-        skipped = self._skipped()
+        skipped, self._skipped = self._skipped, 0
         yield from repeat(SKIPPED, skipped)
         if self._run is None:
             self._run = _endless(self.loader)
@@ -361,12 +360,8 @@ def as_dataloader(dataset: Steps | Once, *, tells_the_last: bool = False) -> Dat
 
     `tells_the_last`: one that tells Accelerate which batch is the last."""
     kind: Any = DataLoaderShard if tells_the_last else DataLoader
-    loader: DataLoader[Any] = kind(dataset, batch_size=None, num_workers=0, collate_fn=_itself)
+    loader: DataLoader[Any] = kind(dataset, batch_size=None, collate_fn=lambda batch: batch)
     return loader
-
-
-def _itself(batch: Any) -> Any:
-    return batch
 
 
 def _endless(loader: Loader | AsyncLoader) -> Generator[Any, None, None]:
