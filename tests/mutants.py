@@ -275,7 +275,7 @@ MUTANTS = [
         "blocks/resize.py",
         "yield block.slice(done - rows, rows), [before, done, crc, number]",
         "yield block.slice(done - rows, rows), [before, 0, crc, number]",
-        law("rows.Rebatch"),
+        law("blocks.Rebatch"),
     ),
     Mutant(
         "one block too few is read again",

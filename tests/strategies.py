@@ -43,6 +43,7 @@ from brimful.blocks.choice import Choice
 from brimful.blocks.hashes import Split
 from brimful.blocks.parallel import Parallel
 from brimful.blocks.ragged import EMPTY
+from brimful.blocks.resize import Rebatch
 from brimful.blocks.text_bytes import TextBytes
 from brimful.core.ahead import Ahead
 from brimful.core.errors import ORIGIN, origins
@@ -84,7 +85,6 @@ from brimful.rows.map import Map
 from brimful.rows.map_blocks import MapBlocks
 from brimful.rows.pack_chunk import PackChunk
 from brimful.rows.pad import Pad
-from brimful.rows.rebatch import Rebatch
 from brimful.rows.row_keys import RowKeys
 from brimful.rows.scan import Scan
 from brimful.rows.skip import Skip

@@ -23,6 +23,7 @@ from brimful.blocks.choice import Choice
 from brimful.blocks.hashes import Side, Split
 from brimful.blocks.inside import as_html, as_text, facts
 from brimful.blocks.parallel import ExecutorType, Parallel
+from brimful.blocks.resize import Rebatch
 from brimful.core.errors import OnError, check_version, function, integer, names_of, one_of, positive, truth
 from brimful.core.iterator import ResumableIterator
 from brimful.core.progress import shown as progress
@@ -63,7 +64,6 @@ from brimful.rows.map import Map
 from brimful.rows.map_blocks import MapBlocks
 from brimful.rows.pack_chunk import PackChunk
 from brimful.rows.pad import Pad
-from brimful.rows.rebatch import Rebatch
 from brimful.rows.row_keys import RowKeys
 from brimful.rows.scan import Scan
 from brimful.rows.skip import Skip

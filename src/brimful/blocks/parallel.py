@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar,
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import concat
-from brimful.blocks.resize import resized, resized_start
+from brimful.blocks.resize import Rebatch
 from brimful.core.background import RUN, Workers, map_ahead
 from brimful.core.errors import StageError, one_of, settle, where
 from brimful.core.processes import DiedError, Remote, UnsentError
@@ -167,7 +167,7 @@ NOTHING: Final = cast(Stage[Block], None)
 @dataclass(frozen=True)
 class BlockFunction(Stage[Block]):
     """Abstract: takes a block and gives a block, by a function that may take long. Blocks without rows pass through as they are.
-    State: see `resized`."""
+    State: see `Rebatch`."""
 
     by_row = True
 
@@ -178,13 +178,13 @@ class BlockFunction(Stage[Block]):
         return replace(self.over(self.upstream.sent(source)), parallel=self.parallel.sent)
 
     def start(self, epoch: int) -> State:
-        return resized_start(self.upstream, epoch)
+        return Rebatch(self.upstream).start(epoch)
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         alone = replace(self, upstream=NOTHING)
         fn = alone.apply if self.parallel.executor_type == "process" else alone.begin
         with (
-            closing(resized(self.upstream, at)) as items,
+            closing(Rebatch(self.upstream).items(at)) as items,
             closing(self.parallel.called(fn, items, self.called_as, shared=True)) as calls,
         ):
             yield from joined((_done(one), one.last, one.after) for one in calls)

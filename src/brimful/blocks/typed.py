@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from brimful.blocks.blocks import Block, with_origin
 from brimful.blocks.parallel import NOTHING, SERIAL, CallResult, Made, Parallel, joined
 from brimful.blocks.ragged import EMPTY
-from brimful.blocks.resize import resized, resized_start
+from brimful.blocks.resize import Rebatch
 from brimful.blocks.schema import (
     FIRST_ROWS,
     OF_RESULTS,
@@ -200,14 +200,14 @@ class ByBlock(TypedFunction[Made]):
         return replace(self.over(upstream), types=partial(_given, self.schema), parallel=self.parallel.sent)
 
     def begin(self, epoch: int) -> State:
-        return resized_start(self.upstream, epoch)
+        return Rebatch(self.upstream).start(epoch)
 
     def calls(
         self, at: State, schema: Callable[[], pa.Schema | None]
     ) -> Generator[CallResult[Made | Fitted], None, None]:
         alone = replace(self, upstream=NOTHING, types=None)
         with (
-            closing(resized(self.upstream, at)) as items,
+            closing(Rebatch(self.upstream).items(at)) as items,
             closing(self.parallel.called(alone.made, items, self.called_as, lambda: (schema(),), shared=True)) as calls,
         ):
             yield from calls
