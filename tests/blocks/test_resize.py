@@ -13,6 +13,7 @@ from hypothesis import given
 
 from brimful.blocks import resize
 from brimful.blocks.blocks import Block
+from brimful.blocks.resize import Rebatch
 from brimful.core.stage import Stage, State
 from brimful.rows.concat_chunk import ConcatChunk
 from brimful.rows.pack_chunk import PackChunk
