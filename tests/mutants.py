@@ -209,7 +209,7 @@ MUTANTS = [
     ),
     Mutant(
         "a state is not held against what a filter kept",
-        "index/filter.py",
+        "index/indexed.py",
         '"crc32": self.index.crc32}',
         '"crc32": 0}',
         of("index/test_algebra", "test_a_random_function_is_refused_with_both_sides_named"),

@@ -19,7 +19,7 @@ from brimful.core.once import once
 from brimful.core.repeat import passed
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, refuse_originals
 from brimful.index.index import Ask, Index
-from brimful.index.view import ChosenIndex
+from brimful.index.view import ChosenIndex, SelectedIndex
 
 RowNumbers: TypeAlias = Callable[[int, int], NDArray[np.int64]]
 """The row numbers at the places `first` to `last - 1` of an epoch, int64 (last - first,), whatever lies before them.
@@ -191,6 +191,30 @@ class DerivedSource(Source):
 
     def beside(self, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
         return self.upstream.beside(name, count, ask)
+
+
+@dataclass(frozen=True)
+class Selected(DerivedSource):
+    """Abstract: some samples of a source. A state is held against which those are."""
+
+    @once
+    def index(self) -> SelectedIndex:
+        return SelectedIndex(self.upstream.index, self.kept)
+
+    @property
+    def counted(self) -> bool:
+        return self.upstream.counted and "numbers" in vars(self.index)
+
+    def settings(self) -> dict[str, Any]:
+        return {**self.chosen_by(), "kept": self.count, "crc32": self.index.crc32}
+
+    @abstractmethod
+    def kept(self) -> NDArray[np.bool_]:
+        """Which samples of the index below are kept, bool (n,)."""
+
+    @abstractmethod
+    def chosen_by(self) -> dict[str, Any]:
+        """The parameters, as plain JSON."""
 
 
 @dataclass(frozen=True)

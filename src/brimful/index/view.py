@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -73,12 +72,19 @@ class View(Index):
 
 @dataclass(frozen=True, eq=False)
 class SelectedIndex(View):
-    """Abstract: some rows of `base`. Price: 8 bytes a row kept."""
+    """Some rows of `base`.
 
-    @property
-    @abstractmethod
+    Args:
+        kept: says which, bool (len(base),); asked at the first use, in each process.
+    Price: 8 bytes a row kept.
+    """
+
+    kept: Callable[[], NDArray[np.bool_]]
+
+    @once
     def numbers(self) -> NDArray[np.int64]:
-        """The rows of `base` that are kept, ascending, the same object each time."""
+        """The rows of `base` that are kept, ascending."""
+        return np.flatnonzero(self.kept())
 
     @once
     def crc32(self) -> int:
