@@ -24,7 +24,7 @@ from brimful.batching.batch import Batch
 from brimful.batching.distributed import say_split_groups
 from brimful.batching.window import IntArray
 from brimful.dataset import dataset_of
-from brimful.index.index import DataIndex
+from brimful.index.index import DataIndex, NumLabelsAt
 from brimful.testing import first_difference
 from tests.effort import examples
 from tests.shards import write
@@ -287,11 +287,8 @@ class Counting(DataIndex):
         return self.index.schema
 
     @property
-    def knows_labels(self) -> bool:
-        return self.index.knows_labels
-
-    def num_labels_at(self, numbers: IntArray) -> IntArray:
-        return self.index.num_labels_at(numbers)
+    def num_labels_at(self) -> NumLabelsAt | None:
+        return self.index.num_labels_at
 
     def fingerprint(self) -> Any:
         return self.index.fingerprint()

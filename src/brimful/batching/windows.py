@@ -225,14 +225,13 @@ class Planned(Windowed):
         while first != count:
             last = first + (size if count is None else window_ends(count - first, size))
             numbers = rows(first, last)
-            labels = index.num_labels_at if index.knows_labels else None
             window = PlanningWindow(
                 epoch,
                 number,
                 self._lengths(numbers),
                 numbers,
                 index.locate,
-                num_labels_at=labels,
+                num_labels_at=index.num_labels_at,
                 schema=lambda: index.schema,
                 spans_at=index.spans,
                 texts_at=self._texts_at,

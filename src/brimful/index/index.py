@@ -35,6 +35,11 @@ class RowSpans(NamedTuple):
     counts: NDArray[np.int64]
 
 
+NumLabelsAt: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+"""Gives of the rows of some numbers, int64 (3, n): how many labels each has, how many are trained on (not -100), and 1 where its
+first is."""
+
+
 class Index(ABC):
     """Abstract: samples that can be had in any order. Data are read or mapped on first use, in each process. A frozen
     dataclass."""
@@ -81,16 +86,10 @@ class Index(ABC):
         return self
 
     @property
-    def knows_labels(self) -> bool:
-        """Whether each sample has a list of integers, of any length and without nulls, in a column `labels`."""
-        return False
-
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The numbers of labels of these rows, without reading them; only where it `knows_labels`.
-
-        int64 (3, len(numbers)): how many labels each row has, how many are trained on (not -100), and 1 where its first is.
-        """
-        raise NotImplementedError
+    def num_labels_at(self) -> NumLabelsAt | None:
+        """Counts the labels of rows without reading them. None, unless each sample has a list of integers, of any length and
+        without nulls, in a column `labels`."""
+        return None
 
     @property
     def expects(self) -> bool:
@@ -200,26 +199,15 @@ class BlockIndex(DataIndex):
     @once
     def list_columns(self) -> Sequence[str]:
         lists = [field.name for field in self.schema if is_ragged(field.type)]
-        return [name for name in lists if not (self.block[name].null_count or _values(self.block[name]).null_count)]
-
-    @property
-    def knows_labels(self) -> bool:
-        return self._num_labels is not None
-
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        assert self._num_labels is not None
-        return self._num_labels[:, numbers].astype(np.int64)
+        return [name for name in lists if not self.block[name].null_count and not _values(self.block[name]).null_count]
 
     @once
-    def _num_labels(self) -> NDArray[np.int32] | None:
+    def num_labels_at(self) -> NumLabelsAt | None:
         """Price: 3 ns a label, once; 12 bytes a row kept."""
-        block = self.block
-        if LABELS not in block.schema.names:
+        if LABELS not in self.list_columns or not has_labels(self.schema.field(LABELS).type):
             return None
-        column = block.column(LABELS)
-        if not has_labels(column.type) or column.null_count or _values(column).null_count:
-            return None
-        return label_counts(self.blocks())
+        counts = label_counts(self.blocks())
+        return lambda numbers: counts[:, numbers].astype(np.int64)
 
 
 def taken(block: Block, rows: NDArray[np.int64]) -> Block:

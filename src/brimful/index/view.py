@@ -17,7 +17,7 @@ from brimful.blocks.choice import Choice
 from brimful.blocks.ragged import LABELS, MASK, REMEDIES, array_of, num_hidden, unmasked
 from brimful.core.errors import DataError
 from brimful.core.once import once
-from brimful.index.index import Index, RowSet, RowSpans
+from brimful.index.index import Index, NumLabelsAt, RowSet, RowSpans
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +56,9 @@ class View(Index):
         return self.source.list_columns
 
     @property
-    def knows_labels(self) -> bool:
-        return self.source.knows_labels
-
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.source.num_labels_at(self.in_base(numbers))
+    def num_labels_at(self) -> NumLabelsAt | None:
+        counts = self.source.num_labels_at
+        return None if counts is None else lambda numbers: counts(self.in_base(numbers))
 
     @property
     def expects(self) -> bool:
@@ -144,8 +142,8 @@ class ChosenIndex(View):
         return [name for name, old in self.kept.items() if old in self.source.list_columns]
 
     @property
-    def knows_labels(self) -> bool:
-        return self.kept.get(LABELS) == LABELS and self.source.knows_labels
+    def num_labels_at(self) -> NumLabelsAt | None:
+        return self.source.num_labels_at if self.kept.get(LABELS) == LABELS else None
 
     def _old(self, columns: Sequence[str], required: bool) -> list[str]:
         if required and (missing := [name for name in columns if name not in self.kept]):

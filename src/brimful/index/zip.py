@@ -17,7 +17,7 @@ from brimful.blocks.several import beside, require_distinct, unequal
 from brimful.core.errors import MOST, DataError
 from brimful.core.once import once
 from brimful.core.stage import refuse_originals
-from brimful.index.index import Index
+from brimful.index.index import Index, NumLabelsAt
 from brimful.index.indexed import Indexed, RowNumbers
 
 
@@ -138,12 +138,10 @@ class ZippedIndex(Index):
         return [name for part in self.parts for name in part.list_columns]
 
     @property
-    def knows_labels(self) -> bool:
-        return LABELS in self._owners and self.parts[self._owners[LABELS]].knows_labels
-
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        owner = self._owners[LABELS]
-        return self.parts[owner].num_labels_at(self._rows(numbers, owner))
+    def num_labels_at(self) -> NumLabelsAt | None:
+        owner = self._owners.get(LABELS, 0)  # the first part knows no labels if none has them
+        counts = self.parts[owner].num_labels_at
+        return None if counts is None else lambda numbers: counts(self._rows(numbers, owner))
 
     @once
     def _owners(self) -> dict[str, int]:

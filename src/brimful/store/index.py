@@ -18,7 +18,7 @@ from brimful.blocks.ragged import LABELS, REMEDIES
 from brimful.core.errors import ORIGIN, ORIGIN_TYPE, DataError, logger
 from brimful.core.once import once
 from brimful.encoding.encoder import Padding, StoredTokenizer
-from brimful.index.index import Ask, DataIndex, RowSet, RowSpans
+from brimful.index.index import Ask, DataIndex, NumLabelsAt, RowSet, RowSpans
 from brimful.store.answers import kept_answers
 from brimful.store.folder import Folder
 from brimful.store.folders import folder_of, is_remote
@@ -153,17 +153,13 @@ class StoreIndex(DataIndex):
         return [name for name in manifest.lengths if name in self._columns and not manifest.nulls[name]]
 
     @property
-    def knows_labels(self) -> bool:
+    def num_labels_at(self) -> NumLabelsAt | None:
         manifest = self.manifest
-        known = manifest.num_labels is not None and manifest.first_labels is not None
-        return known and LABELS in self._columns and not manifest.nulls[LABELS]
-
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        manifest = self.manifest
-        assert manifest.num_labels is not None
-        assert manifest.first_labels is not None
-        sides = (manifest.lengths[LABELS], manifest.num_labels, manifest.first_labels)
-        return np.array([self._folder.by_row(side)[numbers] for side in sides], dtype=np.int64)
+        counts, firsts = manifest.num_labels, manifest.first_labels
+        if counts is None or firsts is None or LABELS not in self._columns or manifest.nulls[LABELS]:
+            return None
+        sides = (manifest.lengths[LABELS], counts, firsts)
+        return lambda numbers: np.array([self._folder.by_row(side)[numbers] for side in sides], dtype=np.int64)
 
     @property
     def expects(self) -> bool:
