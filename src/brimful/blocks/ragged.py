@@ -157,21 +157,14 @@ def column_of(block: pa.RecordBatch, column: str, *, remedy: str = "") -> pa.Arr
     """
     index = block.schema.get_field_index(column)
     if index < 0:
-        names = ", ".join(name for name in block.schema.names if not name.startswith(HIDDEN))
-        raise DataError(f"there is no column {column!r} (columns: {names or 'none'}; {where(block, 0)}){remedy}")
+        names = [name for name in block.schema.names if not name.startswith(HIDDEN)]
+        raise no_column(column, names, where(block, 0), remedy)
     return block.column(index)
 
 
-DTYPES: Final = {
-    pa.from_numpy_dtype(name): np.dtype(name)
-    for name in (
-        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-        "float16",
-        "float32",
-        "float64",
-    )
-}
-"""What numpy calls numbers of Arrow. (`to_pandas_dtype` says it too, and needs pandas before pyarrow 21.)"""
+def no_column(column: str, names: Iterable[str], place: str, remedy: str = "") -> DataError:
+    """The error for a column that is not among `names`."""
+    return DataError(f"there is no column {column!r} (columns: {', '.join(names) or 'none'}; {place}){remedy}")
 
 
 def numpy_of(values: pa.Array) -> NDArray[Any]:
@@ -183,7 +176,7 @@ def numpy_of(values: pa.Array) -> NDArray[Any]:
         bits = np.frombuffer(values.buffers()[1] or b"", np.uint8)
         return np.unpackbits(bits, count=values.offset + len(values), bitorder="little")[values.offset :].view(np.bool_)
     if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
-        dtype, memory = DTYPES[values.type], values.buffers()[1]
+        dtype, memory = np.dtype(values.type.to_pandas_dtype()), values.buffers()[1]
         if memory is None or not len(values):
             return np.zeros(0, dtype)
         return np.frombuffer(memory, dtype, len(values), values.offset * dtype.itemsize)

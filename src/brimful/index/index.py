@@ -172,6 +172,16 @@ class DataIndex(Index):
         return []
 
 
+def lengths_by_column(
+    index: Index, columns: Sequence[str], required: bool, count: int, lengths: Callable[[str], NDArray[Any]]
+) -> NDArray[Any]:
+    """The result of `lengths_at` for so many samples of an index. `lengths` gives them by one column."""
+    if not required and not (columns and set(columns) <= set(index.schema.names)):
+        return np.zeros(count, dtype=np.int64)
+    found = [lengths(column) for column in columns]
+    return found[0] if len(found) == 1 else np.stack(found, axis=1)
+
+
 class BlockIndex(DataIndex):
     """Abstract: the rows of one block in memory."""
 
@@ -184,10 +194,10 @@ class BlockIndex(DataIndex):
         return int(self.block.num_rows)
 
     def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
-        if not required and not (columns and set(columns) <= set(self.block.schema.names)):
-            return np.zeros(len(numbers), dtype=np.int64)
-        counts = [ragged(self.block, column).spans(numbers)[1] for column in columns]
-        return counts[0] if len(counts) == 1 else np.stack(counts, axis=1)
+        def spans(column: str) -> NDArray[np.int64]:
+            return ragged(self.block, column).spans(numbers)[1]
+
+        return lengths_by_column(self, columns, required, len(numbers), spans)
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         return self.block, numbers

@@ -30,7 +30,7 @@ from brimful.blocks.ragged import (
 from brimful.core.distinct import distinct
 from brimful.core.errors import ORIGIN, ORIGIN_TYPE, origins
 from brimful.core.once import once
-from brimful.index.index import DataIndex, NumLabelsAt, has_labels, label_counts, taken
+from brimful.index.index import DataIndex, NumLabelsAt, has_labels, label_counts, lengths_by_column, taken
 from brimful.sources.data_libraries import stored
 
 SAMPLED_ROWS: Final = 1024
@@ -83,17 +83,18 @@ class TableIndex(DataIndex):
         return replace(self, columns=tuple(columns)) if columns else self
 
     def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
-        if not len(numbers) or (not required and not (columns and set(columns) <= set(self.schema.names))):
-            return np.zeros(len(numbers), dtype=np.int64)
-        found = []
-        for column in columns:
+        if not len(numbers):
+            return np.zeros(0, dtype=np.int64)
+
+        def counts(column: str) -> NDArray[np.int32]:
             if not (column in self.schema.names and is_ragged(self.schema.field(column).type)):
                 ragged(self.take(numbers[:1]), column)  # says what is wrong, and where
-            counts = self._counts(column)[self._rows(numbers)]
-            if len(bad := np.flatnonzero(counts == _NULL)):
+            found = self._counts(column)[self._rows(numbers)]
+            if len(bad := np.flatnonzero(found == _NULL)):
                 ragged(self.take(numbers[bad[:1]]), column)
-            found.append(counts)
-        return found[0] if len(found) == 1 else np.stack(found, axis=1)
+            return found
+
+        return lengths_by_column(self, columns, required, len(numbers), counts)
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         if not len(numbers):

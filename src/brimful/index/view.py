@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.choice import Choice
-from brimful.blocks.ragged import LABELS, MASK, REMEDIES, array_of, num_hidden, unmasked
-from brimful.core.errors import DataError
+from brimful.blocks.ragged import LABELS, MASK, REMEDIES, array_of, no_column, num_hidden, unmasked
 from brimful.core.once import once
 from brimful.index.index import Index, NumLabelsAt, RowSet, RowSpans
 
@@ -147,10 +146,7 @@ class ChosenIndex(View):
 
     def _old(self, columns: Sequence[str], required: bool) -> list[str]:
         if required and (missing := [name for name in columns if name not in self.kept]):
-            raise DataError(
-                f"there is no column {missing[0]!r} (columns: {', '.join(self.kept)}; {self.choice.verb})"
-                f"{REMEDIES.get(missing[0], '')}"
-            )
+            raise no_column(missing[0], self.kept, self.choice.verb, REMEDIES.get(missing[0], ""))
         return [self.kept.get(name, "") for name in columns]
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import DTYPES, concat, list_array, numpy_of, offsets_of, runs
+from brimful.blocks.ragged import concat, list_array, numpy_of, offsets_of, runs
 from brimful.core.distinct import distinct
 from brimful.core.errors import DataError
 from brimful.core.once import once
@@ -114,7 +114,7 @@ class LocalFolder(Folder):
         """The values of ascending rows, `sizes` of them in each record batch, in copies of all pieces of 64 bytes, as memory is
         aligned, that hold some. No such piece crosses the end of a page, so all that is read belongs to a file that is mapped."""
         kind = self.schema.field(name).type
-        dtype, wide = DTYPES[kind.value_type], pa.types.is_large_list(kind)
+        dtype, wide = np.dtype(kind.value_type.to_pandas_dtype()), pa.types.is_large_list(kind)
         known = self._buffers(name, batches.tolist())
         if known is None:
             return None
