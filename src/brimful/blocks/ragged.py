@@ -96,9 +96,11 @@ def ragged(block: pa.RecordBatch, column: str) -> Ragged:
     return Ragged(numpy_of(values), offsets)
 
 
-def equally_long(block: pa.RecordBatch, names: Sequence[str]) -> list[Ragged]:
+def equally_long(block: pa.RecordBatch, names: Sequence[str], verb: str = "") -> list[Ragged]:
     """Several list columns of a block.
 
+    Args:
+        verb: the method, where the message names it.
     Raises:
         DataError: a row has lists of two lengths; with both and its place.
     """
@@ -109,7 +111,7 @@ def equally_long(block: pa.RecordBatch, names: Sequence[str]) -> list[Ragged]:
         if len(differ):
             row = int(differ[0])
             raise DataError(
-                f"columns {names[0]!r} and {name!r} must be equally long "
+                f"{verb and verb + ': '}columns {names[0]!r} and {name!r} must be equally long "
                 f"(got {sizes[row]:,} and {column.lengths[row]:,}; {where(block, row)})"
             )
     return columns
