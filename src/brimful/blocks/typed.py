@@ -107,8 +107,7 @@ class TypedFunction(Typed, Generic[Made]):
                 if schema:
                     vars(self).setdefault("schema", schema)
             text = text or (as_text(schema) if schema else "")
-            parts = ((self._fitted(one, schema), one.last, one.after) for one in results)
-            for out, after in joined(parts):
+            for out, after in joined(results, partial(self._fitted, schema)):
                 yield out, END if after == END else [after, text]
 
     def first_types(self) -> pa.Schema:
@@ -118,7 +117,7 @@ class TypedFunction(Typed, Generic[Made]):
                 raise first.error
             return first.schema
 
-    def _fitted(self, one: CallResult[Made | Fitted], schema: pa.Schema) -> Block:
+    def _fitted(self, schema: pa.Schema, one: CallResult[Made | Fitted]) -> Block:
         if one.made is None:
             return EMPTY
         return one.made.block if isinstance(one.made, Fitted) else self.block_of(one.block, one.made, schema)
@@ -206,11 +205,7 @@ class ByBlock(TypedFunction[Made]):
         self, at: State, schema: Callable[[], pa.Schema | None]
     ) -> Generator[CallResult[Made | Fitted], None, None]:
         alone = replace(self, upstream=NOTHING, types=None)
-        with (
-            closing(Rebatch(self.upstream).items(at)) as items,
-            closing(self.parallel.called(alone.made, items, self.called_as, lambda: (schema(),), shared=True)) as calls,
-        ):
-            yield from calls
+        return self.parallel.calls(alone.made, self.upstream, at, self.called_as, lambda: (schema(),))
 
     def made(self, block: Block, schema: pa.Schema | None) -> Made | Fitted:
         given = self.call(block)

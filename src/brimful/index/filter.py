@@ -58,11 +58,12 @@ class Filter(Selected):
         logger.info("%s reads all %s samples once", name, f"{total:,}")
         rows = samples if originals is None else originals.samples
         ask = partial(_answers, self.fn, self.on_error, rows)
-        with closing(self.parallel.called(ask, ((block, None) for block in base.blocks()), name)) as answers:
+        parts = self.parallel.parts((block, None) for block in base.blocks())
+        with closing(self.parallel.results(ask, parts, name)) as answers:
             found = [np.zeros(0, dtype=bool)]
-            for one in watched(answers, name, total, lambda one: one.block.num_rows):
-                assert one.made is not None
-                found.append(one.made)
+            for _, made, _ in watched(answers, name, total, lambda one: one[0].num_rows):
+                assert made is not None
+                found.append(made)
                 working()
         kept = np.concatenate(found)
         logger.info("%s keeps %s of %s samples", name, f"{np.count_nonzero(kept):,}", f"{total:,}")
