@@ -2034,8 +2034,8 @@ MUTANTS = [
     Mutant(
         "workers hand on results as they are cut, not as they were asked for",
         "blocks/parallel.py",
-        "        if last:\n            yield (blocks[0] if len(blocks) == 1 else concat(blocks)), after",
-        "        if last:\n            yield (blocks[0] if len(blocks) == 1 else concat(blocks[::-1])), after",
+        "        if one.last:\n            yield (blocks[0] if len(blocks) == 1 else concat(blocks)), one.after",
+        "        if one.last:\n            yield (blocks[0] if len(blocks) == 1 else concat(blocks[::-1])), one.after",
         of("blocks/test_parallel", "test_the_results_are_those_of_one_worker_in_order"),
     ),
     Mutant(

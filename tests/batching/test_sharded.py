@@ -24,7 +24,7 @@ from brimful.batching.batch import Batch
 from brimful.batching.distributed import say_split_groups
 from brimful.batching.window import IntArray
 from brimful.dataset import dataset_of
-from brimful.index.index import DataIndex, NumLabelsAt
+from brimful.index.index import DataIndex
 from brimful.testing import first_difference
 from tests.effort import examples
 from tests.shards import write
@@ -286,9 +286,8 @@ class Counting(DataIndex):
     def schema(self) -> pa.Schema:
         return self.index.schema
 
-    @property
-    def num_labels_at(self) -> NumLabelsAt | None:
-        return self.index.num_labels_at
+    def num_labels_at(self, numbers: IntArray) -> IntArray | None:
+        return self.index.num_labels_at(numbers)
 
     def fingerprint(self) -> Any:
         return self.index.fingerprint()

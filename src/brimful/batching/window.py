@@ -42,7 +42,7 @@ class PlanningWindow:
     samples: IntArray
     locate: Callable[[IntArray], tuple[Block, IntArray]]
     crc32: int = 0
-    num_labels_at: Callable[[IntArray], IntArray] | None = None
+    num_labels_at: Callable[[IntArray], IntArray | None] = lambda numbers: None
     schema: Callable[[], pa.Schema] | None = None
     spans_at: Callable[[IntArray], dict[str, RowSpans] | None] | None = None
     texts_at: Callable[[IntArray], list[str] | None] = lambda numbers: None
@@ -53,7 +53,7 @@ class PlanningWindow:
     @once
     def num_labels(self) -> IntArray | None:
         """For each sample: its labels, those that are trained on, and whether the first one is, int64 (3, n); None: not known."""
-        return None if self.num_labels_at is None else self.num_labels_at(self.samples)
+        return self.num_labels_at(self.samples)
 
     @property
     def names(self) -> list[str]:

@@ -35,11 +35,6 @@ class RowSpans(NamedTuple):
     counts: NDArray[np.int64]
 
 
-NumLabelsAt: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
-"""Gives of the rows of some numbers, int64 (3, n): how many labels each has, how many are trained on (not -100), and 1 where its
-first is."""
-
-
 class Index(ABC):
     """Abstract: samples that can be had in any order. Data are read or mapped on first use, in each process. A frozen
     dataclass."""
@@ -85,10 +80,12 @@ class Index(ABC):
         """The same samples. Other columns than these may be left out, where that saves reading them."""
         return self
 
-    @property
-    def num_labels_at(self) -> NumLabelsAt | None:
-        """Counts the labels of rows without reading them. None, unless each sample has a list of integers, of any length and
-        without nulls, in a column `labels`."""
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """The numbers of labels of these rows, without reading them, int64 (3, len(numbers)): how many labels each row has, how
+        many are trained on (not -100), and 1 where its first is.
+
+        None, unless each sample has a list of integers, of any length and without nulls, in a column `labels`.
+        """
         return None
 
     @property
@@ -211,13 +208,15 @@ class BlockIndex(DataIndex):
         lists = [field.name for field in self.schema if is_ragged(field.type)]
         return [name for name in lists if not self.block[name].null_count and not _values(self.block[name]).null_count]
 
-    @once
-    def num_labels_at(self) -> NumLabelsAt | None:
-        """Price: 3 ns a label, once; 12 bytes a row kept."""
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
         if LABELS not in self.list_columns or not has_labels(self.schema.field(LABELS).type):
             return None
-        counts = label_counts(self.blocks())
-        return lambda numbers: counts[:, numbers].astype(np.int64)
+        return self._num_labels[:, numbers].astype(np.int64)
+
+    @once
+    def _num_labels(self) -> NDArray[np.int32]:
+        """Price: 3 ns a label, once; 12 bytes a row kept."""
+        return label_counts(self.blocks())
 
 
 def taken(block: Block, rows: NDArray[np.int64]) -> Block:

@@ -16,7 +16,7 @@ from brimful.blocks.schema import united
 from brimful.blocks.several import conformed
 from brimful.core.distinct import distinct
 from brimful.core.once import once
-from brimful.index.index import Index, NumLabelsAt
+from brimful.index.index import Index
 from brimful.index.indexed import Indexed
 
 
@@ -116,17 +116,13 @@ class JoinedIndex(Index):
             if all(name in part.list_columns or name not in part.schema.names for part in self.parts)
         ]
 
-    @property
-    def num_labels_at(self) -> NumLabelsAt | None:
-        known = [each for part in self.parts if (each := part.num_labels_at) is not None]
-
-        def counts(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-            out = np.zeros((3, len(numbers)), dtype=np.int64)
-            for part, at, own in self._by_part(numbers):
-                out[:, at] = known[part](own)
-            return out
-
-        return counts if len(known) == len(self.parts) else None
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        if any(part.num_labels_at(numbers[:0]) is None for part in self.parts):
+            return None
+        out = np.zeros((3, len(numbers)), dtype=np.int64)
+        for part, at, own in self._by_part(numbers):
+            out[:, at] = self.parts[part].num_labels_at(own)
+        return out
 
     def _by_part(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         """Each part that has some of the rows, the places of these among `numbers`, and their numbers in the part."""

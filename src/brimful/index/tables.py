@@ -30,7 +30,7 @@ from brimful.blocks.ragged import (
 from brimful.core.distinct import distinct
 from brimful.core.errors import ORIGIN, ORIGIN_TYPE, origins
 from brimful.core.once import once
-from brimful.index.index import DataIndex, NumLabelsAt, has_labels, label_counts, lengths_by_column, taken
+from brimful.index.index import DataIndex, has_labels, label_counts, lengths_by_column, taken
 from brimful.sources.data_libraries import stored
 
 SAMPLED_ROWS: Final = 1024
@@ -112,12 +112,11 @@ class TableIndex(DataIndex):
         every = self._rows(np.arange(len(self)))
         return [name for name in lists if (self._counts(name)[every] != _NULL).all()]
 
-    @property
-    def num_labels_at(self) -> NumLabelsAt | None:
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
         known = LABELS in self.schema.names and has_labels(self.schema.field(LABELS).type)
         if not known or (self._counts(LABELS) == _NULL).any():
             return None
-        return lambda numbers: self._num_labels[:, self._rows(numbers)].astype(np.int64)
+        return self._num_labels[:, self._rows(numbers)].astype(np.int64)
 
     def fingerprint(self) -> dict[str, int]:
         """Lengths of lists and texts, values of a fixed width, and what was selected of them; of 1,024 rows also a value of

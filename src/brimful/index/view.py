@@ -16,7 +16,7 @@ from brimful.blocks.blocks import Block
 from brimful.blocks.choice import Choice
 from brimful.blocks.ragged import LABELS, MASK, REMEDIES, array_of, no_column, num_hidden, unmasked
 from brimful.core.once import once
-from brimful.index.index import Index, NumLabelsAt, RowSet, RowSpans
+from brimful.index.index import Index, RowSet, RowSpans
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +54,8 @@ class View(Index):
     def list_columns(self) -> Sequence[str]:
         return self.source.list_columns
 
-    @property
-    def num_labels_at(self) -> NumLabelsAt | None:
-        counts = self.source.num_labels_at
-        return None if counts is None else lambda numbers: counts(self.in_base(numbers))
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        return self.source.num_labels_at(self.in_base(numbers))
 
     @property
     def expects(self) -> bool:
@@ -140,9 +138,8 @@ class ChosenIndex(View):
     def list_columns(self) -> Sequence[str]:
         return [name for name, old in self.kept.items() if old in self.source.list_columns]
 
-    @property
-    def num_labels_at(self) -> NumLabelsAt | None:
-        return self.source.num_labels_at if self.kept.get(LABELS) == LABELS else None
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        return self.source.num_labels_at(numbers) if self.kept.get(LABELS) == LABELS else None
 
     def _old(self, columns: Sequence[str], required: bool) -> list[str]:
         if required and (missing := [name for name in columns if name not in self.kept]):

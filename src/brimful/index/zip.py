@@ -17,7 +17,7 @@ from brimful.blocks.several import beside, require_distinct, unequal
 from brimful.core.errors import MOST, DataError
 from brimful.core.once import once
 from brimful.core.stage import refuse_originals
-from brimful.index.index import Index, NumLabelsAt, lengths_by_column
+from brimful.index.index import Index, lengths_by_column
 from brimful.index.indexed import Indexed, RowNumbers
 
 
@@ -131,11 +131,9 @@ class ZippedIndex(Index):
     def list_columns(self) -> Sequence[str]:
         return [name for part in self.parts for name in part.list_columns]
 
-    @property
-    def num_labels_at(self) -> NumLabelsAt | None:
-        owner = self._owners.get(LABELS, 0)  # the first part knows no labels if none has them
-        counts = self.parts[owner].num_labels_at
-        return None if counts is None else lambda numbers: counts(self._rows(numbers, owner))
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        owner = self._owners.get(LABELS, 0)  # where none has labels, the first part says so
+        return self.parts[owner].num_labels_at(self._rows(numbers, owner))
 
     @once
     def _owners(self) -> dict[str, int]:

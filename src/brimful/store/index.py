@@ -18,7 +18,7 @@ from brimful.blocks.ragged import LABELS, REMEDIES
 from brimful.core.errors import ORIGIN, ORIGIN_TYPE, DataError, logger
 from brimful.core.once import once
 from brimful.encoding.encoder import Padding, StoredTokenizer
-from brimful.index.index import Ask, DataIndex, NumLabelsAt, RowSet, RowSpans
+from brimful.index.index import Ask, DataIndex, RowSet, RowSpans
 from brimful.store.answers import kept_answers
 from brimful.store.folder import Folder
 from brimful.store.folders import folder_of, is_remote
@@ -152,14 +152,13 @@ class StoreIndex(DataIndex):
         manifest = self.manifest
         return [name for name in manifest.lengths if name in self._columns and not manifest.nulls[name]]
 
-    @property
-    def num_labels_at(self) -> NumLabelsAt | None:
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
         manifest = self.manifest
         counts, firsts = manifest.num_labels, manifest.first_labels
         if counts is None or firsts is None or LABELS not in self._columns or manifest.nulls[LABELS]:
             return None
         sides = (manifest.lengths[LABELS], counts, firsts)
-        return lambda numbers: np.array([self._folder.by_row(side)[numbers] for side in sides], dtype=np.int64)
+        return np.array([self._folder.by_row(side)[numbers] for side in sides], dtype=np.int64)
 
     @property
     def expects(self) -> bool:
