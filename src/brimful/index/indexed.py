@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -74,7 +74,7 @@ class Indexed(Stage[Block]):
 
     @property
     def originals(self) -> Any:
-        found = [one.originals for one in self.below]
+        found = [one.originals for one in self.asked]
         real = next((one for one in found if one is not None), None)
         if real is None:
             return None
@@ -84,7 +84,7 @@ class Indexed(Stage[Block]):
     @property
     def counted(self) -> bool:
         """Whether its count is known without reading a row or calling a function of the user's."""
-        return all(cast(Indexed, one).counted for one in self.below)
+        return all(one.counted for one in self.asked)
 
     def known_columns(self) -> pa.Schema | None:
         return None if any(one.known_columns() is None for one in self.below) else self.index.schema

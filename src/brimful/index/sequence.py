@@ -155,31 +155,12 @@ class FromSequence(Source):
     def index(self) -> Index:
         return self.rows
 
-    def tokenizers(self) -> dict[str, tuple[Any, ...]]:
-        return self.rows.tokenizers()
-
-    def texts(self) -> tuple[str, ...]:
-        return self.rows.texts()
-
-    def newest(self) -> tuple[float, str]:
-        return self.rows.newest()
+    @property
+    def asked(self) -> tuple[Any, ...]:
+        return (self.rows,)
 
     def functions(self) -> list[str]:
         return self.rows.functions()
-
-    def contents(self) -> list[str]:
-        return self.rows.contents()
-
-    @property
-    def originals(self) -> Any:
-        return self.rows.originals
-
-    @property
-    def one_by_one(self) -> bool:
-        return self.rows.one_by_one
-
-    def measured(self, columns: Sequence[str], required: bool) -> list[int]:
-        return self.rows.measured(columns, required)
 
     def settings(self) -> dict[str, Any]:
         return {**self.rows.fingerprint(), "shuffle": self.shuffle, "seed": self.seed}
@@ -187,10 +168,6 @@ class FromSequence(Source):
     @property
     def in_index_order(self) -> bool:
         return not self.shuffle
-
-    @property
-    def counted(self) -> bool:
-        return self.rows.counted
 
     def known_columns(self) -> pa.Schema | None:
         return self.rows.known_schema
