@@ -1358,7 +1358,7 @@ class IndexedDataset(Dataset):
         check_version(version)
 
         def kept(source: Source) -> Indexed:
-            if version is not None and not source.holds_files:
+            if version is not None and not source.data.holds_files:
                 raise ValueError(
                     f"version={version!r} saves the answers of filter beside a store, but these data have no store. Leave "
                     "version out, or write a store first"

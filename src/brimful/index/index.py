@@ -206,7 +206,7 @@ class BlockIndex(DataIndex):
     @once
     def list_columns(self) -> Sequence[str]:
         lists = [field.name for field in self.schema if is_ragged(field.type)]
-        return [name for name in lists if not self.block[name].null_count and not _values(self.block[name]).null_count]
+        return [name for name in lists if not (self.block[name].null_count or self.block[name].flatten().null_count)]
 
     def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
         if LABELS not in self.list_columns or not has_labels(self.schema.field(LABELS).type):
@@ -243,7 +243,3 @@ def has_labels(kind: pa.DataType) -> bool:
     """
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     return bool(lists and pa.types.is_integer(kind.value_type))
-
-
-def _values(lists: pa.Array) -> pa.Array:
-    return lists.flatten() if pa.types.is_fixed_size_list(lists.type) else lists.values

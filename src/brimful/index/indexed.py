@@ -18,7 +18,7 @@ from brimful.blocks.ragged import EMPTY
 from brimful.core.once import once
 from brimful.core.repeat import passed
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, refuse_originals
-from brimful.index.index import Ask, Index
+from brimful.index.index import DataIndex, Index
 from brimful.index.view import ChosenIndex, SelectedIndex
 
 RowNumbers: TypeAlias = Callable[[int, int], NDArray[np.int64]]
@@ -147,13 +147,8 @@ class Source(Indexed):
 
     @property
     @abstractmethod
-    def holds_files(self) -> bool:
-        """Whether files can be kept beside the samples, which are in a store."""
-
-    @abstractmethod
-    def beside(self, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
-        """Answers about so many rows, from a file beside the samples; where there is none, those of `ask`, which is given a
-        function to be called now and then."""
+    def data(self) -> DataIndex:
+        """What the user gave, where answers about the samples can be kept."""
 
     @property
     def count(self) -> int:
@@ -186,11 +181,8 @@ class DerivedSource(Source):
         return self.upstream.ordered(index, epoch)
 
     @property
-    def holds_files(self) -> bool:
-        return self.upstream.holds_files
-
-    def beside(self, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
-        return self.upstream.beside(name, count, ask)
+    def data(self) -> DataIndex:
+        return self.upstream.data
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from brimful.core import random
 from brimful.core.errors import ORIGIN, origins, settle, truth
 from brimful.core.once import once
 from brimful.core.stage import BLOCK_ROWS, Stage, place, running
-from brimful.index.index import Ask, BlockIndex, DataIndex, Index, RowSet
+from brimful.index.index import BlockIndex, DataIndex, Index, RowSet
 from brimful.index.indexed import RowNumbers, Source
 from brimful.index.order import Order
 from brimful.sources.data_libraries import rows_of, stored
@@ -173,11 +173,8 @@ class FromSequence(Source):
         return self.rows.known_schema
 
     @property
-    def holds_files(self) -> bool:
-        return self.rows.holds_files
-
-    def beside(self, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
-        return self.rows.beside(name, count, ask)
+    def data(self) -> DataIndex:
+        return self.rows
 
     def ordered(self, index: Index, epoch: int) -> RowNumbers:
         order = Order(len(index), random.key(self.seed, place(self), epoch) if self.shuffle else None)
