@@ -24,6 +24,7 @@ from brimful.blocks.ragged import (
     null_in,
     numpy_of,
     offsets_in,
+    offsets_of,
     ragged,
     with_column,
 )
@@ -67,14 +68,14 @@ class TableIndex(DataIndex):
     @once
     def record_batches(self) -> TablePieces:
         batches = [batch for batch in self._table.to_batches() if batch.num_rows]
-        starts = np.concatenate(([0], np.cumsum([batch.num_rows for batch in batches], dtype=np.int64)))
+        starts = offsets_of(np.array([batch.num_rows for batch in batches], dtype=np.int64))
         indices = self.dataset._indices  # which `datasets` has no other name for
         chosen = None if indices is None else indices.column(0).to_numpy()
-        return TablePieces(batches, starts.astype(np.int64), chosen)
+        return TablePieces(batches, starts, chosen)
 
     @once
     def schema(self) -> pa.Schema:
-        return stored(_empty(self._table.schema)).schema.remove_metadata()
+        return stored(pa.RecordBatch.from_pylist([], self._table.schema)).schema.remove_metadata()
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -98,9 +99,9 @@ class TableIndex(DataIndex):
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         if not len(numbers):
-            return _empty(self.schema.append(pa.field(ORIGIN, ORIGIN_TYPE))), numbers
+            return pa.RecordBatch.from_pylist([], self.schema.append(pa.field(ORIGIN, ORIGIN_TYPE))), numbers
         rows = self._rows(numbers)
-        order = np.arange(len(rows)) if _ascends(rows) else np.argsort(rows, kind="stable")
+        order = np.argsort(rows, kind="stable")
         block = stored(self._copied(rows[order]))
         places = np.empty(len(rows), dtype=np.int64)
         places[order] = np.arange(len(rows))
@@ -173,14 +174,6 @@ class TableIndex(DataIndex):
     @once
     def _num_labels(self) -> NDArray[np.int32]:
         return label_counts(batch.select([LABELS]) for batch in self.record_batches.batches)
-
-
-def _ascends(rows: NDArray[np.int64]) -> bool:
-    return bool((rows[1:] >= rows[:-1]).all())
-
-
-def _empty(schema: pa.Schema) -> Block:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
 def _counts_of(lists: pa.Array) -> NDArray[np.int32]:
