@@ -44,7 +44,7 @@ from brimful.blocks.hashes import Split
 from brimful.blocks.parallel import Parallel
 from brimful.blocks.ragged import EMPTY
 from brimful.blocks.resize import Rebatch
-from brimful.blocks.text_bytes import TextBytes
+from brimful.blocks.texts import TextBytes
 from brimful.core.ahead import Ahead
 from brimful.core.errors import ORIGIN, origins
 from brimful.core.items import EnumerateItems, MapItems, TakeItems
@@ -58,8 +58,8 @@ from brimful.index.concat import Concat as IndexConcat
 from brimful.index.filter import Filter as IndexFilter
 from brimful.index.indexed import Choose as IndexChoose
 from brimful.index.indexed import ChooseSource as IndexChooseSource
+from brimful.index.indexed import Repeat as IndexRepeat
 from brimful.index.interleave import Interleave as IndexInterleave
-from brimful.index.repeat import Repeat as IndexRepeat
 from brimful.index.sequence import FromSequence
 from brimful.index.shuffle import Shuffle as IndexShuffle
 from brimful.index.slice import Slice

@@ -36,8 +36,8 @@ from brimful.encoding.engines import EngineName
 from brimful.index.concat import Concat as IndexConcat
 from brimful.index.filter import Filter as IndexFilter
 from brimful.index.indexed import SPAN, Indexed, Source
+from brimful.index.indexed import Repeat as IndexRepeat
 from brimful.index.map_style import SAMPLE
-from brimful.index.repeat import Repeat as IndexRepeat
 from brimful.index.sequence import CachedIndex, FromSequence
 from brimful.index.shuffle import Shuffle as IndexShuffle
 from brimful.index.slice import Slice

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from brimful.blocks.blocks import Block
 from brimful.blocks.choice import Choice
 from brimful.blocks.ragged import EMPTY
+from brimful.core.errors import logger
 from brimful.core.once import once
 from brimful.core.repeat import passed
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, refuse_originals
@@ -299,3 +300,23 @@ def over_epochs(stage: Indexed, epoch: int) -> RowNumbers:
         return np.concatenate(pieces)
 
     return rows
+
+
+@dataclass(frozen=True)
+class Repeat(Reordered):
+    """Place p is place p mod count of epoch + p // count; unless there is no sample: then a warning, and the end."""
+
+    endless = True
+
+    @once
+    def count(self) -> int | None:
+        if self.upstream.count == 0:
+            logger.warning("repeat: epoch 0 has no sample; the stream ends here")
+            return 0
+        return None
+
+    def order(self, epoch: int) -> RowNumbers:
+        return over_epochs(self.upstream, epoch)
+
+    def unshuffled(self) -> tuple[RowNumbers, int]:
+        return self.upstream.unshuffled()
