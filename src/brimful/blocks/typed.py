@@ -8,26 +8,18 @@ from contextlib import closing
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Generic, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block, with_origin
+from brimful.blocks.blocks import Block, tried, with_origin
 from brimful.blocks.parallel import NOTHING, SERIAL, CallResult, Made, Parallel, joined
 from brimful.blocks.ragged import EMPTY
 from brimful.blocks.resize import Rebatch
-from brimful.blocks.schema import (
-    FIRST_ROWS,
-    OF_RESULTS,
-    SAMPLE_ROWS,
-    as_text,
-    fitting,
-    from_text,
-    misfit,
-    types_of,
-)
+from brimful.blocks.schema import FIRST_ROWS, OF_RESULTS, SAMPLE_ROWS, as_text, fitting, from_text, misfit, types_of
 from brimful.core.errors import TALLY, OnError, StageError, Tally, name_of, skipped, where
 from brimful.core.once import once
 from brimful.core.repeat import Waiting
@@ -237,6 +229,16 @@ class SampleFunction(ByBlock[SampleResults]):
     fn: Callable[..., Any]
     seeded: bool = runtime()
     on_error: OnError = "raise"
+
+    @abstractmethod
+    def samples_of(self, result: Any) -> list[Any]:
+        """The samples that stand for a result of the function."""
+
+    def call(self, block: Block) -> SampleResults:
+        found = dict(tried(self.verb, self.fn, block, self.seeded, self.on_error, self.samples_of))
+        counts = np.array([len(samples) for samples in found.values()], dtype=np.int64)
+        parents = np.repeat(np.array([*found], dtype=np.int64), counts)
+        return SampleResults([*chain.from_iterable(found.values())], parents)
 
     def count(self, given: SampleResults) -> int:
         return len(given.samples)

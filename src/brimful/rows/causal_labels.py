@@ -9,15 +9,7 @@ import numpy as np
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.blockwise import Blockwise
-from brimful.blocks.ragged import (
-    LABELS,
-    MASK,
-    NOT_TRAINED_ON,
-    SHIFTED,
-    equally_long,
-    list_array,
-    with_column,
-)
+from brimful.blocks.ragged import LABELS, MASK, NOT_TRAINED_ON, SHIFTED, equally_long, list_array, with_column
 from brimful.core.errors import DataError, truth, where
 
 _MOST: Final = (1 << 31) - 1

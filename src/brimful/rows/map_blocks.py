@@ -40,8 +40,7 @@ class MapBlocks(ByBlock[Block]):
             name, _ = first_misfit(out, schema)
             wanted, found = (named(one.field(name).type) for one in (schema, out.schema))
             raise self._error(
-                block,
-                f"column {name!r} is {wanted} in its first rows but {found} here; return one type always",
+                block, f"column {name!r} is {wanted} in its first rows but {found} here; return one type always"
             ) from None
         return with_origin(out, block, np.arange(block.num_rows)) if out.num_rows == block.num_rows else out
 

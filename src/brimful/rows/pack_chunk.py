@@ -33,8 +33,7 @@ class PackChunk(Rechunk):
         kept = totals > 0
         bounds = offsets_of(totals[kept])
         flat = [gather(column.values, column.offsets[:done], counts[:done]).values for column in columns]
-        arrays = [list_array(values, bounds) for values in flat]
-        out = pa.RecordBatch.from_arrays(arrays, list(self.target_columns))
+        out = pa.RecordBatch.from_arrays([list_array(values, bounds) for values in flat], list(self.target_columns))
         return with_origin(out, held, firsts[kept]), done, 0
 
     def _counts(self, sizes: np.ndarray) -> np.ndarray:
