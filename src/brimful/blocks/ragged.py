@@ -85,9 +85,7 @@ def ragged(block: pa.RecordBatch, column: str) -> Ragged:
     array = column_of(block, column, remedy=REMEDIES.get(column, ""))
     if not is_ragged(array.type):
         raise DataError(f"column {column!r} must be a list of numbers (got {array.type}; {where(block, 0)})")
-    if array.null_count:
-        row = int(np.flatnonzero(null_in(array))[0])
-        raise DataError(f"column {column!r} is null or missing ({where(block, row)}); filter it out or fill it")
+    refuse_nulls(block, column)
     values, offsets = _flat(array)
     if values.null_count:
         raise DataError(
@@ -162,6 +160,23 @@ def column_of(block: pa.RecordBatch, column: str, *, remedy: str = "") -> pa.Arr
         names = [name for name in block.schema.names if not name.startswith(HIDDEN)]
         raise no_column(column, names, where(block, 0), remedy)
     return block.column(index)
+
+
+def refuse_nulls(block: pa.RecordBatch, column: str, verb: str = "") -> None:
+    """Refuses a column in which a row has no value. `verb`: the method, where the message names it."""
+    array = block.column(column)
+    if array.null_count:
+        place = where(block, int(np.flatnonzero(null_in(array))[0]))
+        raise DataError(
+            f"{verb and verb + ': '}column {column!r} is null or missing ({place}); filter it out or fill it"
+        )
+
+
+def refuse_present(block: pa.RecordBatch, columns: Iterable[str], verb: str) -> None:
+    """Refuses to make columns that the rows have already."""
+    for name in columns:
+        if name in block.schema.names:
+            raise DataError(f"{verb}: there is a column {name!r} already ({where(block, 0)}); drop or rename it")
 
 
 def no_column(column: str, names: Iterable[str], place: str, remedy: str = "") -> DataError:

@@ -104,21 +104,16 @@ class Cursor:
         self._stage = stage
         self._before, self._taken, self._crc = before, taken, crc
         self._items = None if before == END else coalesced(stage, before)
-        self._rest = EMPTY  # of the block at hand
+        self.rest = EMPTY  # of the block at hand
         self._after = before
 
     @property
     def state(self) -> list[State]:
         return [self._before, self._taken, self._crc]
 
-    @property
-    def rest(self) -> Block:
-        """The rows at hand."""
-        return self._rest
-
     def fill(self) -> int:
         """How many rows are at hand. Where there are none it reads on; 0 at the end."""
-        while not self._rest.num_rows and self._items is not None:
+        while not self.rest.num_rows and self._items is not None:
             item = next(self._items, None)
             block, self._after = item or (EMPTY, END)
             if self._taken:
@@ -126,18 +121,18 @@ class Cursor:
             if item is None:
                 self.close()
                 break
-            self._rest = block.slice(self._taken)
-            if not self._rest.num_rows:
+            self.rest = block.slice(self._taken)
+            if not self.rest.num_rows:
                 self._before = self._after
-        return int(self._rest.num_rows)
+        return int(self.rest.num_rows)
 
     def take(self, rows: int) -> Block:
         """The next `rows` of the rows at hand."""
-        if 0 < rows < self._rest.num_rows and not self._taken:
-            self._crc = fingerprint(self._rest)
-        piece, self._rest = self._rest.slice(0, rows), self._rest.slice(rows)
+        if 0 < rows < self.rest.num_rows and not self._taken:
+            self._crc = fingerprint(self.rest)
+        piece, self.rest = self.rest.slice(0, rows), self.rest.slice(rows)
         self._taken += rows
-        if rows and not self._rest.num_rows:
+        if rows and not self.rest.num_rows:
             self._before, self._taken, self._crc = self._after, 0, 0
         return piece
 

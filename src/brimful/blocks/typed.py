@@ -66,10 +66,6 @@ class Typed(Stage[Block]):
         """The columns of the first rows."""
 
 
-def _given(schema: pa.Schema) -> pa.Schema:
-    return schema
-
-
 @dataclass(frozen=True)
 class TypedFunction(Typed, Generic[Made]):
     """Abstract: the results of a user's function for each block. All must fit the types of its first 32 results, or of up to
@@ -188,7 +184,7 @@ class ByBlock(TypedFunction[Made]):
 
     def sent(self, source: Stage[Any]) -> Stage[Block]:
         upstream = self.upstream.sent(source)
-        return replace(self.over(upstream), types=partial(_given, self.schema), parallel=self.parallel.sent)
+        return replace(self.over(upstream), types=partial(from_text, as_text(self.schema)), parallel=self.parallel.sent)
 
     def begin(self, epoch: int) -> State:
         return Rebatch(self.upstream).start(epoch)
