@@ -1914,7 +1914,7 @@ MUTANTS = [
     Mutant(
         "types are guessed anew in each task",
         "blocks/typed.py",
-        ", types=partial(_given, self.schema), parallel=",
+        ", types=partial(from_text, as_text(self.schema)), parallel=",
         ", parallel=",
         of("ray/test_spread", "test_tasks_have_the_types_of_the_whole"),
     ),

@@ -172,13 +172,6 @@ def refuse_nulls(block: pa.RecordBatch, column: str, verb: str = "") -> None:
         )
 
 
-def refuse_present(block: pa.RecordBatch, columns: Iterable[str], verb: str) -> None:
-    """Refuses to make columns that the rows have already."""
-    for name in columns:
-        if name in block.schema.names:
-            raise DataError(f"{verb}: there is a column {name!r} already ({where(block, 0)}); drop or rename it")
-
-
 def no_column(column: str, names: Iterable[str], place: str, remedy: str = "") -> DataError:
     """The error for a column that is not among `names`."""
     return DataError(f"there is no column {column!r} (columns: {', '.join(names) or 'none'}; {place}){remedy}")

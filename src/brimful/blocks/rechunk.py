@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 from zlib import crc32
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, check_replay
 from brimful.blocks.ragged import EMPTY, Ragged, concat, cut_together, fingerprint, list_array, ragged, with_column
@@ -98,11 +96,11 @@ class Rechunk(Stage[Block]):
         return self.cut(rows, columns, last) if columns else (EMPTY, 0, 0)
 
     @abstractmethod
-    def tokens(self, lengths: NDArray[np.int64]) -> int:
-        """The tokens that rows of these lengths put into a chunk: no chunk is complete with fewer than `chunk_length`."""
+    def tokens(self, rows: Block) -> int:
+        """The tokens that some rows put into a chunk: no chunk is complete with fewer than `chunk_length`."""
 
     def _tokens_of(self, held: HeldBlock) -> int:
-        return self.tokens(ragged(held.rest, self.target_columns[0]).lengths) if held.rest.num_rows else 0
+        return self.tokens(held.rest) if held.rest.num_rows else 0
 
     @abstractmethod
     def cut(self, held: Block, columns: list[Ragged], last: bool) -> tuple[Block, int, int]:

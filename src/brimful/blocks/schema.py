@@ -437,6 +437,11 @@ def may_be_rounded(array: pa.Array) -> bool:
     return bool((np.abs(values) >= 2 ** (np.finfo(values.dtype).nmant + 1)).any())
 
 
+def has_floats(kind: pa.DataType) -> bool:
+    """Whether a type is floats, or has floats inside."""
+    return any_part(kind, pa.types.is_floating)
+
+
 def _loses(own: pa.DataType, kind: pa.DataType) -> bool:
     """Whether Arrow would silently make integers of floats, or leave keys out."""
     if pa.types.is_integer(kind):

@@ -9,16 +9,7 @@ import numpy as np
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.blockwise import Blockwise
-from brimful.blocks.ragged import (
-    LABELS,
-    MASK,
-    NOT_TRAINED_ON,
-    SHIFTED,
-    equally_long,
-    list_array,
-    refuse_present,
-    with_column,
-)
+from brimful.blocks.ragged import LABELS, MASK, NOT_TRAINED_ON, SHIFTED, equally_long, list_array, with_column
 from brimful.core.errors import DataError, truth, where
 
 _MOST: Final = (1 << 31) - 1
@@ -38,7 +29,8 @@ class CausalLabels(Blockwise):
 
     def apply(self, block: Block) -> Block:
         name = SHIFTED if self.shift else LABELS
-        refuse_present(block, [name], self.verb)
+        if block.schema.get_field_index(name) >= 0:
+            raise DataError(f"causal_labels: there is a column {name!r} already ({where(block, 0)}); drop or rename it")
         # labels that the rows have already are shifted
         given = (self.target_column, LABELS) if LABELS in block.schema.names else (self.target_column,)
         tokens = equally_long(block, given, self.verb)[-1]

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.parallel import BlockFunction
-from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, column_of, list_array, offsets_of, refuse_present, with_column
+from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, column_of, list_array, offsets_of, with_column
 from brimful.core.errors import DataError, OnError, StageError, skipped, where
 from brimful.encoding.conversations import Labelled, Rendered, TrainOn, labelled, rendered, templates_of
 from brimful.encoding.encoder_kinds import TransformersEncoder
@@ -64,7 +64,9 @@ class Chat(BlockFunction):
         return "chat"
 
     def apply(self, block: Block) -> Block:
-        refuse_present(block, (*self.output, LABELS), self.verb)
+        for name in (*self.output, LABELS):
+            if block.schema.get_field_index(name) >= 0:
+                raise DataError(f"chat: there is a column {name!r} already ({where(block, 0)}); drop or rename it")
         with self.encoder.lent() as tokenizer:
             texts = self._rendered(block, tokenizer)
             made = _labelled(tokenizer, [*texts.values()])

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, with_origin
-from brimful.blocks.ragged import EMPTY, Ragged, list_array
+from brimful.blocks.ragged import EMPTY, Ragged, list_array, ragged
 from brimful.blocks.rechunk import Rechunk
 from brimful.core.errors import count
 
@@ -20,8 +19,9 @@ class ConcatChunk(Rechunk):
 
     makes_long_blocks = True
 
-    def tokens(self, lengths: NDArray[np.int64]) -> int:
-        return int(lengths.sum())
+    def tokens(self, rows: Block) -> int:
+        offsets = ragged(rows, self.target_columns[0]).offsets
+        return int(offsets[-1] - offsets[0])
 
     def cut(self, held: Block, columns: list[Ragged], last: bool) -> tuple[Block, int, int]:
         offsets = columns[0].offsets - columns[0].offsets[0]

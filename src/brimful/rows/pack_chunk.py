@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, with_origin
-from brimful.blocks.ragged import Ragged, gather, list_array, offsets_of
+from brimful.blocks.ragged import Ragged, gather, list_array, offsets_of, ragged
 from brimful.blocks.rechunk import Rechunk
 from brimful.core.errors import count
 
@@ -22,8 +21,8 @@ class PackChunk(Rechunk):
 
     discard_long_samples: bool
 
-    def tokens(self, lengths: NDArray[np.int64]) -> int:
-        return int(self._counts(lengths).sum())
+    def tokens(self, rows: Block) -> int:
+        return int(self._counts(ragged(rows, self.target_columns[0]).lengths).sum())
 
     def cut(self, held: Block, columns: list[Ragged], last: bool) -> tuple[Block, int, int]:
         sizes = columns[0].lengths
@@ -37,12 +36,12 @@ class PackChunk(Rechunk):
         out = pa.RecordBatch.from_arrays([list_array(values, bounds) for values in flat], list(self.target_columns))
         return with_origin(out, held, firsts[kept]), done, 0
 
-    def _counts(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _counts(self, sizes: np.ndarray) -> np.ndarray:
         """How many tokens of each row go into a chunk."""
         long = sizes > self.chunk_length
         return np.where(long, 0 if self.discard_long_samples else self.chunk_length, sizes)
 
-    def _packs(self, counts: NDArray[np.int64], last: bool) -> tuple[NDArray[np.int64], int]:
+    def _packs(self, counts: np.ndarray, last: bool) -> tuple[np.ndarray, int]:
         """The first row of each pack that is complete, and how many rows all of them hold."""
         ends = offsets_of(counts)
         following = (np.searchsorted(ends, ends[:-1] + self.chunk_length, side="right") - 1).tolist()
@@ -52,7 +51,7 @@ class PackChunk(Rechunk):
             row = following[row]
         return np.array(firsts, dtype=np.int64), row
 
-    def _count(self, sizes: NDArray[np.int64]) -> None:
+    def _count(self, sizes: np.ndarray) -> None:
         long = sizes > self.chunk_length
         name, does = ("dropped", "leaves out") if self.discard_long_samples else ("truncated", "cuts")
         count(name, int(long.sum()), f"pack_chunk({self.chunk_length}) {does} longer samples")

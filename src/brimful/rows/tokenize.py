@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.parallel import BlockFunction
-from brimful.blocks.ragged import Ragged, array_of, column_of, list_array, refuse_nulls, refuse_present, with_column
+from brimful.blocks.ragged import Ragged, array_of, column_of, list_array, refuse_nulls, with_column
 from brimful.core.errors import HIDDEN, DataError, StageError, where
 from brimful.core.stage import runtime
 from brimful.encoding.encoder import Encoder, Texts
@@ -75,7 +75,9 @@ class Tokenize(BlockFunction):
                     f"tokenize: column {name!r} holds tokens already ({where(block, 0)}). Write these to another one, such as "
                     f"output_column='labels' for the target of a pair. Or drop {name!r} first"
                 )
-        refuse_present(block, self.extra_outputs, self.verb)
+        for name in self.extra_outputs:
+            if name in block.schema.names:
+                raise DataError(f"tokenize: there is a column {name!r} already ({where(block, 0)}); drop or rename it")
         columns = [self._texts(block, name) for name in self.column]
         out, checks = block, []
         for number, output in enumerate(self.output_column):

@@ -17,8 +17,7 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, Sample
-from brimful.blocks.plain import any_part
-from brimful.blocks.schema import SAMPLE_ROWS, block_of, infer, may_be_rounded, misfit, unknown_key
+from brimful.blocks.schema import SAMPLE_ROWS, block_of, has_floats, infer, may_be_rounded, misfit, unknown_key
 from brimful.core.errors import DataError, OnError
 from brimful.sources.bytes import Bytes
 from brimful.sources.format import Format, Parsed, ShardReader, Wanted, good_rows, halved
@@ -153,7 +152,7 @@ class JsonLines:
 
     @cached_property
     def _floats(self) -> pa.Schema:
-        return pa.schema([field for field in self.schema if any_part(field.type, pa.types.is_floating)])
+        return pa.schema([field for field in self.schema if has_floats(field.type)])
 
 
 def _has_keys(kind: pa.DataType) -> bool:
