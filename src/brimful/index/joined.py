@@ -121,7 +121,9 @@ class JoinedIndex(Index):
             return None
         out = np.zeros((3, len(numbers)), dtype=np.int64)
         for part, at, own in self._by_part(numbers):
-            out[:, at] = self.parts[part].num_labels_at(own)
+            counts = self.parts[part].num_labels_at(own)
+            assert counts is not None
+            out[:, at] = counts
         return out
 
     def _by_part(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:

@@ -49,4 +49,4 @@ class TrainValidSplit(Selected):
         return {**vars(self.mask.split), "side": self.side}
 
     def kept(self) -> NDArray[np.bool_]:
-        return self.mask.valid == (self.side == "valid")
+        return self.mask.valid if self.side == "valid" else ~self.mask.valid
