@@ -44,11 +44,8 @@ class MapBlocks(ByBlock[Block]):
             ) from None
         return with_origin(out, block, np.arange(block.num_rows)) if out.num_rows == block.num_rows else out
 
-    def count(self, given: Block) -> int:
-        return int(given.num_rows)
-
     def types_of(self, given: Sequence[Block]) -> tuple[pa.Schema, bool]:
-        blocks, schema = list(filter(self.count, given)), pa.schema([])
+        blocks, schema = list(filter(len, given)), pa.schema([])
         with suppress(pa.ArrowException):  # what goes with none before it is found when it is held against these
             for block in blocks:
                 schema = pa.unify_schemas([schema, block.schema.remove_metadata()], promote_options="permissive")

@@ -54,9 +54,6 @@ class Scan(TypedFunction[SampleResults]):
                 results = SampleResults(given, np.arange(len(given))) if given else None
                 yield CallResult(block, results, True, END if after == END else [after, _plain(carry, "carry")])
 
-    def count(self, given: SampleResults) -> int:
-        return len(given.samples)
-
     def types_of(self, given: Sequence[SampleResults]) -> tuple[pa.Schema, bool]:
         return types_of_results(given)
 
