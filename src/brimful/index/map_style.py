@@ -197,7 +197,8 @@ class MapStyleIndex(DataIndex):
         first = _first(sample)
         if (size := _size(first)) is not None:
             return size
-        kind = f"{type(first).__name__}{_shape(first)}"
+        shape = f" of shape {tuple(first.shape)}" if hasattr(first, "shape") else ""
+        kind = f"{type(first).__name__}{shape}"
         raise DataError(
             f"the length of a {kind} is not known ({self.name}, {SAMPLE} {number:,}): give from_dataset lengths=, an array or a "
             "function of a sample; or batch a fixed number of samples, batch(n)"
@@ -325,8 +326,3 @@ def _size(value: Any) -> int | None:
         return len(value)
     shape: Any = getattr(value, "shape", ())
     return int(shape[0]) if len(shape) == 1 else None
-
-
-def _shape(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return "" if shape is None else f" of shape {tuple(shape)}"

@@ -133,9 +133,7 @@ class TableIndex(DataIndex):
                     crc = crc32(part(batch.column(field.name)).tobytes(), crc)
         chosen = self.record_batches.chosen
         crc = crc if chosen is None else crc32(chosen.tobytes(), crc)
-        sample = (
-            distinct(np.linspace(0, len(self) - 1, SAMPLED_ROWS).astype(np.int64)) if len(self) else np.zeros(0, int)
-        )
+        sample = distinct(np.linspace(0, len(self) - 1, min(len(self), SAMPLED_ROWS)).astype(np.int64))
         return {"rows": len(self), "crc32": fingerprint(self.locate(sample)[0]) ^ crc}
 
     @property
