@@ -209,7 +209,7 @@ MUTANTS = [
     ),
     Mutant(
         "a state is not held against what a filter kept",
-        "index/filter.py",
+        "index/indexed.py",
         '"crc32": self.index.crc32}',
         '"crc32": 0}',
         of("index/test_algebra", "test_a_random_function_is_refused_with_both_sides_named"),
@@ -275,7 +275,7 @@ MUTANTS = [
         "blocks/resize.py",
         "yield block.slice(done - rows, rows), [before, done, crc, number]",
         "yield block.slice(done - rows, rows), [before, 0, crc, number]",
-        law("rows.Rebatch"),
+        law("blocks.Rebatch"),
     ),
     Mutant(
         "one block too few is read again",
@@ -1914,7 +1914,7 @@ MUTANTS = [
     Mutant(
         "types are guessed anew in each task",
         "blocks/typed.py",
-        ", types=partial(_given, self.schema), parallel=",
+        ", types=partial(from_text, as_text(self.schema)), parallel=",
         ", parallel=",
         of("ray/test_spread", "test_tasks_have_the_types_of_the_whole"),
     ),
@@ -2034,8 +2034,8 @@ MUTANTS = [
     Mutant(
         "workers hand on results as they are cut, not as they were asked for",
         "blocks/parallel.py",
-        "        if last:\n            yield (blocks[0] if len(blocks) == 1 else concat(blocks)), after",
-        "        if last:\n            yield (blocks[0] if len(blocks) == 1 else concat(blocks[::-1])), after",
+        "        if one.last:\n            yield (blocks[0] if len(blocks) == 1 else concat(blocks)), one.after",
+        "        if one.last:\n            yield (blocks[0] if len(blocks) == 1 else concat(blocks[::-1])), one.after",
         of("blocks/test_parallel", "test_the_results_are_those_of_one_worker_in_order"),
     ),
     Mutant(

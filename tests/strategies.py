@@ -42,7 +42,8 @@ from brimful.blocks.choice import Choice
 from brimful.blocks.hashes import Split
 from brimful.blocks.parallel import Parallel
 from brimful.blocks.ragged import EMPTY
-from brimful.blocks.text_bytes import TextBytes
+from brimful.blocks.resize import Rebatch
+from brimful.blocks.texts import TextBytes
 from brimful.core.ahead import Ahead
 from brimful.core.errors import ORIGIN, origins
 from brimful.core.items import EnumerateItems, MapItems, TakeItems
@@ -56,8 +57,8 @@ from brimful.index.concat import Concat as IndexConcat
 from brimful.index.filter import Filter as IndexFilter
 from brimful.index.indexed import Choose as IndexChoose
 from brimful.index.indexed import ChooseSource as IndexChooseSource
+from brimful.index.indexed import Repeat as IndexRepeat
 from brimful.index.interleave import Interleave as IndexInterleave
-from brimful.index.repeat import Repeat as IndexRepeat
 from brimful.index.sequence import FromSequence
 from brimful.index.shuffle import Shuffle as IndexShuffle
 from brimful.index.slice import Slice
@@ -83,7 +84,6 @@ from brimful.rows.map import Map
 from brimful.rows.map_blocks import MapBlocks
 from brimful.rows.pack_chunk import PackChunk
 from brimful.rows.pad import Pad
-from brimful.rows.rebatch import Rebatch
 from brimful.rows.row_keys import RowKeys
 from brimful.rows.scan import Scan
 from brimful.rows.skip import Skip

@@ -27,8 +27,8 @@ from brimful.core.stage import END, Stage, running
 from brimful.dataset import dataset_of
 from brimful.device.loaded import Loaded
 from brimful.index.concat import Concat as IndexConcat
+from brimful.index.indexed import Repeat as IndexRepeat
 from brimful.index.interleave import Interleave as IndexInterleave
-from brimful.index.repeat import Repeat as IndexRepeat
 from brimful.ray.spread import OneBlock, RayStage
 from brimful.rows.chunk import Chunk
 from brimful.rows.concat import Concat

@@ -23,6 +23,7 @@ from brimful.blocks.choice import Choice
 from brimful.blocks.hashes import Side, Split
 from brimful.blocks.inside import as_html, as_text, facts
 from brimful.blocks.parallel import ExecutorType, Parallel
+from brimful.blocks.resize import Rebatch
 from brimful.core.errors import OnError, check_version, function, integer, names_of, one_of, positive, truth
 from brimful.core.iterator import ResumableIterator
 from brimful.core.progress import shown as progress
@@ -35,8 +36,8 @@ from brimful.encoding.engines import EngineName
 from brimful.index.concat import Concat as IndexConcat
 from brimful.index.filter import Filter as IndexFilter
 from brimful.index.indexed import SPAN, Indexed, Source
+from brimful.index.indexed import Repeat as IndexRepeat
 from brimful.index.map_style import SAMPLE
-from brimful.index.repeat import Repeat as IndexRepeat
 from brimful.index.sequence import CachedIndex, FromSequence
 from brimful.index.shuffle import Shuffle as IndexShuffle
 from brimful.index.slice import Slice
@@ -63,7 +64,6 @@ from brimful.rows.map import Map
 from brimful.rows.map_blocks import MapBlocks
 from brimful.rows.pack_chunk import PackChunk
 from brimful.rows.pad import Pad
-from brimful.rows.rebatch import Rebatch
 from brimful.rows.row_keys import RowKeys
 from brimful.rows.scan import Scan
 from brimful.rows.skip import Skip
@@ -1358,7 +1358,7 @@ class IndexedDataset(Dataset):
         check_version(version)
 
         def kept(source: Source) -> Indexed:
-            if version is not None and not source.holds_files:
+            if version is not None and not source.data.holds_files:
                 raise ValueError(
                     f"version={version!r} saves the answers of filter beside a store, but these data have no store. Leave "
                     "version out, or write a store first"

@@ -285,11 +285,7 @@ class Counting(DataIndex):
     def schema(self) -> pa.Schema:
         return self.index.schema
 
-    @property
-    def knows_labels(self) -> bool:
-        return self.index.knows_labels
-
-    def num_labels_at(self, numbers: IntArray) -> IntArray:
+    def num_labels_at(self, numbers: IntArray) -> IntArray | None:
         return self.index.num_labels_at(numbers)
 
     def fingerprint(self) -> Any:

@@ -13,10 +13,10 @@ from hypothesis import given
 
 from brimful.blocks import resize
 from brimful.blocks.blocks import Block
+from brimful.blocks.resize import Rebatch
 from brimful.core.stage import Stage, State
 from brimful.rows.concat_chunk import ConcatChunk
 from brimful.rows.pack_chunk import PackChunk
-from brimful.rows.rebatch import Rebatch
 from brimful.testing import assert_exact_resume
 from tests import strategies as draw
 

@@ -15,8 +15,8 @@ from brimful.core.repeat import Repeat
 from brimful.core.stage import Stage, running
 from brimful.dataset import dataset_of
 from brimful.index.indexed import Indexed
+from brimful.index.indexed import Repeat as IndexRepeat
 from brimful.index.interleave import Interleave as IndexInterleave
-from brimful.index.repeat import Repeat as IndexRepeat
 from brimful.index.sequence import FromSequence, LengthIndex
 from brimful.plan.mix import Stop, due
 from brimful.rows.interleave import Interleave

@@ -102,7 +102,7 @@ def test_a_step_counts_what_it_trains_on(tmp_path: Path) -> None:
         ([{"input_ids": [1], "labels": [1]}], r"there is a column 'labels' already \(.*line 1\); drop or rename it"),
         (
             [{"input_ids": [1], "attention_mask": [1]}, {"input_ids": [1, 2], "attention_mask": [1]}],
-            r"'attention_mask' has 1 values and 'input_ids' 2 \(.*line 2\); they must be equally many",
+            r"columns 'input_ids' and 'attention_mask' must be equally long \(got 2 and 1; .*line 2\)",
         ),
         ([{"input_ids": [0.5]}], r"column 'input_ids' holds no integers \(.*line 1\)"),
         ([{"input_ids": [1 << 31]}], r"2,147,483,648 in column 'input_ids' is no token id \(.*line 1\)"),

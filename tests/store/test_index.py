@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import shutil
@@ -477,3 +478,12 @@ def test_padding_is_kept_and_changes_no_fingerprint(tmp_path: Path) -> None:
     one, other = (StoreIndex(str(tmp_path / name)) for name in ("with", "without"))
     assert (paddings(one.tokenizers()), paddings(other.tokenizers())) == (padding, {})
     assert one.fingerprint() == other.fingerprint()
+
+
+def test_a_store_of_an_earlier_release_has_no_padding(small: Path) -> None:
+    content = json.loads((small / MANIFEST).read_text())
+    del content["padding"], content["sha256"]
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    (small / MANIFEST).write_text(json.dumps(content | {"sha256": digest}))
+    assert StoreIndex(str(small)).tokenizers() == {}
+    assert len(list(bf.from_store(small))) == 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import brimful as bf
 from brimful.index.sequence import SequenceIndex
-from brimful.store.index import StoreIndex, verify_store
+from brimful.store.index import StoreIndex, folder_of, verify_store
 from tests.effort import examples
 from tests.store.stores import store_of
 
@@ -64,12 +66,12 @@ def test_labels_are_counted_without_reading_rows(
 def test_labels_that_are_not_counted(labels: Any, kind: pa.DataType, tmp_path: Path) -> None:
     rows = pa.table({"input_ids": [[1, 2], [3, 4]], "labels": pa.array(labels, kind)})
     for index in (written(tmp_path / "store", rows), SequenceIndex(rows)):
-        assert not index.knows_labels  # also of a row that has no null
+        assert index.num_labels_at(np.array([1])) is None  # also of a row that has no null
 
 
 def test_labels_of_columns_that_are_left_out_are_not_counted(tmp_path: Path) -> None:
     written(tmp_path / "store", table([[1]], pa.list_(pa.int32())))
-    assert StoreIndex.opened(tmp_path / "store", columns=["input_ids"]).knows_labels is False
+    assert StoreIndex.opened(tmp_path / "store", columns=["input_ids"]).num_labels_at(np.array([0])) is None
 
 
 def test_a_flipped_bit_of_the_first_labels_is_found(tmp_path: Path) -> None:
@@ -79,3 +81,20 @@ def test_a_flipped_bit_of_the_first_labels_is_found(tmp_path: Path) -> None:
     assert list(content[-2:]) == [0, 1]
     path.write_bytes(content[:-1] + b"\0")
     assert [problem.split(" is damaged")[0] for problem in verify_store(tmp_path / "store")] == [str(path)]
+
+
+def test_a_store_of_an_earlier_release_is_read_whole_windows_at_a_time(tmp_path: Path) -> None:
+    """It does not say which first labels are trained on, nor where numbers are null."""
+    path = tmp_path / "store"
+    samples = [{"input_ids": [1] * (1 + n % 5), "labels": [-100, 1, 1, 1, 1][: 1 + n % 5], "id": n} for n in range(40)]
+    bf.from_sequence(samples).to_store(path)
+    now = [list(bf.from_store(path).batch(4).shard(rank, 2)) for rank in range(2)]
+    manifest = folder_of(path).manifest
+    nulls = {name: manifest.nulls[name] for name in manifest.lengths}
+    replace(manifest, first_labels=None, nulls=nulls).save(path)
+    index = StoreIndex(str(path))
+    assert index.num_labels_at(np.arange(40)) is None
+    before = [list(bf.from_store(path).batch(4).shard(rank, 2)) for rank in range(2)]
+    for one, other in zip(now, before, strict=True):
+        assert [batch["id"].tolist() for batch in one] == [batch["id"].tolist() for batch in other]
+    assert ("num_items_in_batch" in now[0][0], "num_items_in_batch" in before[0][0]) == (True, False)

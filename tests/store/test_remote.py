@@ -486,6 +486,20 @@ def test_a_damaged_side_file(copy: Path) -> None:
         far(server).lengths()
 
 
+def test_a_store_of_an_earlier_release(copy: Path, store: Path) -> None:
+    from dataclasses import replace
+
+    replace(folder_of(copy).manifest, places=None).save(copy)
+    assert rows_of(bf.from_store(copy)) == rows_of(bf.from_store(store))
+    with serving(copy.parent) as server:
+        stored = far(server)
+        assert stored.lengths().tolist() == LENGTHS
+        with pytest.raises(
+            bf.DataError, match=r"an earlier release wrote the store .*, and it cannot be read by ranges. Copy"
+        ):
+            rows_of(stored)
+
+
 def test_verify(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "HASHED_BYTES", 30_000)
     with serving(copy.parent) as server:

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import brimful as bf
-from brimful.batching.batch import PlannedBatches
-from brimful.blocks.ragged import DTYPES, ragged
+from brimful.batching.batch import Batch
+from brimful.blocks.ragged import ragged
 from brimful.store import local
 from brimful.store.index import StoreIndex
 from tests.store.stores import store_of
@@ -27,7 +27,7 @@ def columns(kinds: dict[str, pa.DataType]) -> pa.RecordBatch:
     offsets = np.concatenate(([0], np.cumsum(LENGTHS)))
     arrays = []
     for kind in kinds.values():
-        values = pa.array(DRAW.integers(0, 100, offsets[-1]).astype(DTYPES[kind.value_type]))
+        values = pa.array(DRAW.integers(0, 100, offsets[-1]).astype(kind.value_type.to_pandas_dtype()))
         whole, narrow = pa.LargeListArray, pa.ListArray
         made = whole if pa.types.is_large_list(kind) else narrow
         arrays.append(made.from_arrays(pa.array(offsets, pa.int64() if made is whole else pa.int32()), values))
@@ -140,8 +140,8 @@ def test_a_batch_shares_no_memory_with_another(store: Path, way: str) -> None:
 
 def test_a_rank_makes_its_own_batches_alone(store: Path) -> None:
     made = []
-    batch = PlannedBatches.batch
-    with patch.object(PlannedBatches, "batch", lambda self, *at: made.append(1) or batch(self, *at)):
+    init = Batch.__init__
+    with patch.object(Batch, "__init__", lambda self, *at, **named: made.append(1) or init(self, *at, **named)):
         taken = len(list(bf.from_store(store, shuffle=True).batch_by_tokens(500, window=300).shard(3, 64).plans()))
     assert len(made) <= taken + 2 * len(LENGTHS) / 300 + taken  # and the last one of each window and step, for fillers
 

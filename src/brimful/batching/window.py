@@ -49,9 +49,7 @@ class PlanningWindow:
     @once
     def num_labels(self) -> IntArray | None:
         """For each sample: its labels, those that are trained on, and whether the first one is, int64 (3, n); None: not known."""
-        if self.index is None or not self.index.knows_labels:
-            return None
-        return self.index.num_labels_at(self.samples)
+        return None if self.index is None else self.index.num_labels_at(self.samples)
 
     @property
     def schema(self) -> pa.Schema:

@@ -25,8 +25,7 @@ from brimful.core.once import once
 from brimful.core.repeat import Waiting, endless, passed
 from brimful.core.stage import END, Stage, State, running, runtime
 from brimful.index.index import Index
-from brimful.index.indexed import Indexed
-from brimful.index.repeat import Repeat
+from brimful.index.indexed import Indexed, Repeat
 from brimful.index.view import ChosenIndex, UnmaskedIndex
 from brimful.plan import Policy, window_rows
 from brimful.plan.overlong import unplaceable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -48,24 +48,20 @@ class Choice:
             raise DataError(f"{self.verb}: there is no column {missing[0]!r} (columns: {', '.join(names)}; {place})")
         if self.verb == "select":
             return dict(zip(self.names, self.names))
-        if self.verb == "drop":
-            return {name: name for name in names if name not in self.names}
-        renamed = dict(zip(self.names, self.new))
-        kept = {renamed.get(name, name): name for name in names}
-        if len(kept) < len(names):
-            twice = next(name for name in self.new if name in names and name not in self.names)
-            raise DataError(f"rename: there is a column {twice!r} already ({place}); drop or rename it first")
-        return kept
+        if twice := [name for name in self.new if name in names and name not in self.names]:
+            raise DataError(f"rename: there is a column {twice[0]!r} already ({place}); drop or rename it first")
+        return {new: name for name, new in self._new(names)}
 
     def renamed(self, values: Mapping[str, T]) -> dict[str, T]:
         """The values of the columns that are kept, under their new names."""
-        new = dict(zip(self.names, self.new))
-        return {new.get(name, name): value for name, value in values.items() if self._keeps(name)}
+        return {new: values[name] for name, new in self._new(values)}
 
-    def _keeps(self, name: str) -> bool:
+    def _new(self, names: Iterable[str]) -> list[tuple[str, str]]:
+        """The columns that are kept, each with its new name."""
+        renamed = dict(zip(self.names, self.new))
         if self.verb == "rename":
-            return name in self.names or name not in self.new
-        return (name in self.names) == (self.verb == "select")
+            return [(name, renamed.get(name, name)) for name in names if name in self.names or name not in self.new]
+        return [(name, name) for name in names if (name in self.names) == (self.verb == "select")]
 
     def apply(self, block: Block, kept: Mapping[str, str] | None = None) -> Block:
         """A block with the columns that are kept and the hidden ones. `kept`: the result of `of`, where the caller has it."""

@@ -19,7 +19,7 @@ from brimful.blocks.blocks import Block, visible
 from brimful.blocks.ragged import column_of, fingerprint, has_offsets, null_in, numpy_of, offsets_in, offsets_of
 from brimful.blocks.resize import bytes_in
 from brimful.core import random
-from brimful.core.errors import DataError, finite, integer, where
+from brimful.core.errors import DataError, finite, settle, where
 from brimful.core.stage import BLOCK_BYTES
 
 Side = Literal["train", "valid"]
@@ -48,7 +48,7 @@ class Split:
             raise ValueError(f"valid_share must be above 0 and below 1 (got {self.valid_share:g})")
         if self.key is not None and not isinstance(self.key, str):
             raise TypeError(f"key must be the name of a column (got {self.key!r})")
-        object.__setattr__(self, "seed", integer("seed", self.seed, None))
+        settle(self, "seed", None)
 
     def valid(self, block: Block) -> NDArray[np.bool_]:
         """Which rows of a block are for validation: bool (n,). The block has at least one row."""

@@ -10,10 +10,11 @@ import pyarrow as pa
 from brimful.blocks.blocks import WIDE
 from brimful.blocks.ragged import is_list
 from brimful.blocks.schema import named
-from brimful.core.errors import DataError
 from brimful.core.stage import Stage, shown
 
 UNREAD: Final = "not known before rows are read"
+_ERRORS: Final = (ValueError, RuntimeError, OSError)
+"""Reading would raise these too; this is for looking."""
 
 
 def facts(stage: Stage[Any], data: Stage[Any], repeats: bool, batches: int | None = None) -> dict[str, str]:
@@ -49,12 +50,7 @@ def as_html(kind: str, found: dict[str, str]) -> str:
 def _columns(stage: Stage[Any]) -> str:
     try:
         schema: pa.Schema | None = stage.known_columns()
-    except (
-        DataError,
-        ValueError,
-        RuntimeError,
-        OSError,
-    ) as error:  # which reading would raise too; this is for looking
+    except _ERRORS as error:
         return f"not known: {error}"
     if schema is None:
         return UNREAD
@@ -88,7 +84,7 @@ def _rows(stage: Stage[Any]) -> str:
         return "without end"
     try:
         count = stage.num_rows()
-    except (DataError, ValueError, RuntimeError, OSError) as error:
+    except _ERRORS as error:
         return f"not known: {error}"
     if count is None:
         return UNREAD if stage.streamed_by else "not known before they are asked for (len)"

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar,
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.ragged import concat
-from brimful.blocks.resize import resized, resized_start
+from brimful.blocks.resize import Rebatch
 from brimful.core.background import RUN, Workers, map_ahead
 from brimful.core.errors import StageError, one_of, settle, where
 from brimful.core.processes import DiedError, Remote, UnsentError
@@ -65,21 +65,19 @@ class Parallel:
         """The same in one of many tasks, of which there are as many as processors."""
         return SERIAL if self.executor_type == "process" or self.max_workers <= 1 else self
 
-    def called(
+    def calls(
         self,
         fn: Callable[..., Made],
-        items: Iterator[tuple[Block, State]],
+        upstream: Stage[Block],
+        at: State,
         name: str,
         more: Callable[[], tuple[Any, ...]] = tuple,
-        *,
-        shared: bool = False,
     ) -> Generator[CallResult[Made], None, None]:
-        """The results of `fn(part, *more())` for the parts of each block, in order.
-
-        A function that goes to other processes is pickled. `shared`: all streams and epochs of an iterator (or all epochs of a
-        loader) use the same workers, which end with it.
-        """
-        with closing(self.results(fn, self._parts(items), name, more, shared=shared)) as results:
+        """The results of `fn(part, *more())` for the parts of each block of a stage, in order. `Rebatch` cuts the blocks."""
+        with (
+            closing(Rebatch(upstream).items(at)) as items,
+            closing(self.results(fn, self.parts(items), name, more, shared=True)) as results,
+        ):
             for part, made, (last, after) in results:
                 yield CallResult(part, made, last, after)
 
@@ -92,7 +90,11 @@ class Parallel:
         *,
         shared: bool = False,
     ) -> Generator[tuple[Block, Made | None, T], None, None]:
-        """Each block, the result of `fn(block, *more())` (None where it has no row), and its mark; see `called`."""
+        """Each block, the result of `fn(block, *more())` (None where it has no row), and its mark.
+
+        A function that goes to other processes is pickled. `shared`: all streams and epochs of an iterator (or all epochs of a
+        loader) use the same workers, which end with it.
+        """
         if not self.max_workers or REPLAY.get() is not None:
             for block, mark in blocks:
                 yield block, fn(block, *more()) if block.num_rows else None, mark
@@ -131,7 +133,8 @@ class Parallel:
         remote = Remote(fn, name) if self.executor_type == "process" else None
         return _Pool(self, Workers(self.max_workers, name.partition("(")[0], remote), remote)
 
-    def _parts(self, items: Iterator[tuple[Block, State]]) -> Iterator[tuple[Block, tuple[bool, State]]]:
+    def parts(self, items: Iterable[tuple[Block, State]]) -> Iterator[tuple[Block, tuple[bool, State]]]:
+        """The parts of each block, each with whether it is the last, and the state after the block."""
         count = max(1, self.max_workers) if self.shares else 1
         for block, after in items:
             size = max(1, -(-block.num_rows // count))
@@ -150,13 +153,15 @@ class _Pool(NamedTuple):
 SERIAL: Final = Parallel()
 
 
-def joined(parts: Iterable[tuple[Block, bool, State]]) -> Iterator[tuple[Block, State]]:
-    """Joins the parts of each block; its state is that of its last part."""
+def joined(
+    calls: Iterable[CallResult[Made]], block_of: Callable[[CallResult[Made]], Block]
+) -> Iterator[tuple[Block, State]]:
+    """Joins what `block_of` makes of the parts of each block; its state is that of its last part."""
     blocks: list[Block] = []
-    for block, last, after in parts:
-        blocks.append(block)
-        if last:
-            yield (blocks[0] if len(blocks) == 1 else concat(blocks)), after
+    for one in calls:
+        blocks.append(block_of(one))
+        if one.last:
+            yield (blocks[0] if len(blocks) == 1 else concat(blocks)), one.after
             blocks = []
 
 
@@ -167,7 +172,7 @@ NOTHING: Final = cast(Stage[Block], None)
 @dataclass(frozen=True)
 class BlockFunction(Stage[Block]):
     """Abstract: takes a block and gives a block, by a function that may take long. Blocks without rows pass through as they are.
-    State: see `resized`."""
+    State: see `Rebatch`."""
 
     by_row = True
 
@@ -178,16 +183,13 @@ class BlockFunction(Stage[Block]):
         return replace(self.over(self.upstream.sent(source)), parallel=self.parallel.sent)
 
     def start(self, epoch: int) -> State:
-        return resized_start(self.upstream, epoch)
+        return Rebatch(self.upstream).start(epoch)
 
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         alone = replace(self, upstream=NOTHING)
         fn = alone.apply if self.parallel.executor_type == "process" else alone.begin
-        with (
-            closing(resized(self.upstream, at)) as items,
-            closing(self.parallel.called(fn, items, self.called_as, shared=True)) as calls,
-        ):
-            yield from joined((_done(one), one.last, one.after) for one in calls)
+        with closing(self.parallel.calls(fn, self.upstream, at, self.called_as)) as calls:
+            yield from joined(calls, _done)
 
     @property
     @abstractmethod

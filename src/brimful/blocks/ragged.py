@@ -85,9 +85,7 @@ def ragged(block: pa.RecordBatch, column: str) -> Ragged:
     array = column_of(block, column, remedy=REMEDIES.get(column, ""))
     if not is_ragged(array.type):
         raise DataError(f"column {column!r} must be a list of numbers (got {array.type}; {where(block, 0)})")
-    if array.null_count:
-        row = int(np.flatnonzero(null_in(array))[0])
-        raise DataError(f"column {column!r} is null or missing ({where(block, row)}); filter it out or fill it")
+    refuse_nulls(block, column)
     values, offsets = _flat(array)
     if values.null_count:
         raise DataError(
@@ -96,9 +94,11 @@ def ragged(block: pa.RecordBatch, column: str) -> Ragged:
     return Ragged(numpy_of(values), offsets)
 
 
-def equally_long(block: pa.RecordBatch, names: Sequence[str]) -> list[Ragged]:
+def equally_long(block: pa.RecordBatch, names: Sequence[str], verb: str = "") -> list[Ragged]:
     """Several list columns of a block.
 
+    Args:
+        verb: the method, where the message names it.
     Raises:
         DataError: a row has lists of two lengths; with both and its place.
     """
@@ -109,7 +109,7 @@ def equally_long(block: pa.RecordBatch, names: Sequence[str]) -> list[Ragged]:
         if len(differ):
             row = int(differ[0])
             raise DataError(
-                f"columns {names[0]!r} and {name!r} must be equally long "
+                f"{verb and verb + ': '}columns {names[0]!r} and {name!r} must be equally long "
                 f"(got {sizes[row]:,} and {column.lengths[row]:,}; {where(block, row)})"
             )
     return columns
@@ -157,21 +157,24 @@ def column_of(block: pa.RecordBatch, column: str, *, remedy: str = "") -> pa.Arr
     """
     index = block.schema.get_field_index(column)
     if index < 0:
-        names = ", ".join(name for name in block.schema.names if not name.startswith(HIDDEN))
-        raise DataError(f"there is no column {column!r} (columns: {names or 'none'}; {where(block, 0)}){remedy}")
+        names = [name for name in block.schema.names if not name.startswith(HIDDEN)]
+        raise no_column(column, names, where(block, 0), remedy)
     return block.column(index)
 
 
-DTYPES: Final = {
-    pa.from_numpy_dtype(name): np.dtype(name)
-    for name in (
-        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-        "float16",
-        "float32",
-        "float64",
-    )
-}
-"""What numpy calls numbers of Arrow. (`to_pandas_dtype` says it too, and needs pandas before pyarrow 21.)"""
+def refuse_nulls(block: pa.RecordBatch, column: str, verb: str = "") -> None:
+    """Refuses a column in which a row has no value. `verb`: the method, where the message names it."""
+    array = block.column(column)
+    if array.null_count:
+        place = where(block, int(np.flatnonzero(null_in(array))[0]))
+        raise DataError(
+            f"{verb and verb + ': '}column {column!r} is null or missing ({place}); filter it out or fill it"
+        )
+
+
+def no_column(column: str, names: Iterable[str], place: str, remedy: str = "") -> DataError:
+    """The error for a column that is not among `names`."""
+    return DataError(f"there is no column {column!r} (columns: {', '.join(names) or 'none'}; {place}){remedy}")
 
 
 def numpy_of(values: pa.Array) -> NDArray[Any]:
@@ -183,7 +186,7 @@ def numpy_of(values: pa.Array) -> NDArray[Any]:
         bits = np.frombuffer(values.buffers()[1] or b"", np.uint8)
         return np.unpackbits(bits, count=values.offset + len(values), bitorder="little")[values.offset :].view(np.bool_)
     if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
-        dtype, memory = DTYPES[values.type], values.buffers()[1]
+        dtype, memory = np.dtype(values.type.to_pandas_dtype()), values.buffers()[1]
         if memory is None or not len(values):
             return np.zeros(0, dtype)
         return np.frombuffer(memory, dtype, len(values), values.offset * dtype.itemsize)

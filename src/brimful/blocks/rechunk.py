@@ -14,15 +14,7 @@ from zlib import crc32
 import pyarrow as pa
 
 from brimful.blocks.blocks import Block, check_replay
-from brimful.blocks.ragged import (
-    EMPTY,
-    concat,
-    cut_together,
-    fingerprint,
-    list_array,
-    ragged,
-    with_column,
-)
+from brimful.blocks.ragged import EMPTY, Ragged, concat, cut_together, fingerprint, list_array, ragged, with_column
 from brimful.blocks.resize import coalesced
 from brimful.core.errors import ORIGIN, settle
 from brimful.core.once import once
@@ -77,7 +69,7 @@ class Rechunk(Stage[Block]):
                     continue
                 out = EMPTY
                 if tokens >= self.chunk_length or after == END:
-                    out, done, value = self.cut(_rows_of(held), after == END)
+                    out, done, value = self._cut(held, after == END)
                     drop_front(held, done, value)
                     tokens, found = sum(map(self._tokens_of, held)), held_crc(held)
                 elif held:
@@ -93,10 +85,15 @@ class Rechunk(Stage[Block]):
             if replay:
                 self._check(held_crc(held), crc)
             elif held and before != END:  # upstream ended without saying so in advance
-                yield self.cut(_rows_of(held), True)[0], END
+                yield self._cut(held, True)[0], END
 
     def _check(self, found: int, crc: int) -> None:
         check_replay(self.upstream, found, crc, "the rows that were held")
+
+    def _cut(self, held: Iterable[HeldBlock], last: bool) -> tuple[Block, int, int]:
+        rows = concat(block.rest for block in held)
+        columns = [ragged(rows, name) for name in self.target_columns] if rows.num_rows else []
+        return self.cut(rows, columns, last) if columns else (EMPTY, 0, 0)
 
     @abstractmethod
     def tokens(self, rows: Block) -> int:
@@ -106,8 +103,13 @@ class Rechunk(Stage[Block]):
         return self.tokens(held.rest) if held.rest.num_rows else 0
 
     @abstractmethod
-    def cut(self, held: Block, last: bool) -> tuple[Block, int, int]:
-        """The block that the held rows give, and how much of them is done: rows, and then values of the next row."""
+    def cut(self, held: Block, columns: list[Ragged], last: bool) -> tuple[Block, int, int]:
+        """The block that the held rows give, and how much of them is done: rows, and then values of the next row.
+
+        Args:
+            columns: the target columns of the held rows.
+            last: whether no rows follow.
+        """
 
     def _target(self, block: Block) -> Block:
         if not block.num_rows:
@@ -128,10 +130,6 @@ class HeldBlock(NamedTuple):
     num_rows: int
     rest: Block
     blocks: int = 1
-
-
-def _rows_of(held: Iterable[HeldBlock]) -> Block:
-    return concat(block.rest for block in held)
 
 
 def held_crc(held: Iterable[HeldBlock], crc: int = 0) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -49,7 +50,19 @@ def coalesced(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], 
             yield concat(held), state
 
 
-def resized(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], None, None]:
+def resumed(
+    stage: Stage[Block], items: Iterator[tuple[Block, State]], done: int, crc: int
+) -> Iterator[tuple[Block, State]]:
+    """The items of a stage. Where `done` rows of the first block were given, its crc32 must be `crc`."""
+    if done:
+        first, after = next(items, (EMPTY, END))
+        check_replay(stage, fingerprint(first), crc, f"{done:,} rows into a block")
+        yield first, after
+    yield from items
+
+
+@dataclass(frozen=True)
+class Rebatch(Stage[Block]):
     """As `coalesced`, and long blocks cut: the first at 16 rows, later ones at 32, 64 and so on up to 4,096. So a slow function
     gives the first row soon.
 
@@ -58,25 +71,27 @@ def resized(stage: Stage[Block], at: State) -> Generator[tuple[Block, State], No
 
     State: [upstream's state before the block, rows of it given, its crc32 if there are any, rows given in all].
     """
-    before, done, saved, number = at
-    with closing(coalesced(stage, before)) as items:
-        for block, after in items:
-            crc = fingerprint(block) if done or block.num_rows > 2 * rows_at(number) else 0
-            if done:
-                check_replay(stage, crc, saved, f"{done:,} rows into a block")
-            while block.num_rows - done > 2 * (rows := rows_at(number)):
-                done, number = done + rows, number + rows
-                yield block.slice(done - rows, rows), [before, done, crc, number]
-            number += block.num_rows - done
-            yield block.slice(done) if done else block, END if after == END else [after, 0, 0, number]
-            before, done = after, 0
-        if done:
-            check_replay(stage, 0, saved, "a block that is gone")
 
+    verb = ""
+    by_row = True
 
-def resized_start(stage: Stage[Block], epoch: int) -> State:
-    """The state before the first block of an epoch."""
-    return [stage.start(epoch), 0, 0, 0]
+    upstream: Stage[Block]
+
+    def start(self, epoch: int) -> State:
+        return [self.upstream.start(epoch), 0, 0, 0]
+
+    def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
+        before, done, crc, number = at
+        with closing(coalesced(self.upstream, before)) as items:
+            for block, after in resumed(self.upstream, items, done, crc):
+                if not done:
+                    crc = fingerprint(block) if block.num_rows > 2 * rows_at(number) else 0
+                while block.num_rows - done > 2 * (rows := rows_at(number)):
+                    done, number = done + rows, number + rows
+                    yield block.slice(done - rows, rows), [before, done, crc, number]
+                number += block.num_rows - done
+                yield block.slice(done) if done else block, END if after == END else [after, 0, 0, number]
+                before, done = after, 0
 
 
 class Cursor:
@@ -89,21 +104,16 @@ class Cursor:
         self._stage = stage
         self._before, self._taken, self._crc = before, taken, crc
         self._items = None if before == END else coalesced(stage, before)
-        self._rest = EMPTY  # of the block at hand
+        self.rest = EMPTY  # of the block at hand
         self._after = before
 
     @property
     def state(self) -> list[State]:
         return [self._before, self._taken, self._crc]
 
-    @property
-    def rest(self) -> Block:
-        """The rows at hand."""
-        return self._rest
-
     def fill(self) -> int:
         """How many rows are at hand. Where there are none it reads on; 0 at the end."""
-        while not self._rest.num_rows and self._items is not None:
+        while not self.rest.num_rows and self._items is not None:
             item = next(self._items, None)
             block, self._after = item or (EMPTY, END)
             if self._taken:
@@ -111,18 +121,18 @@ class Cursor:
             if item is None:
                 self.close()
                 break
-            self._rest = block.slice(self._taken)
-            if not self._rest.num_rows:
+            self.rest = block.slice(self._taken)
+            if not self.rest.num_rows:
                 self._before = self._after
-        return int(self._rest.num_rows)
+        return int(self.rest.num_rows)
 
     def take(self, rows: int) -> Block:
         """The next `rows` of the rows at hand."""
-        if 0 < rows < self._rest.num_rows and not self._taken:
-            self._crc = fingerprint(self._rest)
-        piece, self._rest = self._rest.slice(0, rows), self._rest.slice(rows)
+        if 0 < rows < self.rest.num_rows and not self._taken:
+            self._crc = fingerprint(self.rest)
+        piece, self.rest = self.rest.slice(0, rows), self.rest.slice(rows)
         self._taken += rows
-        if rows and not self._rest.num_rows:
+        if rows and not self.rest.num_rows:
             self._before, self._taken, self._crc = self._after, 0, 0
         return piece
 

@@ -162,17 +162,15 @@ def _alike(one: pa.DataType, other: pa.DataType) -> bool:
     if is_list(one) and is_list(other):
         return _alike(one.value_type, other.value_type)
     if pa.types.is_struct(one) and pa.types.is_struct(other):
-        return all(_alike(field.type, other.field(field.name).type) for field in one if _has(other, field.name))
+        return all(
+            _alike(field.type, other.field(field.name).type) for field in one if other.get_field_index(field.name) >= 0
+        )
     if pa.types.is_timestamp(one) and pa.types.is_timestamp(other):
         return bool(one.tz == other.tz)
     number, text = (pa.types.is_integer, pa.types.is_floating), (pa.types.is_string, pa.types.is_large_string)
     binary = (pa.types.is_binary, pa.types.is_large_binary)
     families = (number, text, binary, (pa.types.is_decimal,), (pa.types.is_duration,), (pa.types.is_time,))
     return any(any(test(one) for test in tests) and any(test(other) for test in tests) for tests in families)
-
-
-def _has(kind: pa.DataType | pa.Schema, name: str) -> bool:
-    return bool(kind.get_field_index(name) >= 0)
 
 
 def named(kind: pa.DataType) -> str:
@@ -288,7 +286,7 @@ def united(schemas: Iterable[tuple[int, pa.Schema]], what: str) -> pa.Schema:
 
 def _apart(schema: pa.Schema, field: pa.Field) -> bool:
     """Whether a schema has a column of this name whose type shares no common type with this one."""
-    if not _has(schema, field.name):
+    if field.name not in schema.names:
         return False
     kinds = schema.field(field.name).type, field.type
     if kinds[0] == kinds[1]:

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence, Sized
 from contextlib import closing
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic, NamedTuple, Self
+from itertools import chain
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brimful.blocks.blocks import Block, with_origin
-from brimful.blocks.parallel import NOTHING, SERIAL, CallResult, Made, Parallel, joined
+from brimful.blocks.blocks import Block, tried, with_origin
+from brimful.blocks.parallel import NOTHING, SERIAL, CallResult, Parallel, joined
 from brimful.blocks.ragged import EMPTY
-from brimful.blocks.resize import resized, resized_start
-from brimful.blocks.schema import (
-    FIRST_ROWS,
-    OF_RESULTS,
-    SAMPLE_ROWS,
-    as_text,
-    fitting,
-    from_text,
-    misfit,
-    types_of,
-)
+from brimful.blocks.resize import Rebatch
+from brimful.blocks.schema import FIRST_ROWS, OF_RESULTS, SAMPLE_ROWS, as_text, fitting, from_text, misfit, types_of
 from brimful.core.errors import TALLY, OnError, StageError, Tally, name_of, skipped, where
 from brimful.core.once import once
 from brimful.core.repeat import Waiting
 from brimful.core.replay import REPLAY
 from brimful.core.stage import END, Stage, State, runtime
+
+Made = TypeVar("Made", bound=Sized)
+"""The results of a function for a block."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +69,6 @@ class Typed(Stage[Block]):
         """The columns of the first rows."""
 
 
-def _given(schema: pa.Schema) -> pa.Schema:
-    return schema
-
-
 @dataclass(frozen=True)
 class TypedFunction(Typed, Generic[Made]):
     """Abstract: the results of a user's function for each block. All must fit the types of its first 32 results, or of up to
@@ -107,8 +98,7 @@ class TypedFunction(Typed, Generic[Made]):
                 if schema:
                     vars(self).setdefault("schema", schema)
             text = text or (as_text(schema) if schema else "")
-            parts = ((self._fitted(one, schema), one.last, one.after) for one in results)
-            for out, after in joined(parts):
+            for out, after in joined(results, partial(self._fitted, schema)):
                 yield out, END if after == END else [after, text]
 
     def first_types(self) -> pa.Schema:
@@ -118,7 +108,7 @@ class TypedFunction(Typed, Generic[Made]):
                 raise first.error
             return first.schema
 
-    def _fitted(self, one: CallResult[Made | Fitted], schema: pa.Schema) -> Block:
+    def _fitted(self, schema: pa.Schema, one: CallResult[Made | Fitted]) -> Block:
         if one.made is None:
             return EMPTY
         return one.made.block if isinstance(one.made, Fitted) else self.block_of(one.block, one.made, schema)
@@ -131,7 +121,7 @@ class TypedFunction(Typed, Generic[Made]):
         try:
             while count < wanted and (one := next(calls, None)) is not None:
                 items.append(one)
-                own = sum(map(self.count, _there([one])))
+                own = sum(map(len, _there([one])))
                 waiting.got(own)
                 count += own
                 if wanted <= count < SAMPLE_ROWS and not self.types_of(_there(items))[1]:
@@ -150,10 +140,6 @@ class TypedFunction(Typed, Generic[Made]):
     ) -> Generator[CallResult[Made | Fitted], None, None]:
         """The results for the blocks that follow a place, and the place after each. `schema` gives the schema to fit them to,
         None before it is known."""
-
-    @abstractmethod
-    def count(self, given: Made) -> int:
-        """The number of results."""
 
     @abstractmethod
     def types_of(self, given: Sequence[Made]) -> tuple[pa.Schema, bool]:
@@ -197,20 +183,16 @@ class ByBlock(TypedFunction[Made]):
 
     def sent(self, source: Stage[Any]) -> Stage[Block]:
         upstream = self.upstream.sent(source)
-        return replace(self.over(upstream), types=partial(_given, self.schema), parallel=self.parallel.sent)
+        return replace(self.over(upstream), types=partial(from_text, as_text(self.schema)), parallel=self.parallel.sent)
 
     def begin(self, epoch: int) -> State:
-        return resized_start(self.upstream, epoch)
+        return Rebatch(self.upstream).start(epoch)
 
     def calls(
         self, at: State, schema: Callable[[], pa.Schema | None]
     ) -> Generator[CallResult[Made | Fitted], None, None]:
         alone = replace(self, upstream=NOTHING, types=None)
-        with (
-            closing(resized(self.upstream, at)) as items,
-            closing(self.parallel.called(alone.made, items, self.called_as, lambda: (schema(),), shared=True)) as calls,
-        ):
-            yield from calls
+        return self.parallel.calls(alone.made, self.upstream, at, self.called_as, lambda: (schema(),))
 
     def made(self, block: Block, schema: pa.Schema | None) -> Made | Fitted:
         given = self.call(block)
@@ -226,11 +208,15 @@ class ByBlock(TypedFunction[Made]):
         """The results for a block that has rows."""
 
 
-class SampleResults(NamedTuple):
+@dataclass(frozen=True)
+class SampleResults:
     """The samples that a function gave for a block, and the row that each comes from, int64 (n,)."""
 
     samples: Sequence[Any]
     parents: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.samples)
 
 
 @dataclass(frozen=True)
@@ -243,8 +229,15 @@ class SampleFunction(ByBlock[SampleResults]):
     seeded: bool = runtime()
     on_error: OnError = "raise"
 
-    def count(self, given: SampleResults) -> int:
-        return len(given.samples)
+    @abstractmethod
+    def samples_of(self, result: Any) -> list[Any]:
+        """The samples that stand for a result of the function."""
+
+    def call(self, block: Block) -> SampleResults:
+        found = dict(tried(self.verb, self.fn, block, self.seeded, self.on_error, self.samples_of))
+        counts = np.array([len(samples) for samples in found.values()], dtype=np.int64)
+        parents = np.repeat(np.array([*found], dtype=np.int64), counts)
+        return SampleResults([*chain.from_iterable(found.values())], parents)
 
     def types_of(self, given: Sequence[SampleResults]) -> tuple[pa.Schema, bool]:
         return types_of_results(given)
@@ -268,14 +261,13 @@ def block_of_results(called: str, block: Block, given: SampleResults, schema: pa
     Raises:
         StageError: a result is no sample of that schema; it names the call and the row. "skip" leaves the result out.
     """
-    samples, parents = given
-    out = fitting(samples, schema) if all(map(_is_sample, samples)) else None
+    out = fitting(given.samples, schema) if all(map(_is_sample, given.samples)) else None
     if out is None:
-        samples, parents = _those_that_fit(called, block, given, schema, on_error)
-        out = fitting(samples, schema)
+        given = _those_that_fit(called, block, given, schema, on_error)
+        out = fitting(given.samples, schema)
         if out is None:
-            raise _failed(called, block, int(parents[0]), "the results from this row on fit one by one only")
-    return with_origin(out, block, parents) if len(samples) else EMPTY
+            raise _failed(called, block, int(given.parents[0]), "the results from this row on fit one by one only")
+    return with_origin(out, block, given.parents) if len(given) else EMPTY
 
 
 def _those_that_fit(

@@ -114,6 +114,11 @@ class Stage(ABC, Generic[T_co]):
 
     # -- questions: by default, what the stages below answer ---------------------------------------------------------------
 
+    @property
+    def asked(self) -> tuple[Any, ...]:
+        """Those who know the data: the stages below, or what a source takes its rows from."""
+        return self.below
+
     @once
     def over_epochs(self) -> Stage[T_co] | None:
         """The chain as it runs over epochs without an end, where its items may reach over their seams: then what repeats stands
@@ -189,11 +194,11 @@ class Stage(ABC, Generic[T_co]):
     @property
     def one_by_one(self) -> bool:
         """Whether rows are fetched one by one, from an object of the user's, so that no more than the wanted ones should be."""
-        return any(one.one_by_one for one in self.below)
+        return any(one.one_by_one for one in self.asked)
 
     def measured(self, columns: Sequence[str], required: bool) -> list[int]:
         """The checksums of lengths that are measured only where something is planned by them: they are in no source's header."""
-        return [crc for one in self.below for crc in one.measured(columns, required)]
+        return [crc for one in self.asked for crc in one.measured(columns, required)]
 
     def known_columns(self) -> Any:
         """The columns and types of its rows, or of those that its batches are made of, as far as they are known without reading a
@@ -212,7 +217,7 @@ class Stage(ABC, Generic[T_co]):
     def tokenizers(self) -> dict[str, tuple[Any, ...]]:
         """The tokenizers that made the columns, or what is known of them, by column: each once."""
         found: dict[str, tuple[Any, ...]] = {}
-        for one in self.below:
+        for one in self.asked:
             for name, made in one.tokenizers().items():
                 known = found.setdefault(name, made)
                 prints = {each.fingerprint() for each in known} if known is not made else set()
@@ -221,11 +226,11 @@ class Stage(ABC, Generic[T_co]):
 
     def texts(self) -> tuple[str, ...]:
         """The columns of text that was tokenized, as far as they are still here: batches leave them out."""
-        return tuple(dict.fromkeys(name for one in self.below for name in one.texts()))
+        return tuple(dict.fromkeys(name for one in self.asked for name in one.texts()))
 
     def newest(self) -> tuple[float, str]:
         """When the newest of the files that it reads was written, and its name; (0.0, "") where nobody says."""
-        return max((one.newest() for one in self.below), default=(0.0, ""))
+        return max((one.newest() for one in self.asked), default=(0.0, ""))
 
     def why_missing(self, error: Exception) -> str:
         """Why a function of the user's did not find in an item what it looked for, and what to do; "" where nobody knows."""
@@ -233,7 +238,7 @@ class Stage(ABC, Generic[T_co]):
 
     def contents(self) -> list[str]:
         """The lists that it begins with, described by all that is in them: their header has no more than lengths."""
-        return [words for one in self.below for words in one.contents()]
+        return [words for one in self.asked for words in one.contents()]
 
     def functions(self) -> list[str]:
         """The functions of the user's that it calls, which no header holds by value, each with its verb: `map(clean)`."""

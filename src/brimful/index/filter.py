@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -16,20 +17,18 @@ from numpy.typing import NDArray
 from brimful.blocks.blocks import Block, samples, tried
 from brimful.blocks.parallel import SERIAL, Parallel
 from brimful.core.errors import OnError, logger, name_of
-from brimful.core.once import once
 from brimful.core.progress import watched
 from brimful.core.stage import described, runtime
-from brimful.index.index import Ask
-from brimful.index.indexed import DerivedSource
-from brimful.index.view import SelectedIndex
+from brimful.index.indexed import Selected
 
 
 @dataclass(frozen=True)
-class Filter(DerivedSource):
+class Filter(Selected):
     """The samples of a source for which `fn(sample)` is true, in the order, or shuffle, of that source.
 
-    A state is held against which samples those are: a random function is refused. With a `version` of the function the answers
-    are kept beside the store that the source is.
+    A random function is refused. With a `version` of the function the answers are kept beside the store that the source is.
+
+    Price: at the first use, in each process, all rows are read once and `fn` is called once a sample; a byte a sample meanwhile.
     """
 
     fn: Callable[..., bool]
@@ -37,31 +36,48 @@ class Filter(DerivedSource):
     parallel: Parallel = runtime(SERIAL)
     version: str | None = runtime(None)
 
-    @once
-    def index(self) -> FilteredIndex:
-        originals = self.upstream.originals
-        rows = samples if originals is None else originals.samples
-        return FilteredIndex(self.upstream.index, self.fn, self.on_error, self.parallel, rows, self._kept)
+    def chosen_by(self) -> dict[str, Any]:
+        return {"fn": described(self.fn), "on_error": self.on_error}
 
-    @property
-    def counted(self) -> bool:
-        return self.upstream.counted and "numbers" in vars(self.index)
-
-    def settings(self) -> dict[str, Any]:
-        kept = {"kept": self.count, "crc32": self.index.crc32}
-        return {"fn": described(self.fn), "on_error": self.on_error, **kept}
-
-    def _kept(self, ask: Ask) -> NDArray[np.bool_]:
+    def kept(self) -> NDArray[np.bool_]:
         """The answers of all rows: from the file beside the store, where there is one."""
         if self.version is None:
-            return ask(lambda: None)
+            return self._asked(lambda: None)
         source, *later = self.upstream.header()
         source = {
             name: value for name, value in source.items() if name not in ("shuffle", "seed")
         }  # rows, in any order
         words = [[source, *later], _told_apart(self.fn), self.on_error, self.version]
         name = f"filter.{hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:16]}"
-        return self.upstream.beside(name, len(self.upstream.index), ask)
+        return self.upstream.data.beside(name, len(self.upstream.index), self._asked)
+
+    def _asked(self, working: Callable[[], None]) -> NDArray[np.bool_]:
+        """The answers of the function. `working` is called after each block."""
+        base, originals = self.upstream.index, self.upstream.originals
+        name, total = f"filter({name_of(self.fn)})", len(base)
+        logger.info("%s reads all %s samples once", name, f"{total:,}")
+        rows = samples if originals is None else originals.samples
+        ask = partial(_answers, self.fn, self.on_error, rows)
+        parts = self.parallel.parts((block, None) for block in base.blocks())
+        with closing(self.parallel.results(ask, parts, name)) as answers:
+            found = [np.zeros(0, dtype=bool)]
+            for _, made, _ in watched(answers, name, total, lambda one: one[0].num_rows):
+                assert made is not None
+                found.append(made)
+                working()
+        kept = np.concatenate(found)
+        logger.info("%s keeps %s of %s samples", name, f"{np.count_nonzero(kept):,}", f"{total:,}")
+        return kept
+
+
+def _answers(
+    fn: Callable[..., bool], on_error: OnError, rows: Callable[[Block], Iterable[Any]], block: Block
+) -> NDArray[np.bool_]:
+    """Which rows of a block a function is true for, bool (n,). `rows` makes its samples."""
+    kept = np.zeros(block.num_rows, dtype=bool)
+    for row, keep in tried("filter", fn, block, False, on_error, bool, rows):
+        kept[row] = keep
+    return kept
 
 
 def _told_apart(fn: Any) -> Any:
@@ -89,56 +105,3 @@ def _identity(value: Any) -> Any:
         call = type(value).__call__
         return [_identity(list(parts)), _identity(call) if isinstance(call, FunctionType) else None]
     return described(value)
-
-
-@dataclass(frozen=True, eq=False)
-class FilteredIndex(SelectedIndex):
-    """The rows of `base` for which `fn(sample)` is true.
-
-    Args:
-        rows: makes the samples of a block.
-        kept: gives what is known of the answers already, or asks for them.
-    Price: at the first use, in each process, all rows are read once and `fn` is called once a sample; a byte a sample meanwhile.
-    """
-
-    fn: Callable[..., bool]
-    on_error: OnError
-    parallel: Parallel
-    rows: Callable[[Block], Iterable[Any]]
-    kept: Callable[[Ask], NDArray[np.bool_]]
-
-    @once
-    def numbers(self) -> NDArray[np.int64]:
-        return np.flatnonzero(self.kept(self._asked))
-
-    def _asked(self, working: Callable[[], None]) -> NDArray[np.bool_]:
-        """The answers of the function. `working` is called after each block."""
-        name, total = f"filter({name_of(self.fn)})", len(self.base)
-        logger.info("%s reads all %s samples once", name, f"{total:,}")
-        blocks = ((block, None) for block in self.base.blocks())
-        calls = self.parallel.called(_Predicate(self.fn, self.on_error, self.rows), blocks, name)
-        with closing(calls) as answers:
-            seen = watched(answers, name, total, lambda one: one.block.num_rows)
-            found = [np.zeros(0, dtype=bool)]
-            for one in seen:
-                assert one.made is not None
-                found.append(one.made)
-                working()
-        kept = np.concatenate(found)
-        logger.info("%s keeps %s of %s samples", name, f"{np.count_nonzero(kept):,}", f"{total:,}")
-        return kept
-
-
-@dataclass(frozen=True)
-class _Predicate:
-    """Which rows of a block a function is true for, bool (n,)."""
-
-    fn: Callable[..., bool]
-    on_error: OnError
-    rows: Callable[[Block], Iterable[Any]]
-
-    def __call__(self, block: Block) -> NDArray[np.bool_]:
-        kept = np.zeros(block.num_rows, dtype=bool)
-        for row, keep in tried("filter", self.fn, block, False, self.on_error, bool, self.rows):
-            kept[row] = keep
-        return kept

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from brimful.blocks.blocks import Block
 from brimful.blocks.choice import Choice
 from brimful.blocks.ragged import EMPTY
+from brimful.core.errors import logger
 from brimful.core.once import once
 from brimful.core.repeat import passed
 from brimful.core.stage import BLOCK_BYTES, BLOCK_ROWS, END, Stage, State, refuse_originals
-from brimful.index.index import Ask, Index
-from brimful.index.view import ChosenIndex
+from brimful.index.index import DataIndex, Index
+from brimful.index.view import ChosenIndex, SelectedIndex
 
 RowNumbers: TypeAlias = Callable[[int, int], NDArray[np.int64]]
 """The row numbers at the places `first` to `last - 1` of an epoch, int64 (last - first,), whatever lies before them.
@@ -74,7 +75,7 @@ class Indexed(Stage[Block]):
 
     @property
     def originals(self) -> Any:
-        found = [one.originals for one in self.below]
+        found = [one.originals for one in self.asked]
         real = next((one for one in found if one is not None), None)
         if real is None:
             return None
@@ -84,7 +85,7 @@ class Indexed(Stage[Block]):
     @property
     def counted(self) -> bool:
         """Whether its count is known without reading a row or calling a function of the user's."""
-        return all(cast(Indexed, one).counted for one in self.below)
+        return all(one.counted for one in self.asked)
 
     def known_columns(self) -> pa.Schema | None:
         return None if any(one.known_columns() is None for one in self.below) else self.index.schema
@@ -147,13 +148,8 @@ class Source(Indexed):
 
     @property
     @abstractmethod
-    def holds_files(self) -> bool:
-        """Whether files can be kept beside the samples, which are in a store."""
-
-    @abstractmethod
-    def beside(self, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
-        """Answers about so many rows, from a file beside the samples; where there is none, those of `ask`, which is given a
-        function to be called now and then."""
+    def data(self) -> DataIndex:
+        """What the user gave, where answers about the samples can be kept."""
 
     @property
     def count(self) -> int:
@@ -186,11 +182,32 @@ class DerivedSource(Source):
         return self.upstream.ordered(index, epoch)
 
     @property
-    def holds_files(self) -> bool:
-        return self.upstream.holds_files
+    def data(self) -> DataIndex:
+        return self.upstream.data
 
-    def beside(self, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
-        return self.upstream.beside(name, count, ask)
+
+@dataclass(frozen=True)
+class Selected(DerivedSource):
+    """Abstract: some samples of a source. A state is held against which those are."""
+
+    @once
+    def index(self) -> SelectedIndex:
+        return SelectedIndex(self.upstream.index, self.kept)
+
+    @property
+    def counted(self) -> bool:
+        return self.upstream.counted and "numbers" in vars(self.index)
+
+    def settings(self) -> dict[str, Any]:
+        return {**self.chosen_by(), "kept": self.count, "crc32": self.index.crc32}
+
+    @abstractmethod
+    def kept(self) -> NDArray[np.bool_]:
+        """Which samples of the index below are kept, bool (n,)."""
+
+    @abstractmethod
+    def chosen_by(self) -> dict[str, Any]:
+        """The parameters, as plain JSON."""
 
 
 @dataclass(frozen=True)
@@ -283,3 +300,23 @@ def over_epochs(stage: Indexed, epoch: int) -> RowNumbers:
         return np.concatenate(pieces)
 
     return rows
+
+
+@dataclass(frozen=True)
+class Repeat(Reordered):
+    """Place p is place p mod count of epoch + p // count; unless there is no sample: then a warning, and the end."""
+
+    endless = True
+
+    @once
+    def count(self) -> int | None:
+        if self.upstream.count == 0:
+            logger.warning("repeat: epoch 0 has no sample; the stream ends here")
+            return 0
+        return None
+
+    def order(self, epoch: int) -> RowNumbers:
+        return over_epochs(self.upstream, epoch)
+
+    def unshuffled(self) -> tuple[RowNumbers, int]:
+        return self.upstream.unshuffled()

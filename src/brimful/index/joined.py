@@ -116,14 +116,14 @@ class JoinedIndex(Index):
             if all(name in part.list_columns or name not in part.schema.names for part in self.parts)
         ]
 
-    @property
-    def knows_labels(self) -> bool:
-        return all(part.knows_labels for part in self.parts)
-
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        if any(part.num_labels_at(numbers[:0]) is None for part in self.parts):
+            return None
         out = np.zeros((3, len(numbers)), dtype=np.int64)
         for part, at, own in self._by_part(numbers):
-            out[:, at] = self.parts[part].num_labels_at(own)
+            counts = self.parts[part].num_labels_at(own)
+            assert counts is not None
+            out[:, at] = counts
         return out
 
     def _by_part(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:

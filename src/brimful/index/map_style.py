@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 from brimful.blocks.blocks import Block, Sample, as_sample
 from brimful.blocks.ragged import REMEDIES, is_ragged, with_column
 from brimful.blocks.schema import OF_RESULTS, first_rows, fitting, infer, misfit
-from brimful.core.errors import ORIGIN, DataError, StageError, integer, logger, name_of, origins
+from brimful.core.errors import HIDDEN, ORIGIN, DataError, StageError, integer, logger, name_of, origins
 from brimful.core.once import once
 from brimful.core.progress import watched
-from brimful.index.index import DataIndex
+from brimful.index.index import DataIndex, lengths_by_column
 
 SAMPLE: Final = "sample"
 """The one column of samples that are handed on as they are: their numbers."""
+_WHOLE: Final = f"{HIDDEN}sample"
+"""In place of a column: the lengths of samples that are no dicts."""
 _NONE: Final = -1
 """In place of the length of a list that a sample does not have."""
 
@@ -139,10 +141,9 @@ class MapStyleIndex(DataIndex):
             if required:
                 raise self._missing(columns)
             return np.zeros(len(numbers), dtype=np.int64)
-        known = self._lengths if self.given is None else self.given
-        if isinstance(known, dict):
-            found = [self._of(known, column)[numbers] for column in columns]
-            return found[0] if len(found) == 1 else np.stack(found, axis=1)
+        known = self._lengths.get(_WHOLE) if self.given is None else self.given
+        if known is None:
+            return lengths_by_column(self, columns, True, len(numbers), lambda column: self._of(column)[numbers])
         width = 1 if known.ndim == 1 else known.shape[1]
         if width != max(1, len(columns)):
             raise DataError(
@@ -154,9 +155,7 @@ class MapStyleIndex(DataIndex):
     def measured(self, columns: Sequence[str], required: bool) -> list[int]:
         if self.given is not None or not self._measures(columns, required):
             return []
-        known = self._lengths
-        arrays = [known[name] for name in sorted(known)] if isinstance(known, dict) else [known]
-        return [crc32(b"".join(array.tobytes() for array in arrays))]
+        return [crc32(b"".join(self._lengths[name].tobytes() for name in sorted(self._lengths)))]
 
     def _measures(self, columns: Sequence[str], required: bool) -> bool:
         """Whether the lengths of these columns are those of the samples, measured: not where nothing is planned by them."""
@@ -166,12 +165,12 @@ class MapStyleIndex(DataIndex):
         return bool(columns) and set(columns) <= lists
 
     @once
-    def _lengths(self) -> dict[str, NDArray[np.int32]] | NDArray[np.int64]:
-        """The lengths of all samples: by column where samples are dicts, else one each."""
+    def _lengths(self) -> dict[str, NDArray[Any]]:
+        """The lengths of all samples: by column where samples are dicts, else those of whole samples."""
         logger.info("from_dataset reads all %s samples once, for their lengths (lengths= saves that)", f"{len(self):,}")
         numbers = watched(range(len(self)), "from_dataset measures lengths", len(self))
         if self.length_of is not None:
-            return np.array([self._said(number) for number in numbers], dtype=np.int64)
+            return {_WHOLE: np.array([self._said(number) for number in numbers], dtype=np.int64)}
         by_column: dict[str, NDArray[np.int32]] = {}
         single = np.zeros(len(self), dtype=np.int64)
         named = 0
@@ -192,13 +191,14 @@ class MapStyleIndex(DataIndex):
                 "tokens, give from_dataset lengths=, an array or a function of a sample",
                 self.name,
             )
-        return by_column if named else single
+        return by_column if named else {_WHOLE: single}
 
     def _measure(self, sample: Any, number: int) -> int:
         first = _first(sample)
         if (size := _size(first)) is not None:
             return size
-        kind = f"{type(first).__name__}{_shape(first)}"
+        shape = f" of shape {tuple(first.shape)}" if hasattr(first, "shape") else ""
+        kind = f"{type(first).__name__}{shape}"
         raise DataError(
             f"the length of a {kind} is not known ({self.name}, {SAMPLE} {number:,}): give from_dataset lengths=, an array or a "
             "function of a sample; or batch a fixed number of samples, batch(n)"
@@ -216,10 +216,10 @@ class MapStyleIndex(DataIndex):
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    def _of(self, known: dict[str, NDArray[np.int32]], column: str) -> NDArray[np.int32]:
-        if column not in known:
+    def _of(self, column: str) -> NDArray[np.int32]:
+        if column not in self._lengths:
             raise self._missing((column,))
-        lengths = known[column]
+        lengths = self._lengths[column]
         if len(absent := np.flatnonzero(lengths == _NONE)):
             raise DataError(
                 f"column {column!r} has no list in {len(absent):,} samples, the first of them {self.name}, {SAMPLE} "
@@ -229,8 +229,8 @@ class MapStyleIndex(DataIndex):
 
     def _missing(self, columns: Sequence[str]) -> DataError:
         lists = [field.name for field in self.schema if is_ragged(field.type)]
-        if self.collate_fn is not None and isinstance(known := self._lengths, dict):
-            lists = list(known)
+        if self.collate_fn is not None:
+            lists = list(self._lengths)
         missing = next((name for name in columns if name not in lists), "")
         return DataError(
             f"there is no list column {missing!r} in the samples of from_dataset (list columns: {', '.join(lists) or 'none'})"
@@ -326,8 +326,3 @@ def _size(value: Any) -> int | None:
         return len(value)
     shape: Any = getattr(value, "shape", ())
     return int(shape[0]) if len(shape) == 1 else None
-
-
-def _shape(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return "" if shape is None else f" of shape {tuple(shape)}"

@@ -20,7 +20,7 @@ from brimful.core import random
 from brimful.core.errors import ORIGIN, origins, settle, truth
 from brimful.core.once import once
 from brimful.core.stage import BLOCK_ROWS, Stage, place, running
-from brimful.index.index import Ask, BlockIndex, DataIndex, Index, RowSet
+from brimful.index.index import BlockIndex, DataIndex, Index, RowSet
 from brimful.index.indexed import RowNumbers, Source
 from brimful.index.order import Order
 from brimful.sources.data_libraries import rows_of, stored
@@ -155,31 +155,12 @@ class FromSequence(Source):
     def index(self) -> Index:
         return self.rows
 
-    def tokenizers(self) -> dict[str, tuple[Any, ...]]:
-        return self.rows.tokenizers()
-
-    def texts(self) -> tuple[str, ...]:
-        return self.rows.texts()
-
-    def newest(self) -> tuple[float, str]:
-        return self.rows.newest()
+    @property
+    def asked(self) -> tuple[Any, ...]:
+        return (self.rows,)
 
     def functions(self) -> list[str]:
         return self.rows.functions()
-
-    def contents(self) -> list[str]:
-        return self.rows.contents()
-
-    @property
-    def originals(self) -> Any:
-        return self.rows.originals
-
-    @property
-    def one_by_one(self) -> bool:
-        return self.rows.one_by_one
-
-    def measured(self, columns: Sequence[str], required: bool) -> list[int]:
-        return self.rows.measured(columns, required)
 
     def settings(self) -> dict[str, Any]:
         return {**self.rows.fingerprint(), "shuffle": self.shuffle, "seed": self.seed}
@@ -188,19 +169,12 @@ class FromSequence(Source):
     def in_index_order(self) -> bool:
         return not self.shuffle
 
-    @property
-    def counted(self) -> bool:
-        return self.rows.counted
-
     def known_columns(self) -> pa.Schema | None:
         return self.rows.known_schema
 
     @property
-    def holds_files(self) -> bool:
-        return self.rows.holds_files
-
-    def beside(self, name: str, count: int, ask: Ask) -> NDArray[np.bool_]:
-        return self.rows.beside(name, count, ask)
+    def data(self) -> DataIndex:
+        return self.rows
 
     def ordered(self, index: Index, epoch: int) -> RowNumbers:
         order = Order(len(index), random.key(self.seed, place(self), epoch) if self.shuffle else None)

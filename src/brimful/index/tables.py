@@ -24,13 +24,14 @@ from brimful.blocks.ragged import (
     null_in,
     numpy_of,
     offsets_in,
+    offsets_of,
     ragged,
     with_column,
 )
 from brimful.core.distinct import distinct
 from brimful.core.errors import ORIGIN, ORIGIN_TYPE, origins
 from brimful.core.once import once
-from brimful.index.index import DataIndex, has_labels, label_counts, taken
+from brimful.index.index import DataIndex, has_labels, label_counts, lengths_by_column, taken
 from brimful.sources.data_libraries import stored
 
 SAMPLED_ROWS: Final = 1024
@@ -67,14 +68,14 @@ class TableIndex(DataIndex):
     @once
     def record_batches(self) -> TablePieces:
         batches = [batch for batch in self._table.to_batches() if batch.num_rows]
-        starts = np.concatenate(([0], np.cumsum([batch.num_rows for batch in batches], dtype=np.int64)))
+        starts = offsets_of(np.array([batch.num_rows for batch in batches], dtype=np.int64))
         indices = self.dataset._indices  # which `datasets` has no other name for
         chosen = None if indices is None else indices.column(0).to_numpy()
-        return TablePieces(batches, starts.astype(np.int64), chosen)
+        return TablePieces(batches, starts, chosen)
 
     @once
     def schema(self) -> pa.Schema:
-        return stored(_empty(self._table.schema)).schema.remove_metadata()
+        return stored(pa.RecordBatch.from_pylist([], self._table.schema)).schema.remove_metadata()
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -83,23 +84,24 @@ class TableIndex(DataIndex):
         return replace(self, columns=tuple(columns)) if columns else self
 
     def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
-        if not len(numbers) or (not required and not (columns and set(columns) <= set(self.schema.names))):
-            return np.zeros(len(numbers), dtype=np.int64)
-        found = []
-        for column in columns:
+        if not len(numbers):
+            return np.zeros(0, dtype=np.int64)
+
+        def counts(column: str) -> NDArray[np.int32]:
             if not (column in self.schema.names and is_ragged(self.schema.field(column).type)):
                 ragged(self.take(numbers[:1]), column)  # says what is wrong, and where
-            counts = self._counts(column)[self._rows(numbers)]
-            if len(bad := np.flatnonzero(counts == _NULL)):
+            found = self._counts(column)[self._rows(numbers)]
+            if len(bad := np.flatnonzero(found == _NULL)):
                 ragged(self.take(numbers[bad[:1]]), column)
-            found.append(counts)
-        return found[0] if len(found) == 1 else np.stack(found, axis=1)
+            return found
+
+        return lengths_by_column(self, columns, required, len(numbers), counts)
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         if not len(numbers):
-            return _empty(self.schema.append(pa.field(ORIGIN, ORIGIN_TYPE))), numbers
+            return pa.RecordBatch.from_pylist([], self.schema.append(pa.field(ORIGIN, ORIGIN_TYPE))), numbers
         rows = self._rows(numbers)
-        order = np.arange(len(rows)) if _ascends(rows) else np.argsort(rows, kind="stable")
+        order = np.argsort(rows, kind="stable")
         block = stored(self._copied(rows[order]))
         places = np.empty(len(rows), dtype=np.int64)
         places[order] = np.arange(len(rows))
@@ -111,12 +113,10 @@ class TableIndex(DataIndex):
         every = self._rows(np.arange(len(self)))
         return [name for name in lists if (self._counts(name)[every] != _NULL).all()]
 
-    @property
-    def knows_labels(self) -> bool:
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
         known = LABELS in self.schema.names and has_labels(self.schema.field(LABELS).type)
-        return known and bool((self._counts(LABELS) != _NULL).all())
-
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        if not known or (self._counts(LABELS) == _NULL).any():
+            return None
         return self._num_labels[:, self._rows(numbers)].astype(np.int64)
 
     def fingerprint(self) -> dict[str, int]:
@@ -133,9 +133,7 @@ class TableIndex(DataIndex):
                     crc = crc32(part(batch.column(field.name)).tobytes(), crc)
         chosen = self.record_batches.chosen
         crc = crc if chosen is None else crc32(chosen.tobytes(), crc)
-        sample = (
-            distinct(np.linspace(0, len(self) - 1, SAMPLED_ROWS).astype(np.int64)) if len(self) else np.zeros(0, int)
-        )
+        sample = distinct(np.linspace(0, len(self) - 1, min(len(self), SAMPLED_ROWS)).astype(np.int64))
         return {"rows": len(self), "crc32": fingerprint(self.locate(sample)[0]) ^ crc}
 
     @property
@@ -174,14 +172,6 @@ class TableIndex(DataIndex):
     @once
     def _num_labels(self) -> NDArray[np.int32]:
         return label_counts(batch.select([LABELS]) for batch in self.record_batches.batches)
-
-
-def _ascends(rows: NDArray[np.int64]) -> bool:
-    return bool((rows[1:] >= rows[:-1]).all())
-
-
-def _empty(schema: pa.Schema) -> Block:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
 def _counts_of(lists: pa.Array) -> NDArray[np.int32]:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from brimful.blocks.hashes import Side, Split
 from brimful.core.once import once, settings_of
 from brimful.index.index import Index
-from brimful.index.indexed import DerivedSource
-from brimful.index.view import SelectedIndex
+from brimful.index.indexed import Selected
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,31 +39,14 @@ class SplitMask:
 
 
 @dataclass(frozen=True)
-class TrainValidSplit(DerivedSource):
+class TrainValidSplit(Selected):
     """The samples of a source on one side of a split, in the order, or shuffle, of that source."""
 
     mask: SplitMask
     side: Side
 
-    @once
-    def index(self) -> SideIndex:
-        return SideIndex(self.upstream.index, self.mask, self.side)
+    def chosen_by(self) -> dict[str, Any]:
+        return {**vars(self.mask.split), "side": self.side}
 
-    @property
-    def counted(self) -> bool:
-        return self.upstream.counted and "numbers" in vars(self.index)
-
-    def settings(self) -> dict[str, Any]:
-        return {**vars(self.mask.split), "side": self.side, "kept": self.count, "crc32": self.index.crc32}
-
-
-@dataclass(frozen=True, eq=False)
-class SideIndex(SelectedIndex):
-    """The rows of `base` on one side of a split."""
-
-    mask: SplitMask
-    side: Side
-
-    @once
-    def numbers(self) -> NDArray[np.int64]:
-        return np.flatnonzero(self.mask.valid == (self.side == "valid"))
+    def kept(self) -> NDArray[np.bool_]:
+        return self.mask.valid if self.side == "valid" else ~self.mask.valid

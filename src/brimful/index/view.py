@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,8 +14,7 @@ from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.choice import Choice
-from brimful.blocks.ragged import LABELS, MASK, REMEDIES, array_of, num_hidden, unmasked
-from brimful.core.errors import DataError
+from brimful.blocks.ragged import LABELS, MASK, REMEDIES, array_of, no_column, num_hidden, unmasked
 from brimful.core.once import once
 from brimful.index.index import Index, RowSet, RowSpans
 
@@ -56,11 +54,7 @@ class View(Index):
     def list_columns(self) -> Sequence[str]:
         return self.source.list_columns
 
-    @property
-    def knows_labels(self) -> bool:
-        return self.source.knows_labels
-
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
         return self.source.num_labels_at(self.in_base(numbers))
 
     @property
@@ -73,12 +67,19 @@ class View(Index):
 
 @dataclass(frozen=True, eq=False)
 class SelectedIndex(View):
-    """Abstract: some rows of `base`. Price: 8 bytes a row kept."""
+    """Some rows of `base`.
 
-    @property
-    @abstractmethod
+    Args:
+        kept: says which, bool (len(base),); asked at the first use, in each process.
+    Price: 8 bytes a row kept.
+    """
+
+    kept: Callable[[], NDArray[np.bool_]]
+
+    @once
     def numbers(self) -> NDArray[np.int64]:
-        """The rows of `base` that are kept, ascending, the same object each time."""
+        """The rows of `base` that are kept, ascending."""
+        return np.flatnonzero(self.kept())
 
     @once
     def crc32(self) -> int:
@@ -137,16 +138,12 @@ class ChosenIndex(View):
     def list_columns(self) -> Sequence[str]:
         return [name for name, old in self.kept.items() if old in self.source.list_columns]
 
-    @property
-    def knows_labels(self) -> bool:
-        return self.kept.get(LABELS) == LABELS and self.source.knows_labels
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        return self.source.num_labels_at(numbers) if self.kept.get(LABELS) == LABELS else None
 
     def _old(self, columns: Sequence[str], required: bool) -> list[str]:
         if required and (missing := [name for name in columns if name not in self.kept]):
-            raise DataError(
-                f"there is no column {missing[0]!r} (columns: {', '.join(self.kept)}; {self.choice.verb})"
-                f"{REMEDIES.get(missing[0], '')}"
-            )
+            raise no_column(missing[0], self.kept, self.choice.verb, REMEDIES.get(missing[0], ""))
         return [self.kept.get(name, "") for name in columns]
 
 

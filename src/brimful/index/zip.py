@@ -12,12 +12,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block, visible
-from brimful.blocks.ragged import LABELS, REMEDIES
+from brimful.blocks.ragged import LABELS, REMEDIES, no_column
 from brimful.blocks.several import beside, require_distinct, unequal
 from brimful.core.errors import MOST, DataError
 from brimful.core.once import once
 from brimful.core.stage import refuse_originals
-from brimful.index.index import Index
+from brimful.index.index import Index, lengths_by_column
 from brimful.index.indexed import Indexed, RowNumbers
 
 
@@ -109,19 +109,13 @@ class ZippedIndex(Index):
         return prod(self.bases)
 
     def lengths_at(self, numbers: NDArray[np.int64], columns: Sequence[str], required: bool) -> NDArray[Any]:
-        missing = [column for column in columns if column not in self._owners]
-        if missing and required:
-            raise DataError(
-                f"there is no column {missing[0]!r} (columns: {', '.join(self.schema.names)}; zip_datasets)"
-                f"{REMEDIES.get(missing[0], '')}"
-            )
-        if missing or not columns:
-            return np.zeros(len(numbers), dtype=np.int64)
-        found = []
-        for column in columns:
+        def lengths(column: str) -> NDArray[Any]:
+            if column not in self._owners:
+                raise no_column(column, self.schema.names, "zip_datasets", REMEDIES.get(column, ""))
             owner = self._owners[column]
-            found.append(self.parts[owner].lengths_at(self._rows(numbers, owner), (column,), required))
-        return found[0] if len(found) == 1 else np.stack(found, axis=1)
+            return self.parts[owner].lengths_at(self._rows(numbers, owner), (column,), required)
+
+        return lengths_by_column(self, columns, required, len(numbers), lengths)
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[Block, NDArray[np.int64]]:
         blocks = [part.take(self._rows(numbers, number)) for number, part in enumerate(self.parts)]
@@ -137,12 +131,8 @@ class ZippedIndex(Index):
     def list_columns(self) -> Sequence[str]:
         return [name for part in self.parts for name in part.list_columns]
 
-    @property
-    def knows_labels(self) -> bool:
-        return LABELS in self._owners and self.parts[self._owners[LABELS]].knows_labels
-
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        owner = self._owners[LABELS]
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        owner = self._owners.get(LABELS, 0)  # where none has labels, the first part says so
         return self.parts[owner].num_labels_at(self._rows(numbers, owner))
 
     @once

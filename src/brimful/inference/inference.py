@@ -19,7 +19,7 @@ from brimful.batching.planners import ByPolicy
 from brimful.batching.window import PlanningWindow
 from brimful.blocks.blocks import Block, Sample
 from brimful.blocks.hashes import digest_of
-from brimful.blocks.text_bytes import TextBytes, bytes_of
+from brimful.blocks.texts import TextBytes, bytes_of
 from brimful.core.errors import (
     DataError,
     StateError,

@@ -6,21 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.blockwise import Blockwise
-from brimful.blocks.ragged import (
-    LABELS,
-    MASK,
-    NOT_TRAINED_ON,
-    SHIFTED,
-    Ragged,
-    equally_long,
-    list_array,
-    ragged,
-    with_column,
-)
+from brimful.blocks.ragged import LABELS, MASK, NOT_TRAINED_ON, SHIFTED, equally_long, list_array, with_column
 from brimful.core.errors import DataError, truth, where
 
 _MOST: Final = (1 << 31) - 1
@@ -42,7 +31,9 @@ class CausalLabels(Blockwise):
         name = SHIFTED if self.shift else LABELS
         if block.schema.get_field_index(name) >= 0:
             raise DataError(f"causal_labels: there is a column {name!r} already ({where(block, 0)}); drop or rename it")
-        tokens = self._given(block)
+        # labels that the rows have already are shifted
+        given = (self.target_column, LABELS) if LABELS in block.schema.names else (self.target_column,)
+        tokens = equally_long(block, given, self.verb)[-1]
         if tokens.values.dtype.kind not in "iu":
             raise DataError(f"causal_labels: column {self.target_column!r} holds no integers ({where(block, 0)})")
         first, last = tokens.offsets[[0, -1]].tolist()
@@ -52,8 +43,9 @@ class CausalLabels(Blockwise):
                 f"causal_labels: {int(values.max()):,} in column {self.target_column!r} is no token id ({where(block, 0)})"
             )
         labels, offsets = values.astype(np.int32), tokens.offsets.astype(np.int64) - first
-        if block.schema.get_field_index(MASK) >= 0:
-            hidden = self._hidden(block, tokens.lengths)
+        if MASK in block.schema.names:
+            mask = equally_long(block, (self.target_column, MASK), self.verb)[1]
+            hidden = mask.values[mask.offsets[0] : mask.offsets[-1]] == 0
             hidden[1:] |= hidden[:-1].copy()  # also what would be predicted from a hidden one
             labels[hidden] = NOT_TRAINED_ON
         begins = offsets[:-1][tokens.lengths > 0]
@@ -62,22 +54,3 @@ class CausalLabels(Blockwise):
             # the first label of the next sample, -100, ends this one
             labels = np.append(labels[1:], labels.dtype.type(NOT_TRAINED_ON))
         return with_column(block, name, list_array(labels, offsets))
-
-    def _given(self, block: Block) -> Ragged:
-        """The labels that the rows have already, which are shifted then; else the tokens."""
-        tokens = ragged(block, self.target_column)
-        if block.schema.get_field_index(LABELS) < 0:
-            return tokens
-        return equally_long(block, (self.target_column, LABELS))[1]
-
-    def _hidden(self, block: Block, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-        mask = ragged(block, MASK)
-        different = np.flatnonzero(mask.lengths != lengths)
-        if len(different):
-            row = int(different[0])
-            raise DataError(
-                f"causal_labels: {MASK!r} has {mask.lengths[row]:,} values and {self.target_column!r} {lengths[row]:,} "
-                f"({where(block, row)}); they must be equally many"
-            )
-        hidden: NDArray[np.bool_] = mask.values[mask.offsets[0] : mask.offsets[-1]] == 0
-        return hidden

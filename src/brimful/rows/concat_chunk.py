@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from brimful.blocks.blocks import Block, with_origin
-from brimful.blocks.ragged import EMPTY, list_array, ragged
+from brimful.blocks.ragged import EMPTY, Ragged, list_array, ragged
 from brimful.blocks.rechunk import Rechunk
 from brimful.core.errors import count
 
@@ -23,10 +23,7 @@ class ConcatChunk(Rechunk):
         offsets = ragged(rows, self.target_columns[0]).offsets
         return int(offsets[-1] - offsets[0])
 
-    def cut(self, held: Block, last: bool) -> tuple[Block, int, int]:
-        if not held.num_rows:
-            return EMPTY, 0, 0
-        columns = [ragged(held, name) for name in self.target_columns]
+    def cut(self, held: Block, columns: list[Ragged], last: bool) -> tuple[Block, int, int]:
         offsets = columns[0].offsets - columns[0].offsets[0]
         chunks = int(offsets[-1]) // self.chunk_length
         done = chunks * self.chunk_length

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-
-from brimful.blocks.blocks import Block, tried
-from brimful.blocks.typed import SampleFunction, SampleResults
+from brimful.blocks.typed import SampleFunction
 
 
 @dataclass(frozen=True)
 class FilterMap(SampleFunction):
     """`fn(sample)` in place of each sample, where it is not None."""
 
-    def call(self, block: Block) -> SampleResults:
-        results = tried(self.verb, self.fn, block, self.seeded, self.on_error)
-        kept = {row: result for row, result in results if result is not None}
-        return SampleResults([*kept.values()], np.array([*kept], dtype=np.int64))
+    def samples_of(self, result: Any) -> list[Any]:
+        return [] if result is None else [result]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
+from typing import Any
 
-import numpy as np
-
-from brimful.blocks.blocks import Block, tried
-from brimful.blocks.typed import SampleFunction, SampleResults
+from brimful.blocks.typed import SampleFunction
 
 
 @dataclass(frozen=True)
@@ -17,8 +14,5 @@ class FlatMap(SampleFunction):
 
     makes_long_blocks = True
 
-    def call(self, block: Block) -> SampleResults:
-        results = dict(tried(self.verb, self.fn, block, self.seeded, self.on_error, list))
-        counts = np.array([len(result) for result in results.values()], dtype=np.int64)
-        parents = np.repeat(np.array([*results], dtype=np.int64), counts)
-        return SampleResults([*chain.from_iterable(results.values())], parents)
+    def samples_of(self, result: Any) -> list[Any]:
+        return list(result)

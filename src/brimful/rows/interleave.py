@@ -71,10 +71,8 @@ class Interleave(Typed):
             earlier.append([ENDLESS, [*self.saved_weights]])
             replay = _Replay(self, at, [sum(state[0] for state in states), earlier[0][1]])
         with ExitStack() as stack:
-            sources = []
-            for upstream, state in zip(self.upstreams, states, strict=True):
-                sources.append(_Source(upstream, *state))
-                stack.enter_context(closing(sources[-1]))
+            own = map(_Source, self.upstreams, states)
+            sources = [stack.enter_context(closing(source)) for source in own]
             block, state, past = EMPTY, at, 0
             while True:
                 weights = earlier[past][1] if past < len(earlier) else self.weights
@@ -166,10 +164,9 @@ _LEFT_OUT: Final = 2
 class _Source:
     """One of the data sets: how much it gave, and where it is."""
 
-    def __init__(
-        self, upstream: Stage[Block], served: int, epoch: int, ended: int, *at: *tuple[State, int, int]
-    ) -> None:
-        self.upstream, self.served, self.epoch = upstream, served, epoch
+    def __init__(self, upstream: Stage[Block], state: State) -> None:
+        self.upstream = upstream
+        self.served, self.epoch, ended, *at = state
         self.weight = 0.0  # that of the next rows
         self.ended, self.left_out = ended > 0, ended == _LEFT_OUT
         self.cursor = Cursor(upstream, *at)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-
-from brimful.blocks.blocks import Block, tried
-from brimful.blocks.typed import SampleFunction, SampleResults
+from brimful.blocks.typed import SampleFunction
 
 
 @dataclass(frozen=True)
 class Map(SampleFunction):
     """`fn(sample)` in place of each sample."""
 
-    def call(self, block: Block) -> SampleResults:
-        results = dict(tried(self.verb, self.fn, block, self.seeded, self.on_error))
-        return SampleResults([*results.values()], np.array([*results], dtype=np.int64))
+    def samples_of(self, result: Any) -> list[Any]:
+        return [result]

@@ -40,16 +40,12 @@ class MapBlocks(ByBlock[Block]):
             name, _ = first_misfit(out, schema)
             wanted, found = (named(one.field(name).type) for one in (schema, out.schema))
             raise self._error(
-                block,
-                f"column {name!r} is {wanted} in its first rows but {found} here; return one type always",
+                block, f"column {name!r} is {wanted} in its first rows but {found} here; return one type always"
             ) from None
         return with_origin(out, block, np.arange(block.num_rows)) if out.num_rows == block.num_rows else out
 
-    def count(self, given: Block) -> int:
-        return int(given.num_rows)
-
     def types_of(self, given: Sequence[Block]) -> tuple[pa.Schema, bool]:
-        blocks, schema = list(filter(self.count, given)), pa.schema([])
+        blocks, schema = list(filter(len, given)), pa.schema([])
         with suppress(pa.ArrowException):  # what goes with none before it is found when it is held against these
             for block in blocks:
                 schema = pa.unify_schemas([schema, block.schema.remove_metadata()], promote_options="permissive")

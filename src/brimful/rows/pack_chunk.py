@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from brimful.blocks.blocks import Block, with_origin
-from brimful.blocks.ragged import EMPTY, gather, list_array, ragged
+from brimful.blocks.ragged import Ragged, gather, list_array, offsets_of, ragged
 from brimful.blocks.rechunk import Rechunk
 from brimful.core.errors import count
 
@@ -24,20 +24,16 @@ class PackChunk(Rechunk):
     def tokens(self, rows: Block) -> int:
         return int(self._counts(ragged(rows, self.target_columns[0]).lengths).sum())
 
-    def cut(self, held: Block, last: bool) -> tuple[Block, int, int]:
-        if not held.num_rows:
-            return EMPTY, 0, 0
-        columns = [ragged(held, name) for name in self.target_columns]
+    def cut(self, held: Block, columns: list[Ragged], last: bool) -> tuple[Block, int, int]:
         sizes = columns[0].lengths
         counts = self._counts(sizes)
         firsts, done = self._packs(counts, last)
         self._count(sizes[:done])
         totals = np.add.reduceat(counts[:done], firsts) if len(firsts) else np.zeros(0, dtype=np.int64)
         kept = totals > 0
-        bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum(totals[kept])))
+        bounds = offsets_of(totals[kept])
         flat = [gather(column.values, column.offsets[:done], counts[:done]).values for column in columns]
-        arrays = [list_array(values, bounds) for values in flat]
-        out = pa.RecordBatch.from_arrays(arrays, list(self.target_columns))
+        out = pa.RecordBatch.from_arrays([list_array(values, bounds) for values in flat], list(self.target_columns))
         return with_origin(out, held, firsts[kept]), done, 0
 
     def _counts(self, sizes: np.ndarray) -> np.ndarray:
@@ -47,7 +43,7 @@ class PackChunk(Rechunk):
 
     def _packs(self, counts: np.ndarray, last: bool) -> tuple[np.ndarray, int]:
         """The first row of each pack that is complete, and how many rows all of them hold."""
-        ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+        ends = offsets_of(counts)
         following = (np.searchsorted(ends, ends[:-1] + self.chunk_length, side="right") - 1).tolist()
         firsts, row = [], 0
         while row < len(counts) and (last or following[row] < len(counts)):
@@ -57,11 +53,6 @@ class PackChunk(Rechunk):
 
     def _count(self, sizes: np.ndarray) -> None:
         long = sizes > self.chunk_length
-        number = int(long.sum())
-        if self.discard_long_samples:
-            count("dropped", number, f"pack_chunk({self.chunk_length}) leaves out longer samples")
-            count("dropped_tokens", int(sizes[long].sum()))
-        else:
-            cut = int((sizes[long] - self.chunk_length).sum())
-            count("truncated", number, f"pack_chunk({self.chunk_length}) cuts longer samples")
-            count("dropped_tokens", cut)
+        name, does = ("dropped", "leaves out") if self.discard_long_samples else ("truncated", "cuts")
+        count(name, int(long.sum()), f"pack_chunk({self.chunk_length}) {does} longer samples")
+        count("dropped_tokens", int((sizes - self._counts(sizes)).sum()))

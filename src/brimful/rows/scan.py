@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from brimful.blocks.blocks import Block, samples
 from brimful.blocks.parallel import CallResult
-from brimful.blocks.resize import resized, resized_start
+from brimful.blocks.resize import Rebatch
 from brimful.blocks.typed import Fitted, SampleResults, TypedFunction, block_of_results, types_of_results
 from brimful.core.errors import StageError, name_of, where
 from brimful.core.stage import END, State, refuse_streams
@@ -39,13 +39,13 @@ class Scan(TypedFunction[SampleResults]):
             raise TypeError(f"scan carries plain JSON from row to row: {error}") from None
 
     def begin(self, epoch: int) -> State:
-        return [resized_start(self.upstream, epoch), self.initial]
+        return [Rebatch(self.upstream).start(epoch), self.initial]
 
     def calls(
         self, at: State, schema: Callable[[], pa.Schema | None]
     ) -> Generator[CallResult[SampleResults | Fitted], None, None]:
         before, carry = at[0], _plain(at[1], "carry")
-        with closing(resized(self.upstream, before)) as items:
+        with closing(Rebatch(self.upstream).items(before)) as items:
             for block, after in items:
                 given = []
                 for row, sample in enumerate(samples(block)):
@@ -53,9 +53,6 @@ class Scan(TypedFunction[SampleResults]):
                     given.append(made)
                 results = SampleResults(given, np.arange(len(given))) if given else None
                 yield CallResult(block, results, True, END if after == END else [after, _plain(carry, "carry")])
-
-    def count(self, given: SampleResults) -> int:
-        return len(given.samples)
 
     def types_of(self, given: Sequence[SampleResults]) -> tuple[pa.Schema, bool]:
         return types_of_results(given)

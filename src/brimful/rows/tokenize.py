@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from brimful.blocks.blocks import Block
 from brimful.blocks.parallel import BlockFunction
-from brimful.blocks.ragged import Ragged, array_of, column_of, list_array, null_in, with_column
+from brimful.blocks.ragged import Ragged, array_of, column_of, list_array, refuse_nulls, with_column
 from brimful.core.errors import HIDDEN, DataError, StageError, where
 from brimful.core.stage import runtime
 from brimful.encoding.encoder import Encoder, Texts
@@ -114,11 +113,7 @@ class Tokenize(BlockFunction):
 
     def _texts(self, block: Block, column: str) -> pa.Array:
         texts = column_of(block, column, remedy="; column= says which one has the text")
-        if texts.null_count:
-            row = int(np.flatnonzero(null_in(texts))[0])
-            raise DataError(
-                f"tokenize: column {column!r} is null or missing ({where(block, row)}); filter it out or fill it"
-            )
+        refuse_nulls(block, column, self.verb)
         if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
             raise DataError(f"tokenize: column {column!r} must be text (got {texts.type}; {where(block, 0)})")
         return texts

@@ -6,8 +6,9 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from brimful.blocks.blocks import Block, check_replay, samples
+from brimful.blocks.blocks import Block, samples
 from brimful.blocks.ragged import fingerprint
+from brimful.blocks.resize import resumed
 from brimful.core.repeat import Waiting
 from brimful.core.stage import END, Stage, State, running
 
@@ -27,15 +28,14 @@ class Unbatch(Stage[Any]):
         return [self.upstream.start(epoch), 0, 0]
 
     def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
-        before, done, saved = at
+        before, done, crc = at
         waiting = Waiting()
         originals = self.upstream.originals
         with running(self.upstream, before) as items:
-            for block, after in items:
+            for block, after in resumed(self.upstream, items, done, crc):
                 waiting.got(block.num_rows)
-                crc = fingerprint(block) if done or block.num_rows > 1 else 0
-                if done:
-                    check_replay(self.upstream, crc, saved, f"{done:,} rows into a block")
+                if not done:
+                    crc = fingerprint(block) if block.num_rows > 1 else 0
                 rest = block.slice(done)
                 rows = samples(rest) if originals is None else originals.samples(rest)
                 for row, sample in enumerate(rows, start=done + 1):
@@ -44,5 +44,3 @@ class Unbatch(Stage[Any]):
                     else:
                         yield sample, END if after == END else [after, 0, 0]
                 before, done = after, 0
-            if done:
-                check_replay(self.upstream, 0, saved, "a block that is gone")

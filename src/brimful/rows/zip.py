@@ -38,9 +38,8 @@ class Zip(Stage[Block]):
     def items(self, at: State) -> Generator[tuple[Block, State], None, None]:
         done, states = at
         with ExitStack() as stack:
-            cursors = [Cursor(upstream, *state) for upstream, state in zip(self.upstreams, states, strict=True)]
-            for cursor in cursors:
-                stack.enter_context(closing(cursor))
+            own = (Cursor(upstream, *state) for upstream, state in zip(self.upstreams, states, strict=True))
+            cursors = [stack.enter_context(closing(cursor)) for cursor in own]
             rows = self._at_hand(cursors, done)
             if not rows:
                 yield EMPTY, END

@@ -203,15 +203,13 @@ class StoreIndex(DataIndex):
         manifest = self.manifest
         return [name for name in manifest.lengths if name in self._columns and not manifest.nulls[name]]
 
-    @property
-    def knows_labels(self) -> bool:
+    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
         manifest = self.manifest
-        return manifest.num_labels is not None and LABELS in self._columns and not manifest.nulls[LABELS]
-
-    def num_labels_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        manifest = self.manifest
-        sides = (manifest.lengths[LABELS], manifest.num_labels, manifest.first_labels)
-        return np.array([self._folder.by_row(side)[numbers] for side in sides if side is not None], dtype=np.int64)
+        counts, firsts = manifest.num_labels, manifest.first_labels
+        if counts is None or firsts is None or LABELS not in self._columns or manifest.nulls[LABELS]:
+            return None
+        sides = (manifest.lengths[LABELS], counts, firsts)
+        return np.array([self._folder.by_row(side)[numbers] for side in sides], dtype=np.int64)
 
     @property
     def expects(self) -> bool:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from brimful.blocks.blocks import Block
-from brimful.blocks.ragged import DTYPES, concat, list_array, numpy_of, offsets_of, runs
+from brimful.blocks.ragged import concat, list_array, numpy_of, offsets_of, runs
 from brimful.core.distinct import distinct
 from brimful.core.errors import DataError
 from brimful.core.once import once
@@ -87,7 +87,7 @@ class LocalFolder(Folder):
     def spans(self, columns: Sequence[str], rows: NDArray[np.int64]) -> dict[str, RowSpans] | None:
         """The values of list columns, copied without those of other rows. None where there are other columns, or where a file is
         not as the writer leaves it: then `block` reads it, or says what is wrong. Price: 100 ns a row and column."""
-        if not all(name in self.list_columns and self.schema.field(name).type.value_type in DTYPES for name in columns):
+        if not all(name in self.list_columns and _holds_numbers(self.schema.field(name).type) for name in columns):
             return None
         self._make_room()
         order = np.argsort(rows)  # rows that lie together share pages
@@ -115,7 +115,7 @@ class LocalFolder(Folder):
     ) -> RowSpans | None:
         """The values of ascending rows, `sizes` of them in each record batch, in copies of all pieces of 64 bytes, as memory is
         aligned, that hold some. No such piece crosses the end of a page, so all that is read belongs to a file that is mapped."""
-        dtype = DTYPES[self.schema.field(name).type.value_type]
+        dtype = np.dtype(self.schema.field(name).type.value_type.to_pandas_dtype())
         known = self._buffers(name, batches.tolist())
         if known is None:
             return None
@@ -266,6 +266,11 @@ class LocalFolder(Folder):
         if self._limited and resident_bytes() - self._before > RESIDENT_BYTES:
             for mapped in list(self._mapped.values()):
                 mapped.release()
+
+
+def _holds_numbers(kind: pa.DataType) -> bool:
+    """Whether it is a list of numbers with the 32-bit offsets that the writer gives it."""
+    return pa.types.is_list(kind) and (pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type))
 
 
 def _joined(parts: list[RowSpans], places: NDArray[np.int64]) -> RowSpans:

@@ -85,12 +85,12 @@ class Manifest:
     columns: names and Arrow types.
     files: of rows, in order.
     lengths: the side file of each list column.
-    nulls: of each column, the rows that are null, or lists with a null inside.
+    nulls: of each column, the rows that are null, or lists with a null inside; stores before 1.0 have list columns alone.
     num_labels: the side file of label counts; None without labels.
-    places: the side file that says where in the files the columns lie.
-    first_labels: the side file that says where the first label is trained on; None without labels.
+    places: the side file that says where in the files the columns lie; None in stores before 1.0.
+    first_labels: the side file that says where the first label is trained on; None without labels, and in stores before 1.0.
     padding: by column, where the tokenizer says it: {"id": the token that pads, "side": "left" or "right"}.
-    texts: the columns of text that was tokenized.
+    texts: the columns of text that was tokenized; none in stores before 1.0.
     newest: when the newest of the files that were read was written, in seconds; 0 where nobody said.
     vocabularies: by column, the vocabulary of its tokenizer (`Encoder.vocabulary`); none in stores of 1.0.0rc1.
     """
@@ -101,10 +101,10 @@ class Manifest:
     lengths: dict[str, SideFile]
     nulls: dict[str, int]
     num_labels: SideFile | None
-    places: SideFile
-    first_labels: SideFile | None
-    padding: dict[str, Any]
-    texts: tuple[str, ...]
+    places: SideFile | None = None
+    first_labels: SideFile | None = None
+    padding: dict[str, Any] = field(default_factory=dict)
+    texts: tuple[str, ...] = ()
     newest: float = 0.0
     vocabularies: dict[str, str] = field(default_factory=dict)
 
@@ -114,7 +114,7 @@ class Manifest:
 
     @property
     def side_files(self) -> list[SideFile]:
-        return [*self.lengths.values(), *filter(None, (self.num_labels, self.first_labels)), self.places]
+        return [*self.lengths.values(), *filter(None, (self.num_labels, self.first_labels, self.places))]
 
     @property
     def digest(self) -> str:
@@ -159,8 +159,8 @@ class Manifest:
         known = {one.name: content[one.name] for one in dataclasses.fields(cls) if one.name in content}
         known["files"] = tuple(stored_file(file) for file in known["files"])
         known["lengths"] = {name: SideFile(**file) for name, file in known["lengths"].items()}
-        known |= {name: SideFile(**known[name]) for name in ("num_labels", "first_labels", "places") if known[name]}
-        known["texts"] = tuple(known["texts"])
+        known |= {name: SideFile(**known[name]) for name in ("num_labels", "first_labels", "places") if known.get(name)}
+        known["texts"] = tuple(known.get("texts", ()))
         return cls(**known)
 
 

@@ -112,6 +112,11 @@ class RemoteFolder(Folder):
     @once
     def _places(self) -> Places:
         manifest = self.manifest
+        if manifest.places is None:
+            raise DataError(
+                f"an earlier release wrote the store {self.path}, and it cannot be read by ranges. Copy it to a local folder, or "
+                "write it anew"
+            )
         dictionaries = [name for name, kind in manifest.columns.items() if "dictionary<" in kind]
         if dictionaries:
             raise DataError(
