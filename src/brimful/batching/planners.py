@@ -29,8 +29,8 @@ from brimful.plan import (
     split_long,
 )
 from brimful.plan.balancing import in_turns, part_sums
+from brimful.plan.buckets import Rounded, Rounding
 from brimful.plan.budget import sample_costs, share
-from brimful.plan.rounded import Rounded, Rounding
 
 PACKED_BATCHES: Final = 250
 """That a window of packed rows fills, where its size is chosen for the user: half of one, on average, is empty rows."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from brimful.grouping.language import Dims, Sizes, leading, text_of, value_of
+from brimful.plan.buckets import Rounding
 from brimful.plan.plan import IntArray
-from brimful.plan.rounded import Rounding
 
 
 @dataclass(frozen=True, eq=False)

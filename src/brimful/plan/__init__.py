@@ -1,10 +1,7 @@
 """Which samples make up which batch, decided on integers alone: lengths in, sample numbers and shapes out."""
 
 from brimful.plan.balancing import balance, micro_batches
-from brimful.plan.buckets import (
-    optimal_buckets,
-    uniform_buckets,
-)
+from brimful.plan.buckets import optimal_buckets, uniform_buckets
 from brimful.plan.budget import AttentionCost, CostBudget, FixedSize, StaticShapes, TokenBudget, divided
 from brimful.plan.groups import balanced_thresholds, by_thresholds, find_thresholds, optimal_partition
 from brimful.plan.low_discrepancy import low_discrepancy_order

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -196,26 +197,23 @@ def _least_of_all(points: IntArray, counts: IntArray, num_groups: int, cost: Cos
     sets = [[i for i in range(size) if members >> i & 1] for members in range(1, 1 << size)]
     shapes = np.stack([points[members].max(axis=0) for members in sets])
     alone = [0.0, *(_costs(shapes, cost) * [counts[members].sum() for members in sets]).tolist()]
-    best, layers = alone, []
-    for _ in range(min(num_groups, size) - 1):
-        totals, choices = list(best), [0] * len(best)
-        for whole in range(1, len(best)):
-            rest = whole & (whole - 1)  # the group split off has no part in the first point of the whole
-            part = rest
-            while part:
-                total = alone[part] + best[whole ^ part]
-                if total < totals[whole]:
-                    totals[whole], choices[whole] = total, part
-                part = (part - 1) & rest
-        best = totals
-        layers.append(choices)
-    labels, whole = np.zeros(size, np.int64), len(best) - 1
-    for number, choices in enumerate(reversed(layers), start=1):
-        for i in range(size):
-            if choices[whole] >> i & 1:
-                labels[i] = number
-        whole ^= choices[whole]
-    return labels
+
+    @cache
+    def least(whole: int, groups: int) -> tuple[float, tuple[int, ...]]:
+        """The least total of a set in at most so many groups, and these."""
+        if groups == 1:
+            return alone[whole], (whole,)
+        found = least(whole, groups - 1)
+        part = rest = whole & (whole - 1)  # the group split off has no part in the first point of the whole
+        while part:
+            total, others = least(whole ^ part, groups - 1)
+            if alone[part] + total < found[0]:
+                found = alone[part] + total, (part, *others)
+            part = (part - 1) & rest
+        return found
+
+    _, chosen = least(len(alone) - 1, min(num_groups, size))
+    return np.array([next(label for label, members in enumerate(chosen) if members >> i & 1) for i in range(size)])
 
 
 def _costs(shapes: IntArray, cost: Cost | None) -> FloatArray:

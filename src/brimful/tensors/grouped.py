@@ -15,7 +15,7 @@ from brimful.grouping.groupers import checked
 from brimful.grouping.language import is_name
 from brimful.grouping.padded_groups import PaddedGroups
 from brimful.plan import optimal_partition
-from brimful.plan.rounded import Rounding
+from brimful.plan.buckets import Rounding
 from brimful.tensors.columns import ListColumn, ObjectColumn, WindowColumns
 from brimful.tensors.layouts import refuse_taken
 from brimful.tensors.padded import padded

@@ -20,8 +20,8 @@ from brimful.core.once import once, settings_of
 from brimful.core.random import generators_of, seeded
 from brimful.core.stage import State
 from brimful.plan import Policy
+from brimful.plan.buckets import Rounding
 from brimful.plan.budget import exceeded
-from brimful.plan.rounded import Rounding
 
 if TYPE_CHECKING:
     from brimful.tensors.columns import WindowColumns
