@@ -785,8 +785,8 @@ MUTANTS = [
     Mutant(
         "a null becomes a value",
         "tensors/columns.py",
-        "    if null.any():\n        row",
-        "    if null.all():\n        row",
+        "    if any(null):\n        row",
+        "    if all(null):\n        row",
         of("tensors/test_collate", "test_a_null_in_what_becomes_a_tensor_is_an_error_with_its_place"),
     ),
     Mutant(
@@ -1209,8 +1209,8 @@ MUTANTS = [
     Mutant(
         "a long sample alone is too large for the budget that allows it",
         "tensors/layouts.py",
-        "if not limit or (self.alone and planned[0] == 1):",
-        "if not limit:",
+        "if limit and not (self.alone and planned[0] == 1):",
+        "if limit:",
         of("index/test_map_style", "test_a_collate_fn_may_do_what_the_budget_allows"),
     ),
     Mutant(
@@ -2097,7 +2097,7 @@ MUTANTS = [
     ),
     Mutant(
         "a batch is used before its copy has arrived",
-        "tensors/copies.py",
+        "tensors/on_device.py",
         "stream.wait_event(sent.arrives)",
         "pass",
         of(

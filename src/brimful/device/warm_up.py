@@ -21,7 +21,7 @@ from brimful.isolation.guard import refuse_leaks_of_step
 from brimful.loader import Loader
 from brimful.plan import StaticShapes
 from brimful.tensors.layouts import ColumnRules
-from brimful.tensors.structures import tensors_of
+from brimful.tensors.structures import mapped, tensors_of
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -163,7 +163,7 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
 
     def batches_like(collated: Any) -> Stage[Any]:
         pattern: Any
-        with running(padded_here := collated.padded_here(), padded_here.start(0)) as items:
+        with running(collated, collated.start(0)) as items:
             pattern, after = next(items, (None, None))
         if after is None:
             raise ValueError(
@@ -178,7 +178,8 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
             return collated.over(planned)  # type: ignore[no-any-return]
         if layout.packs:  # all are of one shape, and where samples begin is no matter of shapes
             return TakeItems(collated, 1)
-        return Synthetic(partial(like, pattern, rules=collated.rules), tuple(shapes))
+        padded = mapped(pattern, lambda tensor: tensor)  # also where the device is to pad
+        return Synthetic(partial(like, padded, rules=collated.rules), tuple(shapes))
 
     above = alone.stage.rehearsed(batches_like)
 

@@ -14,7 +14,7 @@ from brimful.batching.window import PlanningWindow
 from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, loss_labels
 from brimful.blocks.texts import schema_without, why_missing
 from brimful.core.ahead import then
-from brimful.core.errors import TALLY, DataError, Tally, logger
+from brimful.core.errors import TALLY, Tally, logger
 from brimful.core.stage import Stage, State, described, running, runtime
 from brimful.core.stats import Made
 from brimful.tensors.layouts import (
@@ -60,10 +60,6 @@ class Collated(Stage[Any]):
 
     def rehearsed(self, batches: Callable[[Any], Stage[Any]]) -> Stage[Any]:
         return batches(self)
-
-    def padded_here(self) -> Collated:
-        """The same batches, with all padding done before they are sent."""
-        return replace(self, layout=self.layout.padded_here())
 
     def unpadded(self) -> Stage[Any] | None:
         layout = self.layout.unpadded()
@@ -120,16 +116,15 @@ class Collated(Stage[Any]):
                 f"collate_fn returned a {type(item).__name__}, and shard(uneven='pad') marks a filler in a dict. Return "
                 "a dict, or say uneven='drop', which leaves out a step without a batch for each rank"
             )
-        if why := self.layout.why_too_large(batch, item, columns):
-            raise DataError(why)
+        self.layout.check_size(batch, item, columns)
         remember(item, batch, columns)
         if batch.weight is not None:
             from brimful.tensors.loss import weighed
 
             items = {"num_items_in_batch": batch.num_labels, "num_items_on_rank": batch.num_labels_here}
             counts = {name: self._num_items(labels, columns) for name, labels in items.items()}
-            if counts["num_items_in_batch"] is not None and (why := self.layout.why_miscounted(batch, item, columns)):
-                raise DataError(why)
+            if counts["num_items_in_batch"] is not None:
+                self.layout.check_labels(batch, item, columns)
             item = weighed(item, batch.weight, batch.ends_step, columns, counts)
         if tally is not None:
             tally.made.append(self._counted(batch, item, columns))
