@@ -151,10 +151,10 @@ class Layout(ABC):
         """How many labels of a step are trained on; None where only somebody else knows."""
         return known.given
 
-    def check_labels(self, batch: Batch, item: Any, columns: WindowColumns) -> None:
+    def check_labels(self, batch: Batch, item: Any, columns: WindowColumns) -> None:  # noqa: B027
         """Refuses a batch whose labels are not those that `num_labels` counts."""
 
-    def check_size(self, batch: Batch, item: Any, columns: WindowColumns) -> None:
+    def check_size(self, batch: Batch, item: Any, columns: WindowColumns) -> None:  # noqa: B027
         """Refuses a batch that is larger than its policy allows."""
 
 
@@ -240,7 +240,7 @@ class PackedLayout(Layout):
 
 @dataclass(frozen=True)
 class CollateFnLayout(Layout):
-    """What a user's function, such as a Hugging Face collator, makes of the samples, cut as planned. Price: Python, once a sample.
+    """What a user's function, such as a Hugging Face collator, makes of the samples, cut as planned.
 
     It is called by the consumer's thread when the batch is taken, so that nothing else draws meanwhile, or by workers. What it
     draws at random is keyed by the batch. Not where other threads run beside it: they share generators.
@@ -251,6 +251,7 @@ class CollateFnLayout(Layout):
         left_out: columns that the samples lack, as `ColumnRules` says.
         policy: the policy that planned by lengths that the user gave; None where brimful knows the lengths itself.
         alone: whether a sample that no batch can hold has one of its own.
+    Price: Python, once a sample.
     """
 
     as_tensors = False
