@@ -2200,7 +2200,7 @@ MUTANTS = [
     ),
     Mutant(
         "a sample that a convolution would make shorter than nothing goes through",
-        "grouping/measure.py",
+        "grouping/language.py",
         "if (lengths < 0).any():",
         "if (lengths < -1).any():",
         of("grouping/test_refusals", "test_results_that_do_not_fit_are_named"),

@@ -70,15 +70,11 @@ class ToBuckets:
             )
         length = self._size(first, batch[first])
         bucket = self.bucket(length)
-        logger.debug(
-            "original length: %d, bucket length: %d, padding length: %d", length, bucket, max(0, bucket - length)
-        )
+        padding = max(0, bucket - length)
+        logger.debug("original length: %d, bucket length: %d, padding length: %d", length, bucket, padding)
         if bucket < length:
-            count(
-                "truncated",
-                1,
-                f"overflow='truncate': a batch of {length:,} tokens was cut to {bucket:,}, the last bucket",
-            )
+            words = f"overflow='truncate': a batch of {length:,} tokens was cut to {bucket:,}, the last bucket"
+            count("truncated", 1, words)
         changed = {
             name: self._padded(name, tensor, length, bucket)
             for name, tensor in batch.items()

@@ -13,7 +13,7 @@ from brimful.grouping.collection_data import CollectionData, columns_with, rows_
 from brimful.grouping.groupers import checked
 from brimful.grouping.keys import picked, texts_of, tree_of
 from brimful.grouping.language import Dims, leading, name_in, parse, value_of
-from brimful.grouping.measure import checked_rules, expanded
+from brimful.grouping.language import checked_rules, expanded
 from brimful.grouping.padded_groups import PaddedGroups
 from brimful.grouping.rows import Tensor
 from brimful.plan.plan import IntArray, one_length

@@ -10,7 +10,7 @@ import torch
 
 from brimful.grouping.keys import by_path, texts_of, tree_of
 from brimful.grouping.language import Dims, Sizes, leading, name_in, names_in
-from brimful.grouping.measure import checked_rules, expanded, measure
+from brimful.grouping.language import checked_rules, expanded, measure
 from brimful.grouping.padded_groups import PaddedGroups, leading_sizes
 from brimful.grouping.rows import Pad, Tensor, checked_pad, padded, rows_of, samples_of, unpadded
 from brimful.plan.plan import IntArray
@@ -252,10 +252,9 @@ def _check_tensors(values: Sequence[Any], path: str) -> None:
         if not isinstance(value, Tensor):
             raise TypeError(f"sample {number:,}{inside} must be a tensor (got {type(value).__name__})")
         if value.dtype is not dtype or value.device != device or value.layout is not torch.strided:
-            kind, first = (f"{one.dtype}, {one.device}, {one.layout}" for one in (value, values[0]))
             raise ValueError(
-                f"sample {number:,}{inside} is a tensor of {kind}, and that of sample 0 of {first}; make them of one kind, "
-                "torch.strided"
+                f"sample {number:,}{inside} is a tensor of {_kind(value)}, and that of sample 0 of {_kind(values[0])}; make them "
+                "of one kind, torch.strided"
             )
 
 

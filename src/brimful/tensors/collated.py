@@ -91,13 +91,8 @@ class Collated(Stage[Any]):
                     if columns is None:
                         columns = known[batch.window] = columns_of(batch.window, self.rules, as_tensors)
                         if batch.static and batch.pieces is None:
-                            _say_varying(
-                                tuple(
-                                    one.name
-                                    for one in columns.all
-                                    if isinstance(one, ListColumn) and one.follows is None
-                                )
-                            )
+                            lists = [one for one in columns.all if isinstance(one, ListColumn)]
+                            _say_varying(tuple(one.name for one in lists if one.follows is None))
                         if batch.weight is not None and as_tensors:
                             made = OF_RANKS if batch.ends_step is None else (*OF_RANKS, *OF_STEPS)
                             refuse_taken(made, [column.name for column in columns.all])
