@@ -12,8 +12,7 @@ import torch
 from brimful.grouping.collection_data import CollectionData, columns_with, rows_by_path, with_tensors
 from brimful.grouping.groupers import checked
 from brimful.grouping.keys import picked, texts_of, tree_of
-from brimful.grouping.language import Dims, leading, name_in, parse, value_of
-from brimful.grouping.language import checked_rules, expanded
+from brimful.grouping.language import Dims, checked_rules, expanded, leading, name_in, parse, value_of
 from brimful.grouping.padded_groups import PaddedGroups
 from brimful.grouping.rows import Tensor
 from brimful.plan.plan import IntArray, one_length

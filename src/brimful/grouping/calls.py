@@ -11,8 +11,7 @@ import torch
 
 from brimful.grouping.collection_data import CollectionData, with_tensors
 from brimful.grouping.keys import below, leaves, picked, texts_of, tree_of
-from brimful.grouping.language import lies_first, names_in, text_of, value_of
-from brimful.grouping.language import checked_rules
+from brimful.grouping.language import checked_rules, lies_first, names_in, text_of, value_of
 from brimful.grouping.rows import Tensor
 
 Names = str | Sequence[str] | Mapping[str, str]

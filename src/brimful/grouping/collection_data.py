@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from brimful.grouping.keys import by_path, texts_of, tree_of
-from brimful.grouping.language import Dims, Sizes, leading, name_in, names_in
-from brimful.grouping.language import checked_rules, expanded, measure
+from brimful.grouping.language import Dims, Sizes, checked_rules, expanded, leading, measure, name_in, names_in
 from brimful.grouping.padded_groups import PaddedGroups, leading_sizes
 from brimful.grouping.rows import Pad, Tensor, checked_pad, padded, rows_of, samples_of, unpadded
 from brimful.plan.plan import IntArray

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brimful.core.errors import integer, settle
+from brimful.core.errors import MOST, integer, settle
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length, planned, widths
 
@@ -83,7 +83,7 @@ def uniform_buckets(max_length: int, num_buckets: int) -> list[int]:
     return sorted({min(step * k, max_length) for k in range(1, min(num_buckets, max_length) + 1)})
 
 
-def as_buckets(buckets: Sequence[int], max_tokens: int, multiple_of: int = 1) -> tuple[int, ...]:
+def as_buckets(buckets: Sequence[int], max_tokens: int = MOST, multiple_of: int = 1) -> tuple[int, ...]:
     """Buckets ascending and distinct, checked once for every policy.
 
     Raises:
@@ -131,8 +131,7 @@ class Rounding:
     def __post_init__(self) -> None:
         settle(self, "pad_to_multiple_of", 1, "token")
         if self.buckets is not None:
-            longest = max(self.buckets, default=0)
-            object.__setattr__(self, "buckets", as_buckets(self.buckets, longest, self.pad_to_multiple_of))
+            object.__setattr__(self, "buckets", as_buckets(self.buckets, multiple_of=self.pad_to_multiple_of))
 
     def __call__(self, lengths: IntArray) -> IntArray:
         """The lengths, any shape, rounded up; one beyond every bucket stays as it is."""
