@@ -252,12 +252,10 @@ def like(pattern: Mapping[str, Any], shape: Shape, rules: ColumnRules) -> dict[s
     first = pattern.get(rules.length_columns[0])
     size = len(first) if isinstance(first, torch.Tensor) else 0
     mask = pattern.get("attention_mask")
-    row, begin, count = 0, 0, None
+    row, real = 0, torch.arange(0)
     if isinstance(mask, torch.Tensor) and mask.ndim == 2:
         row = int((mask != 0).sum(1).argmax())
-        real = (mask[row] != 0).nonzero().flatten()
-        if len(real):
-            begin, count = int(real[0]), int(real[-1] - real[0]) + 1
+        real = (mask[row] != 0).nonzero().flatten().cpu()
     made: dict[str, Any] = {}
     for name, value in pattern.items():
         follows = rules.follows(name)
@@ -268,8 +266,8 @@ def like(pattern: Mapping[str, Any], shape: Shape, rules: ColumnRules) -> dict[s
         elif follows is None or value.ndim < 2:
             made[name] = value[[row] * rows].clone()
         else:
-            start, length = (begin, count) if follows == 0 and count is not None else (0, value.shape[1])
-            columns = start + torch.arange(widths[follows]) % length
+            own = real if follows == 0 and len(real) else torch.arange(value.shape[1])
+            columns = own[torch.arange(widths[follows]) % len(own)]
             made[name] = value[row][columns].expand(rows, *([-1] * (value.ndim - 1))).clone()
     if "lengths" in made and isinstance(made["lengths"], torch.Tensor):
         made["lengths"][:] = torch.tensor(widths if len(widths) > 1 else widths[0])

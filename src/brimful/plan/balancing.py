@@ -407,13 +407,8 @@ def _searched(work: _Work, least: float, best: IntArray | None) -> IntArray | No
         for part, (load, tokens, samples) in sorted(enumerate(parts), key=lambda one: one[1]):
             new = (load + costs[at], tokens + lengths[at], samples + 1)
             wasted = samples and len(order) - at <= empty  # each sample to come is needed by an empty part
-            if (
-                new[0] >= least
-                or new[1] > work.max_tokens
-                or new[2] > most
-                or wasted
-                or (load, tokens, samples) in tried
-            ):
+            full = new[1] > work.max_tokens or new[2] > most
+            if new[0] >= least or full or wasted or (load, tokens, samples) in tried:
                 continue
             tried.add((load, tokens, samples))
             parts[part], chosen[at] = new, part

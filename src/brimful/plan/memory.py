@@ -165,10 +165,8 @@ class MemoryBudget:
 
     def _refuse(self, lengths: IntArray, fits: NDArray[np.bool_]) -> None:
         max_length = self.max_length
-        words = (
-            f"limit_bytes={self.limit_bytes:,.0f}" if self.limit_bytes is not None else f"reference={self.reference}"
-        )
-        limit = f"{words} at a risk of {self.risk:.1%}"
+        given = f"reference={self.reference}" if self.limit_bytes is None else f"limit_bytes={self.limit_bytes:,.0f}"
+        limit = f"{given} at a risk of {self.risk:.1%}"
         limit += "" if max_length is None else f" (at most {max_length:,} tokens)"
         refuse_overlong(lengths, fits, max_length=max_length, limit=limit, remedy="raise the limit or the risk")
 

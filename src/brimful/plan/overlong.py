@@ -121,9 +121,8 @@ def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") 
     counts = {"truncated": 0, "dropped": 0, "alone": 0, "dropped_tokens": 0}
     if overlong == "raise":
         plan = planned(policy, lengths)
-        if (
-            lengths.ndim == 1 and (longest := policy.max_length) is not None
-        ):  # a user's policy may place what it says it cannot
+        longest = policy.max_length if lengths.ndim == 1 else None
+        if longest is not None:  # a user's policy may place what it says it cannot
             own = {"limit": f"max_length={longest:,} of {type(policy).__name__}", "remedy": "raise its max_length"}
             refuse_overlong(lengths, lengths <= longest, max_length=longest, **own)
         return plan, counts

@@ -268,9 +268,8 @@ def columns_of(window: PlanningWindow, rules: ColumnRules, as_tensors: bool = Tr
     given = rules.length_columns if set(rules.length_columns) <= fields.keys() else ()
     if given:
         _check_token_columns(fields, rules)
-    found = (
-        _column(window, one, rules, rules.follows(one.name) if given else None, as_tensors) for one in fields.values()
-    )
+    follows = {name: rules.follows(name) if given else None for name in fields}
+    found = (_column(window, one, rules, follows[name], as_tensors) for name, one in fields.items())
     return WindowColumns(window.lengths, given, tuple(found), rules)
 
 
