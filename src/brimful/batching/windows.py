@@ -29,9 +29,9 @@ from brimful.index.index import Index
 from brimful.index.indexed import Indexed
 from brimful.index.repeat import Repeat
 from brimful.index.view import ChosenIndex, UnmaskedIndex
-from brimful.plan import Policy, window_rows
+from brimful.plan import Policy
 from brimful.plan.overlong import unplaceable
-from brimful.plan.window import rest_rows, window_ends
+from brimful.plan.window import rest_rows, window_ends, window_rows
 
 T = TypeVar("T")
 
