@@ -17,15 +17,7 @@ from brimful.core.ahead import then
 from brimful.core.errors import TALLY, Tally, logger
 from brimful.core.stage import Stage, State, described, running, runtime
 from brimful.core.stats import Made
-from brimful.tensors.layouts import (
-    OF_RANKS,
-    OF_STEPS,
-    SIGNED,
-    Collating,
-    ColumnRules,
-    Layout,
-    refuse_taken,
-)
+from brimful.tensors.layouts import OF_RANKS, OF_STEPS, SIGNED, Collating, ColumnRules, Layout, refuse_taken
 
 if TYPE_CHECKING:
     from brimful.tensors.columns import WindowColumns
