@@ -160,7 +160,7 @@ class StreamCopier:
         copies = {key: tensor.to(self._device) for key, tensor in apart.items() if key not in plain}
         sizes = [-(-tensor.nbytes // ALIGNED) * ALIGNED for tensor in plain.values()]
         slab = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
-        for (key, tensor), part in zip(plain.items(), slab.split(sizes)):
+        for (key, tensor), part in zip(plain.items(), torch.split_with_sizes(slab, sizes)):
             strides = torch.empty_like(tensor, device="meta").stride()  # those of the tensor, where it is dense
             pinned = part[: tensor.nbytes].view(tensor.dtype).as_strided(tensor.shape, strides)
             copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=self._device)
