@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import copy
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -120,8 +120,8 @@ class AsyncLoader:
         self._last: ResumableIterator[Any] | None = None
         self._consumed = Consumed()
 
-    _ended: ClassVar[bool] = False
-    """Whether the interpreter ends: then nobody goes on."""
+    _ending: ClassVar[Callable[[], bool]] = staticmethod(sys.is_finalizing)
+    """Whether the interpreter ends, asked when modules may be empty: then nobody goes on."""
 
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self.loader, Loader | AsyncLoader):
@@ -144,7 +144,7 @@ class AsyncLoader:
                 self._consumed.end(loop, self._now)
         finally:
             self._consumed.leave(loop)
-            if self._running is running and hasattr(self.loader, "leave_at") and not self._ended:
+            if self._running is running and hasattr(self.loader, "leave_at") and not self._ending():
                 state = self.state_dict()
                 self._running = None
                 self.loader.leave_at(state)
@@ -337,11 +337,6 @@ class Loaded(Stage[Any]):
 def _snapshot_at(position: State) -> Snapshot:
     """Of a position of `Loaded`: the loader's own, or a number of batches."""
     return snapshot_of(position) if isinstance(position, int) else cast(Snapshot, position)
-
-
-@atexit.register
-def _end() -> None:
-    AsyncLoader._ended = True
 
 
 def innermost(loader: Any) -> Any:

@@ -107,7 +107,7 @@ def nested(data: CollectionData) -> Any:
     """
     offsets: dict[Any, tuple[Tensor, int, int]] = {}
     found = []
-    for path, rows in rows_by_path(data).items():
+    for path, rows in rows_by_path(data):
         dims = data.columns[path].dims
         axes = len(leading(dims))
         if not axes:
