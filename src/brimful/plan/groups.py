@@ -174,7 +174,7 @@ def _least_runs(points: IntArray, counts: IntArray, num_groups: int, cost: Cost 
     upper = np.triu_indices(size)
     mass = np.concatenate(([0], np.cumsum(counts)))
     runs = np.full((size, size), np.inf)
-    runs[upper] = _costs_of_many(tops[upper], cost) * (mass[upper[1] + 1] - mass[upper[0]])
+    runs[upper] = _costs(tops[upper], cost) * (mass[upper[1] + 1] - mass[upper[0]])
     best, layers = runs[0], []
     for _ in range(min(num_groups, size) - 1):
         longer = best[:-1, None] + runs[1:]  # the last run begins at i + 1
@@ -217,24 +217,18 @@ def _least_of_all(points: IntArray, counts: IntArray, num_groups: int, cost: Cos
 
 
 def _costs(shapes: IntArray, cost: Cost | None) -> FloatArray:
-    """The cost of one sample padded to each of these shapes, (n,) of lengths (n,) or (n, d)."""
+    """The cost of one sample padded to each of these shapes, (n,) of lengths (n,) or (n, d), each asked for once."""
+    rows = shapes.reshape(len(shapes), -1)
     if cost is None:
-        product: NDArray[np.float64] = shapes.reshape(len(shapes), -1).astype(np.float64).prod(axis=1)
+        product: NDArray[np.float64] = rows.astype(np.float64).prod(axis=1)
         return product
-    rows = shapes.reshape(len(shapes), -1).tolist()
-    costs = np.array([cost(*row) for row in rows], dtype=np.float64)
-    if not np.isfinite(costs).all():
-        row = int(np.flatnonzero(~np.isfinite(costs))[0])
-        raise ValueError(f"cost must be finite (got cost({', '.join(map(str, rows[row]))})={costs[row]})")
-    return costs
-
-
-def _costs_of_many(shapes: IntArray, cost: Cost | None) -> FloatArray:
-    """The same, each shape asked for once."""
-    if cost is None:
-        return _costs(shapes, None)
-    which = np.zeros(len(shapes), np.int64)
-    for column in shapes.T:  # a number for each shape; `np.unique(axis=0)` takes ten times as long
+    which = np.zeros(len(rows), np.int64)
+    for column in rows.T:  # a number for each shape; `np.unique(axis=0)` takes ten times as long
         values, ranks = np.unique(column, return_inverse=True)
         firsts, which = np.unique(which * len(values) + ranks, return_index=True, return_inverse=True)[1:]
-    return _costs(shapes[firsts], cost)[which]
+    asked = rows[firsts].tolist()
+    costs = np.array([cost(*lengths) for lengths in asked], dtype=np.float64)
+    if not np.isfinite(costs).all():
+        at = int(np.flatnonzero(~np.isfinite(costs))[0])
+        raise ValueError(f"cost must be finite (got cost({', '.join(map(str, asked[at]))})={costs[at]})")
+    return costs[which]
