@@ -465,8 +465,8 @@ def _cut_padded(work: _Work, order: IntArray, limit: float) -> list[int]:
         to_come -= 1
         sample = order[start]
         most = len(order) - start - max(to_come, 0)  # one for each other part
-        if int(work.lengths[sample]) * most > work.max_tokens:
-            most = int(work.max_tokens // int(work.lengths[sample]))
+        if work.max_tokens < np.inf and work.lengths[sample]:
+            most = min(most, int(work.max_tokens) // int(work.lengths[sample]))
         if work.costs[sample] * most > limit:
             most = int(limit // work.costs[sample])
         if most < 1:

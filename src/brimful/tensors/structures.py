@@ -74,8 +74,9 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     """The tensors of a structure, in order; one that is there twice comes twice."""
     if isinstance(value, torch.Tensor):
         yield value
-    for part in _parts(value):
-        yield from tensors_of(part)
+    else:
+        for part in _parts(value):
+            yield from tensors_of(part)
 
 
 def mapped(value: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -90,7 +91,8 @@ def mapped(value: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """
     if isinstance(value, torch.Tensor):
         return fn(value)
-    parts = _parts(value)
+    if not (parts := _parts(value)):
+        return value
     made = [mapped(part, fn) for part in parts]
     if any(one is not part for one, part in zip(made, parts)):
         value = _with_parts(value, made)
@@ -105,7 +107,9 @@ def _parts(value: Any) -> Sequence[Any]:
         return [*value.values()]
     if isinstance(value, list | tuple):
         return value
-    return [getattr(value, name) for name in _fields_of(value)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name) for field in fields(value)]
+    return ()
 
 
 def _with_parts(value: Any, parts: list[Any]) -> Any:
@@ -123,13 +127,9 @@ def _with_parts(value: Any, parts: list[Any]) -> Any:
     if isinstance(value, list):
         made[:] = parts
         return made
-    for name, part in zip(_fields_of(value), parts):
-        object.__setattr__(made, name, part)  # of frozen ones too
+    for field, part in zip(fields(value), parts):
+        object.__setattr__(made, field.name, part)  # of frozen ones too
     return made
-
-
-def _fields_of(value: Any) -> list[str]:
-    return [field.name for field in fields(value)] if is_dataclass(value) and not isinstance(value, type) else []
 
 
 def with_values(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> Any:
