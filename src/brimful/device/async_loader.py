@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, ClassVar, Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import torch
 
@@ -120,7 +120,7 @@ class AsyncLoader:
         self._last: ResumableIterator[Any] | None = None
         self._consumed = Consumed()
 
-    _ending: ClassVar[Callable[[], bool]] = staticmethod(sys.is_finalizing)
+    _ending = staticmethod(sys.is_finalizing)
     """Whether the interpreter ends, asked when modules may be empty: then nobody goes on."""
 
     def __iter__(self) -> Iterator[Any]:
