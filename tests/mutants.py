@@ -785,8 +785,8 @@ MUTANTS = [
     Mutant(
         "a null becomes a value",
         "tensors/columns.py",
-        "    if null.any():\n        row",
-        "    if null.all():\n        row",
+        "    if any(null):\n        row",
+        "    if all(null):\n        row",
         of("tensors/test_collate", "test_a_null_in_what_becomes_a_tensor_is_an_error_with_its_place"),
     ),
     Mutant(
@@ -1079,7 +1079,7 @@ MUTANTS = [
     ),
     Mutant(
         "a budget holds before lengths are rounded",
-        "plan/rounded.py",
+        "plan/buckets.py",
         "planned(self.policy, self.rounding(lengths))",
         "planned(self.policy, lengths)",
         of("tensors/test_columns", "test_any_policy_pads_to_multiples_and_buckets_within_its_limits"),
@@ -1209,8 +1209,8 @@ MUTANTS = [
     Mutant(
         "a long sample alone is too large for the budget that allows it",
         "tensors/layouts.py",
-        "if not limit or (self.alone and planned[0] == 1):",
-        "if not limit:",
+        "if limit and not (self.alone and planned[0] == 1):",
+        "if limit:",
         of("index/test_map_style", "test_a_collate_fn_may_do_what_the_budget_allows"),
     ),
     Mutant(
@@ -2097,7 +2097,7 @@ MUTANTS = [
     ),
     Mutant(
         "a batch is used before its copy has arrived",
-        "tensors/copies.py",
+        "tensors/on_device.py",
         "stream.wait_event(sent.arrives)",
         "pass",
         of(
@@ -2200,7 +2200,7 @@ MUTANTS = [
     ),
     Mutant(
         "a sample that a convolution would make shorter than nothing goes through",
-        "grouping/measure.py",
+        "grouping/language.py",
         "if (lengths < 0).any():",
         "if (lengths < -1).any():",
         of("grouping/test_refusals", "test_results_that_do_not_fit_are_named"),

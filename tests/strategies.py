@@ -49,8 +49,8 @@ from brimful.core.errors import ORIGIN, origins
 from brimful.core.items import EnumerateItems, MapItems, TakeItems
 from brimful.core.repeat import Repeat
 from brimful.core.stage import END, Stage, State
+from brimful.device.async_loader import Loaded
 from brimful.device.bucketed import Bucketed, ToBuckets
-from brimful.device.loaded import Loaded
 from brimful.device.warm_up import Synthetic
 from brimful.encoding.encoders import chat_encoder_for, encoder_for
 from brimful.index.concat import Concat as IndexConcat

@@ -25,7 +25,7 @@ from brimful.blocks.blocks import Block
 from brimful.core.repeat import Repeat
 from brimful.core.stage import END, Stage, running
 from brimful.dataset import dataset_of
-from brimful.device.loaded import Loaded
+from brimful.device.async_loader import Loaded
 from brimful.index.concat import Concat as IndexConcat
 from brimful.index.indexed import Repeat as IndexRepeat
 from brimful.index.interleave import Interleave as IndexInterleave

@@ -396,8 +396,7 @@ class Batches:
             >>> next(iter(bf.from_sequence([{"input_ids": [3]}]).batch(1).to_device("meta")))["input_ids"].device.type
             'meta'
         """
-        from brimful.tensors.copies import StaticBuffers, numbered
-        from brimful.tensors.on_device import OnDevice
+        from brimful.tensors.on_device import OnDevice, StaticBuffers, numbered
 
         truth("pad_on_device", pad_on_device)
         truth("static_buffers", static_buffers)

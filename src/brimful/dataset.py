@@ -44,9 +44,9 @@ from brimful.index.slice import Slice
 from brimful.index.train_valid_split import SplitMask
 from brimful.index.train_valid_split import TrainValidSplit as IndexTrainValidSplit
 from brimful.plan import FixedSize, Overlong, Packed, Policy, TokenBudget
+from brimful.plan.buckets import Rounding
 from brimful.plan.budget import SampleCost, sample_cost
 from brimful.plan.plan import is_policy
-from brimful.plan.rounded import Rounding
 from brimful.ray.spread import spread
 from brimful.rows.add_bos_eos import AddBosEos
 from brimful.rows.causal_labels import CausalLabels

@@ -11,7 +11,8 @@ from hypothesis import given
 from torch import nn
 
 from brimful.grouping import Collection, LengthThresholds, OneGroup, OptimalGroups, Partition
-from brimful.plan import by_thresholds, find_thresholds
+from brimful.plan import find_thresholds
+from brimful.plan.groups import by_thresholds
 from tests.effort import examples
 from tests.grouping.collections import DIMS, Drawn, drawn
 

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from brimful.plan import AttentionCost, CostBudget, FixedSize, Packed, Policy, StaticShapes, TokenBudget, divided
+from brimful.plan import AttentionCost, CostBudget, FixedSize, Packed, Policy, StaticShapes, TokenBudget
+from brimful.plan.budget import divided
 
 COST = AttentionCost(quadratic=0.1)
 

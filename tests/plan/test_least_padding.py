@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.plan import by_window, sft, wiki
-from brimful.plan import TokenBudget, least_padding
+from brimful.plan import TokenBudget, cut
 from tests.effort import examples
 
 LONGEST = 20
@@ -58,7 +58,7 @@ def test_least_padding_never_pads_more_than_greedy(lengths: list[int], budget: i
 def test_many_places_for_a_boundary_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = wiki(3_000)
     exact = TokenBudget(65_536, planner="least_padding").plan(lengths)
-    monkeypatch.setattr(least_padding, "_MOST_PLACES", 2)
+    monkeypatch.setattr(cut, "_MOST_PLACES", 2)
     thinned = TokenBudget(65_536, planner="least_padding").plan(lengths)
     greedy = TokenBudget(65_536).plan(lengths)
     assert len(exact) == len(thinned) == len(greedy)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brimful.plan import FixedSize, OverlongError, Packed, Plan, Policy, TokenBudget, plan_with, split_long
+from brimful.plan import FixedSize, OverlongError, Packed, Plan, Policy, TokenBudget
+from brimful.plan.overlong import plan_with, split_long
 from tests.effort import examples
 
 WORDS = ["raise", "truncate", "drop", "alone"]

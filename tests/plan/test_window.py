@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.plan import by_window, sft, wiki
-from brimful.plan import FixedSize, Packed, Policy, TokenBudget, window_rows
+from brimful.plan import FixedSize, Packed, Policy, TokenBudget
+from brimful.plan.window import window_rows
 
 
 @pytest.mark.parametrize("draw", [wiki, sft])

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 import brimful as bf
-from brimful.tensors import copies
-from brimful.tensors.copies import MOST_SHAPES, StreamCopier
+from brimful.tensors import on_device
+from brimful.tensors.on_device import MOST_SHAPES, StreamCopier
 
 
 def batches(**options: Any) -> bf.Batches:
@@ -88,12 +88,12 @@ def test_less_is_sent_where_the_device_pads() -> None:
     for pad_on_device in (False, True):
         sent: list[int] = []
 
-        class Counting(copies.BlockingCopier):
-            def send(self, item: Any, sent: list[int] = sent) -> copies.Sent:
-                sent.append(sum(one.numel() * one.element_size() for one in copies.tensors_of(item)))
+        class Counting(on_device.BlockingCopier):
+            def send(self, item: Any, sent: list[int] = sent) -> on_device.Sent:
+                sent.append(sum(one.numel() * one.element_size() for one in on_device.tensors_of(item)))
                 return super().send(item)
 
-        with patch.object(copies, "BlockingCopier", Counting):
+        with patch.object(on_device, "BlockingCopier", Counting):
             (batch,) = bf.from_sequence(rows).batch(3).to_device("cpu", pad_on_device=pad_on_device)
         assert batch["input_ids"].shape == (3, 500)
         sizes += sent
@@ -306,7 +306,7 @@ def test_a_batch_is_copied_once_from_pinned_memory_and_kept_until_the_compute_ha
     with (
         patch.object(torch, "fake", backend, create=True),
         patch.object(torch, "empty", allocated),
-        patch.object(copies.torch.Tensor, "record_stream", lambda self, stream: kept.append(self.data_ptr())),
+        patch.object(torch.Tensor, "record_stream", lambda self, stream: kept.append(self.data_ptr())),
     ):
         beside = StreamCopier.__new__(StreamCopier)
         beside._backend, beside._device, beside._used = backend, torch.device("cpu", 0), deque()
@@ -315,9 +315,9 @@ def test_a_batch_is_copied_once_from_pinned_memory_and_kept_until_the_compute_ha
         assert backend.log == ["copies"]
         out = beside.receive(sent)
         assert backend.log == ["copies", "waits for copied"]
-        for _ in range(copies.LAG + 3):
+        for _ in range(on_device.LAG + 3):
             beside.receive(beside.send({"x": torch.ones(2)}))
-        assert len(beside._used) == copies.LAG + 1
+        assert len(beside._used) == on_device.LAG + 1
     assert pinned[0] == 64 + 64  # the ids once, the flags
     assert out["input_ids"] is out["labels"]
     assert torch.equal(out["input_ids"], shared)

@@ -17,10 +17,11 @@ from brimful.blocks.ragged import offsets_of
 from brimful.core import random
 from brimful.core.errors import DataError, count, where
 from brimful.core.stage import described, runtime
-from brimful.plan import FixedSize, Overlong, OverlongError, Packed, Plan, Policy, divided, plan_with, split_long
+from brimful.plan import FixedSize, Overlong, OverlongError, Packed, Plan, Policy
 from brimful.plan.balancing import in_turns, part_sums
-from brimful.plan.budget import sample_costs, share
-from brimful.plan.rounded import Rounded, Rounding
+from brimful.plan.buckets import Rounded, Rounding
+from brimful.plan.budget import divided, sample_costs, share
+from brimful.plan.overlong import plan_with, split_long
 
 PACKED_BATCHES: Final = 250
 """That a window of packed rows fills, where its size is chosen for the user: half of one, on average, is empty rows."""

@@ -24,7 +24,8 @@ from brimful.core.once import once
 from brimful.core.stage import VERSION, Stage, State, check_header, running
 from brimful.core.states import check_form, position_of, restored_elsewhere, sealed
 from brimful.index.sequence import FromSequence, LengthIndex
-from brimful.plan import Overlong, Policy, as_lengths, plan_with
+from brimful.plan import Overlong, Policy, as_lengths
+from brimful.plan.overlong import plan_with
 from brimful.plan.plan import is_policy
 
 _ENOUGH = 10_000  # lengths by which a window is sized

@@ -27,9 +27,9 @@ from brimful.core.stage import END, Stage, State, running, runtime
 from brimful.index.index import Index
 from brimful.index.indexed import Indexed, Repeat
 from brimful.index.view import ChosenIndex, UnmaskedIndex
-from brimful.plan import Policy, window_rows
+from brimful.plan import Policy
 from brimful.plan.overlong import unplaceable
-from brimful.plan.window import rest_rows, window_ends
+from brimful.plan.window import rest_rows, window_ends, window_rows
 
 T = TypeVar("T")
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import atexit
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, Final, Literal, cast
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Final, Literal, cast
 
 import torch
 
 from brimful.core.above import GUARD
+from brimful.core.ahead import HANDED_ON
 from brimful.core.consumed import Consumed, Snapshot, snapshot_of
 from brimful.core.errors import by_name, one_of, truth
 from brimful.core.iterator import ResumableIterator
-from brimful.core.stage import State
+from brimful.core.stage import Stage, State, runtime
 from brimful.core.stats import Stats
 from brimful.device.bucketed import PAD_VALUES, Bucketed, Overflow, ToBuckets
-from brimful.device.loaded import Loaded
 from brimful.loader import Loader
 from brimful.plan import uniform_buckets
-from brimful.tensors.copies import StaticBuffers, numbered
-from brimful.tensors.on_device import OnDevice
+from brimful.tensors.on_device import OnDevice, StaticBuffers, numbered
 
 NUM_BUCKETS: Final = 8
 
@@ -120,8 +120,8 @@ class AsyncLoader:
         self._last: ResumableIterator[Any] | None = None
         self._consumed = Consumed()
 
-    _ended: ClassVar[bool] = False
-    """Whether the interpreter ends: then nobody goes on."""
+    _ending = staticmethod(sys.is_finalizing)
+    """Whether the interpreter ends, asked when modules may be empty: then nobody goes on."""
 
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self.loader, Loader | AsyncLoader):
@@ -144,7 +144,7 @@ class AsyncLoader:
                 self._consumed.end(loop, self._now)
         finally:
             self._consumed.leave(loop)
-            if self._running is running and hasattr(self.loader, "leave_at") and not self._ended:
+            if self._running is running and hasattr(self.loader, "leave_at") and not self._ending():
                 state = self.state_dict()
                 self._running = None
                 self.loader.leave_at(state)
@@ -243,9 +243,7 @@ class AsyncLoader:
         """
         if not hasattr(self.loader, "load_state_dict"):
             raise self._stateless()
-        running, self._running = self._running, None
-        if running is not None:
-            running.close()
+        self._stop()
         self.loader.load_state_dict(state_dict)
         self._consumed.moved(copy.deepcopy(state_dict))
 
@@ -278,13 +276,17 @@ class AsyncLoader:
 
     def _go_back(self, state: Any) -> None:
         """To the batches that were handed out and not used."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.close()
+        self._stop()
         if hasattr(self.loader, "leave_at"):
             self.loader.leave_at(state)
         else:
             self.loader.load_state_dict(state)  # type: ignore[attr-defined]  # `follow` asked for its state
+
+    def _stop(self) -> None:
+        """Ends the loop that runs, which is sent elsewhere."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
 
     def _stateless(self) -> TypeError:
         return TypeError(
@@ -293,14 +295,48 @@ class AsyncLoader:
         )
 
 
+@dataclass(frozen=True)
+class Loaded(Stage[Any]):
+    """The batches of a loader from where it stands.
+
+    `passes_on`: the loader is one of ours, which hands on what the consumer's thread is to make.
+
+    State: a snapshot of the loader's own, where it has one: then it is sent to a place by its own `load_state_dict` before. Else
+    the number of batches that it gave; so many are passed over.
+    """
+
+    loader: Iterable[Any] = runtime()
+    passes_on: bool = runtime(False)
+
+    def start(self, epoch: int) -> State:
+        try:
+            return self._state(0)
+        except (AttributeError, NotImplementedError, TypeError):  # an adapter around what has no state
+            return 0
+
+    def items(self, at: State) -> Generator[tuple[Any, State], None, None]:
+        HANDED_ON.set(self.passes_on)
+        batches = iter(self.loader)
+        close = getattr(batches, "close", None)
+        stateless = isinstance(at, int)
+        given = at if stateless else 0
+        try:
+            for number, batch in enumerate(islice(batches, given, None), given + 1):
+                yield batch, number if stateless else self._state(number)
+        finally:
+            if close is not None:
+                close()
+
+    def _state(self, number: int) -> State:
+        if self.passes_on:
+            return self.loader._snapshot()  # type: ignore[attr-defined]  # as the loaders of ours have it
+        state_dict = getattr(self.loader, "state_dict", None)
+        return number if state_dict is None else snapshot_of(copy.deepcopy(state_dict()))
+
+
 def _snapshot_at(position: State) -> Snapshot:
     """Of a position of `Loaded`: the loader's own, or a number of batches."""
     return snapshot_of(position) if isinstance(position, int) else cast(Snapshot, position)
-
-
-@atexit.register
-def _end() -> None:
-    AsyncLoader._ended = True
 
 
 def innermost(loader: Any) -> Any:

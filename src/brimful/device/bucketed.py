@@ -48,8 +48,7 @@ class ToBuckets:
 
     def __post_init__(self) -> None:
         one_of("overflow", self.overflow, "raise", "grow", "truncate")
-        found = [integer("buckets", bucket, 1, "token") for bucket in self.buckets]
-        object.__setattr__(self, "buckets", as_buckets(found, max(found)) if found else ())
+        object.__setattr__(self, "buckets", as_buckets(self.buckets) if self.buckets else ())
         for name, dim in self.dim.items() if isinstance(self.dim, Mapping) else [("", self.dim)]:
             integer(f"dim[{name!r}]" if name else "dim", dim, None)
 
@@ -70,15 +69,11 @@ class ToBuckets:
             )
         length = self._size(first, batch[first])
         bucket = self.bucket(length)
-        logger.debug(
-            "original length: %d, bucket length: %d, padding length: %d", length, bucket, max(0, bucket - length)
-        )
+        padding = max(0, bucket - length)
+        logger.debug("original length: %d, bucket length: %d, padding length: %d", length, bucket, padding)
         if bucket < length:
-            count(
-                "truncated",
-                1,
-                f"overflow='truncate': a batch of {length:,} tokens was cut to {bucket:,}, the last bucket",
-            )
+            words = f"overflow='truncate': a batch of {length:,} tokens was cut to {bucket:,}, the last bucket"
+            count("truncated", 1, words)
         changed = {
             name: self._padded(name, tensor, length, bucket)
             for name, tensor in batch.items()
@@ -178,7 +173,9 @@ class Bucketed(Stage[Any]):
         tokens = self._tokens(batch)
         padded = self.to_buckets(batch)
         if tally is not None:
-            tally.made.append(self._made(padded, tokens))
+            shape = self._shape(padded)
+            remedy = "take fewer buckets, or batches of one size" if self.to_buckets.buckets else ""
+            tally.made.append(Made(shape[0], tokens, shape.numel(), tuple(shape), remedy))
         return padded
 
     def _tokens(self, batch: Any) -> int:
@@ -186,11 +183,6 @@ class Bucketed(Stage[Any]):
         if isinstance(mask, torch.Tensor) and mask.device.type == "cpu" and mask.layout == torch.strided:
             return int(torch.count_nonzero(mask))
         return self._shape(batch).numel()
-
-    def _made(self, batch: Any, tokens: int) -> Made:
-        shape = self._shape(batch)
-        remedy = "take fewer buckets, or batches of one size" if self.to_buckets.buckets else ""
-        return Made(shape[0], tokens, shape.numel(), tuple(shape), remedy)
 
     def _shape(self, batch: Any) -> torch.Size:
         """Of the tensor that a batch goes by; nothing is known of the rows of something else."""

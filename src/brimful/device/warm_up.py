@@ -21,7 +21,7 @@ from brimful.isolation.guard import refuse_leaks_of_step
 from brimful.loader import Loader
 from brimful.plan import StaticShapes
 from brimful.tensors.layouts import ColumnRules
-from brimful.tensors.structures import tensors_of
+from brimful.tensors.structures import mapped, tensors_of
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -163,7 +163,7 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
 
     def batches_like(collated: Any) -> Stage[Any]:
         pattern: Any
-        with running(padded_here := collated.padded_here(), padded_here.start(0)) as items:
+        with running(collated, collated.start(0)) as items:
             pattern, after = next(items, (None, None))
         if after is None:
             raise ValueError(
@@ -178,7 +178,8 @@ def _of_batches(batches: Batches) -> tuple[list[Shape], Generator[Any, None, Non
             return collated.over(planned)  # type: ignore[no-any-return]
         if layout.packs:  # all are of one shape, and where samples begin is no matter of shapes
             return TakeItems(collated, 1)
-        return Synthetic(partial(like, pattern, rules=collated.rules), tuple(shapes))
+        padded = mapped(pattern, lambda tensor: tensor)  # also where the device is to pad
+        return Synthetic(partial(like, padded, rules=collated.rules), tuple(shapes))
 
     above = alone.stage.rehearsed(batches_like)
 
@@ -251,12 +252,10 @@ def like(pattern: Mapping[str, Any], shape: Shape, rules: ColumnRules) -> dict[s
     first = pattern.get(rules.length_columns[0])
     size = len(first) if isinstance(first, torch.Tensor) else 0
     mask = pattern.get("attention_mask")
-    row, begin, count = 0, 0, None
+    row, real = 0, torch.arange(0)
     if isinstance(mask, torch.Tensor) and mask.ndim == 2:
         row = int((mask != 0).sum(1).argmax())
-        real = (mask[row] != 0).nonzero().flatten()
-        if len(real):
-            begin, count = int(real[0]), int(real[-1] - real[0]) + 1
+        real = (mask[row] != 0).nonzero().flatten().cpu()
     made: dict[str, Any] = {}
     for name, value in pattern.items():
         follows = rules.follows(name)
@@ -267,8 +266,8 @@ def like(pattern: Mapping[str, Any], shape: Shape, rules: ColumnRules) -> dict[s
         elif follows is None or value.ndim < 2:
             made[name] = value[[row] * rows].clone()
         else:
-            start, length = (begin, count) if follows == 0 and count is not None else (0, value.shape[1])
-            columns = start + torch.arange(widths[follows]) % length
+            own = real if follows == 0 and len(real) else torch.arange(value.shape[1])
+            columns = own[torch.arange(widths[follows]) % len(own)]
             made[name] = value[row][columns].expand(rows, *([-1] * (value.ndim - 1))).clone()
     if "lengths" in made and isinstance(made["lengths"], torch.Tensor):
         made["lengths"][:] = torch.tensor(widths if len(widths) > 1 else widths[0])

@@ -12,8 +12,7 @@ import torch
 from brimful.grouping.collection_data import CollectionData, columns_with, rows_by_path, with_tensors
 from brimful.grouping.groupers import checked
 from brimful.grouping.keys import picked, texts_of, tree_of
-from brimful.grouping.language import Dims, leading, name_in, parse, value_of
-from brimful.grouping.measure import checked_rules, expanded
+from brimful.grouping.language import Dims, checked_rules, expanded, leading, name_in, parse, value_of
 from brimful.grouping.padded_groups import PaddedGroups
 from brimful.grouping.rows import Tensor
 from brimful.plan.plan import IntArray, one_length
@@ -108,7 +107,7 @@ def nested(data: CollectionData) -> Any:
     """
     offsets: dict[Any, tuple[Tensor, int, int]] = {}
     found = []
-    for path, rows in rows_by_path(data).items():
+    for path, rows in rows_by_path(data):
         dims = data.columns[path].dims
         axes = len(leading(dims))
         if not axes:

@@ -11,8 +11,7 @@ import torch
 
 from brimful.grouping.collection_data import CollectionData, with_tensors
 from brimful.grouping.keys import below, leaves, picked, texts_of, tree_of
-from brimful.grouping.language import lies_first, names_in, text_of, value_of
-from brimful.grouping.measure import checked_rules
+from brimful.grouping.language import checked_rules, lies_first, names_in, text_of, value_of
 from brimful.grouping.rows import Tensor
 
 Names = str | Sequence[str] | Mapping[str, str]
@@ -103,16 +102,10 @@ def mask(data: CollectionData, text: str) -> tuple[Tensor, ...]:
 
 def _arguments(setting: str, names: Names | None) -> tuple[list[str], dict[str, str]]:
     """The arguments by place, and those by name."""
-    if names is None:
-        return [], {}
-    if isinstance(names, str):
-        return [names], {}
-    if not isinstance(names, Iterable):
-        raise TypeError(f"{setting} takes text, several, or a dict of text by parameter (got {names!r})")
-    if isinstance(names, Mapping):
-        by_place, by_name = [], dict(names)
-    else:
-        by_place, by_name = list(names), {}
+    given = () if names is None else (names,) if isinstance(names, str) else names
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{setting} takes text, several, or a dict of text by parameter (got {given!r})")
+    by_place, by_name = ([], dict(given)) if isinstance(given, Mapping) else ([*given], {})
     if odd := [name for name in (*by_place, *by_name, *by_name.values()) if not isinstance(name, str)]:
         raise TypeError(f"{setting} takes text, several, or a dict of text by parameter (got {odd[0]!r})")
     return by_place, by_name

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from brimful.grouping.keys import by_path, texts_of, tree_of
-from brimful.grouping.language import Dims, Sizes, leading, name_in, names_in
-from brimful.grouping.measure import checked_rules, expanded, measure
+from brimful.grouping.language import Dims, Sizes, checked_rules, expanded, leading, measure, name_in, names_in
 from brimful.grouping.padded_groups import PaddedGroups, leading_sizes
 from brimful.grouping.rows import Pad, Tensor, checked_pad, padded, rows_of, samples_of, unpadded
 from brimful.plan.plan import IntArray
@@ -153,12 +152,12 @@ def _dims_of(data: CollectionData, tensors: Sequence[Tensor], path: str, text: s
 
 def regrouped(data: CollectionData, groups: PaddedGroups) -> CollectionData:
     """The same samples in these groups, padded anew: an index copy a key, and one before it where there were groups."""
-    old = None if data.groups is None else _places(data, data.groups)
     new = _places(data, groups)
     columns = {}
-    for path, column in data.columns.items():
+    for path, rows in rows_by_path(data):
+        column = data.columns[path]
         places, shapes = new[leading(column.dims)], groups.shapes(column.dims)
-        columns[path] = replace(column, tensors=padded(_rows(column, old), places, shapes, column.pad))
+        columns[path] = replace(column, tensors=padded(rows, places, shapes, column.pad))
     return replace(data, columns=columns, groups=groups)
 
 
@@ -171,17 +170,21 @@ def refilled(data: CollectionData, pad_values: Any) -> CollectionData:
     return regrouped(replace(data, columns=columns), data.padded_groups)
 
 
-def rows_by_path(data: CollectionData) -> dict[str, Tensor]:
-    """The rows of all samples, in their order, by path."""
+def rows_by_path(data: CollectionData) -> Iterator[tuple[str, Tensor]]:
+    """Each path, and the rows of all samples there, in their order."""
     places = None if data.groups is None else _places(data, data.groups)
-    return {path: _rows(column, places) for path, column in data.columns.items()}
+    for path, column in data.columns.items():
+        if places is None:
+            yield path, column.tensors[0]
+        else:
+            yield path, unpadded(column.tensors, places[leading(column.dims)], column.dims)
 
 
 def ungrouped(data: CollectionData) -> list[Any]:
     """The samples, in their order."""
     parts = {
         path: samples_of(rows, leading_sizes(data.columns[path].dims, data.sizes, data.count))
-        for path, rows in rows_by_path(data).items()
+        for path, rows in rows_by_path(data)
     }
     if [*parts] == [""]:
         return parts[""]
@@ -190,19 +193,8 @@ def ungrouped(data: CollectionData) -> list[Any]:
 
 def _places(data: CollectionData, groups: PaddedGroups) -> dict[Dims, IntArray]:
     """The places of the rows in some groups, by the leading axes of the keys."""
-    found: dict[Dims, IntArray] = {}
-    for column in data.columns.values():
-        dims = leading(column.dims)
-        if dims not in found:
-            found[dims] = groups.places(dims, data.sizes)
-    return found
-
-
-def _rows(column: Column, places: Mapping[Dims, IntArray] | None) -> Tensor:
-    """The rows of all samples; `places`: in the groups, None where there are none yet."""
-    if places is None:
-        return column.tensors[0]
-    return unpadded(column.tensors, places[leading(column.dims)], column.dims)
+    axes = dict.fromkeys(leading(column.dims) for column in data.columns.values())
+    return {dims: groups.places(dims, data.sizes) for dims in axes}
 
 
 def _columns_of(samples: Sequence[Any], texts: Mapping[str, str]) -> dict[str, list[Tensor]]:
@@ -252,10 +244,9 @@ def _check_tensors(values: Sequence[Any], path: str) -> None:
         if not isinstance(value, Tensor):
             raise TypeError(f"sample {number:,}{inside} must be a tensor (got {type(value).__name__})")
         if value.dtype is not dtype or value.device != device or value.layout is not torch.strided:
-            kind, first = (f"{one.dtype}, {one.device}, {one.layout}" for one in (value, values[0]))
             raise ValueError(
-                f"sample {number:,}{inside} is a tensor of {kind}, and that of sample 0 of {first}; make them of one kind, "
-                "torch.strided"
+                f"sample {number:,}{inside} is a tensor of {_kind(value)}, and that of sample 0 of {_kind(values[0])}; make them "
+                "of one kind, torch.strided"
             )
 
 

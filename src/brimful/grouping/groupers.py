@@ -11,7 +11,7 @@ import numpy as np
 
 from brimful.core.errors import integer, names_of, settle
 from brimful.grouping.language import Sizes, name_in
-from brimful.plan import by_thresholds, optimal_partition
+from brimful.plan.groups import by_thresholds, optimal_partition
 from brimful.plan.plan import IntArray
 
 Groups: TypeAlias = Sequence[Sequence[int]]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from brimful.grouping.language import Dims, Sizes, leading, text_of, value_of
+from brimful.plan.buckets import Rounding
 from brimful.plan.plan import IntArray
-from brimful.plan.rounded import Rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +97,5 @@ class PaddedGroups:
 
 def leading_sizes(dims: Dims, sizes: Sizes, num_samples: int) -> IntArray:
     """The axes of each sample's own tensor up to the last ragged one, (B, axes)."""
-    axes = leading(dims)
-    found = np.empty((num_samples, len(axes)), np.int64)
-    for axis, rule in enumerate(axes):
-        found[:, axis] = value_of(rule, sizes)
-    return found
+    axes = [np.broadcast_to(value_of(rule, sizes), num_samples) for rule in leading(dims)]
+    return np.array(axes, np.int64).reshape(len(axes), num_samples).T

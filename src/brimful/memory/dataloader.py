@@ -20,10 +20,10 @@ from brimful.memory.first_batch import FirstBatchSizes, cut_lazily
 from brimful.memory.model import MemoryModel
 from brimful.memory.recut import Padding, recut
 from brimful.oom.exhaustion import of_all_guards
+from brimful.plan.buckets import Rounding
 from brimful.plan.cut import longest_first
 from brimful.plan.memory import PeakModel
 from brimful.plan.plan import IntArray
-from brimful.plan.rounded import Rounding
 
 CHUNK: Final = 4_096
 """Texts that are tokenized at once where only their lengths are wanted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Any, NoReturn
 
@@ -79,8 +79,8 @@ def balance(
         raise ValueError(
             f"equal_count=True: {len(lengths):,} samples cannot be shared out equally among {num_parts:,} parts; give a multiple"
         )
-    cap = None if max_tokens is None else _cap(lengths, max_tokens)
-    work = _Work(lengths, sample_costs(lengths, cost), num_parts, cap, equal_count)
+    room = np.inf if max_tokens is None else _cap(lengths, max_tokens)
+    work = _Work(lengths, sample_costs(lengths, cost), num_parts, room, equal_count)
     parts = _padded(work) if padded else _summed(work)
     if parts is None:
         _refuse(work, padded)
@@ -157,12 +157,15 @@ def part_sums(part_of: IntArray, values: NDArray[Any], num_parts: int) -> FloatA
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """What is to be dealt: tokens and cost of each sample, into how many parts, and the rules for a part."""
+    """What is to be dealt: tokens and cost of each sample, into how many parts, and the rules for a part.
+
+    `max_tokens`: of a part; infinite where there is no limit.
+    """
 
     lengths: IntArray
     costs: FloatArray
     num_parts: int
-    max_tokens: int | None
+    max_tokens: float
     equal_count: bool = False
 
     @property
@@ -178,7 +181,7 @@ class _Work:
 
     def keeps(self, part_of: IntArray) -> bool:
         """Whether no part has too many tokens."""
-        return self.max_tokens is None or bool(self.tokens(part_of).max(initial=0) <= self.max_tokens)
+        return bool(self.tokens(part_of).max(initial=0) <= self.max_tokens)
 
     def parts(self, part_of: IntArray) -> list[IntArray]:
         order = longest_first(self.lengths)
@@ -194,9 +197,9 @@ def _cap(lengths: IntArray, max_tokens: int) -> int:
 
 
 def _refuse(work: _Work, padded: bool) -> NoReturn:
-    cap, total = work.max_tokens, int(work.lengths.sum())
-    assert cap is not None, "without a limit there is always a way"
-    room = f"{work.num_parts:,} parts of at most max_tokens={cap:,}"
+    total = int(work.lengths.sum())
+    assert work.max_tokens < np.inf, "without a limit there is always a way"
+    room = f"{work.num_parts:,} parts of at most max_tokens={work.max_tokens:,}"
     if work.equal_count:
         raise ValueError(
             f"{len(work.lengths):,} samples of {total:,} tokens were not brought into {room} and equal counts; raise the limit"
@@ -231,26 +234,22 @@ def _summed(work: _Work) -> list[IntArray] | None:
 
 def _starts(work: _Work) -> Iterator[IntArray]:
     """Ways to deal that keep the limit, to begin with."""
-    found = False
-    for way in (_longest_first, _differenced):
-        if way is _differenced and len(work.lengths) > _DIFFERENCED:
-            continue
+    ways, found = (_longest_first, _differenced), False
+    for way in ways if len(work.lengths) <= _DIFFERENCED else ways[:1]:
         part_of = way(work)
         if work.keeps(part_of):
             found = True
             yield part_of
-    if found or work.max_tokens is None:
+    if found:
         return
-    by_tokens = _Work(work.lengths, work.lengths.astype(np.float64), work.num_parts, None, work.equal_count)
-    for way in (_longest_first, _differenced):
+    by_tokens = replace(work, costs=work.lengths.astype(np.float64), max_tokens=np.inf)
+    for way in ways:
         part_of = _exchanged(by_tokens, way(by_tokens))
         if work.keeps(part_of):
             yield part_of
             return
-    if not work.equal_count and len(work.lengths):
-        part_of = _fitted(work)
-        if part_of.max(initial=-1) < work.num_parts:
-            yield _none_empty(work, part_of)
+    if not work.equal_count and (part_of := _fitted(work)).max() < work.num_parts:
+        yield part_of
 
 
 def _longest_first(work: _Work) -> IntArray:
@@ -305,10 +304,9 @@ def _differenced(work: _Work) -> IntArray:
 
 def _fitted(work: _Work) -> IntArray:
     """As few parts as best-fit decreasing makes."""
-    assert work.max_tokens is not None
     order = longest_first(work.lengths)
     part_of = np.empty(len(order), np.int64)
-    part_of[order] = best_fit(np.maximum(work.lengths[order], 1), max(work.max_tokens, 1))
+    part_of[order] = best_fit(np.maximum(work.lengths[order], 1), int(work.max_tokens))
     return part_of
 
 
@@ -333,7 +331,6 @@ def _exchanged(work: _Work, part_of: IntArray) -> IntArray:
     loads, tokens = work.loads(part_of), work.tokens(part_of)
     if loads.max() <= work.bound * _SETTLED:
         return part_of
-    room = np.inf if work.max_tokens is None else work.max_tokens
     order = np.lexsort((work.costs, part_of))
     members = np.split(order, np.cumsum(np.bincount(part_of, minlength=work.num_parts))[:-1])  # cheapest first
     before = np.inf
@@ -346,7 +343,7 @@ def _exchanged(work: _Work, part_of: IntArray) -> IntArray:
             break
         for other in np.argsort(loads, kind="stable")[: min(work.num_parts - 1, _OTHERS)].tolist():
             gap = loads[dearest] - loads[other]
-            rooms = room - tokens[dearest], room - tokens[other]
+            rooms = work.max_tokens - tokens[dearest], work.max_tokens - tokens[other]
             if swap := _swap(work, members[dearest], members[other], gap, rooms):
                 break
         else:
@@ -391,7 +388,6 @@ def _searched(work: _Work, least: float, best: IntArray | None) -> IntArray | No
     """The best of all ways to deal a few samples: depth first, dearest sample first, no two parts alike tried twice."""
     order = np.argsort(-work.costs, kind="stable").tolist()
     costs, lengths = work.costs[order].tolist(), work.lengths[order].tolist()
-    cap = np.inf if work.max_tokens is None else work.max_tokens
     most = len(order) // work.num_parts if work.equal_count else len(order)
     parts = [(0.0, 0, 0)] * work.num_parts  # cost, tokens, samples
     chosen = [0] * len(order)
@@ -411,7 +407,8 @@ def _searched(work: _Work, least: float, best: IntArray | None) -> IntArray | No
         for part, (load, tokens, samples) in sorted(enumerate(parts), key=lambda one: one[1]):
             new = (load + costs[at], tokens + lengths[at], samples + 1)
             wasted = samples and len(order) - at <= empty  # each sample to come is needed by an empty part
-            if new[0] >= least or new[1] > cap or new[2] > most or wasted or (load, tokens, samples) in tried:
+            full = new[1] > work.max_tokens or new[2] > most
+            if new[0] >= least or full or wasted or (load, tokens, samples) in tried:
                 continue
             tried.add((load, tokens, samples))
             parts[part], chosen[at] = new, part
@@ -440,11 +437,9 @@ def _padded(work: _Work) -> list[IntArray] | None:
     if not len(order):
         return [order] * work.num_parts
     if work.equal_count:
-        starts = np.arange(0, len(order), len(order) // work.num_parts)
-        kept = (
-            work.max_tokens is None or int(work.lengths[order[0]]) * (len(order) // work.num_parts) <= work.max_tokens
-        )
-        return cut_at(order, starts) if kept else None
+        count = len(order) // work.num_parts
+        kept = int(work.lengths[order[0]]) * count <= work.max_tokens
+        return cut_at(order, np.arange(0, len(order), count)) if kept else None
     low, high = 0.0, float(costs[0]) * len(order)
     best = _cut_padded(work, order, high)
     if len(best) > work.num_parts:
@@ -470,8 +465,8 @@ def _cut_padded(work: _Work, order: IntArray, limit: float) -> list[int]:
         to_come -= 1
         sample = order[start]
         most = len(order) - start - max(to_come, 0)  # one for each other part
-        if work.max_tokens is not None and work.lengths[sample]:
-            most = min(most, work.max_tokens // int(work.lengths[sample]))
+        if work.max_tokens < np.inf and work.lengths[sample]:
+            most = min(most, int(work.max_tokens) // int(work.lengths[sample]))
         if work.costs[sample] * most > limit:
             most = int(limit // work.costs[sample])
         if most < 1:

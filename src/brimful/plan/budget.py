@@ -13,12 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brimful.core.errors import finite, function, one_of, other_signature, settle
-from brimful.plan.buckets import as_buckets
-from brimful.plan.cut import Cut, assemble, cut_greedy, plan_sorted
-from brimful.plan.least_padding import cut_fewest, cut_priced
+from brimful.plan.buckets import Rounding, as_buckets
+from brimful.plan.cut import Cut, assemble, cut_fewest, cut_greedy, cut_priced, plan_sorted
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, one_length, widths
-from brimful.plan.rounded import Rounding
 
 Cost = Callable[[int, int], float]
 PlannerName = Literal["greedy", "least_padding"]

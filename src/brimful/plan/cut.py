@@ -2,7 +2,7 @@
 
 `padded` has the length that each sample is padded to, in the order of the cut. `rows(padded_length)` is the most
 rows that a batch of that padded length may have: at least 1, and never more for a longer one. For pairs it is
-asked with both, or, by `plan_sorted`, with their sum. A cut is the positions where batches start.
+asked with a pair, or, by `plan_sorted`, with their sum. A cut is the positions where batches start.
 """
 
 from __future__ import annotations
@@ -11,29 +11,32 @@ from bisect import bisect_left
 from collections.abc import Callable
 from itertools import pairwise
 from math import sqrt
+from typing import Any
 
 import numpy as np
 
 from brimful.plan.plan import IntArray, Plan
 
-MaxRows = Callable[[int], int]
-PairRows = Callable[[int, int], int]
+MaxRows = Callable[[Any], int]
 Cut = Callable[[IntArray, MaxRows], IntArray]
 
 _STRIPS = 1.3  # strips / sqrt(batches): fewer leave the sources ragged, more the targets
+_MOST_PLACES = 256  # that `cut_fewest` tries for one boundary; text in windows of 10,000 has 10 to 100
+_PLACES_PER_BATCH = 8  # beyond which `cut_priced` looks for no more: within .1 % of the least cost
+_IMPOSSIBLE = np.iinfo(np.int64).max
 
 
 def plan_sorted(lengths: IntArray, padded: IntArray, rows: MaxRows, cut: Cut) -> Plan:
     """Sort, then cut: one length longest first and by `cut`, pairs in a snake and greedily."""
     if lengths.ndim == 2:
-        return plan_pairs(lengths, padded, lambda source, target: rows(source + target))
+        return plan_pairs(lengths, padded, lambda pair: rows(sum(pair)))
     if not len(lengths):
         return Plan.of(lengths, [])
     order = longest_first(lengths)
     return assemble(lengths, padded, order, cut(padded[order], rows))
 
 
-def plan_pairs(lengths: IntArray, padded: IntArray, rows: PairRows) -> Plan:
+def plan_pairs(lengths: IntArray, padded: IntArray, rows: MaxRows) -> Plan:
     """Pairs (n, 2) in a snake, cut greedily."""
     if not len(lengths):
         return Plan.of(lengths, [])
@@ -70,7 +73,7 @@ def ascending(values: IntArray) -> IntArray:
     return order
 
 
-def snake(padded: IntArray, rows: PairRows) -> IntArray:
+def snake(padded: IntArray, rows: MaxRows) -> IntArray:
     """Numbers of pairs (n, 2) in an order in which both lengths change little.
 
     The pairs are cut by source into 1.3 sqrt(batches) strips that fill equally many batches; inside a strip
@@ -95,15 +98,15 @@ def cut_greedy(padded: IntArray, rows: MaxRows) -> IntArray:
     return np.array(starts, dtype=np.int64)
 
 
-def cut_pairs(padded: IntArray, rows: PairRows) -> IntArray:
+def cut_pairs(padded: IntArray, rows: MaxRows) -> IntArray:
     """Batches as large as they may be, of pairs (n, 2) in the order given."""
     starts = []
     start = 0
     while start < len(padded):
         starts.append(start)
-        block = padded[start : start + rows(*padded[start].tolist())]
+        block = padded[start : start + rows(tuple(padded[start].tolist()))]
         so_far = np.maximum.accumulate(block, axis=0).tolist()
-        start += bisect_left(range(len(block)), True, key=lambda size: rows(*so_far[size]) <= size)
+        start += bisect_left(range(len(block)), True, key=lambda size: rows(tuple(so_far[size])) <= size)
     return np.array(starts, dtype=np.int64)
 
 
@@ -113,7 +116,87 @@ def rows_at(padded: IntArray, rows: MaxRows) -> IntArray:
     return np.array([rows(value) for value in values.tolist()], dtype=np.int64)[where]
 
 
-def pair_rows_at(padded: IntArray, rows: PairRows) -> IntArray:
+def pair_rows_at(padded: IntArray, rows: MaxRows) -> IntArray:
     """`rows` of each pair of padded lengths (n, 2), asked once for each distinct one."""
-    span = int(padded[:, 1].max()) + 1
-    return rows_at(padded[:, 0] * span + padded[:, 1], lambda pair: rows(*divmod(pair, span)))
+    span = int(padded[:, 1].max(initial=0)) + 1
+    return rows_at(padded[:, 0] * span + padded[:, 1], lambda pair: rows(divmod(pair, span)))
+
+
+# -- the fewest slots: dynamic programmes over the places where a batch may start --------------------------------------
+#
+# A boundary inside a run of equal lengths can move towards the longer ones at no cost until it meets the start of the
+# run, or until the batch that it begins is full. So it is enough to try the starts of runs, the places from which a full
+# batch ends at a place already tried, and so on.
+
+
+def cut_fewest(padded: IntArray, rows: MaxRows) -> IntArray:
+    """The fewest slots that the least number of batches allows.
+
+    With that number fixed, a boundary lies between the first place from which the batches left suffice and the
+    greedy cut. These ranges do not overlap, so that the programme is one small matrix a batch: 30 us.
+    """
+    reach = np.arange(len(padded)) + rows_at(padded, rows)
+    begins_run = np.diff(padded, prepend=-1) != 0
+    places, slots = np.array([len(padded)]), np.zeros(1, np.int64)
+    layers = []
+    for latest in cut_greedy(padded, rows)[::-1].tolist():
+        ends, begins_full = places, np.searchsorted(reach, places)
+        earliest = begins_full[0]
+        of_use = begins_run[earliest : latest + 1].copy()
+        of_use[begins_full - earliest] = True
+        of_use[-1] = True
+        places = _thinned(earliest + np.flatnonzero(of_use))
+        totals = padded[places, None] * (ends - places[:, None]) + slots
+        totals[ends > reach[places, None]] = _IMPOSSIBLE
+        choices = totals.argmin(axis=1)
+        slots = totals[np.arange(len(places)), choices]
+        layers.append((places, choices))
+    starts, at = [], 0
+    for places, choices in reversed(layers):
+        starts.append(places[at])
+        at = choices[at]
+    return np.array(starts, dtype=np.int64)
+
+
+def cut_priced(padded: IntArray, rows: MaxRows, step_tokens: int) -> IntArray:
+    """The fewest slots where each batch counts as `step_tokens` slots more.
+
+    f(j) = min over i of f(i) + step_tokens + padded_i (j - i), j - i <= rows_i: 4 us a place.
+    """
+    places = _places(padded, rows)
+    slopes = padded[np.minimum(places, len(padded) - 1)]
+    first = np.searchsorted(places + rows_at(slopes, rows), places).tolist()
+    bases = step_tokens - slopes * places  # a batch from place i to position p: f(p) = bases[i] + slopes[i] * p
+    choices = [0]
+    for j, position in enumerate(places[1:].tolist(), start=1):
+        totals = slopes[first[j] : j] * position
+        totals += bases[first[j] : j]
+        choice = int(totals.argmin())
+        bases[j] += totals[choice]
+        choices.append(first[j] + choice)
+    cut = [choices[-1]]
+    while cut[-1]:
+        cut.append(choices[cut[-1]])
+    return places[cut[::-1]]
+
+
+def _places(padded: IntArray, rows: MaxRows) -> IntArray:
+    """Where `cut_priced` may begin a batch, and the end: in a small window all that are of use, in a large one the first."""
+    reach = np.arange(len(padded)) + rows_at(padded, rows)
+    greedy = cut_greedy(padded, rows)
+    tried = np.zeros(len(padded) + 1, dtype=bool)
+    new = np.concatenate([np.flatnonzero(np.diff(padded, prepend=-1)), greedy, [len(padded)]])
+    while len(new):
+        tried[new] = True
+        if np.count_nonzero(tried) > _PLACES_PER_BATCH * len(greedy):
+            break
+        begins_full = np.searchsorted(reach, new)
+        new = begins_full[~tried[begins_full]]
+    return np.flatnonzero(tried)
+
+
+def _thinned(places: IntArray) -> IntArray:
+    """At most `_MOST_PLACES` of them, the first and the last included."""
+    if len(places) <= _MOST_PLACES:
+        return places
+    return places[np.linspace(0, len(places) - 1, _MOST_PLACES).astype(np.int64)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -173,7 +174,7 @@ def _least_runs(points: IntArray, counts: IntArray, num_groups: int, cost: Cost 
     upper = np.triu_indices(size)
     mass = np.concatenate(([0], np.cumsum(counts)))
     runs = np.full((size, size), np.inf)
-    runs[upper] = _costs_of_many(tops[upper], cost) * (mass[upper[1] + 1] - mass[upper[0]])
+    runs[upper] = _costs(tops[upper], cost) * (mass[upper[1] + 1] - mass[upper[0]])
     best, layers = runs[0], []
     for _ in range(min(num_groups, size) - 1):
         longer = best[:-1, None] + runs[1:]  # the last run begins at i + 1
@@ -196,47 +197,38 @@ def _least_of_all(points: IntArray, counts: IntArray, num_groups: int, cost: Cos
     sets = [[i for i in range(size) if members >> i & 1] for members in range(1, 1 << size)]
     shapes = np.stack([points[members].max(axis=0) for members in sets])
     alone = [0.0, *(_costs(shapes, cost) * [counts[members].sum() for members in sets]).tolist()]
-    best, layers = alone, []
-    for _ in range(min(num_groups, size) - 1):
-        totals, choices = list(best), [0] * len(best)
-        for whole in range(1, len(best)):
-            rest = whole & (whole - 1)  # the group split off has no part in the first point of the whole
-            part = rest
-            while part:
-                total = alone[part] + best[whole ^ part]
-                if total < totals[whole]:
-                    totals[whole], choices[whole] = total, part
-                part = (part - 1) & rest
-        best = totals
-        layers.append(choices)
-    labels, whole = np.zeros(size, np.int64), len(best) - 1
-    for number, choices in enumerate(reversed(layers), start=1):
-        for i in range(size):
-            if choices[whole] >> i & 1:
-                labels[i] = number
-        whole ^= choices[whole]
-    return labels
+
+    @cache
+    def least(whole: int, groups: int) -> tuple[float, tuple[int, ...]]:
+        """The least total of a set in at most so many groups, and these."""
+        if groups == 1:
+            return alone[whole], (whole,)
+        found = least(whole, groups - 1)
+        part = rest = whole & (whole - 1)  # the group split off has no part in the first point of the whole
+        while part:
+            total, others = least(whole ^ part, groups - 1)
+            if alone[part] + total < found[0]:
+                found = alone[part] + total, (part, *others)
+            part = (part - 1) & rest
+        return found
+
+    _, chosen = least(len(alone) - 1, min(num_groups, size))
+    return np.array([next(label for label, members in enumerate(chosen) if members >> i & 1) for i in range(size)])
 
 
 def _costs(shapes: IntArray, cost: Cost | None) -> FloatArray:
-    """The cost of one sample padded to each of these shapes, (n,) of lengths (n,) or (n, d)."""
+    """The cost of one sample padded to each of these shapes, (n,) of lengths (n,) or (n, d), each asked for once."""
+    rows = shapes.reshape(len(shapes), -1)
     if cost is None:
-        product: NDArray[np.float64] = shapes.reshape(len(shapes), -1).astype(np.float64).prod(axis=1)
+        product: NDArray[np.float64] = rows.astype(np.float64).prod(axis=1)
         return product
-    rows = shapes.reshape(len(shapes), -1).tolist()
-    costs = np.array([cost(*row) for row in rows], dtype=np.float64)
-    if not np.isfinite(costs).all():
-        row = int(np.flatnonzero(~np.isfinite(costs))[0])
-        raise ValueError(f"cost must be finite (got cost({', '.join(map(str, rows[row]))})={costs[row]})")
-    return costs
-
-
-def _costs_of_many(shapes: IntArray, cost: Cost | None) -> FloatArray:
-    """The same, each shape asked for once."""
-    if cost is None:
-        return _costs(shapes, None)
-    which = np.zeros(len(shapes), np.int64)
-    for column in shapes.T:  # a number for each shape; `np.unique(axis=0)` takes ten times as long
+    which = np.zeros(len(rows), np.int64)
+    for column in rows.T:  # a number for each shape; `np.unique(axis=0)` takes ten times as long
         values, ranks = np.unique(column, return_inverse=True)
         firsts, which = np.unique(which * len(values) + ranks, return_index=True, return_inverse=True)[1:]
-    return _costs(shapes[firsts], cost)[which]
+    asked = rows[firsts].tolist()
+    costs = np.array([cost(*lengths) for lengths in asked], dtype=np.float64)
+    if not np.isfinite(costs).all():
+        at = int(np.flatnonzero(~np.isfinite(costs))[0])
+        raise ValueError(f"cost must be finite (got cost({', '.join(map(str, asked[at]))})={costs[at]})")
+    return costs[which]

@@ -153,29 +153,20 @@ class MemoryBudget:
                 f"the model of this MemoryBudget takes {self.model.num_lengths} length(s) a sample (got {lengths.ndim}). Fit it "
                 f"with shapes of {1 + lengths.ndim} numbers"
             )
-        padded = np.maximum(lengths, 1)
-        pairs = lengths.ndim == 2
-        plan = self._pairs(lengths, padded) if pairs else self._singles(lengths, padded)
+        padded, rows = np.maximum(lengths, 1), cache(self._rows)
+        if lengths.ndim == 2:
+            self._refuse(lengths, pair_rows_at(padded, rows) > 0)
+            plan = plan_pairs(lengths, padded, rows)
+        else:
+            self._refuse(lengths, padded <= (self.max_length or ENDLESS))
+            plan = plan_sorted(lengths, padded, rows, cut_greedy)
         _look_beyond(self.model, plan)
         return plan if self.order == "longest_first" else _hardest_first(self.model, plan)
 
-    def _singles(self, lengths: IntArray, padded: IntArray) -> Plan:
+    def _refuse(self, lengths: IntArray, fits: NDArray[np.bool_]) -> None:
         max_length = self.max_length
-        if max_length is not None:
-            self._refuse(lengths, padded <= max_length, max_length)
-        return plan_sorted(lengths, padded, cache(self._rows), cut_greedy)
-
-    def _pairs(self, lengths: IntArray, padded: IntArray) -> Plan:
-        rows = cache(lambda source, target: self._rows((source, target)))
-        if len(lengths):
-            self._refuse(lengths, pair_rows_at(padded, rows) > 0, None)
-        return plan_pairs(lengths, padded, rows)
-
-    def _refuse(self, lengths: IntArray, fits: NDArray[np.bool_], max_length: int | None) -> None:
-        words = (
-            f"limit_bytes={self.limit_bytes:,.0f}" if self.limit_bytes is not None else f"reference={self.reference}"
-        )
-        limit = f"{words} at a risk of {self.risk:.1%}"
+        given = f"reference={self.reference}" if self.limit_bytes is None else f"limit_bytes={self.limit_bytes:,.0f}"
+        limit = f"{given} at a risk of {self.risk:.1%}"
         limit += "" if max_length is None else f" (at most {max_length:,} tokens)"
         refuse_overlong(lengths, fits, max_length=max_length, limit=limit, remedy="raise the limit or the risk")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final, Literal, get_args
 
@@ -82,12 +83,10 @@ def limits(counts: Sequence[int | None], weights: NDArray[np.float64], stop: Sto
     own = np.array([ENDLESS if count is None else count for count in counts], dtype=np.int64)
     if stop == "all":
         return own
-    ends = [
-        float("inf") if count is None else (count + 0.5) / weight for count, weight in zip(counts, weights.tolist())
-    ]
+    ends = [np.inf if count is None else (count + 0.5) / weight for count, weight in zip(counts, weights.tolist())]
     choose = min if stop == "first" else max
     time, at = choose(zip(ends, range(len(ends))))
-    if time == float("inf"):
+    if time == np.inf:
         return np.where(own > 0, ENDLESS, 0)
     earlier = np.arange(len(own)) < at  # of two that are due at one time, the first
     most = np.where(earlier, _due_by(time, weights), _due_by(float(np.nextafter(time, 0)), weights))
@@ -105,15 +104,15 @@ def served_at(place: int, weights: NDArray[np.float64], limits: IntArray) -> Int
     """
     if place >= int(limits.sum()):
         return limits
-    low, high = 0, _bits((place + 0.5) / float(weights.min()))  # floats in the order of their bits, as all are positive
-    while high - low > 1:
-        middle = (low + high) // 2
-        if int(np.minimum(_due_by(_float(middle), weights), limits).sum()) <= place:
-            low = middle
-        else:
-            high = middle
-    served = np.minimum(_due_by(_float(low), weights), limits)
-    more = np.minimum(_due_by(_float(high), weights), limits) - served  # all due at one time: the first ones first
+
+    def by(bits: int) -> IntArray:
+        """The rows until a time, by its bits: these are in the order of the times, as all are positive."""
+        return np.minimum(_due_by(float(np.int64(bits).view(np.float64)), weights), limits)
+
+    latest = np.float64((place + 0.5) / float(weights.min())).view(np.int64)
+    time = bisect_right(range(int(latest)), place, lo=1, key=lambda bits: int(by(bits).sum()))
+    served = by(time - 1)
+    more = by(time) - served  # all due at one time: the first ones first
     given: IntArray = served + np.clip(place - int(served.sum()) - (np.cumsum(more) - more), 0, more)
     return given
 
@@ -138,11 +137,3 @@ def _due_by(time: float, weights: NDArray[np.float64]) -> IntArray:
         rows -= (rows > 0) & ((rows - 0.5) / weights > time)  # as the division rounds, so is it counted
         rows += (rows + 0.5) / weights <= time
     return np.minimum(rows, ENDLESS).astype(np.int64)
-
-
-def _bits(value: float) -> int:
-    return int(np.float64(value).view(np.int64))
-
-
-def _float(bits: int) -> float:
-    return float(np.int64(bits).view(np.float64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -120,9 +121,8 @@ def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") 
     counts = {"truncated": 0, "dropped": 0, "alone": 0, "dropped_tokens": 0}
     if overlong == "raise":
         plan = planned(policy, lengths)
-        if (
-            lengths.ndim == 1 and (longest := policy.max_length) is not None
-        ):  # a user's policy may place what it says it cannot
+        longest = policy.max_length if lengths.ndim == 1 else None
+        if longest is not None:  # a user's policy may place what it says it cannot
             own = {"limit": f"max_length={longest:,} of {type(policy).__name__}", "remedy": "raise its max_length"}
             refuse_overlong(lengths, lengths <= longest, max_length=longest, **own)
         return plan, counts
@@ -136,13 +136,18 @@ def plan_with(policy: Policy, lengths: ArrayLike, overlong: Overlong = "raise") 
         return planned(policy, lengths if limit is None else np.minimum(lengths, limit)), counts
     kept = np.delete(np.arange(len(lengths)), too_long)
     plan = planned(policy, lengths[kept])
-    plan = Plan([kept[batch] for batch in plan.batches], plan.padded_lengths, plan.padded_sizes, plan.tokens)
+    batches, tokens = [kept[batch] for batch in plan.batches], int(lengths[too_long].sum())
     if overlong == "drop":
-        counts["dropped"] = len(too_long)
-        counts["dropped_tokens"] = int(lengths[too_long].sum())
-        return plan, counts
+        counts |= {"dropped": len(too_long), "dropped_tokens": tokens}
+        return replace(plan, batches=batches), counts
     counts["alone"] = len(too_long)
-    return _alone_first(plan, lengths, too_long), counts
+    plan = Plan(
+        batches=[*too_long.reshape(-1, 1), *batches],
+        padded_lengths=np.concatenate([lengths[too_long], plan.padded_lengths]),
+        padded_sizes=np.concatenate([np.ones(len(too_long), np.int64), plan.padded_sizes]),
+        tokens=plan.tokens + tokens,
+    )
+    return plan, counts
 
 
 def split_long(lengths: ArrayLike, max_length: int) -> Pieces:
@@ -180,12 +185,3 @@ def unplaceable(policy: Policy, lengths: IntArray) -> IntArray:
     except OverlongError as error:
         return np.array(error.samples, dtype=np.int64)
     return np.zeros(0, np.int64)
-
-
-def _alone_first(plan: Plan, lengths: IntArray, samples: IntArray) -> Plan:
-    return Plan(
-        batches=[*samples.reshape(-1, 1), *plan.batches],
-        padded_lengths=np.concatenate([lengths[samples], plan.padded_lengths]),
-        padded_sizes=np.concatenate([np.ones(len(samples), np.int64), plan.padded_sizes]),
-        tokens=plan.tokens + int(lengths[samples].sum()),
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, MutableMapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -14,18 +14,10 @@ from brimful.batching.window import PlanningWindow
 from brimful.blocks.ragged import LABELS, NOT_TRAINED_ON, loss_labels
 from brimful.blocks.texts import schema_without, why_missing
 from brimful.core.ahead import then
-from brimful.core.errors import TALLY, DataError, Tally, warn_once
+from brimful.core.errors import TALLY, Tally, warn_once
 from brimful.core.stage import Stage, State, described, running, runtime
 from brimful.core.stats import Made
-from brimful.tensors.layouts import (
-    OF_RANKS,
-    OF_STEPS,
-    SIGNED,
-    Collating,
-    ColumnRules,
-    Layout,
-    refuse_taken,
-)
+from brimful.tensors.layouts import OF_RANKS, OF_STEPS, SIGNED, Collating, ColumnRules, Layout, refuse_taken
 
 if TYPE_CHECKING:
     from brimful.tensors.columns import WindowColumns
@@ -56,10 +48,6 @@ class Collated(Stage[Any]):
 
     def rehearsed(self, batches: Callable[[Any], Stage[Any]]) -> Stage[Any]:
         return batches(self)
-
-    def padded_here(self) -> Collated:
-        """The same batches, with all padding done before they are sent."""
-        return replace(self, layout=self.layout.padded_here())
 
     def known_columns(self) -> Any:
         below = self.upstream.known_columns()
@@ -104,16 +92,15 @@ class Collated(Stage[Any]):
                 f"collate_fn returned a {type(item).__name__}, and shard(uneven='pad') marks a filler in a dict. Return "
                 "a dict, or say uneven='drop', which leaves out a step without a batch for each rank"
             )
-        if why := self.layout.why_too_large(batch, item, columns):
-            raise DataError(why)
+        self.layout.check_size(batch, item, columns)
         remember(item, batch, columns)
         if batch.weight is not None:
             from brimful.tensors.loss import weighed
 
             items = {"num_items_in_batch": batch.num_labels, "num_items_on_rank": batch.num_labels_here}
             counts = {name: self._num_items(labels, columns) for name, labels in items.items()}
-            if counts["num_items_in_batch"] is not None and (why := self.layout.why_miscounted(batch, item, columns)):
-                raise DataError(why)
+            if counts["num_items_in_batch"] is not None:
+                self.layout.check_labels(batch, item, columns)
             item = weighed(item, batch.weight, batch.ends_step, columns, counts)
         if tally is not None:
             tally.made.append(self._counted(batch, item, columns))

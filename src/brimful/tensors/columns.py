@@ -27,7 +27,6 @@ from brimful.blocks.ragged import (
     is_list,
     is_ragged,
     list_array,
-    null_in,
     numpy_of,
     pad,
     ragged,
@@ -66,18 +65,16 @@ class ColumnType(NamedTuple):
 
     def check(self, name: str, values: NDArray[Any]) -> None:
         """Refuses values that the type does not hold."""
-        if self.limits is None or not values.size:
+        if self.limits is None:
             return
         if values.dtype.kind == "f":
             values = values[np.isfinite(values)]
+        if not values.size:
+            return
         least, most = self.limits
-        wrong = (
-            [one for one in (values.min().item(), values.max().item()) if one < least or one > most]
-            if values.size
-            else []
-        )
+        wrong = [one for one in (values.min().item(), values.max().item()) if one < least or one > most]
         if wrong and values.dtype.kind in "iu" and self.wanted.is_floating_point:
-            wrong = self._rounded(values[(values > most) | (values < (least if values.dtype.kind == "i" else 0))])
+            wrong = self._rounded(values[(values > most) | (values < least)])
         if wrong:
             wanted = str(self.wanted).removeprefix("torch.")
             raise DataError(f"column {name!r} holds {wrong[0]:,}, which {wanted} does not; choose another of dtypes")
@@ -241,11 +238,9 @@ class WindowColumns:
         """Rows that ask for no label: -100 wherever labels are classes; anything else has its weight to go by."""
         for name in [name for name in out if isinstance(name, str) and is_labels(name)]:
             labels = out[name]
-            if (
-                not isinstance(labels, Unpadded | torch.Tensor)
-                or labels.dtype.is_floating_point
-                or labels.dtype == torch.bool
-            ):
+            if not isinstance(labels, Unpadded | torch.Tensor):
+                continue
+            if labels.dtype.is_floating_point or labels.dtype == torch.bool:
                 continue
             if isinstance(labels, Unpadded):
                 out[name] = labels.without(rows)
@@ -273,9 +268,8 @@ def columns_of(window: PlanningWindow, rules: ColumnRules, as_tensors: bool = Tr
     given = rules.length_columns if set(rules.length_columns) <= fields.keys() else ()
     if given:
         _check_token_columns(fields, rules)
-    found = (
-        _column(window, one, rules, rules.follows(one.name) if given else None, as_tensors) for one in fields.values()
-    )
+    follows = {name: rules.follows(name) if given else None for name in fields}
+    found = (_column(window, one, rules, follows[name], as_tensors) for name, one in fields.items())
     return WindowColumns(window.lengths, given, tuple(found), rules)
 
 
@@ -394,11 +388,9 @@ def _refuse_nulls(block: pa.RecordBatch, name: str) -> None:
     array = block.column(name)
     if not _has_null(array):
         return
-    null = null_in(array)
-    if not null.any():
-        null = np.array([_holds_null(value) for value in array.to_pylist()])
-    if null.any():
-        row = int(np.flatnonzero(null)[0])
+    null = [_holds_null(value) for value in array.to_pylist()]
+    if any(null):
+        row = null.index(True)
         place = "is null or missing" if array[row].as_py() is None else "has a null in its list"
         raise DataError(
             f"column {name!r} {place} ({where(block, row)}), and becomes a tensor; fill it (map), leave the column out "

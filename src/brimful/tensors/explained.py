@@ -7,6 +7,7 @@ dict of what is trained on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from brimful.batching.batch import Batch, PackedPieces, PlannedBatches
+from brimful.batching.batch import Batch, PlannedBatches
 from brimful.batching.window import IntArray, PlanningWindow
 from brimful.core.errors import ORIGIN, where
 from brimful.tensors.columns import WindowColumns
@@ -75,47 +76,26 @@ def _cell(value: Any) -> str:
     return words if len(words) <= _SHOWN else f"{words[: _SHOWN - 3]}..."
 
 
-class _Planned(NamedTuple):
-    """What the batches of a plan were made of.
+class _Made(NamedTuple):
+    """What a batch was made of: a part of what all batches of its plan were made of.
 
     Args:
-        window: to look up where rows came from; they need not be here for it.
+        plan: in a window that knows where its rows came from; they need not be here for it.
         samples: which row of the data set each sample of the window is.
-        numbers: of the samples, or of that of each piece, in the window, (n,).
-        lengths: their tokens, (n,); None where no length column is there.
-        pieces: of packed rows.
+        has_lengths: whether a length column is there.
+        place: which batch of the plan it is.
     """
 
-    window: PlanningWindow
+    plan: PlannedBatches
     samples: IntArray
-    numbers: IntArray
-    lengths: IntArray | None
-    pieces: PackedPieces | None
-
-
-class _Made(NamedTuple):
-    """What a batch was made of: a part of what those of its plan were made of."""
-
-    planned: _Planned
-    span: slice
-
-    @property
-    def numbers(self) -> IntArray:
-        return self.planned.numbers[self.span]
-
-    @property
-    def lengths(self) -> IntArray | None:
-        return None if self.planned.lengths is None else self.planned.lengths[self.span]
-
-    @property
-    def pieces(self) -> PackedPieces | None:
-        pieces = self.planned.pieces
-        return None if pieces is None else PackedPieces(*(each[self.span] for each in pieces))
+    has_lengths: bool
+    place: int
 
 
 _MADE: Final[Any] = WeakTensorKeyDictionary()
 """What was made of what, by tensors of batches."""
-_PLANNED: Final[WeakKeyDictionary[PlannedBatches, _Planned]] = WeakKeyDictionary()
+_PLANS: Final[WeakKeyDictionary[PlannedBatches, PlannedBatches]] = WeakKeyDictionary()
+"""The plan to keep of each plan whose window holds rows."""
 
 
 def remember(item: Any, batch: Batch, columns: WindowColumns) -> None:
@@ -123,23 +103,12 @@ def remember(item: Any, batch: Batch, columns: WindowColumns) -> None:
     if not isinstance(item, dict | Mapping):  # a dict is known sooner
         return
     plan = batch.plan
-    planned = _PLANNED.get(plan)
-    if planned is None:
-        sizes = plan.sizes if plan.sizes.ndim == 1 else plan.sizes[:, 0]
-        known = columns.given or plan.pieces is not None
-        planned = _Planned(
-            plan.window.origins, plan.window.samples, plan.numbers, sizes if known else None, plan.pieces
-        )
-        _PLANNED[plan] = planned
-    made = _Made(planned, batch.span)
-    known = False
-    for name in ("lengths", *columns.given):
-        if isinstance(tensor := item.get(name), torch.Tensor):
-            _MADE[tensor], known = made, True
-    if (
-        not known
-        and (tensor := next((one for one in item.values() if isinstance(one, torch.Tensor)), None)) is not None
-    ):
+    kept = _PLANS.get(plan)
+    if kept is None:
+        kept = _PLANS[plan] = replace(plan, window=plan.window.origins)
+    made = _Made(kept, plan.window.samples, bool(columns.given) or plan.pieces is not None, batch.place)
+    tensors = [one for name in ("lengths", *columns.given) if isinstance(one := item.get(name), torch.Tensor)]
+    for tensor in tensors or [one for one in item.values() if isinstance(one, torch.Tensor)][:1]:
         _MADE[tensor] = made
 
 
@@ -169,11 +138,14 @@ def explained(batch: Any, column: str, text: Callable[[Sequence[int]], str | Non
             "what this batch was made of is not known: a collate_fn or map that makes all tensors anew, layout='grouped', a copy "
             "by hand and another process leave it behind; explain the batch as these batches hand it out"
         )
-    texts: Sequence[str | None] = [text(tokens) for tokens in _tokens(batch, made, column)]
-    firsts = np.zeros(len(made.numbers), np.int64) if made.pieces is None else made.pieces.starts
-    sizes = [None] * len(made.numbers) if made.lengths is None else made.lengths.tolist()
-    planned = made.planned
-    samples, own = planned.samples[made.numbers], planned.window.part(made.numbers)
+    one = Batch(made.plan, made.place)
+    sizes: Sequence[int | None] = [None] * len(one)
+    texts: Sequence[str | None] = []
+    if made.has_lengths:
+        sizes = made.plan.sizes[one.span].reshape(len(one), -1)[:, 0].tolist()
+        texts = [text(tokens) for tokens in _tokens(batch, one, column)]
+    firsts = np.zeros(len(one), np.int64) if one.pieces is None else one.pieces.starts
+    samples, own = made.samples[one.numbers], one.window.part(one.numbers)
     texts = [*texts, *[None] * (len(samples) - len(texts))]
     if {*texts} <= {None}:
         texts = own.texts_at(samples) or texts
@@ -190,11 +162,11 @@ def _place(window: PlanningWindow, which: int) -> str | None:
     return where(window.block, int(window.rows[which])) if ORIGIN in window.block.schema.names else None
 
 
-def _tokens(batch: Mapping[str, Any], made: _Made, column: str) -> Iterator[list[int]]:
+def _tokens(batch: Mapping[str, Any], made: Batch, column: str) -> Iterator[list[int]]:
     """The tokens of each sample, or piece, as far as the batch shows them."""
     ids: Any = batch.get(column)
     mask = batch.get("attention_mask")
-    if not isinstance(ids, torch.Tensor) or made.lengths is None:
+    if not isinstance(ids, torch.Tensor):
         return
     if made.pieces is not None:
         rows, lengths = made.pieces.rows, made.pieces.lengths
@@ -207,4 +179,4 @@ def _tokens(batch: Mapping[str, Any], made: _Made, column: str) -> Iterator[list
         values = jagged.values()
         yield from (values[first:last].tolist() for first, last in pairwise(jagged.offsets().tolist()))
     elif isinstance(mask, torch.Tensor) and mask.shape == ids.shape:
-        yield from (row[seen != 0].tolist() for row, seen in zip(ids[: len(made.numbers)], mask))
+        yield from (row[seen != 0].tolist() for row, seen in zip(ids[: len(made)], mask))

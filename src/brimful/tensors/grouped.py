@@ -11,11 +11,10 @@ from brimful.batching.batch import Batch
 from brimful.core.errors import DataError
 from brimful.grouping.collection import collection_of
 from brimful.grouping.collection_data import CollectionData, Column
-from brimful.grouping.groupers import checked
 from brimful.grouping.language import is_name
 from brimful.grouping.padded_groups import PaddedGroups
 from brimful.plan import optimal_partition
-from brimful.plan.rounded import Rounding
+from brimful.plan.buckets import Rounding
 from brimful.tensors.columns import ListColumn, ObjectColumn, WindowColumns
 from brimful.tensors.layouts import refuse_taken
 from brimful.tensors.padded import padded
@@ -73,7 +72,7 @@ def grouped(batch: Batch, columns: WindowColumns, num_groups: int, rounding: Rou
             dims = (ragged[key],)
             extents[ragged[key]] = np.array([tensor.shape[1] for tensor in tensors])
         found[key] = Column(dims, columns.fill(key), tensors)
-    groups = PaddedGroups(checked([members.tolist() for members in partition], len(numbers)), extents)
+    groups = PaddedGroups(tuple(tuple(members.tolist()) for members in partition), extents)
     out["groups"] = collection_of(CollectionData(len(numbers), found, lengths, {}, groups))
     return out
 

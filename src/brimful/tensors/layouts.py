@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -20,8 +20,8 @@ from brimful.core.once import once, settings_of
 from brimful.core.random import generators_of, seeded
 from brimful.core.stage import State
 from brimful.plan import Policy
+from brimful.plan.buckets import Rounding
 from brimful.plan.budget import exceeded
-from brimful.plan.rounded import Rounding
 
 if TYPE_CHECKING:
     from brimful.tensors.columns import WindowColumns
@@ -147,21 +147,15 @@ class Layout(ABC):
         """The same, padded where it arrives; None where that cannot be."""
         return None
 
-    def padded_here(self) -> Layout:
-        """The same, with all padding done before it is sent."""
-        return self
-
     def num_labels(self, known: NumLabels, columns: WindowColumns) -> int | None:
         """How many labels of a step are trained on; None where only somebody else knows."""
         return known.given
 
-    def why_miscounted(self, batch: Batch, item: Any, columns: WindowColumns) -> str:
-        """What is wrong where the labels of a batch are not those that `num_labels` counts; "" where they are."""
-        return ""
+    def check_labels(self, batch: Batch, item: Any, columns: WindowColumns) -> None:  # noqa: B027
+        """Refuses a batch whose labels are not those that `num_labels` counts."""
 
-    def why_too_large(self, batch: Batch, item: Any, columns: WindowColumns) -> str:
-        """What is wrong where a batch is larger than its policy allows; "" where it is not."""
-        return ""
+    def check_size(self, batch: Batch, item: Any, columns: WindowColumns) -> None:  # noqa: B027
+        """Refuses a batch that is larger than its policy allows."""
 
 
 @dataclass(frozen=True)
@@ -180,9 +174,6 @@ class Padded(Layout):
 
     def unpadded(self) -> Layout:
         return replace(self, on_device=True)
-
-    def padded_here(self) -> Layout:
-        return replace(self, on_device=False)
 
     def item(self, batch: Batch, columns: WindowColumns) -> Any:
         from brimful.tensors.padded import padded
@@ -248,59 +239,19 @@ class PackedLayout(Layout):
 
 
 @dataclass(frozen=True)
-class Collate:
-    """Calls a function such as a Hugging Face collator with the samples of a batch. Price: Python, once a sample.
+class CollateFnLayout(Layout):
+    """What a user's function, such as a Hugging Face collator, makes of the samples, cut as planned.
+
+    It is called by the consumer's thread when the batch is taken, so that nothing else draws meanwhile, or by workers. What it
+    draws at random is keyed by the batch. Not where other threads run beside it: they share generators.
 
     Args:
-        keyed: what it draws at random is keyed by the batch. Not where other threads run beside it: they share generators.
         originals: the user's own objects that rows stand for, which are fetched for it, keyed likewise; None where rows are the
             samples.
         left_out: columns that the samples lack, as `ColumnRules` says.
-    """
-
-    collate_fn: Callable[[list[Any]], Any]
-    keyed: bool = True
-    originals: Any = None
-    left_out: tuple[str, ...] = ()
-
-    def __call__(self, rows: Block) -> Any:
-        if not self.keyed:
-            return self._made(rows)
-        with seeded(int(rows.schema.metadata[BATCH_KEY]), self._generators):
-            return self._made(rows)
-
-    def _made(self, rows: Block) -> Any:
-        chosen = samples(rows) if self.originals is None else list(self.originals.samples(rows))
-        try:
-            return self.collate_fn(chosen)
-        except Exception as error:
-            raise StageError(
-                f"{self.called_as} failed on {counted(len(chosen), 'sample')}, the first of them {where(rows, 0)}: "
-                f"{type(error).__name__}: {error}{why_missing(error, self.left_out)}"
-            ) from error
-
-    def __getstate__(self) -> dict[str, Any]:
-        return settings_of(self)
-
-    @once
-    def _generators(self) -> list[Any]:
-        sets = () if self.originals is None else self.originals.datasets.values()
-        return [each for one in (self.collate_fn, *sets) for each in generators_of(one)]
-
-    @property
-    def called_as(self) -> str:
-        return f"collate_fn={name_of(self.collate_fn)}"
-
-
-@dataclass(frozen=True)
-class CollateFnLayout(Layout):
-    """What a function of the user's makes of the samples, cut as planned; see `Collate`.
-
-    It is called by the consumer's thread when the batch is taken, so that nothing else draws meanwhile, or by workers.
-
-    Args:
         policy: the policy that planned by lengths that the user gave; None where brimful knows the lengths itself.
         alone: whether a sample that no batch can hold has one of its own.
+    Price: Python, once a sample.
     """
 
     as_tensors = False
@@ -313,59 +264,81 @@ class CollateFnLayout(Layout):
     alone: bool = False
 
     def item(self, batch: Batch, columns: WindowColumns) -> Any:
-        return self._collate()(columns.rows(batch))
+        return replace(self)(columns.rows(batch))
 
     def items(self, batches: Iterator[Collating]) -> Generator[tuple[Any, Collating], None, None]:
-        in_threads = self.parallel.max_workers > 0 and self.parallel.executor_type == "thread"
-        collate = self._collate(keyed=not in_threads)
+        collate = replace(self, policy=None)  # which may be of functions that cannot be pickled
         rows = ((one.columns.rows(one.batch), one) for one in batches)
         if AHEAD.get() and not self.parallel.max_workers:
             for block, one in rows:
                 yield Deferred(partial(collate, block)), one
             return
-        with closing(self.parallel.results(collate, rows, collate.called_as, shared=True)) as results:
+        with closing(self.parallel.results(collate, rows, self.called_as, shared=True)) as results:
             yield from ((item, one) for _, item, one in results)
 
-    def _collate(self, *, keyed: bool = True) -> Collate:
-        return Collate(self.collate_fn, keyed, self.originals, self.left_out)
+    def __call__(self, rows: Block) -> Any:
+        """What the function makes of the samples of a batch."""
+        in_threads = self.parallel.max_workers > 0 and self.parallel.executor_type == "thread"
+        key = int(rows.schema.metadata[BATCH_KEY])
+        with nullcontext() if in_threads else seeded(key, self._generators):
+            chosen = samples(rows) if self.originals is None else list(self.originals.samples(rows))
+            try:
+                return self.collate_fn(chosen)
+            except Exception as error:
+                raise StageError(
+                    f"{self.called_as} failed on {counted(len(chosen), 'sample')}, the first of them {where(rows, 0)}: "
+                    f"{type(error).__name__}: {error}{why_missing(error, self.left_out)}"
+                ) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return settings_of(self)
+
+    @once
+    def _generators(self) -> list[Any]:
+        """Of this run: the user's objects may have others in the next one."""
+        sets = () if self.originals is None else self.originals.datasets.values()
+        return [each for one in (self.collate_fn, *sets) for each in generators_of(one)]
+
+    @property
+    def called_as(self) -> str:
+        return f"collate_fn={name_of(self.collate_fn)}"
 
     def num_labels(self, known: NumLabels, columns: WindowColumns) -> int | None:
         """Those of the samples; where these have none, the function alone knows how many it makes."""
         return known.given if loss_labels([column.name for column in columns.all]) else None
 
-    def why_miscounted(self, batch: Batch, item: Any, columns: WindowColumns) -> str:
+    def check_labels(self, batch: Batch, item: Any, columns: WindowColumns) -> None:
         name = loss_labels([column.name for column in columns.all])
         labels: Any = item.get(name) if isinstance(item, Mapping) and "num_items_in_batch" not in item else None
         if name is None or not hasattr(labels, "numel"):
-            return ""
+            return
         rows = columns.rows(batch).column(name)
         if not is_list(rows.type):  # one a sample, of which collate_fn may make several numbers
-            return ""
+            return
         given, made = (int((each != NOT_TRAINED_ON).sum()) for each in (rows.flatten().to_numpy(), labels))
-        if given == made:
-            return ""
-        return (
-            f"collate_fn made {made:,} labels that are trained on, and the samples of this batch have {given:,}, which "
-            "num_items_in_batch counts: a loss divided by it would be wrong. Leave the samples' labels out, by "
-            f"drop({name!r}), or have collate_fn set num_items_in_batch, the labels of the step on all ranks"
-        )
+        if given != made:
+            raise DataError(
+                f"collate_fn made {made:,} labels that are trained on, and the samples of this batch have {given:,}, which "
+                "num_items_in_batch counts: a loss divided by it would be wrong. Leave the samples' labels out, by "
+                f"drop({name!r}), or have collate_fn set num_items_in_batch, the labels of the step on all ranks"
+            )
 
-    def why_too_large(self, batch: Batch, item: Any, columns: WindowColumns) -> str:
+    def check_size(self, batch: Batch, item: Any, columns: WindowColumns) -> None:
         if self.policy is None or not isinstance(item, Mapping):
-            return ""
+            return
         shapes = [tuple(getattr(item.get(name), "shape", ())) for name in columns.rules.length_columns]
         if any(len(shape) != 2 for shape in shapes):  # of others the dimension of the length is not known
-            return ""
+            return
         made = shapes[0][0], sum(width for _, width in shapes)
         planned = batch.padded_size, sum(batch.widths)
         limit = exceeded(self.policy, *made)
-        if not limit or (self.alone and planned[0] == 1):
-            return ""
-        return (
-            f"collate_fn made a batch of {made[0]:,} x {made[1]:,} tokens, which is over {limit}. By lengths= of from_dataset it "
-            f"was planned as {planned[0]:,} x {planned[1]:,} (the first sample is {where(columns.rows(batch), 0)}). Give the "
-            "lengths that collate_fn makes, special tokens included. If it rounds them up, batch with pad_to_multiple_of="
-        )
+        if limit and not (self.alone and planned[0] == 1):
+            raise DataError(
+                f"collate_fn made a batch of {made[0]:,} x {made[1]:,} tokens, which is over {limit}. By lengths= of "
+                f"from_dataset it was planned as {planned[0]:,} x {planned[1]:,} (the first sample is "
+                f"{where(columns.rows(batch), 0)}). Give the lengths that collate_fn makes, special tokens included. If it "
+                "rounds them up, batch with pad_to_multiple_of="
+            )
 
     def shape(self, batch: Batch, item: Any, columns: WindowColumns) -> tuple[tuple[int, ...], int]:
         """That of the first length column, where it is to be seen; else that of the plan."""

@@ -1,19 +1,26 @@
-"""Batches on the device before they are asked for."""
+"""Batches on the device before they are asked for: copies that run beside its compute, also into the same tensors each time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from functools import cache
+from itertools import count
+from typing import Any, ClassVar, Final, NamedTuple
 
 import torch
 
 from brimful.core.ahead import AHEAD, defer, items_ahead, then
 from brimful.core.errors import settle
 from brimful.core.stage import Stage, State, running, runtime
-from brimful.tensors.copies import Sent, StaticBuffers, copier
 from brimful.tensors.explained import carry
+from brimful.tensors.structures import mapped, tensors_of
+
+ALIGNED: Final = 64  # bytes, for views of any type and whole cache lines
+LAG: Final = 4
+MOST_SHAPES: Final = 64
 
 
 @dataclass(frozen=True)
@@ -65,3 +72,186 @@ class OnDevice(Stage[Any]):
         with closing(items_ahead(sent, self.prefetch, "device") if self.prefetch else sent()) as items:
             for one, after in items:
                 yield defer(one, received) if inside else received(one), after
+
+
+class Sent(NamedTuple):
+    """A batch on its way.
+
+    Args:
+        item: as it will be, with tensors that may still be empty.
+        arrives: an event on the device after which they are not; None where they are there.
+        fresh: what the stream of the copies has to do with.
+    """
+
+    item: Any
+    arrives: Any = None
+    fresh: tuple[torch.Tensor, ...] = ()
+
+
+class BlockingCopier:
+    """To a device without streams of its own, such as the CPU: what is sent is there.
+
+    Args:
+        copies: also what is there already, as whoever made it may use it again.
+    """
+
+    def __init__(self, device: torch.device, copies: bool) -> None:
+        self._device, self._copies = device, copies
+
+    def send(self, item: Any) -> Sent:
+        return Sent(mapped(item, self._sent))
+
+    def receive(self, sent: Sent) -> Any:
+        return sent.item
+
+    def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
+        sent = tensor.to(self._device)
+        return sent.clone() if self._copies and sent is tensor else sent
+
+
+class StreamCopier:
+    """To an accelerator, on a stream beside those that compute.
+
+    The tensors of a batch lie end to end in one slab of pinned memory, so that a copy needs no help of the CPU. Slabs come from
+    torch's caching host allocator: it hands one out again once the copies from it have ended, which it knows by events. What
+    arrives is fresh memory of the copy stream's, and `record_stream` keeps it from being used again before the compute
+    that was given it has run. A tensor that is there twice in a batch is copied once. A consumer whose host runs ahead of its
+    device has no more than `LAG` batches there that were taken and not computed: the thread that sends waits for them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._backend: Any = getattr(torch, device.type)
+        self._device = device
+        self._stream = _stream_of(device)
+        self._used: deque[Any] = deque()  # events: all that was given a batch has run
+
+    def send(self, item: Any) -> Sent:
+        """Begins to copy the tensors of a batch, in the thread that makes it; those that are on the device already stay there."""
+        while len(self._used) > LAG:
+            self._used.popleft().synchronize()
+        with self._backend.stream(self._stream), torch.no_grad():
+            tensors = list(tensors_of(item))
+            made_here = [tensor for tensor in tensors if tensor.device == self._device]
+            if made_here:  # by this thread, on its own stream
+                self._stream.wait_stream(self._backend.default_stream(self._device))
+            copies = self._copies(tensor for tensor in tensors if tensor.device != self._device)
+            arrived = mapped(item, lambda tensor: copies.get(id(tensor), tensor))
+            return Sent(arrived, self._stream.record_event(), tuple(tensors_of(arrived)))
+
+    def receive(self, sent: Sent) -> Any:
+        """The batch, for use by what the caller's current stream runs from now on; nobody waits on the host."""
+        stream = self._backend.current_stream(self._device)
+        event = self._backend.Event(blocking=True)
+        event.record(stream)
+        self._used.append(event)
+        stream.wait_event(sent.arrives)
+        for tensor in sent.fresh:
+            for part in _parts(tensor):
+                part.record_stream(stream)
+        return sent.item
+
+    def _copies(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """The copy of each tensor, by the tensor's id."""
+        apart = {id(tensor): tensor for tensor in tensors}
+        plain = {key: tensor for key, tensor in apart.items() if _is_plain(tensor)}
+        copies = {key: tensor.to(self._device) for key, tensor in apart.items() if key not in plain}
+        sizes = [-(-tensor.nbytes // ALIGNED) * ALIGNED for tensor in plain.values()]
+        slab = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
+        for (key, tensor), part in zip(plain.items(), torch.split_with_sizes(slab, sizes)):
+            strides = torch.empty_like(tensor, device="meta").stride()  # those of the tensor, where it is dense
+            pinned = part[: tensor.nbytes].view(tensor.dtype).as_strided(tensor.shape, strides)
+            copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=self._device)
+            copies[key] = copy.copy_(pinned.copy_(tensor), non_blocking=True).requires_grad_(tensor.requires_grad)
+        return copies
+
+
+class StaticBuffers:
+    """A tensor for each shape that a place in a batch has; a batch is copied into them as it is handed out.
+
+    The copy is of the stream that computes, from device memory to device memory: after all that was given them before, and
+    before all that will be. They last as long as the description that they belong to, over epochs and iterators, of which
+    only one may run at a time. A copy of the description in another process has none. Nested and sparse tensors are handed on as
+    they are, and so are tensors of one dimension once there are too many sizes of them (`cu_seqlens` of packed rows).
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[int, torch.Size, torch.dtype, torch.device], torch.Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_buffers": {}}
+
+    def filled(self, item: Any) -> Any:
+        """A batch in the buffers of its shapes.
+
+        Raises:
+            ValueError: a tensor is of one shape too many.
+        """
+        places = count()
+        # whatever the caller is in: they are used again outside of it
+        with torch.inference_mode(False), torch.no_grad():
+            return mapped(item, lambda tensor: self._filled(next(places), tensor))
+
+    def _filled(self, place: int, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_nested or tensor.layout != torch.strided:
+            return tensor
+        key = (place, tensor.shape, tensor.dtype, tensor.device)
+        if key not in self._buffers:
+            if Counter(place for place, *_ in self._buffers)[place] == MOST_SHAPES:
+                if tensor.ndim == 1:
+                    return tensor
+                raise ValueError(
+                    f"static_buffers keeps the tensors of each shape, and tensor {place + 1} of this batch is of a shape beside "
+                    f"{MOST_SHAPES} others: {tuple(tensor.shape)}; give batches few shapes (bf.StaticShapes; "
+                    "drop columns that are padded to their own longest), or leave static_buffers out"
+                )
+            self._buffers[key] = torch.empty_like(tensor)
+        return self._buffers[key].copy_(tensor, non_blocking=True)
+
+
+def copier(device: torch.device, copies: bool = False) -> BlockingCopier | StreamCopier:
+    """What sends batches to a device; `copies`: see `BlockingCopier`.
+
+    Raises:
+        RuntimeError: there is no such device here.
+    """
+    if device.type != "cuda":
+        return BlockingCopier(device, copies)
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            f"no device {str(device)!r} is to be had: this torch finds no {device.type}; name another, or 'cpu'"
+        )
+    return StreamCopier(numbered(device))
+
+
+def numbered(device: str | int | torch.device) -> torch.device:
+    """A device by its number: "cuda" is the current one of the thread that asks."""
+    found = torch.device(device)
+    number: int | None = found.index  # None, whatever torch's annotations say
+    if found.type == "cuda" and number is None and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return found
+
+
+@cache
+def _stream_of(device: torch.device) -> Any:
+    """The one on which batches are copied: memory that it has allocated is used again by later batches of any iterator."""
+    return getattr(torch, device.type).Stream(device=device)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its bytes are its values, in rows: no subclass (nested tensors are one), nothing sparse or quantized."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not tensor.is_nested
+        and not tensor.is_quantized
+    )
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that hold the memory of one: itself, or what a nested tensor is made of."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [part for name in names for part in _parts(getattr(tensor, name))]

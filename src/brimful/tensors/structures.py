@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Final
 
@@ -74,17 +74,9 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     """The tensors of a structure, in order; one that is there twice comes twice."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, PackedSequence):
-        yield from (one for one in (value.data, value.sorted_indices, value.unsorted_indices) if one is not None)
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from tensors_of(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from tensors_of(one)
-    elif _is_record(value):
-        for field in fields(value):
-            yield from tensors_of(getattr(value, field.name))
+    else:
+        for part in _parts(value):
+            yield from tensors_of(part)
 
 
 def mapped(value: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -99,32 +91,45 @@ def mapped(value: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """
     if isinstance(value, torch.Tensor):
         return fn(value)
+    if not (parts := _parts(value)):
+        return value
+    made = [mapped(part, fn) for part in parts]
+    if any(one is not part for one, part in zip(made, parts)):
+        value = _with_parts(value, made)
+    return value.padded() if isinstance(value, Unpadded) else value
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    """What lies in a structure, in order; nothing in what is none."""
     if isinstance(value, PackedSequence):  # whose batch_sizes stay on the CPU
-        data = fn(value.data)
-        order, back = (one if one is None else fn(one) for one in (value.sorted_indices, value.unsorted_indices))
-        return value if data is value.data else PackedSequence(data, value.batch_sizes, order, back)
+        return value.data, value.sorted_indices, value.unsorted_indices
     if isinstance(value, Mapping):
-        new = {name: mapped(one, fn) for name, one in value.items()}
-        return value if _same(new.values(), value.values()) else with_values(value, new)
+        return [*value.values()]
     if isinstance(value, list | tuple):
-        items = [mapped(one, fn) for one in value]
-        return value if _same(items, value) else _sequence(value, items)
-    if _is_record(value):
-        changed = {field.name: mapped(getattr(value, field.name), fn) for field in fields(value)}
-        if not _same(changed.values(), (getattr(value, name) for name in changed)):
-            value = copy.copy(value)
-            for name, one in changed.items():
-                object.__setattr__(value, name, one)  # of frozen ones too
-        return value.padded() if isinstance(value, Unpadded) else value
-    return value
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name) for field in fields(value)]
+    return ()
 
 
-def _is_record(value: Any) -> bool:
-    return is_dataclass(value) and not isinstance(value, type)
-
-
-def _same(new: Any, old: Any) -> bool:
-    return all(one is other for one, other in zip(new, old, strict=True))
+def _with_parts(value: Any, parts: list[Any]) -> Any:
+    """A structure of the same kind with these parts."""
+    if isinstance(value, PackedSequence):
+        data, order, back = parts
+        return PackedSequence(data, value.batch_sizes, order, back)
+    if isinstance(value, Mapping):
+        return with_values(value, dict(zip(value, parts)))
+    if isinstance(value, tuple):  # a named tuple takes its fields one by one
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if type(value) is list:
+        return parts
+    made = copy.copy(value)
+    if isinstance(value, list):
+        made[:] = parts
+        return made
+    for field, part in zip(fields(value), parts):
+        object.__setattr__(made, field.name, part)  # of frozen ones too
+    return made
 
 
 def with_values(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> Any:
@@ -135,13 +140,3 @@ def with_values(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> Any:
     for name, value in new.items():  # its ModelOutput has no `update`
         made[name] = value
     return made
-
-
-def _sequence(old: list[Any] | tuple[Any, ...], new: list[Any]) -> Any:
-    if isinstance(old, list):
-        if type(old) is list:
-            return new
-        made = copy.copy(old)
-        made[:] = new
-        return made
-    return type(old)(*new) if hasattr(old, "_fields") else type(old)(new)  # a named tuple takes its fields one by one
