@@ -2136,7 +2136,7 @@ MUTANTS = [
     ),
     Mutant(
         "a result is read from the file before its own",
-        "inference/result_index.py",
+        "inference/results.py",
         'np.searchsorted(self._starts, numbers, side="right") - 1',
         'np.maximum(np.searchsorted(self._starts, numbers, side="left") - 1, 0)',
         of("inference/test_result_index", "test_any_rows_at_once"),
