@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from brimful import from_files
 from brimful.cli.options import FormatName
@@ -90,10 +90,8 @@ def fit(
         console = stdout()
         console.print(f"{model}\nbf.MemoryModel.load({str(output)!r}) reads it", soft_wrap=True)
         if limit_gb is not None:
-            table = Table(box=box.SIMPLE)
-            table.add_column("length", justify="right")
-            table.add_column(f"largest batch within {limit_gb:g} GB at risk {risk:g}", justify="right")
-            table.add_column(style="dim")
+            largest_of = Column(f"largest batch within {limit_gb:g} GB at risk {risk:g}", justify="right")
+            table = Table(Column("length", justify="right"), largest_of, Column(style="dim"), box=box.SIMPLE)
             for length in dict.fromkeys(tuple(shape[1:]) for shape in sorted(shapes.tolist())):
                 largest = model.largest_batch(length[0] if len(length) == 1 else length, limit_gb * 1e9, risk=risk)
                 measured_to = int(shapes[(shapes[:, 1:] == length).all(axis=1), 0].max())
@@ -150,9 +148,7 @@ def _function(target: str) -> Callable[[str], Any]:
 
 
 def _show(peaks: Peaks, output: Path) -> None:
-    table = Table(box=box.SIMPLE)
-    for title in ("batch", "length", "peak"):
-        table.add_column(title, justify="right")
+    table = Table(*(Column(title, justify="right") for title in ("batch", "length", "peak")), box=box.SIMPLE)
     found = [(shape, f"{peak / 1e6:,.1f} MB") for shape, peak in zip(peaks.shapes.tolist(), peaks.peak_bytes.tolist())]
     for (batch, *lengths), peak in [*found, *((shape, "out of memory") for shape in peaks.out_of_memory.tolist())]:
         table.add_row(f"{batch:,}", " and ".join(f"{length:,}" for length in lengths), peak)

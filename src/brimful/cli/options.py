@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, TypeAlias, cast
 
 import typer
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from brimful import Dataset
 from brimful.console import waiting
@@ -90,11 +90,7 @@ def cut_figure(max_length: int) -> tuple[str, str, str]:
 
 def figures() -> Table:
     """An empty table with a figure a row: its name, its value, and more about it."""
-    table = Table(box=box.SIMPLE, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(style="dim")
-    return table
+    return Table(Column(), Column(justify="right"), Column(style="dim"), box=box.SIMPLE, show_header=False)
 
 
 def load_json(path: Path) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
@@ -10,14 +12,14 @@ import numpy as np
 import typer
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from brimful import from_files, from_store
 from brimful.cli.options import FILES, FormatName, MaxLength, MaxTokens, OnError, is_store, tokenized
 from brimful.cli.words import clear_errors
 from brimful.console import note, progress, stdout, thousands
 from brimful.core.errors import require
-from brimful.report import Lengths, Report, Settings, compare, count_tokens, read_lengths, to_html, to_json
+from brimful.report import Lengths, Outcome, Report, Settings, compare, count_tokens, read_lengths, to_html, to_json
 from brimful.report.lengths import SUFFIXES
 from brimful.report.statistics import BATCHES_A_STEP, RANKS
 from brimful.report.words import notes, over_budget, share_of, spread_of, summary, window_of
@@ -142,11 +144,8 @@ def show(console: Console, report: Report) -> None:
     if over := over_budget(report):
         console.print(over, markup=False, style="bold")
     console.print()
-    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=0)
-    table.add_column("policy", vertical="bottom", no_wrap=True)
     widths = {"window": 13, "padding": 8, "batches": 8, "shapes ": 8, "tokens/\nbatch": 8, "cost": 7}
-    for name, width in widths.items():
-        table.add_column(name, justify="right", vertical="bottom", no_wrap=True, min_width=width)
+    table = _table("policy", None, widths)
     advised = {advice.policy for advice in report.advice}
     for place, outcome in enumerate(report.outcomes):
         table.add_row(
@@ -166,9 +165,7 @@ def show(console: Console, report: Report) -> None:
     console.print(_waiting(report))
     console.print()
     for name, text in notes(report).items():
-        note = Table.grid(padding=(0, 1))
-        note.add_column(width=12, style="dim")
-        note.add_column(style="dim")
+        note = Table.grid(Column(width=12, style="dim"), Column(style="dim"), padding=(0, 1))
         note.add_row(name, text)
         console.print(note)
     for advice in report.advice:
@@ -179,29 +176,32 @@ def show(console: Console, report: Report) -> None:
 
 def _between(report: Report) -> Table:
     """How much of the variance of lengths lies between steps, of each policy and number of batches a step."""
-    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=0)
-    table.add_column("variance of lengths between steps of", no_wrap=True, min_width=36)
-    for number in BATCHES_A_STEP:
-        table.add_column(str(number) if number > 1 else "1 batch", justify="right", no_wrap=True, min_width=9)
+    widths = {str(number) if number > 1 else "1 batch": 9 for number in BATCHES_A_STEP}
+    table = _table("variance of lengths between steps of", 36, widths)
     for outcome in report.outcomes:
-        window = window_of(outcome, report)
-        table.add_row(
-            f"{outcome.name} {window and f'({window})'}", *(f"{share * 100:.1f} %" for share in outcome.between)
-        )
+        table.add_row(_name_of(outcome, report), *map(share_of, outcome.between))
     return table
 
 
 def _waiting(report: Report) -> Table:
     """The share of their time that ranks wait, of each policy and number of ranks."""
-    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=0)
-    table.add_column("ranks\n% of their time that they wait, by", vertical="bottom", no_wrap=True, min_width=36)
-    for ranks in RANKS:
-        for name in ("tokens", "work", "even"):
-            table.add_column(f"{ranks}\n{name}", justify="right", vertical="bottom", no_wrap=True, min_width=6)
+    widths = {f"{ranks}\n{name}": 6 for ranks in RANKS for name in ("tokens", "work", "even")}
+    table = _table("ranks\n% of their time that they wait, by", 36, widths)
     for outcome in report.outcomes:
-        window = window_of(outcome, report)
         shares = (share for one in outcome.waiting for share in (one.tokens, one.work, one.balanced))
-        table.add_row(
-            f"{outcome.name} {window and f'({window})'}", *(share_of(share).removesuffix(" %") for share in shares)
-        )
+        table.add_row(_name_of(outcome, report), *(share_of(share).removesuffix(" %") for share in shares))
     return table
+
+
+def _table(first: str, first_width: int | None, widths: Mapping[str, int]) -> Table:
+    """An empty table: a column of names, then columns of numbers with their least widths."""
+    column = partial(Column, vertical="bottom", no_wrap=True)
+    numbers = (column(name, justify="right", min_width=width) for name, width in widths.items())
+    names = column(first, min_width=first_width)
+    return Table(names, *numbers, box=box.SIMPLE, show_edge=False, pad_edge=False, padding=0)
+
+
+def _name_of(outcome: Outcome, report: Report) -> str:
+    """The policy, and its window if it has one."""
+    window = window_of(outcome, report)
+    return f"{outcome.name} {window and f'({window})'}"

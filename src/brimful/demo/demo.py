@@ -19,7 +19,7 @@ import typer
 from numpy.typing import NDArray
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from brimful import Batches, from_files
 from brimful.console import clear_errors, progress, stdout, thousands
@@ -108,9 +108,8 @@ def _stream(console: Console, corpus: Corpus, tokenizer: Path) -> None:
         "random, 32 rows": tokens.shuffle(10_000).batch(32),
         f"brimful, {MAX_TOKENS:,} tokens": tokens.batch_by_tokens(MAX_TOKENS),
     }
-    table = Table(box=box.SIMPLE)
-    for name in ("batches of", "batches", "tokens", "slots", "padding", "tokens/s"):
-        table.add_column(name, justify="left" if name == "batches of" else "right")
+    numbers = ("batches", "tokens", "slots", "padding", "tokens/s")
+    table = Table("batches of", *(Column(name, justify="right") for name in numbers), box=box.SIMPLE)
     for name, batches in ways.items():
         lengths, stats, seconds = _epoch(batches, name, corpus.documents)
         table.add_row(
