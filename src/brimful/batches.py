@@ -23,7 +23,7 @@ from brimful.blocks.inside import as_html, as_text, facts
 from brimful.blocks.parallel import ExecutorType, Parallel
 from brimful.blocks.ragged import LABELS, SHIFTED, is_labels
 from brimful.blocks.texts import TokenizedText
-from brimful.core.above import GUARD
+from brimful.core.above import DATASET, GUARD
 from brimful.core.ahead import Ahead
 from brimful.core.errors import by_name, function, integer, logger, names_of, one_of, positive, truth
 from brimful.core.items import EnumerateItems, MapItems, TakeItems
@@ -47,50 +47,6 @@ T = TypeVar("T")
 
 GROUPS: Final = 16
 """Of batches of like cost that an automatic window holds at least. With 4 of them, 64 ranks wait thrice as long."""
-
-_OF_SAMPLES: Final = frozenset(
-    (
-        *(
-            "add_bos_eos",
-            "batch",
-            "batch_by",
-            "batch_by_tokens",
-            "cache",
-            "causal_labels",
-            "chat",
-            "chunk",
-            "concat_chunk",
-            "drop",
-        ),
-        *(
-            "ensure_bos_eos",
-            "filter",
-            "filter_map",
-            "flat_map",
-            "lengths",
-            "map_blocks",
-            "pack",
-            "pack_chunk",
-            "pad",
-            "peek",
-        ),
-        *(
-            "rename",
-            "scan",
-            "select",
-            "shuffle",
-            "skip",
-            "stream",
-            "stride",
-            "to_hf",
-            "to_store",
-            "tokenize",
-            "train_valid_split",
-            "sliding_window",
-        ),
-    )
-)
-"""The methods of `Dataset` that batches lack."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +217,7 @@ class Batches:
     if not TYPE_CHECKING:  # else any attribute would pass for one that is there
 
         def __getattr__(self, name: str) -> NoReturn:
-            if name in _OF_SAMPLES:
+            if not name.startswith("_") and callable(getattr(DATASET.Dataset, name, None)):
                 raise AttributeError(
                     f"batches have no {name!r}, which is for samples: call .{name}(...) before they are batched"
                 )

@@ -1,4 +1,4 @@
-"""Functions of rooms that lie above their callers: these know them by name, and import nothing from there."""
+"""Functions and classes of modules that lie above their callers: these know them by name, and import nothing from there."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ class Above:
 
 GUARD: Final = Above("brimful.integrations.guard")
 """Who runs a loop that begins: other libraries' loops may read ahead, shard again or stack."""
+
+DATASET: Final = Above("brimful.dataset")
+"""The methods of samples, which batches lack."""
 
 
 class ReadsAhead(NamedTuple):

@@ -280,7 +280,8 @@ class _Fit:
         if (
             trainer.interrupted and not trainer.received_sigterm
         ):  # others may not come to this point: waiting may be for ever
-            streams = any(getattr(getattr(one, "batches", None), "streams", None) is not None for one in self._train)
+            stages = (getattr(getattr(one, "batches", None), "stage", None) for one in self._train)
+            streams = any(getattr(stage, "streams", None) is not None for stage in stages)
             return {"version": 1, "ranks": [] if streams else [mine]}
         ranks = [mine] * trainer.world_size
         dist.all_gather_object(ranks, mine)
