@@ -11,8 +11,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from brimful.core.errors import StageError
-
 LINE_SECONDS: Final = 10.0
 """How often progress is said where no terminal shows a bar."""
 
@@ -34,23 +32,6 @@ def stderr() -> Console:
 def note(text: str) -> None:
     """A line on stderr, as it is: paths and numbers are not broken in two."""
     typer.echo(text, err=True)
-
-
-@contextmanager
-def clear_errors(*, say: Callable[[str], str] = str) -> Iterator[None]:
-    """What the user can mend becomes one line on stderr and exit code 2; anything else stays a traceback.
-
-    Args:
-        say: puts the message in the words of whoever runs the command.
-    """
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except (ValueError, OSError, StageError) as error:
-        text = " ".join(str(error).split()) or type(error).__name__
-        typer.echo(f"brimful: {say(text)}", err=True)
-        raise typer.Exit(2) from error
 
 
 @contextmanager

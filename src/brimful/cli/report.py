@@ -16,7 +16,6 @@ from rich.table import Column, Table
 
 from brimful import from_files, from_store
 from brimful.cli.options import FILES, FormatName, MaxLength, MaxTokens, OnError, is_store, tokenized
-from brimful.cli.words import clear_errors
 from brimful.console import note, progress, stdout, thousands
 from brimful.core.errors import require
 from brimful.report import Lengths, Outcome, Report, Settings, compare, count_tokens, read_lengths, to_html, to_json
@@ -70,39 +69,38 @@ def report(
 
     Example: brimful report 'a/*.jsonl.gz' --tokenizer gpt2 --html report.html
     """
-    with clear_errors(report):
-        require("--sample", sample, 0, "samples")
-        require("--max-length", max_length, 0, "tokens")
-        cut = max_length or None
-        row = cut if row_length is None else row_length
-        settings = Settings(max_tokens, batch_size, row, cut, hidden_size, compile_seconds)
-        source = ", ".join(urls[:3]) + (f" and {len(urls) - 3:,} more" if len(urls) > 3 else "")
-        if is_store(urls):
-            if tokenizer is not None:
-                note(f"{source} holds tokens already: --tokenizer is not used")
-            lengths = _stored(urls, column or "input_ids", sample)
-        elif tokenizer is not None:
-            lengths = _count(urls, tokenizer, column or "text", format, max_length, on_error, sample)
-            source += f" by {tokenizer}"
-        elif format == "parquet" or all(url.endswith(SUFFIXES) for url in urls):
-            lengths = read_lengths(urls, sample, column=column or "length")
-        else:
-            _ = Shards(tuple(urls)).listed  # a name of nothing says so
-            raise ValueError(
-                f"{next(url for url in urls if not url.endswith(SUFFIXES))} holds no lengths: name a tokenizer with "
-                "--tokenizer to count them, or give a token store, or .npy or .parquet files of lengths"
-            )
-        if not len(lengths.values):
-            raise ValueError(f"there are no samples in {source}: nothing to plan")
-        found = compare(lengths.values, settings, source=source, more=lengths.more)
+    require("--sample", sample, 0, "samples")
+    require("--max-length", max_length, 0, "tokens")
+    cut = max_length or None
+    row = cut if row_length is None else row_length
+    settings = Settings(max_tokens, batch_size, row, cut, hidden_size, compile_seconds)
+    source = ", ".join(urls[:3]) + (f" and {len(urls) - 3:,} more" if len(urls) > 3 else "")
+    if is_store(urls):
+        if tokenizer is not None:
+            note(f"{source} holds tokens already: --tokenizer is not used")
+        lengths = _stored(urls, column or "input_ids", sample)
+    elif tokenizer is not None:
+        lengths = _count(urls, tokenizer, column or "text", format, max_length, on_error, sample)
+        source += f" by {tokenizer}"
+    elif format == "parquet" or all(url.endswith(SUFFIXES) for url in urls):
+        lengths = read_lengths(urls, sample, column=column or "length")
+    else:
+        _ = Shards(tuple(urls)).listed  # a name of nothing says so
+        raise ValueError(
+            f"{next(url for url in urls if not url.endswith(SUFFIXES))} holds no lengths: name a tokenizer with "
+            "--tokenizer to count them, or give a token store, or .npy or .parquet files of lengths"
+        )
+    if not len(lengths.values):
+        raise ValueError(f"there are no samples in {source}: nothing to plan")
+    found = compare(lengths.values, settings, source=source, more=lengths.more)
+    if html is not None:
+        html.write_text(to_html(found), "utf-8")
+    if as_json:
+        typer.echo(json.dumps(to_json(found)))
+    else:
+        show(stdout(), found)
         if html is not None:
-            html.write_text(to_html(found), "utf-8")
-        if as_json:
-            typer.echo(json.dumps(to_json(found)))
-        else:
-            show(stdout(), found)
-            if html is not None:
-                typer.echo(f"\n{html} shows it with charts.")
+            typer.echo(f"\n{html} shows it with charts.")
 
 
 def _stored(paths: list[str], column: str, sample: int) -> Lengths:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from brimful.cli.options import is_store, load_json
-from brimful.cli.words import clear_errors
+from brimful.cli.words import ClearCommand
 from brimful.console import stdout
 from brimful.core.stage import END
 from brimful.core.states import from_text, is_text
@@ -35,11 +35,10 @@ def show(
 
     Example: brimful state show run.json
     """
-    with clear_errors(show):
-        if is_store([path]):
-            _show_store(path)
-        else:
-            _show_state(Path(path))
+    if is_store([path]):
+        _show_store(path)
+    else:
+        _show_state(Path(path))
 
 
 def _show_store(path: str) -> None:
@@ -182,4 +181,4 @@ def _value(value: Any) -> str:
 
 states: Final = typer.Typer(help="Saved positions.", no_args_is_help=True, add_completion=False)
 states.callback()(lambda: None)  # one command alone would be no group
-states.command()(show)
+states.command(cls=ClearCommand)(show)

@@ -21,7 +21,6 @@ from brimful.cli.options import (
     figures,
     tokenized,
 )
-from brimful.cli.words import clear_errors
 from brimful.console import note, progress, stdout, thousands
 from brimful.core.errors import require
 from brimful.dataset import Executor, run_by
@@ -68,43 +67,42 @@ def tokenize(
 
     Example: brimful tokenize 'a/*.jsonl.gz' --tokenizer gpt2 --output store
     """
-    with clear_errors(tokenize):
-        require("--max-length", max_length, 0, "tokens")
-        if not (output or dry_run):
-            raise ValueError("name the folder of the store with --output, or say --dry-run for an estimate")
-        kept = tuple(dict.fromkeys(keep or ()))
-        files = from_files(
-            urls,
-            format=format,
-            columns=list(dict.fromkeys((column, *kept))),
-            on_error=cast(Literal["raise", "skip"], on_error),
-        )
-        tokens = tokenized(files, tokenizer, column, max_length, engine)
-        stage = tokens.select(("input_ids", *kept)).stage
-        if not output or dry_run:
-            with progress(None) as update:
-                found = estimate_of(files, stage, update)
-            _show_estimate(found, max_length, _left_out(urls, format, {column, *kept}))
-            return
-        run = run_by(cast(Executor, executor), stage, ray_address)
-        began = time.perf_counter()
-        try:
-            with progress(None) as update:
-                manifest = write_store(
-                    stage,
-                    output,
-                    timeout_seconds=timeout_seconds,
-                    report=update,
-                    run=run,
-                    executor=executor,
-                )
-        except KeyboardInterrupt:
-            note(f"interrupted; the same command goes on where it stopped, in {output}")
-            raise typer.Exit(130) from None
-        seconds = time.perf_counter() - began
-        _show(manifest, output, max_length, seconds, _left_out(urls, format, {column, *kept}))
-        if not manifest.rows:
-            raise ValueError(f"nothing was read: there is no row in {', '.join(urls)}, and the store {output} is empty")
+    require("--max-length", max_length, 0, "tokens")
+    if not (output or dry_run):
+        raise ValueError("name the folder of the store with --output, or say --dry-run for an estimate")
+    kept = tuple(dict.fromkeys(keep or ()))
+    files = from_files(
+        urls,
+        format=format,
+        columns=list(dict.fromkeys((column, *kept))),
+        on_error=cast(Literal["raise", "skip"], on_error),
+    )
+    tokens = tokenized(files, tokenizer, column, max_length, engine)
+    stage = tokens.select(("input_ids", *kept)).stage
+    if not output or dry_run:
+        with progress(None) as update:
+            found = estimate_of(files, stage, update)
+        _show_estimate(found, max_length, _left_out(urls, format, {column, *kept}))
+        return
+    run = run_by(cast(Executor, executor), stage, ray_address)
+    began = time.perf_counter()
+    try:
+        with progress(None) as update:
+            manifest = write_store(
+                stage,
+                output,
+                timeout_seconds=timeout_seconds,
+                report=update,
+                run=run,
+                executor=executor,
+            )
+    except KeyboardInterrupt:
+        note(f"interrupted; the same command goes on where it stopped, in {output}")
+        raise typer.Exit(130) from None
+    seconds = time.perf_counter() - began
+    _show(manifest, output, max_length, seconds, _left_out(urls, format, {column, *kept}))
+    if not manifest.rows:
+        raise ValueError(f"nothing was read: there is no row in {', '.join(urls)}, and the store {output} is empty")
 
 
 def _left_out(urls: list[str], format: str, read: set[str]) -> list[tuple[str, ...]]:
@@ -160,21 +158,20 @@ def verify(path: Annotated[str, typer.Argument(help="The folder of a store; s3:/
 
     Example: brimful verify store
     """
-    with clear_errors(verify):
-        done = 0
-        with progress(None) as update:
+    done = 0
+    with progress(None) as update:
 
-            def report(count: int) -> None:
-                nonlocal done
-                done += count
-                update(1, lambda: f"{done / 1e6:,.0f} MB read")
+        def report(count: int) -> None:
+            nonlocal done
+            done += count
+            update(1, lambda: f"{done / 1e6:,.0f} MB read")
 
-            problems = verify_store(path, report)
-        for problem in problems:
-            typer.echo(problem)
-        if not problems:
-            manifest = folder_of(path).manifest
-            files = len(manifest.files) + len(manifest.side_files)
-            typer.echo(f"{path} is whole: {files:,} files, {done:,} bytes, {manifest.rows:,} rows")
+        problems = verify_store(path, report)
+    for problem in problems:
+        typer.echo(problem)
+    if not problems:
+        manifest = folder_of(path).manifest
+        files = len(manifest.files) + len(manifest.side_files)
+        typer.echo(f"{path} is whole: {files:,} files, {done:,} bytes, {manifest.rows:,} rows")
     if problems:
         raise typer.Exit(1)

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from brimful import Batches, from_files
-from brimful.console import clear_errors, progress, stdout, thousands
+from brimful.console import progress, stdout, thousands
 from brimful.core.errors import require
 from brimful.core.stats import Stats
 from brimful.demo.corpus import NUM_SHARDS, VOCABULARY, Corpus, train_tokenizer, write_corpus
@@ -48,20 +48,19 @@ def demo(
 
     Example: brimful demo --steps 100
     """
-    with clear_errors():
-        require("--steps", steps, 4, "steps")
-        require("--megabytes", megabytes, 0.1, "MB")
-        console = stdout()
-        with _workplace(folder) as place:
-            corpus, tokenizer = _prepare(console, place, megabytes)
-            _stream(console, corpus, tokenizer)
-            same = _train(console, place, corpus, tokenizer, steps)
-            if folder is not None:
-                console.print(
-                    f"\nThe files are kept. To stream them again:\n  brimful run '{corpus.urls}' "
-                    f"--tokenizer {tokenizer} --max-length {MAX_LENGTH}",
-                    soft_wrap=True,
-                )
+    require("--steps", steps, 4, "steps")
+    require("--megabytes", megabytes, 0.1, "MB")
+    console = stdout()
+    with _workplace(folder) as place:
+        corpus, tokenizer = _prepare(console, place, megabytes)
+        _stream(console, corpus, tokenizer)
+        same = _train(console, place, corpus, tokenizer, steps)
+        if folder is not None:
+            console.print(
+                f"\nThe files are kept. To stream them again:\n  brimful run '{corpus.urls}' "
+                f"--tokenizer {tokenizer} --max-length {MAX_LENGTH}",
+                soft_wrap=True,
+            )
     if not same:
         raise typer.Exit(1)
 
