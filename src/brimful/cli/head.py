@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import numpy as np
 import typer
@@ -23,6 +23,7 @@ from brimful.cli.options import (
     cut_figure,
     figures,
     is_store,
+    printable,
     tokenized,
 )
 from brimful.console import stdout
@@ -76,9 +77,10 @@ def head(
         raise ValueError("--max-length cuts texts as they are tokenized: name a --tokenizer")
     console = stdout()
     stored = is_store(urls)
-    skip = cast(Literal["raise", "skip"], on_error)
     rows = (
-        concat_datasets([from_store(url) for url in urls]) if stored else from_files(urls, format=format, on_error=skip)
+        concat_datasets([from_store(url) for url in urls])
+        if stored
+        else from_files(urls, format=format, on_error=on_error)
     )
     found = rows.peek(n)
     if not found:
@@ -100,7 +102,7 @@ def head(
     elif tokenizer is None:
         console.print(f"--tokenizer T shows batches of the column {column or 'text'!r} too", soft_wrap=True)
     else:
-        texts = from_files(urls, format=format, columns=[column or "text"], on_error=skip)
+        texts = from_files(urls, format=format, columns=[column or "text"], on_error=on_error)
         tokens = tokenized(texts, tokenizer, column or "text", max_length)
         _show_batches(console, tokens.batch_by_tokens(max_tokens), n, encoder)
         cut = figures()
@@ -183,11 +185,7 @@ def _one(value: Any) -> str:
     text = value[: 2 * MOST_CHARACTERS] if isinstance(value, str) else repr(value)
     line = " ".join(text.split())
     cut = line[:MOST_CHARACTERS]
-    shown = "".join(_printable(cut))
+    shown = printable(cut)
     if (isinstance(value, str) and len(value) > len(text)) or len(line) > len(cut):
         return f"{shown}..."
     return shown
-
-
-def _printable(text: str) -> Iterator[str]:
-    return (one if one.isprintable() else ascii(one)[1:-1] for one in text)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -119,10 +119,10 @@ def _stored(paths: list[str], column: str, sample: int) -> Lengths:
 
 
 def _count(
-    urls: list[str], tokenizer: str, column: str, format: str, max_length: int, on_error: str, sample: int
+    urls: list[str], tokenizer: str, column: str, format: str, max_length: int, on_error: OnError, sample: int
 ) -> Lengths:
     """The lengths of text, with a progress bar."""
-    files = from_files(urls, format=format, columns=[column], on_error=cast(Literal["raise", "skip"], on_error))
+    files = from_files(urls, format=format, columns=[column], on_error=on_error)
     dataset = tokenized(files, tokenizer, column, max_length)
     done, most = 0, f" of at most {thousands(sample)}" if sample else ""
     with progress(None) as update:

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -100,7 +100,7 @@ def run(
         columns=[column],
         shuffle_shards=shuffle > 0,
         seed=seed,
-        on_error=cast(Literal["raise", "skip"], on_error),
+        on_error=on_error,
     )
     tokens = tokenized(files, tokenizer, column, max_length)
     shuffled = tokens.shuffle(shuffle, seed=seed) if shuffle else tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import Annotated, Literal, cast
+from typing import Annotated
 
 import typer
 
@@ -52,7 +52,8 @@ def tokenize(
     ] = 600.0,
     engine: Engine = "auto",
     executor: Annotated[
-        str, typer.Option(help="This process, or a Ray cluster; the store is the same.", metavar="local|ray")
+        Executor,
+        typer.Option(parser=str, help="This process, or a Ray cluster; the store is the same.", metavar="local|ray"),
     ] = "local",
     ray_address: Annotated[
         str | None, typer.Option(help="Of the cluster: auto, or host:port. None: one on this machine.", metavar="A")
@@ -75,7 +76,7 @@ def tokenize(
         urls,
         format=format,
         columns=list(dict.fromkeys((column, *kept))),
-        on_error=cast(Literal["raise", "skip"], on_error),
+        on_error=on_error,
     )
     tokens = tokenized(files, tokenizer, column, max_length, engine)
     stage = tokens.select(("input_ids", *kept)).stage
@@ -84,7 +85,7 @@ def tokenize(
             found = estimate_of(files, stage, update)
         _show_estimate(found, max_length, _left_out(urls, format, {column, *kept}))
         return
-    run = run_by(cast(Executor, executor), stage, ray_address)
+    run = run_by(executor, stage, ray_address)
     began = time.perf_counter()
     try:
         with progress(None) as update:
