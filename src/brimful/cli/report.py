@@ -19,9 +19,9 @@ from brimful.cli.options import FILES, FormatName, MaxLength, MaxTokens, OnError
 from brimful.console import note, progress, stdout, thousands
 from brimful.core.errors import require
 from brimful.report import Lengths, Outcome, Report, Settings, compare, count_tokens, read_lengths, to_html, to_json
+from brimful.report.compare import BATCHES_A_STEP, RANKS
+from brimful.report.document import notes, over_budget, share_of, spread_of, summary, window_of
 from brimful.report.lengths import SUFFIXES
-from brimful.report.statistics import BATCHES_A_STEP, RANKS
-from brimful.report.words import notes, over_budget, share_of, spread_of, summary, window_of
 from brimful.sources.urls import Shards
 from brimful.store.folders import folder_of
 

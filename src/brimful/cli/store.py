@@ -24,7 +24,7 @@ from brimful.cli.options import (
 from brimful.console import note, progress, stdout, thousands
 from brimful.core.errors import require
 from brimful.dataset import Executor, run_by
-from brimful.report.words import duration
+from brimful.report.document import duration
 from brimful.store.folders import folder_of, verify_store
 from brimful.store.manifest import Manifest
 from brimful.store.writer import write_store
