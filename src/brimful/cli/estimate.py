@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 
 from brimful.blocks.blocks import Block, visible
 from brimful.blocks.ragged import concat, is_ragged
-from brimful.console import Update, thousands
+from brimful.console import thousands
+from brimful.core.progress import Report
 from brimful.core.stage import END, Stage, running
 from brimful.dataset import Dataset
 from brimful.rows.take import Take
@@ -54,7 +55,7 @@ class Estimate(NamedTuple):
     source_bytes: int
 
 
-def estimate_of(files: Dataset, stage: Stage[Block], update: Update) -> Estimate:
+def estimate_of(files: Dataset, stage: Stage[Block], update: Report) -> Estimate:
     """Tokenizes the first rows and scales them up.
 
     Args:
@@ -158,7 +159,7 @@ class _Tokenized(NamedTuple):
     seconds: float
 
 
-def _tokens(stage: Stage[Block], num_ids: dict[str, int], update: Update) -> _Tokenized:
+def _tokens(stage: Stage[Block], num_ids: dict[str, int], update: Report) -> _Tokenized:
     """The rows, tokens and bytes of what could be made in time, and the seconds at the speed after the first block."""
     blocks: list[Block] = []
     ended: list[float] = []

@@ -18,10 +18,9 @@ from brimful import from_files, from_store
 from brimful.cli.options import FILES, FormatName, MaxLength, MaxTokens, OnError, is_store, tokenized
 from brimful.console import note, progress, stdout, thousands
 from brimful.core.errors import require
-from brimful.report import Lengths, Outcome, Report, Settings, compare, count_tokens, read_lengths, to_html, to_json
-from brimful.report.compare import BATCHES_A_STEP, RANKS
-from brimful.report.document import notes, over_budget, share_of, spread_of, summary, window_of
-from brimful.report.lengths import SUFFIXES
+from brimful.report.compare import BATCHES_A_STEP, RANKS, Outcome, Report, Settings, compare
+from brimful.report.document import notes, over_budget, share_of, spread_of, summary, to_html, to_json, window_of
+from brimful.report.lengths import SUFFIXES, Lengths, count_tokens, read_lengths
 from brimful.sources.urls import Shards
 from brimful.store.folders import folder_of
 
@@ -156,12 +155,9 @@ def show(console: Console, report: Report) -> None:
             f"{outcome.cost:.2f}x",
             style="bold" if place in advised else None,
         )
-    console.print(table)
-    console.print()
-    console.print(_between(report))
-    console.print()
-    console.print(_waiting(report))
-    console.print()
+    for shown in (table, _between(report), _waiting(report)):
+        console.print(shown)
+        console.print()
     for name, text in notes(report).items():
         note = Table.grid(Column(width=12, style="dim"), Column(style="dim"), padding=(0, 1))
         note.add_row(name, text)

@@ -65,7 +65,7 @@ def _policy(outcome: Outcome, compile_seconds: float) -> dict[str, Any]:
 def to_html(report: Report) -> str:
     """A page that is whole in itself, light or dark as the reader's system is.
 
-    >>> from brimful.report import compare
+    >>> from brimful.report.compare import compare
     >>> to_html(compare([5, 9, 7])).count("<figure>")
     10
     """
