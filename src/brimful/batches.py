@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, TypeVar, cast, get_args
 
 from brimful.batching.batch import Batch, Uneven
@@ -25,7 +24,7 @@ from brimful.blocks.ragged import LABELS, SHIFTED, is_labels
 from brimful.blocks.texts import TokenizedText
 from brimful.core.above import DATASET, GUARD
 from brimful.core.ahead import Ahead
-from brimful.core.errors import by_name, function, integer, logger, names_of, one_of, positive, truth
+from brimful.core.errors import by_name, function, integer, names_of, one_of, positive, truth, warn_once
 from brimful.core.items import EnumerateItems, MapItems, TakeItems
 from brimful.core.iterator import ResumableIterator
 from brimful.core.once import once, settings_of
@@ -93,7 +92,11 @@ class Batches:
         """
         world_size = 1 if self.sharded else world_size_here()
         if world_size > 1:
-            _say_unsharded(world_size)
+            warn_once(
+                "there are %d ranks, and each rank gets all of these batches. Call .shard() to divide them, or "
+                ".shard(0, 1) if this is meant",
+                world_size,
+            )
         return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch))
 
     def loader(self, *, steps_per_epoch: int | None = None) -> Loader:
@@ -382,7 +385,10 @@ class Batches:
         {(2, 8): 2, (1, 4): 1}
         """
         if not self.stage.batch_layout.as_tensors:
-            _say_planned()
+            warn_once(
+                "shapes() counts the shapes as they are planned, and does not see what collate_fn makes of the samples: "
+                "have it pad to the bucket of its longest sample, and fill up the rows of StaticShapes. warm_up checks that"
+            )
         found = Counter((batch.padded_size, *batch.widths) for batch in self.plans(epoch))
         return dict(found.most_common())
 
@@ -425,25 +431,6 @@ class Batches:
     @property
     def _endless(self) -> Stage[Any]:
         return Repeat(self.stage) if self.repeats else self.stage
-
-
-@cache
-def _say_unsharded(world_size: int) -> None:
-    """Once in a process: that each rank reads the same is seldom meant, and nothing else would show it."""
-    logger.warning(
-        "there are %d ranks, and each rank gets all of these batches. Call .shard() to divide them, or .shard(0, 1) if this is "
-        "meant",
-        world_size,
-    )
-
-
-@cache
-def _say_planned() -> None:
-    """Once in a process."""
-    logger.warning(
-        "shapes() counts the shapes as they are planned, and does not see what collate_fn makes of the samples: have it pad to "
-        "the bucket of its longest sample, and fill up the rows of StaticShapes. warm_up checks that"
-    )
 
 
 # -- how rows become batches: what every method that makes some takes ----------------------------------------------------
@@ -608,17 +595,11 @@ def _layout(
     if form.layout == "grouped" and form.pad_side == "left":
         raise ValueError("layout='grouped' pads on the right; leave pad_side out, or choose layout='padded'")
     if form.layout == "grouped" and side == "left":
-        _say_right()
+        warn_once(
+            "layout='grouped' pads on the right, but the tokenizer pads on the left. Give pad_side='right' if this is meant, or "
+            "choose layout='padded'"
+        )
     return layout_named(form.layout, side == "left", planner.shapes() is not None, form.num_groups, planner.rounded)
-
-
-@cache
-def _say_right() -> None:
-    """Once in a process."""
-    logger.warning(
-        "layout='grouped' pads on the right, but the tokenizer pads on the left. Give pad_side='right' if this is meant, or "
-        "choose layout='padded'"
-    )
 
 
 def _rows(window: int | str, step_batches: int) -> tuple[int, int | None]:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.batches import _say_right
+from brimful.core.errors import warn_once
 from brimful.grouping import Collection
 from brimful.testing import assert_exact_resume
 from tests.effort import examples
@@ -150,7 +150,7 @@ def test_padding_is_that_of_the_tokenizer_unless_the_user_says_else(stored: bool
 
 
 def test_groups_of_a_tokenizer_that_pads_on_the_left_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    _say_right.cache_clear()
+    warn_once.cache_clear()
     data = bf.from_sequence(TEXTS).tokenize(letters_tokenizer(pad_token="<pad>", padding_side="left")).drop("text")
     data.batch(2, layout="grouped", pad_side="right")
     data.batch(2)

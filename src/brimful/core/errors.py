@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar, copy_context
+from functools import cache
 from math import isfinite
 from numbers import Real
 from operator import index
@@ -26,6 +27,13 @@ R = TypeVar("R")
 _Fn = TypeVar("_Fn")
 
 logger: Final = logging.getLogger("brimful")
+
+
+@cache
+def warn_once(message: str, *arguments: object) -> None:
+    """Logs a warning, the same one once in a process."""
+    logger.warning(message, *arguments)
+
 
 HIDDEN: Final = "__brimful_"
 """Names of columns that users do not see begin with this."""
