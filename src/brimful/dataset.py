@@ -1540,13 +1540,7 @@ def _targets(names: str | Sequence[str]) -> tuple[str, ...]:
     return columns
 
 
-def _lengths(buckets: Any) -> tuple[int, ...] | None:
-    if buckets is not None and not isinstance(buckets, Iterable):
-        raise TypeError(f"buckets takes lengths (got {buckets!r}); bf.optimal_buckets finds the best ones")
-    return None if buckets is None else tuple(buckets)
-
-
 def _rounding(pad_to_multiple_of: int, buckets: Sequence[int] | None) -> Rounding | None:
     """None where nothing is rounded."""
-    rounding = Rounding(pad_to_multiple_of=pad_to_multiple_of, buckets=_lengths(buckets))
+    rounding = Rounding(pad_to_multiple_of=pad_to_multiple_of, buckets=buckets)
     return None if rounding == Rounding() else rounding

@@ -196,21 +196,17 @@ class Counts:
                 yield batch
 
     def summary(self) -> dict[str, Any]:
-        """All counts, by name; sorted as they are to be read."""
+        """All counts, by name."""
         seconds = time.perf_counter() - self._began
         total = {name: sum(stats[name] for stats in self._stats) for name in COUNTED}
         return {
             "batches": self.batches,
             "num_shapes": len(self._shapes),
-            "samples": total["samples"],
-            "tokens": total["tokens"],
-            "slots": total["slots"],
+            **total,
             "padding": 1 - total["tokens"] / total["slots"] if total["slots"] else 0.0,
             "seconds": seconds,
-            "seconds_waited": total["seconds_waited"],
             "stall_share": total["seconds_waited"] / seconds,
             "tokens_per_second": total["tokens"] / seconds,
-            **{name: total[name] for name in LEFT_OUT},
         }
 
     def status(self) -> str:

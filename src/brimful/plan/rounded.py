@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brimful.core.errors import settle
+from brimful.core.errors import MOST, settle
 from brimful.plan.buckets import as_buckets, pad_to_buckets
 from brimful.plan.overlong import refuse_overlong
 from brimful.plan.plan import IntArray, Plan, Policy, as_lengths, planned, widths
@@ -36,8 +36,7 @@ class Rounding:
     def __post_init__(self) -> None:
         settle(self, "pad_to_multiple_of", 1, "token")
         if self.buckets is not None:
-            longest = max(self.buckets, default=0)
-            object.__setattr__(self, "buckets", as_buckets(self.buckets, longest, self.pad_to_multiple_of))
+            object.__setattr__(self, "buckets", as_buckets(self.buckets, MOST, self.pad_to_multiple_of))
 
     def __call__(self, lengths: IntArray) -> IntArray:
         """The lengths, any shape, rounded up; one beyond every bucket stays as it is."""
