@@ -46,17 +46,6 @@ def progress(total: int | None) -> Iterator[Report]:
         yield _every(0.25, lambda advance, status: bar.update(task, advance=advance, status=status))
 
 
-@contextmanager
-def waiting(text: str) -> Iterator[None]:
-    """Says on a terminal what is waited for, as long as it takes."""
-    console = stderr()
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(text):
-        yield
-
-
 def _every(seconds: float, show: Callable[[int, str], None]) -> Report:
     """Shows what has gathered at most once in so many seconds."""
     due, gathered = perf_counter() + seconds, 0

@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Column, Table
 
 from brimful import Dataset
-from brimful.console import waiting
+from brimful.console import stderr
 from brimful.core import errors
 from brimful.encoding.engines import EngineName
 from brimful.sources.formats import FORMATS, format_of
@@ -73,9 +73,9 @@ def _is_store(url: str) -> bool:
         return False
 
 
-def tokenized(dataset: Dataset, tokenizer: Any, column: str, max_length: int, engine: EngineName = "auto") -> Dataset:
-    """The tokens of a text column, at most `max_length` a sample (0: all), by a tokenizer or the name of one."""
-    with waiting(f"loading the tokenizer {tokenizer}" if isinstance(tokenizer, str) else "looking at the tokenizer"):
+def tokenized(dataset: Dataset, tokenizer: str, column: str, max_length: int, engine: EngineName = "auto") -> Dataset:
+    """The tokens of a text column, at most `max_length` a sample (0: all), by the tokenizer of that name."""
+    with stderr().status(f"loading the tokenizer {tokenizer}"):  # which shows on a terminal alone
         return dataset.tokenize(
             tokenizer,
             column=column,
