@@ -301,8 +301,6 @@ def _line(result: Any) -> bytes:
 
 def _jsonable(value: Any) -> Any:
     """A value that JSON does not know, as one that it knows."""
-    if isinstance(value, Mapping):
-        return dict(value)
     if isinstance(value, bytes):
         raise TypeError(
             f"a result of type bytes cannot be written as JSON: {value!r:.80}; decode it, or write Parquet "
