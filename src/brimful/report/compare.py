@@ -317,12 +317,9 @@ def _static(data: Dataset, buckets: list[int], max_tokens: int, kind: str, role:
 
 def _packed(data: Dataset, row_length: int, rows: int, longest: int) -> _Way:
     name = f"packed rows of {row_length:,}"
-    if longest <= row_length:
-        code = f"dataset.pack({row_length:_}, rows={rows:_})"
-        make = partial(data.pack, row_length, rows=rows)
-    else:
-        code = f'dataset.pack({row_length:_}, rows={rows:_}, overlong="split")'
-        make = partial(data.pack, row_length, rows=rows, overlong="split")
+    splits = longest > row_length
+    code = f"dataset.pack({row_length:_}, rows={rows:_}" + (', overlong="split")' if splits else ")")
+    make = partial(data.pack, row_length, rows=rows, overlong="split" if splits else "raise")
     return _Way(name, code, make, auto=Packed(row_length), role="packed")
 
 
