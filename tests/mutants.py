@@ -2136,7 +2136,7 @@ MUTANTS = [
     ),
     Mutant(
         "a result is read from the file before its own",
-        "inference/result_index.py",
+        "inference/results.py",
         'np.searchsorted(self._starts, numbers, side="right") - 1',
         'np.maximum(np.searchsorted(self._starts, numbers, side="left") - 1, 0)',
         of("inference/test_result_index", "test_any_rows_at_once"),
@@ -2467,7 +2467,7 @@ MUTANTS = [
     ),
     Mutant(
         "ranks are said to wait as if each step had one batch of theirs",
-        "report/statistics.py",
+        "report/compare.py",
         "steps = costs[:whole].reshape(-1, micro_batches, ranks).sum(axis=1)",
         "steps = costs[:whole].reshape(-1, ranks)",
         of("test_report", "test_ranks_wait_as_long_as_the_slowest_takes_more_than_they_do"),

@@ -16,17 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brimful as bf
-from brimful.report import (
-    RECOMPILE_LIMIT,
-    Lengths,
-    Report,
-    Settings,
-    compare,
-    count_tokens,
-    read_lengths,
-    to_html,
-    to_json,
-)
+from brimful.report.compare import RECOMPILE_LIMIT, Report, Settings, compare
+from brimful.report.document import to_html, to_json
+from brimful.report.lengths import Lengths, count_tokens, read_lengths
 from tests.effort import examples
 
 LENGTHS = np.random.default_rng(0).lognormal(np.log(30), 0.8, 2_000).astype(int).clip(0, 200).tolist()

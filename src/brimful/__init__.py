@@ -107,27 +107,16 @@ __all__ = [
 
 _MODULE_OF: Final = {
     "AsyncLoader": "brimful.device.async_loader",
-    "AttentionCost": "brimful.plan",
     "BatchSampler": "brimful.batching.sampler",
     "Batches": "brimful.batches",
     "BrokenError": "brimful.core.errors",
-    "CostBudget": "brimful.plan",
     "DataError": "brimful.core.errors",
     "Dataset": "brimful.dataset",
-    "FixedSize": "brimful.plan",
     "IndexedDataset": "brimful.dataset",
-    "MemoryBudget": "brimful.plan",
-    "OverlongError": "brimful.plan",
-    "Packed": "brimful.plan",
-    "Plan": "brimful.plan",
-    "Policy": "brimful.plan",
     "RankError": "brimful.core.errors",
     "StageError": "brimful.core.errors",
     "StateError": "brimful.core.errors",
-    "StaticShapes": "brimful.plan",
-    "TokenBudget": "brimful.plan",
     "attention": "brimful.tensors.attention",
-    "balance": "brimful.plan",
     "build_dynamic_batch_dataloader": "brimful.memory.dataloader",
     "concat_datasets": "brimful.read",
     "from_dataset": "brimful.read",
@@ -140,27 +129,25 @@ _MODULE_OF: Final = {
     "map_batches_in_order": "brimful.inference.inference",
     "memory": "brimful.memory",
     "merge_states": "brimful.core.states",
-    "micro_batches": "brimful.plan",
-    "optimal_buckets": "brimful.plan",
     "testing": "brimful.testing",
     "token_mean": "brimful.tensors.loss",
-    "uniform_buckets": "brimful.plan",
     "warm_up": "brimful.device.warm_up",
     "zip_datasets": "brimful.read",
 }
+"""Where each name is; all others are in `brimful.plan`."""
 _MODULES: Final = {"attention", "grouping", "memory", "testing"}
 
 
 def __getattr__(name: str) -> Any:
     """Each name is imported on first use: a program that asks for the version, or prints help, waits for nothing else."""
-    if name not in _MODULE_OF:
+    if name not in __all__:
         public = not name.startswith("_")  # Python asks for many others, and a search imports torch
         owner = next(
             (one for one in sorted(_MODULES) if public and name in import_module(_MODULE_OF[one]).__all__), None
         )
         remedy = f"; say bf.{owner}.{name}" if owner else ""
         raise AttributeError(f"module 'brimful' has no attribute {name!r}{remedy}")
-    module = import_module(_MODULE_OF[name])
+    module = import_module(_MODULE_OF.get(name, "brimful.plan"))
     value = globals()[name] = module if name in _MODULES else getattr(module, name)
     return value
 

@@ -21,7 +21,7 @@ from brimful.blocks.inside import as_html, as_text, facts
 from brimful.blocks.parallel import ExecutorType, Parallel
 from brimful.blocks.ragged import LABELS, SHIFTED, is_labels
 from brimful.blocks.texts import TokenizedText
-from brimful.core.above import GUARD
+from brimful.core.above import DATASET, GUARD
 from brimful.core.ahead import Ahead
 from brimful.core.errors import by_name, function, integer, names_of, one_of, positive, truth, warn_once
 from brimful.core.items import EnumerateItems, MapItems, TakeItems
@@ -45,50 +45,6 @@ T = TypeVar("T")
 
 GROUPS: Final = 16
 """Of batches of like cost that an automatic window holds at least. With 4 of them, 64 ranks wait thrice as long."""
-
-_OF_SAMPLES: Final = frozenset(
-    (
-        *(
-            "add_bos_eos",
-            "batch",
-            "batch_by",
-            "batch_by_tokens",
-            "cache",
-            "causal_labels",
-            "chat",
-            "chunk",
-            "concat_chunk",
-            "drop",
-        ),
-        *(
-            "ensure_bos_eos",
-            "filter",
-            "filter_map",
-            "flat_map",
-            "lengths",
-            "map_blocks",
-            "pack",
-            "pack_chunk",
-            "pad",
-            "peek",
-        ),
-        *(
-            "rename",
-            "scan",
-            "select",
-            "shuffle",
-            "skip",
-            "stream",
-            "stride",
-            "to_hf",
-            "to_store",
-            "tokenize",
-            "train_valid_split",
-            "sliding_window",
-        ),
-    )
-)
-"""The methods of `Dataset` that batches lack."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +92,8 @@ class Batches:
         world_size = 1 if self.sharded else world_size_here()
         if world_size > 1:
             warn_once(
-                "there are %d ranks, and each rank gets all of these batches. Call .shard() to divide them, or .shard(0, 1) if "
-                "this is meant",
+                "there are %d ranks, and each rank gets all of these batches. Call .shard() to divide them, or "
+                ".shard(0, 1) if this is meant",
                 world_size,
             )
         return ResumableIterator(self._endless, state_dict, allow, integer("epoch", epoch))
@@ -263,7 +219,7 @@ class Batches:
     if not TYPE_CHECKING:  # else any attribute would pass for one that is there
 
         def __getattr__(self, name: str) -> NoReturn:
-            if name in _OF_SAMPLES:
+            if not name.startswith("_") and callable(getattr(DATASET.Dataset, name, None)):
                 raise AttributeError(
                     f"batches have no {name!r}, which is for samples: call .{name}(...) before they are batched"
                 )
@@ -430,8 +386,8 @@ class Batches:
         """
         if not self.stage.collated.layout.as_tensors:
             warn_once(
-                "shapes() counts the shapes as they are planned, and does not see what collate_fn makes of the samples: have it "
-                "pad to the bucket of its longest sample, and fill up the rows of StaticShapes. warm_up checks that"
+                "shapes() counts the shapes as they are planned, and does not see what collate_fn makes of the samples: "
+                "have it pad to the bucket of its longest sample, and fill up the rows of StaticShapes. warm_up checks that"
             )
         found = Counter((batch.padded_size, *batch.widths) for batch in self.plans(epoch))
         return dict(found.most_common())

@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Final
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from brimful.core.errors import StageError
+from brimful.core.progress import Report
 
 LINE_SECONDS: Final = 10.0
 """How often progress is said where no terminal shows a bar."""
-
-
-class Update(Protocol):
-    """Takes how many batches were done since the last call, and a function that says how things stand."""
-
-    def __call__(self, advance: int, status: Callable[[], str]) -> None: ...
 
 
 def stdout() -> Console:
@@ -37,24 +31,7 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def clear_errors(*, say: Callable[[str], str] = str) -> Iterator[None]:
-    """What the user can mend becomes one line on stderr and exit code 2; anything else stays a traceback.
-
-    Args:
-        say: puts the message in the words of whoever runs the command.
-    """
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except (ValueError, OSError, StageError) as error:
-        text = " ".join(str(error).split()) or type(error).__name__
-        typer.echo(f"brimful: {say(text)}", err=True)
-        raise typer.Exit(2) from error
-
-
-@contextmanager
-def progress(total: int | None) -> Iterator[Update]:
+def progress(total: int | None) -> Iterator[Report]:
     """A bar on a terminal, `total` batches long (None: it shows only that something moves); else a line every 10 s.
 
     The bar and its clock are there before the first batch: opening files and loading a tokenizer may take a while.
@@ -69,18 +46,7 @@ def progress(total: int | None) -> Iterator[Update]:
         yield _every(0.25, lambda advance, status: bar.update(task, advance=advance, status=status))
 
 
-@contextmanager
-def waiting(text: str) -> Iterator[None]:
-    """Says on a terminal what is waited for, as long as it takes."""
-    console = stderr()
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(text):
-        yield
-
-
-def _every(seconds: float, show: Callable[[int, str], None]) -> Update:
+def _every(seconds: float, show: Callable[[int, str], None]) -> Report:
     """Shows what has gathered at most once in so many seconds."""
     due, gathered = perf_counter() + seconds, 0
 

@@ -145,7 +145,7 @@ class Dataset:
         """
         from brimful.loader import Loader, Samples
 
-        return Loader(Samples(self._samples, partial(len, self), self.stage.streams))
+        return Loader(Samples(self._samples, partial(len, self)))
 
     def __len__(self) -> int:
         raise TypeError(
@@ -226,9 +226,7 @@ class Dataset:
         [{'y': 2}]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
-        return self._add(
-            Map(self._keyed(seed), function("map", fn), seed is not None, _checked(on_error), parallel=parallel)
-        )
+        return self._called(Map, function("map", fn), seed, on_error, parallel)
 
     def filter(
         self,
@@ -255,9 +253,7 @@ class Dataset:
         [0, 2, 5, 6]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
-        return self._add(
-            Filter(self._keyed(seed), function("filter", fn), seed is not None, _checked(on_error), parallel=parallel)
-        )
+        return self._called(Filter, function("filter", fn), seed, on_error, parallel)
 
     def filter_map(
         self,
@@ -280,11 +276,7 @@ class Dataset:
         [{'n': 1}, {'n': 2}]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
-        return self._add(
-            FilterMap(
-                self._keyed(seed), function("filter_map", fn), seed is not None, _checked(on_error), parallel=parallel
-            )
-        )
+        return self._called(FilterMap, function("filter_map", fn), seed, on_error, parallel)
 
     def flat_map(
         self,
@@ -305,11 +297,7 @@ class Dataset:
         [{'text': 'a'}, {'text': 'b'}, {'text': 'c'}]
         """
         parallel = Parallel(max_workers, executor_type, prefetch_factor)
-        return self._add(
-            FlatMap(
-                self._keyed(seed), function("flat_map", fn), seed is not None, _checked(on_error), parallel=parallel
-            )
-        )
+        return self._called(FlatMap, function("flat_map", fn), seed, on_error, parallel)
 
     def map_blocks(
         self,
@@ -1246,9 +1234,12 @@ class Dataset:
                 "collate_fn out, and return dicts of numbers, lists, 1-D tensors and texts"
             )
 
-    def _keyed(self, seed: int | None) -> Stage[Block]:
-        """The rows, each with a key to draw random numbers by where there is a seed."""
-        return self.stage if seed is None else RowKeys(self.stage, seed)
+    def _called(
+        self, stage: Callable[..., Stage[Block]], fn: Any, seed: int | None, on_error: OnError, parallel: Parallel
+    ) -> Dataset:
+        """A stage that calls a user's function. With a seed, each row has a key to draw random numbers by."""
+        rows = self.stage if seed is None else RowKeys(self.stage, seed)
+        return self._add(stage(rows, fn, seed is not None, _checked(on_error), parallel=parallel))
 
     def _check_end(self, method: str, *, repeats: bool = False) -> None:
         """Refuses a chain whose epoch has no end, where all of it would be kept."""
@@ -1502,9 +1493,8 @@ def concatenated(datasets: Sequence[Dataset]) -> Dataset:
             )
     check_vocabularies("concat_datasets", stages)
     parts = tuple(part for stage in stages for part in (stage.below if stage.flat else (stage,)))
-    if any(part.streamed_by for part in parts):
-        return Dataset(Concat(parts))
-    return IndexedDataset(IndexConcat(cast(tuple[Indexed, ...], parts)))
+    streamed = any(part.streamed_by for part in parts)
+    return dataset_of(Concat(parts) if streamed else IndexConcat(cast(tuple[Indexed, ...], parts)))
 
 
 def run_by(executor: Executor, stage: Stage[Block], ray_address: str | None) -> Stage[Block]:
@@ -1550,13 +1540,7 @@ def _targets(names: str | Sequence[str]) -> tuple[str, ...]:
     return columns
 
 
-def _lengths(buckets: Any) -> tuple[int, ...] | None:
-    if buckets is not None and not isinstance(buckets, Iterable):
-        raise TypeError(f"buckets takes lengths (got {buckets!r}); bf.optimal_buckets finds the best ones")
-    return None if buckets is None else tuple(buckets)
-
-
 def _rounding(pad_to_multiple_of: int, buckets: Sequence[int] | None) -> Rounding | None:
     """None where nothing is rounded."""
-    rounding = Rounding(pad_to_multiple_of=pad_to_multiple_of, buckets=_lengths(buckets))
+    rounding = Rounding(pad_to_multiple_of=pad_to_multiple_of, buckets=buckets)
     return None if rounding == Rounding() else rounding

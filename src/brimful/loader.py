@@ -33,12 +33,6 @@ class Runs(Protocol):
     @property
     def stage(self) -> Stage[Any]: ...
 
-    @property
-    def streams(self) -> int | None: ...
-
-    @property
-    def sharded(self) -> bool: ...
-
 
 class Loader(IterableDataset[Any]):
     """An iterable for trainers. Each iteration is one epoch of the batches: the next one, or the one that `set_epoch`
@@ -246,7 +240,7 @@ class Loader(IterableDataset[Any]):
         """After the last batch that was taken."""
         epoch, place, batches = self.epoch, self._place_now(), self.batches
         steps = None if self.steps_per_epoch is None else self._steps
-        return lambda: as_text(epoch, place(), batches.streams, steps)
+        return lambda: as_text(epoch, place(), batches.stage.streams, steps)
 
     def load_state_dict(self, state_dict: dict[str, Any], *, allow: Collection[str] = ()) -> None:
         """Makes the next iteration continue from a state. It is checked against the pipeline then.
@@ -338,7 +332,7 @@ class Loader(IterableDataset[Any]):
 
     def _is_over(self, place: dict[str, Any]) -> bool:
         """Whether a loop was left after its last batch, where no state says so: of ranks that read streams."""
-        if self.batches.streams is None:
+        if self.batches.stage.streams is None:
             return False
         with suppress(Exception), self.batches.iter(place, allow=self._allow) as rest:
             return next(rest, None) is None
@@ -352,13 +346,10 @@ class Samples:
     Args:
         stage: gives them.
         count: says how many an epoch has.
-        streams: how many streams they are read as; None where they are not.
     """
 
     stage: Stage[Any]
     count: Callable[[], int]
-    streams: int | None = None
-    sharded: bool = False
 
     def iter(
         self, state_dict: dict[str, Any] | None = None, *, allow: Collection[str] = (), epoch: int = 0

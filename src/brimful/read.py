@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from brimful.blocks.blocks import Sample
 from brimful.core.errors import OnError, function, names_of, one_of, positive
-from brimful.dataset import Dataset, IndexedDataset, check_vocabularies, concatenated, several, stages_of
+from brimful.dataset import Dataset, IndexedDataset, check_vocabularies, concatenated, dataset_of, several, stages_of
 from brimful.index.indexed import Indexed
 from brimful.index.interleave import Interleave as IndexInterleave
 from brimful.index.map_style import MapStyleIndex, checked_lengths, new_name
@@ -411,9 +411,8 @@ def zip_datasets(datasets: Sequence[Dataset]) -> Dataset:
             f"data set {endless.index(True)} repeats without end and data set {endless.index(False)} does not. Call "
             "take(n) on the first, or repeat all of them"
         )
-    if any(stage.streamed_by for stage in stages):
-        return Dataset(Zip(stages), together)
-    return IndexedDataset(IndexZip(cast(tuple[Indexed, ...], stages)), together)
+    streamed = any(stage.streamed_by for stage in stages)
+    return dataset_of(Zip(stages) if streamed else IndexZip(cast(tuple[Indexed, ...], stages)), together)
 
 
 @overload

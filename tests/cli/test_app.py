@@ -65,8 +65,8 @@ def test_help_names_all_formats(command: str) -> None:
 def test_a_terminal_shows_a_bar_from_the_first_second() -> None:
     code = (
         "import time\n"
-        "from brimful.console import progress, waiting\n"
-        "with waiting('loading the tokenizer'):\n"
+        "from brimful.console import progress, stderr\n"
+        "with stderr().status('loading the tokenizer'):\n"
         "    time.sleep(.3)\n"
         "with progress(None):\n"
         "    time.sleep(.3)\n"

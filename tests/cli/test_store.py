@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import brimful as bf
-from brimful.cli import estimate
+from brimful.cli import store
 from brimful.store.writer import write_store
 from tests.cli.commands import Corpus, invoke, refusal
 
@@ -104,11 +104,11 @@ def test_a_dry_run_estimates_from_the_first_rows(
                 file.write_table(pa.table({"text": texts}), max_chunksize=1000)
         else:
             path.write_bytes({"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}[name[7:]](lines))
-    monkeypatch.setattr(estimate, "MOST_ROWS", 9_000)
-    monkeypatch.setattr(estimate, "MOST_SECONDS", 600.0)  # whatever else the machine does
+    monkeypatch.setattr(store, "MOST_ROWS", 9_000)
+    monkeypatch.setattr(store, "MOST_SECONDS", 600.0)  # whatever else the machine does
     files = bf.from_files(f"{tmp_path}/*{name}", columns=["text"])
     tokens = files.tokenize(corpus.tokenizer).select("input_ids")
-    found = estimate.estimate_of(files, tokens.stage, lambda rows, status: None)
+    found = store.estimate_of(files, tokens.stage, lambda rows, status: None)
     assert not found.all_read
     assert 9_000 <= found.sampled < 20_000
     assert found.rows == pytest.approx(60_000, rel=0.1)

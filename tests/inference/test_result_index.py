@@ -58,7 +58,7 @@ def test_it_travels_as_a_path(results: bf.IndexedDataset) -> None:
 
 
 def test_few_files_are_held(results: bf.IndexedDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brimful.inference.result_index.KEPT_FILES", 2)
+    monkeypatch.setattr("brimful.inference.results.KEPT_FILES", 2)
     assert rows_of(results) == ROWS
     assert results.stage.index._rows.cache_info().currsize == 2  # type: ignore[attr-defined]
 

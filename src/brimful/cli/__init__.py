@@ -54,8 +54,10 @@ class DeferredCommand(TyperCommand):
         module, _, name = self._place.partition(":")
         found = getattr(import_module(module), name)
         if not isinstance(found, typer.Typer):
+            from brimful.cli.words import ClearCommand
+
             function, found = found, typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            found.command(self.name)(function)
+            found.command(self.name, cls=ClearCommand)(function)
         return get_command(found)
 
     def make_context(self, *args: Any, **settings: Any) -> Any:

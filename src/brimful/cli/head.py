@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import numpy as np
 import typer
@@ -23,9 +23,9 @@ from brimful.cli.options import (
     cut_figure,
     figures,
     is_store,
+    printable,
     tokenized,
 )
-from brimful.cli.words import clear_errors
 from brimful.console import stdout
 from brimful.core.errors import require
 from brimful.encoding.encoder import one_vocabulary
@@ -71,45 +71,43 @@ def head(
 
     Example: brimful head 'a/*.jsonl.gz' --tokenizer gpt2
     """
-    with clear_errors(head):
-        require("-n", n, 1, "row")
-        require("--max-length", max_length, 0, "tokens")
-        if max_length and tokenizer is None:
-            raise ValueError("--max-length cuts texts as they are tokenized: name a --tokenizer")
-        console = stdout()
-        stored = is_store(urls)
-        skip = cast(Literal["raise", "skip"], on_error)
-        rows = (
-            concat_datasets([from_store(url) for url in urls])
-            if stored
-            else from_files(urls, format=format, on_error=skip)
-        )
-        found = rows.peek(n)
-        if not found:
-            raise ValueError(f"there are no rows in {', '.join(urls)}")
-        if column not in (None, *found[0]):
-            raise ValueError(f"there is no column {column!r} in {', '.join(urls)} (columns: {', '.join(found[0])})")
-        tokens_there = stored or TOKENS in found[0]
-        option = "--max-length cuts" if max_length else "--column names" if column else ""
-        if tokens_there and option:
-            raise ValueError(f"{', '.join(urls)} has tokens already: {option} texts as they are tokenized")
-        _show_rows(console, found)
-        encoder = None if tokenizer is None else encoder_for(tokenizer)
-        if tokens_there:
-            if encoder is not None:
-                one_vocabulary("head", {"rows": rows.stage.tokenizers(), "--tokenizer": {TOKENS: (encoder,)}})
-            _show_batches(console, rows.batch_by_tokens(max_tokens), n, encoder)
-        elif tokenizer is None and (column or "text") not in found[0]:
-            console.print("--tokenizer T and --column C show batches of a column of text too", soft_wrap=True)
-        elif tokenizer is None:
-            console.print(f"--tokenizer T shows batches of the column {column or 'text'!r} too", soft_wrap=True)
-        else:
-            texts = from_files(urls, format=format, columns=[column or "text"], on_error=skip)
-            tokens = tokenized(texts, tokenizer, column or "text", max_length)
-            _show_batches(console, tokens.batch_by_tokens(max_tokens), n, encoder)
-            cut = figures()
-            cut.add_row(*cut_figure(max_length))
-            console.print(cut)
+    require("-n", n, 1, "row")
+    require("--max-length", max_length, 0, "tokens")
+    if max_length and tokenizer is None:
+        raise ValueError("--max-length cuts texts as they are tokenized: name a --tokenizer")
+    console = stdout()
+    stored = is_store(urls)
+    rows = (
+        concat_datasets([from_store(url) for url in urls])
+        if stored
+        else from_files(urls, format=format, on_error=on_error)
+    )
+    found = rows.peek(n)
+    if not found:
+        raise ValueError(f"there are no rows in {', '.join(urls)}")
+    if column not in (None, *found[0]):
+        raise ValueError(f"there is no column {column!r} in {', '.join(urls)} (columns: {', '.join(found[0])})")
+    tokens_there = stored or TOKENS in found[0]
+    option = "--max-length cuts" if max_length else "--column names" if column else ""
+    if tokens_there and option:
+        raise ValueError(f"{', '.join(urls)} has tokens already: {option} texts as they are tokenized")
+    _show_rows(console, found)
+    encoder = None if tokenizer is None else encoder_for(tokenizer)
+    if tokens_there:
+        if encoder is not None:
+            one_vocabulary("head", {"rows": rows.stage.tokenizers(), "--tokenizer": {TOKENS: (encoder,)}})
+        _show_batches(console, rows.batch_by_tokens(max_tokens), n, encoder)
+    elif tokenizer is None and (column or "text") not in found[0]:
+        console.print("--tokenizer T and --column C show batches of a column of text too", soft_wrap=True)
+    elif tokenizer is None:
+        console.print(f"--tokenizer T shows batches of the column {column or 'text'!r} too", soft_wrap=True)
+    else:
+        texts = from_files(urls, format=format, columns=[column or "text"], on_error=on_error)
+        tokens = tokenized(texts, tokenizer, column or "text", max_length)
+        _show_batches(console, tokens.batch_by_tokens(max_tokens), n, encoder)
+        cut = figures()
+        cut.add_row(*cut_figure(max_length))
+        console.print(cut)
 
 
 def _show_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -187,11 +185,7 @@ def _one(value: Any) -> str:
     text = value[: 2 * MOST_CHARACTERS] if isinstance(value, str) else repr(value)
     line = " ".join(text.split())
     cut = line[:MOST_CHARACTERS]
-    shown = "".join(_printable(cut))
+    shown = printable(cut)
     if (isinstance(value, str) and len(value) > len(text)) or len(line) > len(cut):
         return f"{shown}..."
     return shown
-
-
-def _printable(text: str) -> Iterator[str]:
-    return (one if one.isprintable() else ascii(one)[1:-1] for one in text)

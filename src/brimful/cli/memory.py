@@ -14,11 +14,11 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from brimful import from_files
 from brimful.cli.options import FormatName
-from brimful.cli.words import clear_errors
+from brimful.cli.words import ClearCommand
 from brimful.console import stdout
 from brimful.memory import MemoryModel, Peaks, spread_shapes
 from brimful.memory.peaks import Meter, measured
@@ -50,15 +50,14 @@ def probe(
 
     Example: brimful memory probe train.py:build --batch-sizes 1,4,16 --lengths 128,256,512
     """
-    with clear_errors(probe):
-        numbers = [_numbers("--batch-sizes", batch_sizes), _numbers("--lengths", lengths)]
-        if target_lengths:
-            numbers.append(_numbers("--target-lengths", target_lengths))
-        shapes = np.array(list(product(*numbers)))
-        chosen = shapes[spread_shapes(shapes, count=count)]
-        peaks = measured(_meter(_function(target), device), chosen)
-        output.write_text("".join(json.dumps(row) + "\n" for row in peaks.rows()), "utf-8")
-        _show(peaks, output)
+    numbers = [_numbers("--batch-sizes", batch_sizes), _numbers("--lengths", lengths)]
+    if target_lengths:
+        numbers.append(_numbers("--target-lengths", target_lengths))
+    shapes = np.array(list(product(*numbers)))
+    chosen = shapes[spread_shapes(shapes, count=count)]
+    peaks = measured(_meter(_function(target), device), chosen)
+    output.write_text("".join(json.dumps(row) + "\n" for row in peaks.rows()), "utf-8")
+    _show(peaks, output)
 
 
 def fit(
@@ -79,27 +78,24 @@ def fit(
 
     Example: brimful memory fit peaks.jsonl --limit-gb 24
     """
-    with clear_errors(fit):
-        rows = list(from_files(peaks, format=format))
-        names = ["batch", "length"] + ["target_length"] * ("target_length" in (rows[0] if rows else {}))
-        if missing := [name for name in (*names, "peak_bytes") if rows and name not in rows[0]]:
-            raise ValueError(f"{', '.join(peaks)} has no column {missing[0]!r} (columns: {', '.join(rows[0])})")
-        shapes = np.array([[int(row[name]) for name in names] for row in rows]).reshape(len(rows), len(names))
-        model = MemoryModel.fit(shapes, [row["peak_bytes"] for row in rows])
-        model.save(output)
-        console = stdout()
-        console.print(f"{model}\nbf.MemoryModel.load({str(output)!r}) reads it", soft_wrap=True)
-        if limit_gb is not None:
-            table = Table(box=box.SIMPLE)
-            table.add_column("length", justify="right")
-            table.add_column(f"largest batch within {limit_gb:g} GB at risk {risk:g}", justify="right")
-            table.add_column(style="dim")
-            for length in dict.fromkeys(tuple(shape[1:]) for shape in sorted(shapes.tolist())):
-                largest = model.largest_batch(length[0] if len(length) == 1 else length, limit_gb * 1e9, risk=risk)
-                measured_to = int(shapes[(shapes[:, 1:] == length).all(axis=1), 0].max())
-                beyond = f"beyond what was measured, {measured_to:,}: probe near it" if largest > measured_to else ""
-                table.add_row(" and ".join(f"{one:,}" for one in length), f"{largest:,}", beyond)
-            console.print(table)
+    rows = list(from_files(peaks, format=format))
+    names = ["batch", "length"] + ["target_length"] * ("target_length" in (rows[0] if rows else {}))
+    if missing := [name for name in (*names, "peak_bytes") if rows and name not in rows[0]]:
+        raise ValueError(f"{', '.join(peaks)} has no column {missing[0]!r} (columns: {', '.join(rows[0])})")
+    shapes = np.array([[int(row[name]) for name in names] for row in rows]).reshape(len(rows), len(names))
+    model = MemoryModel.fit(shapes, [row["peak_bytes"] for row in rows])
+    model.save(output)
+    console = stdout()
+    console.print(f"{model}\nbf.MemoryModel.load({str(output)!r}) reads it", soft_wrap=True)
+    if limit_gb is not None:
+        largest_of = Column(f"largest batch within {limit_gb:g} GB at risk {risk:g}", justify="right")
+        table = Table(Column("length", justify="right"), largest_of, Column(style="dim"), box=box.SIMPLE)
+        for length in dict.fromkeys(tuple(shape[1:]) for shape in sorted(shapes.tolist())):
+            largest = model.largest_batch(length[0] if len(length) == 1 else length, limit_gb * 1e9, risk=risk)
+            measured_to = int(shapes[(shapes[:, 1:] == length).all(axis=1), 0].max())
+            beyond = f"beyond what was measured, {measured_to:,}: probe near it" if largest > measured_to else ""
+            table.add_row(" and ".join(f"{one:,}" for one in length), f"{largest:,}", beyond)
+        console.print(table)
 
 
 def _meter(build: Callable[[str], Any], device: str) -> Meter:
@@ -150,9 +146,7 @@ def _function(target: str) -> Callable[[str], Any]:
 
 
 def _show(peaks: Peaks, output: Path) -> None:
-    table = Table(box=box.SIMPLE)
-    for title in ("batch", "length", "peak"):
-        table.add_column(title, justify="right")
+    table = Table(*(Column(title, justify="right") for title in ("batch", "length", "peak")), box=box.SIMPLE)
     found = [(shape, f"{peak / 1e6:,.1f} MB") for shape, peak in zip(peaks.shapes.tolist(), peaks.peak_bytes.tolist())]
     for (batch, *lengths), peak in [*found, *((shape, "out of memory") for shape in peaks.out_of_memory.tolist())]:
         table.add_row(f"{batch:,}", " and ".join(f"{length:,}" for length in lengths), peak)
@@ -162,5 +156,5 @@ def _show(peaks: Peaks, output: Path) -> None:
 
 
 peaks: Final = typer.Typer(help="Peak memory: measured, and modelled.", no_args_is_help=True, add_completion=False)
-peaks.command()(probe)
-peaks.command()(fit)
+peaks.command(cls=ClearCommand)(probe)
+peaks.command(cls=ClearCommand)(fit)

@@ -6,14 +6,15 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias, cast
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from brimful import Dataset
-from brimful.console import waiting
+from brimful.console import stderr
+from brimful.core import errors
 from brimful.encoding.engines import EngineName
 from brimful.sources.formats import FORMATS, format_of
 from brimful.store.index import folder_of, is_remote
@@ -37,11 +38,14 @@ FormatName: TypeAlias = Annotated[
     str, typer.Option("--format", help="Of the files. auto: by their extensions.", metavar=f"auto|{'|'.join(FORMATS)}")
 ]
 Engine: TypeAlias = Annotated[
-    str,
-    typer.Option(help="What makes the tokenizer's ids; they are the same.", metavar="auto|gigatoken|cache|tokenizer"),
+    EngineName,
+    typer.Option(
+        parser=str, help="What makes the tokenizer's ids; they are the same.", metavar="auto|gigatoken|cache|tokenizer"
+    ),
 ]
 OnError: TypeAlias = Annotated[
-    str, typer.Option(help="At a record that cannot be read: stop, or count and log it.", metavar="raise|skip")
+    errors.OnError,
+    typer.Option(parser=str, help="At a record that cannot be read: stop, or count and log it.", metavar="raise|skip"),
 ]
 
 
@@ -69,15 +73,15 @@ def _is_store(url: str) -> bool:
         return False
 
 
-def tokenized(dataset: Dataset, tokenizer: Any, column: str, max_length: int, engine: str = "auto") -> Dataset:
-    """The tokens of a text column, at most `max_length` a sample (0: all), by a tokenizer or the name of one."""
-    with waiting(f"loading the tokenizer {tokenizer}" if isinstance(tokenizer, str) else "looking at the tokenizer"):
+def tokenized(dataset: Dataset, tokenizer: str, column: str, max_length: int, engine: EngineName = "auto") -> Dataset:
+    """The tokens of a text column, at most `max_length` a sample (0: all), by the tokenizer of that name."""
+    with stderr().status(f"loading the tokenizer {tokenizer}"):  # which shows on a terminal alone
         return dataset.tokenize(
             tokenizer,
             column=column,
             truncation=max_length > 0,
             max_length=max_length or None,
-            engine=cast(EngineName, engine),
+            engine=engine,
         )
 
 
@@ -90,11 +94,7 @@ def cut_figure(max_length: int) -> tuple[str, str, str]:
 
 def figures() -> Table:
     """An empty table with a figure a row: its name, its value, and more about it."""
-    table = Table(box=box.SIMPLE, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(style="dim")
-    return table
+    return Table(Column(), Column(justify="right"), Column(style="dim"), box=box.SIMPLE, show_header=False)
 
 
 def load_json(path: Path) -> Any:
@@ -107,3 +107,8 @@ def load_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path} holds no state: it is not JSON ({error})") from error
+
+
+def printable(text: str) -> str:
+    """A text in which what a terminal would obey is shown as Python writes it."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)

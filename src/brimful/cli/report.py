@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated
 
 import numpy as np
 import typer
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from brimful import from_files, from_store
 from brimful.cli.options import FILES, FormatName, MaxLength, MaxTokens, OnError, is_store, tokenized
-from brimful.cli.words import clear_errors
 from brimful.console import note, progress, stdout, thousands
 from brimful.core.errors import require
-from brimful.report import Lengths, Report, Settings, compare, count_tokens, read_lengths, to_html, to_json
-from brimful.report.lengths import SUFFIXES
-from brimful.report.statistics import BATCHES_A_STEP, RANKS
-from brimful.report.words import notes, over_budget, share_of, spread_of, summary, window_of
+from brimful.report.compare import BATCHES_A_STEP, RANKS, Outcome, Report, Settings, compare
+from brimful.report.document import notes, over_budget, share_of, spread_of, summary, to_html, to_json, window_of
+from brimful.report.lengths import SUFFIXES, Lengths, count_tokens, read_lengths
 from brimful.sources.urls import Shards
 from brimful.store.index import folder_of
 
@@ -68,39 +68,38 @@ def report(
 
     Example: brimful report 'a/*.jsonl.gz' --tokenizer gpt2 --html report.html
     """
-    with clear_errors(report):
-        require("--sample", sample, 0, "samples")
-        require("--max-length", max_length, 0, "tokens")
-        cut = max_length or None
-        row = cut if row_length is None else row_length
-        settings = Settings(max_tokens, batch_size, row, cut, hidden_size, compile_seconds)
-        source = ", ".join(urls[:3]) + (f" and {len(urls) - 3:,} more" if len(urls) > 3 else "")
-        if is_store(urls):
-            if tokenizer is not None:
-                note(f"{source} holds tokens already: --tokenizer is not used")
-            lengths = _stored(urls, column or "input_ids", sample)
-        elif tokenizer is not None:
-            lengths = _count(urls, tokenizer, column or "text", format, max_length, on_error, sample)
-            source += f" by {tokenizer}"
-        elif format == "parquet" or all(url.endswith(SUFFIXES) for url in urls):
-            lengths = read_lengths(urls, sample, column=column or "length")
-        else:
-            _ = Shards(tuple(urls)).listed  # a name of nothing says so
-            raise ValueError(
-                f"{next(url for url in urls if not url.endswith(SUFFIXES))} holds no lengths: name a tokenizer with "
-                "--tokenizer to count them, or give a token store, or .npy or .parquet files of lengths"
-            )
-        if not len(lengths.values):
-            raise ValueError(f"there are no samples in {source}: nothing to plan")
-        found = compare(lengths.values, settings, source=source, more=lengths.more)
+    require("--sample", sample, 0, "samples")
+    require("--max-length", max_length, 0, "tokens")
+    cut = max_length or None
+    row = cut if row_length is None else row_length
+    settings = Settings(max_tokens, batch_size, row, cut, hidden_size, compile_seconds)
+    source = ", ".join(urls[:3]) + (f" and {len(urls) - 3:,} more" if len(urls) > 3 else "")
+    if is_store(urls):
+        if tokenizer is not None:
+            note(f"{source} holds tokens already: --tokenizer is not used")
+        lengths = _stored(urls, column or "input_ids", sample)
+    elif tokenizer is not None:
+        lengths = _count(urls, tokenizer, column or "text", format, max_length, on_error, sample)
+        source += f" by {tokenizer}"
+    elif format == "parquet" or all(url.endswith(SUFFIXES) for url in urls):
+        lengths = read_lengths(urls, sample, column=column or "length")
+    else:
+        _ = Shards(tuple(urls)).listed  # a name of nothing says so
+        raise ValueError(
+            f"{next(url for url in urls if not url.endswith(SUFFIXES))} holds no lengths: name a tokenizer with "
+            "--tokenizer to count them, or give a token store, or .npy or .parquet files of lengths"
+        )
+    if not len(lengths.values):
+        raise ValueError(f"there are no samples in {source}: nothing to plan")
+    found = compare(lengths.values, settings, source=source, more=lengths.more)
+    if html is not None:
+        html.write_text(to_html(found), "utf-8")
+    if as_json:
+        typer.echo(json.dumps(to_json(found)))
+    else:
+        show(stdout(), found)
         if html is not None:
-            html.write_text(to_html(found), "utf-8")
-        if as_json:
-            typer.echo(json.dumps(to_json(found)))
-        else:
-            show(stdout(), found)
-            if html is not None:
-                typer.echo(f"\n{html} shows it with charts.")
+            typer.echo(f"\n{html} shows it with charts.")
 
 
 def _stored(paths: list[str], column: str, sample: int) -> Lengths:
@@ -119,10 +118,10 @@ def _stored(paths: list[str], column: str, sample: int) -> Lengths:
 
 
 def _count(
-    urls: list[str], tokenizer: str, column: str, format: str, max_length: int, on_error: str, sample: int
+    urls: list[str], tokenizer: str, column: str, format: str, max_length: int, on_error: OnError, sample: int
 ) -> Lengths:
     """The lengths of text, with a progress bar."""
-    files = from_files(urls, format=format, columns=[column], on_error=cast(Literal["raise", "skip"], on_error))
+    files = from_files(urls, format=format, columns=[column], on_error=on_error)
     dataset = tokenized(files, tokenizer, column, max_length)
     done, most = 0, f" of at most {thousands(sample)}" if sample else ""
     with progress(None) as update:
@@ -142,11 +141,8 @@ def show(console: Console, report: Report) -> None:
     if over := over_budget(report):
         console.print(over, markup=False, style="bold")
     console.print()
-    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=0)
-    table.add_column("policy", vertical="bottom", no_wrap=True)
     widths = {"window": 13, "padding": 8, "batches": 8, "shapes ": 8, "tokens/\nbatch": 8, "cost": 7}
-    for name, width in widths.items():
-        table.add_column(name, justify="right", vertical="bottom", no_wrap=True, min_width=width)
+    table = _table("policy", None, widths)
     advised = {advice.policy for advice in report.advice}
     for place, outcome in enumerate(report.outcomes):
         table.add_row(
@@ -159,16 +155,11 @@ def show(console: Console, report: Report) -> None:
             f"{outcome.cost:.2f}x",
             style="bold" if place in advised else None,
         )
-    console.print(table)
-    console.print()
-    console.print(_between(report))
-    console.print()
-    console.print(_waiting(report))
-    console.print()
+    for shown in (table, _between(report), _waiting(report)):
+        console.print(shown)
+        console.print()
     for name, text in notes(report).items():
-        note = Table.grid(padding=(0, 1))
-        note.add_column(width=12, style="dim")
-        note.add_column(style="dim")
+        note = Table.grid(Column(width=12, style="dim"), Column(style="dim"), padding=(0, 1))
         note.add_row(name, text)
         console.print(note)
     for advice in report.advice:
@@ -179,29 +170,32 @@ def show(console: Console, report: Report) -> None:
 
 def _between(report: Report) -> Table:
     """How much of the variance of lengths lies between steps, of each policy and number of batches a step."""
-    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=0)
-    table.add_column("variance of lengths between steps of", no_wrap=True, min_width=36)
-    for number in BATCHES_A_STEP:
-        table.add_column(str(number) if number > 1 else "1 batch", justify="right", no_wrap=True, min_width=9)
+    widths = {str(number) if number > 1 else "1 batch": 9 for number in BATCHES_A_STEP}
+    table = _table("variance of lengths between steps of", 36, widths)
     for outcome in report.outcomes:
-        window = window_of(outcome, report)
-        table.add_row(
-            f"{outcome.name} {window and f'({window})'}", *(f"{share * 100:.1f} %" for share in outcome.between)
-        )
+        table.add_row(_name_of(outcome, report), *map(share_of, outcome.between))
     return table
 
 
 def _waiting(report: Report) -> Table:
     """The share of their time that ranks wait, of each policy and number of ranks."""
-    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=0)
-    table.add_column("ranks\n% of their time that they wait, by", vertical="bottom", no_wrap=True, min_width=36)
-    for ranks in RANKS:
-        for name in ("tokens", "work", "even"):
-            table.add_column(f"{ranks}\n{name}", justify="right", vertical="bottom", no_wrap=True, min_width=6)
+    widths = {f"{ranks}\n{name}": 6 for ranks in RANKS for name in ("tokens", "work", "even")}
+    table = _table("ranks\n% of their time that they wait, by", 36, widths)
     for outcome in report.outcomes:
-        window = window_of(outcome, report)
         shares = (share for one in outcome.waiting for share in (one.tokens, one.work, one.balanced))
-        table.add_row(
-            f"{outcome.name} {window and f'({window})'}", *(share_of(share).removesuffix(" %") for share in shares)
-        )
+        table.add_row(_name_of(outcome, report), *(share_of(share).removesuffix(" %") for share in shares))
     return table
+
+
+def _table(first: str, first_width: int | None, widths: Mapping[str, int]) -> Table:
+    """An empty table: a column of names, then columns of numbers with their least widths."""
+    column = partial(Column, vertical="bottom", no_wrap=True)
+    numbers = (column(name, justify="right", min_width=width) for name, width in widths.items())
+    names = column(first, min_width=first_width)
+    return Table(names, *numbers, box=box.SIMPLE, show_edge=False, pad_edge=False, padding=0)
+
+
+def _name_of(outcome: Outcome, report: Report) -> str:
+    """The policy, and its window if it has one."""
+    window = window_of(outcome, report)
+    return f"{outcome.name} {window and f'({window})'}"

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -27,7 +27,6 @@ from brimful.cli.options import (
     load_json,
     tokenized,
 )
-from brimful.cli.words import clear_errors
 from brimful.console import note, progress, stdout, thousands
 from brimful.core.errors import require
 from brimful.core.stage import VERSION
@@ -83,36 +82,35 @@ def run(
 
     Example: brimful run 'a/*.jsonl.gz' --tokenizer gpt2 --state place.json
     """
-    with clear_errors(run):
-        require("--max-tokens", max_tokens, 1, "token")
-        require("--max-length", max_length, 0, "tokens")
-        require("--shuffle", shuffle, 0, "samples")
-        require("--epochs", epochs, 1, "epoch")
-        require("--limit", 1 if limit is None else limit, 1, "batch")
-        require("--step-seconds", step_seconds, 0, "seconds")
-        require("--save-every", save_every, 1, "batch")
-        if max_length > max_tokens:
-            raise ValueError(f"--max-length must be at most --max-tokens={max_tokens:,} (got {max_length:,})")
-        begun, place = _place(state)
-        rows = _window(window)
+    require("--max-tokens", max_tokens, 1, "token")
+    require("--max-length", max_length, 0, "tokens")
+    require("--shuffle", shuffle, 0, "samples")
+    require("--epochs", epochs, 1, "epoch")
+    require("--limit", 1 if limit is None else limit, 1, "batch")
+    require("--step-seconds", step_seconds, 0, "seconds")
+    require("--save-every", save_every, 1, "batch")
+    if max_length > max_tokens:
+        raise ValueError(f"--max-length must be at most --max-tokens={max_tokens:,} (got {max_length:,})")
+    begun, place = _place(state)
+    rows = _window(window)
 
-        files = from_files(
-            urls,
-            format=format,
-            columns=[column],
-            shuffle_shards=shuffle > 0,
-            seed=seed,
-            on_error=cast(Literal["raise", "skip"], on_error),
-        )
-        tokens = tokenized(files, tokenizer, column, max_length)
-        shuffled = tokens.shuffle(shuffle, seed=seed) if shuffle else tokens
-        batches = shuffled.batch_by_tokens(max_tokens, window=rows, seed=seed)
-        counts, signals = _take(batches, place, epochs, begun, state, save_every, digests, limit, step_seconds)
-        _report(counts, max_length, as_json)
-        if state is not None:
-            note(_verdict(begun, state, counts.batches, signals, counts.batches == limit))
-        if not (counts.batches or begun or signals):
-            raise ValueError(f"nothing was read: there is no sample in {', '.join(urls)}")
+    files = from_files(
+        urls,
+        format=format,
+        columns=[column],
+        shuffle_shards=shuffle > 0,
+        seed=seed,
+        on_error=on_error,
+    )
+    tokens = tokenized(files, tokenizer, column, max_length)
+    shuffled = tokens.shuffle(shuffle, seed=seed) if shuffle else tokens
+    batches = shuffled.batch_by_tokens(max_tokens, window=rows, seed=seed)
+    counts, signals = _take(batches, place, epochs, begun, state, save_every, digests, limit, step_seconds)
+    _report(counts, max_length, as_json)
+    if state is not None:
+        note(_verdict(begun, state, counts.batches, signals, counts.batches == limit))
+    if not (counts.batches or begun or signals):
+        raise ValueError(f"nothing was read: there is no sample in {', '.join(urls)}")
     if signals:
         raise typer.Exit(128 + signals[0])
 
@@ -198,21 +196,17 @@ class Counts:
                 yield batch
 
     def summary(self) -> dict[str, Any]:
-        """All counts, by name; sorted as they are to be read."""
+        """All counts, by name."""
         seconds = time.perf_counter() - self._began
         total = {name: sum(stats[name] for stats in self._stats) for name in COUNTED}
         return {
             "batches": self.batches,
             "num_shapes": len(self._shapes),
-            "samples": total["samples"],
-            "tokens": total["tokens"],
-            "slots": total["slots"],
+            **total,
             "padding": 1 - total["tokens"] / total["slots"] if total["slots"] else 0.0,
             "seconds": seconds,
-            "seconds_waited": total["seconds_waited"],
             "stall_share": total["seconds_waited"] / seconds,
             "tokens_per_second": total["tokens"] / seconds,
-            **{name: total[name] for name in LEFT_OUT},
         }
 
     def status(self) -> str:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from brimful.cli.options import is_store, load_json
-from brimful.cli.words import clear_errors
+from brimful.cli.options import is_store, load_json, printable
+from brimful.cli.words import ClearCommand
 from brimful.console import stdout
 from brimful.core.stage import END
 from brimful.core.states import from_text, is_text
 from brimful.store.index import folder_of
 from brimful.store.manifest import VERSION
+
+STATE: Final = {"version", "header", "position"}
+"""The keys of what `state_dict()` returns."""
+LOADER: Final = {"epoch", "iterator"}
+"""Those of the state of a loader, opened."""
+PIPELINE: Final = {"version", "header"}
+"""Those of what `brimful run` says of its pipeline beside the state."""
 
 
 def show(
@@ -35,11 +42,10 @@ def show(
 
     Example: brimful state show run.json
     """
-    with clear_errors(show):
-        if is_store([path]):
-            _show_store(path)
-        else:
-            _show_state(Path(path))
+    if is_store([path]):
+        _show_store(path)
+    else:
+        _show_state(Path(path))
 
 
 def _show_store(path: str) -> None:
@@ -61,18 +67,18 @@ def _show_store(path: str) -> None:
 
 def _show_state(file: Path) -> None:
     saved = _opened(_loaded(file))
-    state = _first(saved, _is_state)
-    loader = _first(saved, _is_loader)
+    state = _first(saved, STATE)
+    loader = _first(saved, LOADER)
     if state is None and loader is None:
         raise ValueError(
             f"{file} holds no state: neither a dict of version, header and position nor one of those under a name"
         )
-    for name, value in saved.items() if not _is_state(saved) else ():
-        if isinstance(value, bool | int | float | str) and not _is_loader(saved):
+    for name, value in saved.items() if saved not in (state, loader) else ():
+        if isinstance(value, bool | int | float | str):
             _say(f"{name:9} {value}")
     if loader is not None:
         _say(f"epoch     {loader['epoch']} (the first is 0)")
-    made_by = state or _first(saved, _is_pipeline)
+    made_by = state or _first(saved, PIPELINE)
     if made_by is not None:
         _say(f"version   {made_by['version']}")
         _say_pipeline(made_by["header"])
@@ -95,8 +101,7 @@ def _say_pipeline(header: list[dict[str, Any]]) -> None:
 
 def _say(line: str) -> None:
     """Prints a line; what a terminal would obey in it is shown as Python writes it."""
-    shown = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
-    stdout().print(shown, markup=False, soft_wrap=True)
+    stdout().print(printable(line), markup=False, soft_wrap=True)
 
 
 def _loaded(file: Path) -> Any:
@@ -129,27 +134,13 @@ def _opened(saved: Any) -> Any:
     return {name: _opened(value) for name, value in saved.items()} if isinstance(saved, dict) else saved
 
 
-def _is_state(value: Any) -> bool:
-    """Whether a value looks like what `state_dict()` returns."""
-    return isinstance(value, dict) and value.keys() - {"crc32"} == {"version", "header", "position"}
-
-
-def _is_loader(value: Any) -> bool:
-    """Whether a value is the state of a loader, opened."""
-    return isinstance(value, dict) and value.keys() == {"epoch", "iterator"}
-
-
-def _is_pipeline(value: Any) -> bool:
-    """Whether a value is what `brimful run` says of its pipeline beside the state."""
-    return isinstance(value, dict) and value.keys() == {"version", "header"}
-
-
-def _first(saved: Any, wanted: Callable[[Any], bool]) -> dict[str, Any] | None:
-    """The first value that is wanted in what a file holds: itself, or under one of its names."""
-    if wanted(saved):
-        return dict(saved)
-    inside = saved.values() if isinstance(saved, dict) else []
-    return next((found for value in inside if (found := _first(value, wanted)) is not None), None)
+def _first(saved: Any, wanted: set[str]) -> dict[str, Any] | None:
+    """The first dict of these keys in what a file holds: itself, or under one of its names."""
+    if not isinstance(saved, dict):
+        return None
+    if saved.keys() - {"crc32"} == wanted:
+        return saved
+    return next((found for value in saved.values() if (found := _first(value, wanted)) is not None), None)
 
 
 def _stages(header: list[dict[str, Any]], depth: int) -> Iterator[tuple[int, str]]:
@@ -182,4 +173,4 @@ def _value(value: Any) -> str:
 
 states: Final = typer.Typer(help="Saved positions.", no_args_is_help=True, add_completion=False)
 states.callback()(lambda: None)  # one command alone would be no group
-states.command()(show)
+states.command(cls=ClearCommand)(show)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import Any, Final, get_type_hints
+from collections.abc import Mapping
+from typing import Any, Final
 
-from typer.models import OptionInfo
+import typer
+from typer.core import TyperCommand, TyperOption
 
-from brimful import console
+from brimful.console import note
+from brimful.core.errors import StageError
 
 _SAID: Final = (
     (r"; correct columns=, or say its type in schema=", r"; correct \columns"),
@@ -36,21 +36,28 @@ _COLUMNS: Final = re.compile(r"((?:columns|keys): [^);]*)")
 """The columns that the user's files have, whose names may be those of settings."""
 
 
-@contextmanager
-def clear_errors(command: Callable[..., Any]) -> Iterator[None]:
-    """What the user can mend becomes one line on stderr and exit code 2, in the words of the options of a command."""
-    with console.clear_errors(say=partial(in_options, command)):
-        yield
+class ClearCommand(TyperCommand):
+    """A command that says what the user can mend in one line on stderr, in the words of its options, with exit code 2.
+    Anything else stays a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise
+        except (ValueError, OSError, StageError) as error:
+            text = " ".join(str(error).split()) or type(error).__name__
+            options = {str(one.name): one.opts[0] for one in self.params if isinstance(one, TyperOption)}
+            note(f"brimful: {in_options(options, text)}")
+            raise typer.Exit(2) from error
 
 
-def in_options(command: Callable[..., Any], text: str) -> str:
-    """A message of the library in the options of a command.
+def in_options(options: Mapping[str, str], text: str) -> str:
+    """A message of the library in the options of a command, by the names of their parameters.
 
-    >>> from brimful.cli.run import run
-    >>> in_options(run, "batch.policy.max_tokens was 512 when it was saved and is 600 here")
+    >>> in_options({"max_tokens": "--max-tokens"}, "batch.policy.max_tokens was 512 when it was saved and is 600 here")
     '--max-tokens was 512 when it was saved and is 600 here'
     """
-    options = _options(command)
     columns = " or ".join(option for name, option in options.items() if name in ("column", "keep"))
     for said, ours in _SAID:
         text = re.sub(said, ours.replace("\\columns", columns), text)
@@ -63,14 +70,3 @@ def in_options(command: Callable[..., Any], text: str) -> str:
                 part if number % 2 else re.sub(said, option, part) for number, part in enumerate(_COLUMNS.split(text))
             )
     return text
-
-
-def _options(command: Callable[..., Any]) -> dict[str, str]:
-    """The options of a command by the names of its parameters."""
-    hints = get_type_hints(command, include_extras=True)
-    infos = ((name, one) for name, hint in hints.items() for one in getattr(hint, "__metadata__", ()))
-    return {
-        name: next(iter(one.param_decls or ()), f"--{name.replace('_', '-')}")
-        for name, one in infos
-        if isinstance(one, OptionInfo)
-    }

@@ -1,4 +1,4 @@
-"""Functions of rooms that lie above their callers: these know them by name, and import nothing from there."""
+"""Functions and classes of modules that lie above their callers: these know them by name, and import nothing from there."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 
-class _Guard:
-    """The functions of a module that lies above its callers; it is imported when the first of them is asked for."""
+class Above:
+    """The functions of a module that lies above its caller; it is imported when the first of them is asked for."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module("brimful.integrations.guard"), name)
+        return getattr(import_module(self._module), name)
 
 
-GUARD: Final = _Guard()
+GUARD: Final = Above("brimful.integrations.guard")
 """Who runs a loop that begins: other libraries' loops may read ahead, shard again or stack."""
+
+DATASET: Final = Above("brimful.dataset")
+"""The methods of samples, which batches lack."""
 
 
 class ReadsAhead(NamedTuple):

@@ -28,15 +28,16 @@ _Fn = TypeVar("_Fn")
 
 logger: Final = logging.getLogger("brimful")
 
+
+@cache
+def warn_once(message: str, *arguments: object) -> None:
+    """Logs a warning, the same one once in a process."""
+    logger.warning(message, *arguments)
+
+
 HIDDEN: Final = "__brimful_"
 """Names of columns that users do not see begin with this."""
 ORIGIN: Final = f"{HIDDEN}origin"
-
-
-@cache
-def warn_once(message: str, *arguments: Any) -> None:
-    """Logs a warning, once in a process for the same arguments."""
-    logger.warning(message, *arguments)
 
 
 class DataError(ValueError):

@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import multiprocessing
+import os
 import platform
+import re
 import signal
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from brimful import Batches, from_files
-from brimful.console import clear_errors, progress, stdout, thousands
+from brimful.console import progress, stdout, thousands
 from brimful.core.errors import require
 from brimful.core.stats import Stats
-from brimful.demo.corpus import NUM_SHARDS, VOCABULARY, Corpus, train_tokenizer, write_corpus
 
 if TYPE_CHECKING:
     from brimful.demo.training import Step
 
 MAX_LENGTH: Final = 512
 MAX_TOKENS: Final = 8192
+LEFT_OUT: Final = {"__pycache__", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages", "test", "tests"}
+DOCSTRING: Final = re.compile(r'"""(.+?)"""', re.DOTALL)
+BLOCKS: Final = re.compile(r"\n\n\n+")  # two empty lines: between top-level functions and classes
+VOCABULARY: Final = 4096
+NUM_SHARDS: Final = 8
 
 
 def demo(
@@ -48,20 +56,19 @@ def demo(
 
     Example: brimful demo --steps 100
     """
-    with clear_errors():
-        require("--steps", steps, 4, "steps")
-        require("--megabytes", megabytes, 0.1, "MB")
-        console = stdout()
-        with _workplace(folder) as place:
-            corpus, tokenizer = _prepare(console, place, megabytes)
-            _stream(console, corpus, tokenizer)
-            same = _train(console, place, corpus, tokenizer, steps)
-            if folder is not None:
-                console.print(
-                    f"\nThe files are kept. To stream them again:\n  brimful run '{corpus.urls}' "
-                    f"--tokenizer {tokenizer} --max-length {MAX_LENGTH}",
-                    soft_wrap=True,
-                )
+    require("--steps", steps, 4, "steps")
+    require("--megabytes", megabytes, 0.1, "MB")
+    console = stdout()
+    with _workplace(folder) as place:
+        corpus, tokenizer = _prepare(console, place, megabytes)
+        _stream(console, corpus, tokenizer)
+        same = _train(console, place, corpus, tokenizer, steps)
+        if folder is not None:
+            console.print(
+                f"\nThe files are kept. To stream them again:\n  brimful run '{corpus.urls}' "
+                f"--tokenizer {tokenizer} --max-length {MAX_LENGTH}",
+                soft_wrap=True,
+            )
     if not same:
         raise typer.Exit(1)
 
@@ -108,9 +115,8 @@ def _stream(console: Console, corpus: Corpus, tokenizer: Path) -> None:
         "random, 32 rows": tokens.shuffle(10_000).batch(32),
         f"brimful, {MAX_TOKENS:,} tokens": tokens.batch_by_tokens(MAX_TOKENS),
     }
-    table = Table(box=box.SIMPLE)
-    for name in ("batches of", "batches", "tokens", "slots", "padding", "tokens/s"):
-        table.add_column(name, justify="left" if name == "batches of" else "right")
+    numbers = ("batches", "tokens", "slots", "padding", "tokens/s")
+    table = Table("batches of", *(Column(name, justify="right") for name in numbers), box=box.SIMPLE)
     for name, batches in ways.items():
         lengths, stats, seconds = _epoch(batches, name, corpus.documents)
         table.add_row(
@@ -232,3 +238,71 @@ def _deaf(target: Callable[..., None], *args: Any, **settings: Any) -> None:
 
 def _heading(console: Console, number: int, text: str) -> None:
     console.print(f"\n[bold]{number}. {text}[/]")
+
+
+# -- text that every machine has: the sources of Python's standard library, and the docstrings in them, as shards ----------
+
+
+class Corpus(NamedTuple):
+    modules: int
+    documents: int
+    characters: int
+    urls: str
+
+
+def write_corpus(folder: Path, megabytes: float) -> Corpus:
+    """Writes `{"text", "module"}` documents to 8 JSONL shards, every other one compressed.
+
+    Raises:
+        FileNotFoundError: this Python came without the sources of its standard library.
+    """
+    names = [folder / f"shard-{number}.jsonl{'.gz' if number % 2 else ''}" for number in range(NUM_SHARDS)]
+    files: list[Any] = [(gzip.open if name.suffix == ".gz" else open)(name, "wt", encoding="utf-8") for name in names]
+    modules = documents = characters = 0
+    for module, text in _modules():
+        modules += 1
+        for document in _documents(text):
+            files[documents % NUM_SHARDS].write(json.dumps({"text": document, "module": module}) + "\n")
+            documents += 1
+            characters += len(document)
+        if characters >= megabytes * 1e6:
+            break
+    for file in files:
+        file.close()
+    if not documents:
+        raise FileNotFoundError(f"there are no sources of the standard library in {sysconfig.get_path('stdlib')}")
+    return Corpus(modules, documents, characters, str(folder / "shard-*.jsonl*"))
+
+
+def train_tokenizer(folder: Path, corpus: Corpus) -> Path:
+    """Trains a byte-level BPE tokenizer on the shards; its file."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False)
+    texts = (sample["text"] for sample in from_files(corpus.urls, columns=["text"]))
+    tokenizer.train_from_iterator(texts, trainer)
+    path = folder / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+def _modules() -> Iterator[tuple[str, str]]:
+    """Name and source of each module, in a fixed order."""
+    library = sysconfig.get_path("stdlib")
+    for parent, folders, files in os.walk(library):
+        folders[:] = sorted(set(folders) - LEFT_OUT)
+        for name in sorted(files):
+            if name.endswith(".py"):
+                path = Path(parent, name)
+                yield str(path.relative_to(library)), path.read_text("utf-8", errors="replace")
+
+
+def _documents(source: str) -> Iterator[str]:
+    """The texts between two empty lines, and each docstring by itself."""
+    for text in (*BLOCKS.split(source), *DOCSTRING.findall(source)):
+        if text.strip():
+            yield text.strip("\n")

@@ -119,7 +119,7 @@ def check_shared_out(loader: object, world_size: int, ranks: str, each_would: st
         ValueError: with what to do.
     """
     batches = getattr(loader, "batches", None)
-    if world_size > 1 and batches is not None and not batches.sharded:
+    if world_size > 1 and batches is not None and not batches.stage.is_sharded:
         raise ValueError(
             f"there are {world_size} {ranks}, and the batches of this loader are not shared out: {each_would} all of them; say "
             "batches.shard().loader(), or batches.shard(0, 1).loader() if that is meant"

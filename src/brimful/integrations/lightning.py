@@ -273,7 +273,8 @@ class _Fit:
             with suppress(StateError):
                 ranks = [joined(ranks)]
         elif trainer.world_size > 1:  # others may not come to this point: waiting may be for ever
-            streams = any(getattr(getattr(one, "batches", None), "streams", None) is not None for one in self._train)
+            stages = (getattr(getattr(one, "batches", None), "stage", None) for one in self._train)
+            streams = any(getattr(stage, "streams", None) is not None for stage in stages)
             ranks = [] if streams else [mine]
         return {"version": 1, "ranks": ranks}
 

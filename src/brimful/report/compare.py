@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from brimful.batches import Batches
 from brimful.batching.batch import PlannedBatches
@@ -28,19 +29,15 @@ from brimful.plan import (
     uniform_buckets,
 )
 from brimful.report.lengths import dataset_of
-from brimful.report.statistics import (
-    BATCHES_A_STEP,
-    FEW,
-    RANKS,
-    FloatArray,
-    IntArray,
-    between,
-    binned,
-    edges_of,
-    quantile,
-    waiting,
-)
 
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BATCHES_A_STEP: Final = (1, 2, 4, 8)
+FEW: Final = 0.25
+"""Share of the variance between steps that costs nothing measurable: four batches a step in a random order have as much, and
+reach the loss of random ones (docs/convergence.md)."""
+RANKS: Final = (8, 64)
+"""Data-parallel ranks that take a batch each in a step, or several."""
 RECOMPILE_LIMIT: Final = 8
 """Shapes that torch.compile(dynamic=False) compiles of one function before it falls back to eager: torch's
 `torch._dynamo.config.recompile_limit`."""
@@ -135,7 +132,7 @@ class Outcome(NamedTuple):
     `tokens_per_batch` are real ones. `work` is the arithmetic of an epoch, in tokens; `cost` is `work` relative to the
     least of all policies. `slots_at` and `tokens_at` are the slots and real tokens of the batches of each padded length,
     in the bins of `Report.edges`. `between` is how much of the variance of lengths lies between optimizer steps of 1, 2, 4 and 8
-    batches, as `report.statistics.between` says. `waiting` is for 8 and 64 ranks.
+    batches, as `between` says. `waiting` is for 8 and 64 ranks.
     """
 
     name: str
@@ -320,12 +317,9 @@ def _static(data: Dataset, buckets: list[int], max_tokens: int, kind: str, role:
 
 def _packed(data: Dataset, row_length: int, rows: int, longest: int) -> _Way:
     name = f"packed rows of {row_length:,}"
-    if longest <= row_length:
-        code = f"dataset.pack({row_length:_}, rows={rows:_})"
-        make = partial(data.pack, row_length, rows=rows)
-    else:
-        code = f'dataset.pack({row_length:_}, rows={rows:_}, overlong="split")'
-        make = partial(data.pack, row_length, rows=rows, overlong="split")
+    splits = longest > row_length
+    code = f"dataset.pack({row_length:_}, rows={rows:_}" + (', overlong="split")' if splits else ")")
+    make = partial(data.pack, row_length, rows=rows, overlong="split" if splits else "raise")
     return _Way(name, code, make, auto=Packed(row_length), role="packed")
 
 
@@ -465,3 +459,66 @@ def percent(share: float) -> str:
     ('72.8 %', '0.85 %', '0.0 %')
     """
     return f"{share * 100:.{2 if 0 < share < 0.01 else 1}f} %"
+
+
+# -- statistics: bins for drawings, the difference between optimizer steps, and the time that ranks wait -----------------
+
+
+def edges_of(lengths: IntArray, longest: int, most: int = 32) -> IntArray:
+    """Edges of bins from 0 on: equal widths that are a power of two; two to an octave where lengths spread far."""
+    if longest > 40 * max(1, quantile(lengths, 0.5)) and longest > most:
+        octaves = np.arange(1, ceil(np.log2(longest)) + 0.5, 0.5)
+        return np.array([0, 1, *np.round(2**octaves).astype(np.int64)])
+    width = 2 ** max(0, ceil(np.log2(longest / most))) if longest else 1
+    return np.arange(0, max(longest, 1) + width, width)[: -(-max(longest, 1) // width) + 1]
+
+
+def binned(lengths: IntArray, weights: IntArray, edges: IntArray) -> tuple[int, ...]:
+    bins = np.maximum(np.searchsorted(edges, lengths) - 1, 0)
+    return tuple(np.bincount(bins, weights, len(edges) - 1).astype(np.int64).tolist())
+
+
+def quantile(lengths: IntArray, share: float) -> int:
+    return int(np.quantile(lengths, share, method="inverted_cdf"))
+
+
+def between(tokens: FloatArray, squares: FloatArray, cubes: FloatArray) -> tuple[float, ...]:
+    """How much of the variance of lengths lies between steps of 1, 2, 4 and 8 batches that follow one another.
+
+    Lengths are those of the samples that tokens are in, and the variance is over tokens, of which a loss is the mean: the
+    variance of the mean lengths of steps, weighted by their tokens, divided by that of all tokens.
+
+    Args:
+        tokens, squares, cubes: of each batch, the sums of its samples' lengths, and of their squares and cubes, (n,).
+    Example:
+        >>> between(np.array([2.0, 6.0]), np.array([2.0, 18.0]), np.array([2.0, 54.0]))
+        (1.0, 0.0, 0.0, 0.0)
+    """
+    mean = squares.sum() / max(tokens.sum(), 1)
+    variance = cubes.sum() - squares.sum() * mean
+    if variance <= 1e-9 * cubes.sum():
+        return (0.0,) * len(BATCHES_A_STEP)
+    return tuple(float(_between(tokens, squares, mean, number) / variance) for number in BATCHES_A_STEP)
+
+
+def _between(tokens: FloatArray, squares: FloatArray, mean: float, number: int) -> float:
+    starts = np.arange(0, len(tokens), number)
+    size, total = np.add.reduceat(tokens, starts), np.add.reduceat(squares, starts)
+    some = size > 0
+    return float((np.square(total[some] / size[some] - mean) * size[some]).sum())
+
+
+def waiting(costs: FloatArray, ranks: int, micro_batches: int = 1) -> float | None:
+    """The share of their time that ranks wait for the slowest of each step; None without a whole step.
+
+    Args:
+        costs: the time of each batch, in any unit, in the order of the epoch, which the ranks take in turns, (n,).
+        ranks: how many take a batch each.
+        micro_batches: batches of a rank before it waits.
+    Example:
+        >>> waiting(np.array([1.0, 3.0, 2.0, 2.0, 9.0]), 2), waiting(np.array([1.0]), 2)
+        (0.2, None)
+    """
+    whole = len(costs) // (ranks * micro_batches) * ranks * micro_batches
+    steps = costs[:whole].reshape(-1, micro_batches, ranks).sum(axis=1)
+    return float(1 - steps.mean(axis=1).sum() / steps.max(axis=1).sum()) if whole else None

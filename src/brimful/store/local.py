@@ -270,7 +270,8 @@ class LocalFolder(Folder):
 
 def _holds_numbers(kind: pa.DataType) -> bool:
     """Whether it is a list of numbers with the 32-bit offsets that the writer gives it."""
-    return pa.types.is_list(kind) and (pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type))
+    numbers = pa.types.is_list(kind) and (pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type))
+    return bool(numbers)
 
 
 def _joined(parts: list[RowSpans], places: NDArray[np.int64]) -> RowSpans:

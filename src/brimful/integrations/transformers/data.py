@@ -97,7 +97,7 @@ def own_share(name: str, given: Any, rank: int, world_size: int, replicas: int) 
     Raises:
         ValueError: a loader of batches that are not shared out; batches that are not, where ranks are no data-parallel ones.
     """
-    if batches_of(given).sharded or (world_size == 1 and not isinstance(given, Batches)):
+    if batches_of(given).stage.is_sharded or (world_size == 1 and not isinstance(given, Batches)):
         return given
     if not isinstance(given, Batches):
         raise ValueError(
