@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from numpy.typing import ArrayLike
@@ -244,3 +244,7 @@ class ReportedPeaks:
         if positive("what peak_bytes gives", peak) > MOST_BYTES:
             raise ValueError(f"what peak_bytes gives must be at most {MOST_BYTES:,} bytes (got {peak:,})")
         return float(peak)
+
+
+PeaksBetween: TypeAlias = StepPeaks | ReportedPeaks
+"""What tells the peak between two calls, `begin` and `end`."""

@@ -27,6 +27,18 @@ FAR: Final = 2
 _MULTIPLE = 8  # of which friendly batch sizes are multiples; below, powers of two
 
 
+def checked_risk(name: str, risk: Any) -> float:
+    """Refuses a risk that is no share.
+
+    >>> checked_risk("risk", 1)
+    Traceback (most recent call last):
+    ValueError: risk must be between 0 and 1 (got 1)
+    """
+    if not 0 < finite(name, risk) < 1:
+        raise ValueError(f"{name} must be between 0 and 1 (got {risk})")
+    return float(risk)
+
+
 class PeakModel(Protocol):
     """An object that predicts the memory of a shape: a `MemoryModel`, or your own with these members.
 
@@ -103,8 +115,7 @@ class MemoryBudget:
                 )
         else:
             object.__setattr__(self, "reference", _reference(self.reference, self.model.num_lengths))
-        if not 0 < finite("risk", self.risk) < 1:
-            raise ValueError(f"risk must be between 0 and 1 (got {self.risk})")
+        checked_risk("risk", self.risk)
         one_of("batch_sizes", self.batch_sizes, *get_args(BatchSizes))
         one_of("order", self.order, *get_args(Order))
         token: Length = 1 if self.model.num_lengths == 1 else (1, 1)
@@ -154,30 +165,23 @@ class MemoryBudget:
                 f"with shapes of {1 + lengths.ndim} numbers"
             )
         padded = np.maximum(lengths, 1)
-        pairs = lengths.ndim == 2
-        plan = self._pairs(lengths, padded) if pairs else self._singles(lengths, padded)
+        if lengths.ndim == 2:
+            rows = cache(lambda source, target: self._rows((source, target)))
+            if len(lengths):
+                self._refuse(lengths, pair_rows_at(padded, rows) > 0)
+            plan = plan_pairs(lengths, padded, rows)
+        else:
+            if self.max_length is not None:
+                self._refuse(lengths, padded <= self.max_length)
+            plan = plan_sorted(lengths, padded, cache(self._rows), cut_greedy)
         _look_beyond(self.model, plan)
         return plan if self.order == "longest_first" else _hardest_first(self.model, plan)
 
-    def _singles(self, lengths: IntArray, padded: IntArray) -> Plan:
-        max_length = self.max_length
-        if max_length is not None:
-            self._refuse(lengths, padded <= max_length, max_length)
-        return plan_sorted(lengths, padded, cache(self._rows), cut_greedy)
-
-    def _pairs(self, lengths: IntArray, padded: IntArray) -> Plan:
-        rows = cache(lambda source, target: self._rows((source, target)))
-        if len(lengths):
-            self._refuse(lengths, pair_rows_at(padded, rows) > 0, None)
-        return plan_pairs(lengths, padded, rows)
-
-    def _refuse(self, lengths: IntArray, fits: NDArray[np.bool_], max_length: int | None) -> None:
-        words = (
-            f"limit_bytes={self.limit_bytes:,.0f}" if self.limit_bytes is not None else f"reference={self.reference}"
-        )
-        limit = f"{words} at a risk of {self.risk:.1%}"
-        limit += "" if max_length is None else f" (at most {max_length:,} tokens)"
-        refuse_overlong(lengths, fits, max_length=max_length, limit=limit, remedy="raise the limit or the risk")
+    def _refuse(self, lengths: IntArray, fits: NDArray[np.bool_]) -> None:
+        limit = f"reference={self.reference}" if self.limit_bytes is None else f"limit_bytes={self.limit_bytes:,.0f}"
+        limit += f" at a risk of {self.risk:.1%}"
+        limit += "" if self.max_length is None else f" (at most {self.max_length:,} tokens)"
+        refuse_overlong(lengths, fits, max_length=self.max_length, limit=limit, remedy="raise the limit or the risk")
 
     def _rows(self, length: Length) -> int:
         """The most rows of a padded length, no fewer than the reference has, where there is one; 0 where none fits."""
@@ -229,14 +233,13 @@ _said: Final[set[str]] = set()
 """The kinds of lengths that were warned of in this process."""
 
 
-def _reference(reference: object, num_lengths: int) -> tuple[int, Length]:
+def _reference(reference: Any, num_lengths: int) -> tuple[int, Length]:
     """A reference, checked: ints of Python's."""
     whole = partial(integer, "reference", least=1)
-    if isinstance(reference, (tuple, list)) and len(reference) == 2:
-        batch, length = reference
-        if num_lengths == 1:
+    match num_lengths, reference:
+        case 1, (batch, length):
             return whole(batch), whole(length)
-        if isinstance(length, (tuple, list)) and len(length) == 2:
-            return whole(batch), (whole(length[0]), whole(length[1]))
+        case 2, (batch, (source, target)):
+            return whole(batch), (whole(source), whole(target))
     shape = "(batch, length)" if num_lengths == 1 else "(batch, (source length, target length))"
     raise TypeError(f"reference must be {shape} (got {reference!r})")
