@@ -42,9 +42,9 @@ class FirstBatchSizes:
     Price: .2 ms a length; `learnt` .3 ms.
     Example:
         >>> from brimful.memory import MemoryModel
-        >>> sizes = FirstBatchSizes(MemoryModel.pretrained(), 16, 400, risk=0.05)
+        >>> sizes = FirstBatchSizes(MemoryModel.pretrained(), 16, 400, risk=0.1)
         >>> [sizes.rows(length) for length in (400, 200, 100, 20)]
-        [16, 19, 20, 20]
+        [16, 19, 20, 22]
     """
 
     model: PeakModel
