@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from brimful.core.errors import positive
 from brimful.memory.peaks import Meter, Peaks, measured
-from brimful.oom.exhaustion import is_oom
+from brimful.oom.exhaustion import free, is_oom
 from brimful.plan.memory import Length
 
 BLOCK_BYTES: Final = 512
@@ -73,9 +73,7 @@ def meter_on(device: Any, step: Callable[[Any], object], make_batch: Callable[[i
         except (RuntimeError, MemoryError) as error:
             if not is_oom(error):
                 raise
-        gc.collect()  # here, where the error no longer holds the step's tensors
-        if place.type == "cuda":
-            torch.cuda.empty_cache()
+        free()  # here, where the error no longer holds the step's tensors
         return inf
 
     return meter

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import ceil, cos, exp, floor, log, pi, sin, sqrt
+from operator import mul
 from statistics import NormalDist
 from typing import Any, Final
 
@@ -147,10 +148,8 @@ def student_quantile(share: float, degrees: int) -> float:
 
 def _student_share(angle: float, degrees: int) -> float:
     """Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4."""
-    square = cos(angle) ** 2
+    factors = [n / (n + 1) * cos(angle) ** 2 for n in range(1 + degrees % 2, degrees - 2, 2)]
+    series: float = 1 + sum(accumulate(factors, mul))
     if degrees % 2 == 0:
-        factors = [(2 * n - 1) / (2 * n) * square for n in range(1, degrees // 2)]
-        return 0.5 + sin(angle) / 2 * (1 + sum(accumulate(factors, lambda one, other: one * other)))
-    factors = [2 * n / (2 * n + 1) * square for n in range(1, (degrees - 1) // 2)]
-    inner = sin(angle) * cos(angle) * (1 + sum(accumulate(factors, lambda one, other: one * other)))
-    return 0.5 + (angle + (inner if degrees > 1 else 0.0)) / pi
+        return 0.5 + sin(angle) / 2 * series
+    return 0.5 + (angle + (sin(angle) * cos(angle) * series if degrees > 1 else 0.0)) / pi

@@ -122,7 +122,8 @@ class MemoryModel:
             left_out = np.arange(len(peaks)) % folds == fold
             kept = [part[~left_out[part]] for part in pieces]
             partly = replace(known, pieces=_triangles(rows, peaks, [part for part in kept if len(part)]))
-            errors += np.log(peaks[left_out] / partly._peaks(batches[left_out], lengths[left_out])).tolist()
+            predicted = partly._by_piece(batches[left_out], lengths[left_out]).max(axis=1)
+            errors += np.log(peaks[left_out] / predicted).tolist()
         return replace(known, margin=Margin.of(errors))
 
     def refined(self, shapes: ArrayLike, peak_bytes: ArrayLike) -> MemoryModel:
@@ -205,7 +206,7 @@ class MemoryModel:
             >>> [round(model.predict(batch, 256)) for batch in (1, 4, 16)]
             [1512000, 3048000, 9192000]
         """
-        return float(self._peaks(*_shapes([batch], [length], self.num_lengths))[0])
+        return float(self._by_piece(*_shapes([batch], [length], self.num_lengths)).max())
 
     def bound(self, batch: int, length: Length, *, risk: float = 0.025) -> float:
         """A peak, in bytes, that real peaks exceed with at most this risk.
@@ -378,13 +379,8 @@ class MemoryModel:
         found: Floats = np.maximum(per_sample(lengths) @ shares, inside * (grown * shrunk)[:, None])
         return found
 
-    def _peaks(self, batches: Floats, lengths: Floats) -> Floats:
-        """Predictions for batches (n,) of lengths (n, d)."""
-        peaks: Floats = self._by_piece(batches, lengths).max(axis=1)
-        return peaks
-
     def _by_piece(self, batches: Floats, lengths: Floats) -> Floats:
-        """The prediction of each piece, (n, pieces)."""
+        """The prediction of each piece, (n, pieces), for batches (n,) of lengths (n, d): the highest one counts."""
         found: Floats = self._coefficients[:, 0] + batches[:, None] * self._samples(lengths)
         return found
 
