@@ -64,12 +64,11 @@ def meter_on(device: Any, step: Callable[[Any], object], make_batch: Callable[[i
         4096.0
     """
     place = as_device(device)
-    run = _on_cpu if place.type == "cpu" else _on_cuda
 
     def meter(batch: int, length: Length) -> float:
         gc.collect()  # cycles of the step before would count as held
         try:
-            return run(place, lambda: step(make_batch(batch, length)))
+            return _peak(place, lambda: step(make_batch(batch, length)))
         except (RuntimeError, MemoryError) as error:
             if not is_oom(error):
                 raise
@@ -96,13 +95,11 @@ def as_device(device: Any) -> Any:
     return place
 
 
-def _on_cpu(place: Any, run: Callable[[], object]) -> float:
-    with TrackedMemory() as memory:
-        run()
-    return float(memory.peak_bytes)
-
-
-def _on_cuda(place: Any, run: Callable[[], object]) -> float:
+def _peak(place: Any, run: Callable[[], object]) -> float:
+    if place.type == "cpu":
+        with TrackedMemory() as memory:
+            run()
+        return float(memory.peak_bytes)
     torch.cuda.synchronize(place)
     torch.cuda.reset_peak_memory_stats(place)
     run()
